@@ -1,0 +1,1 @@
+"""Diffusion generative models with plug-in score estimators."""

@@ -1,0 +1,8 @@
+"""The one exception of bad user input."""
+
+
+class InputError(ValueError):
+    """Bad input, named in one line: the option or file, the value, and the rule it breaks.
+
+    `main.py` prints it without a traceback; in a library call it is an ordinary `ValueError`.
+    """

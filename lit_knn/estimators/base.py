@@ -1,0 +1,112 @@
+"""The contract of a score estimator."""
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+from lit_knn.posterior import score_from_mean
+from lit_knn.process import per_item
+from lit_knn.reference import ReferenceSet
+
+
+class Estimator(ABC):
+    """Estimates the posterior mean E[x|z,t] (Eq. 8, eq:posterior_mean), and with it the score (Eq. 5).
+
+    A plain object, not a module: it has no state to learn or to save. Subclasses implement `_posterior_mean`.
+    """
+
+    needs_reference = True
+    """Whether `bind` must be called before use."""
+
+    _reference: ReferenceSet | None = None
+
+    def bind(self, reference: ReferenceSet) -> Self:
+        """Give the estimator the set it averages over; returns self.
+
+        Raises:
+            InputError: the estimator's settings do not fit the set, for instance k > N.
+        """
+        self._reference = reference
+        return self
+
+    @property
+    def reference(self) -> ReferenceSet:
+        """The bound reference set.
+
+        Raises:
+            InputError: `bind` was not called.
+        """
+        if self._reference is None:
+            raise InputError(f"{type(self).__name__} is used before bind(reference)")
+        return self._reference
+
+    @torch.no_grad()
+    def posterior_mean(
+        self,
+        z: Tensor,
+        t: Tensor | float,
+        x_source: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Estimate E[x|z,t], Eq. 8 (eq:posterior_mean).
+
+        Args:
+            z: (B, *shape), noisy latents, on the device of the reference set.
+            t: (B,) or scalar, noise level, finite and t > 0.
+            x_source: (B, *shape), the clean x each z was made from; only some estimators use it.
+            generator: source of randomness, on the device of `z`; by default PyTorch's own.
+
+        Returns:
+            (B, *shape), in the dtype of `z`.
+
+        Raises:
+            InputError: wrong shapes or devices, t <= 0, NaN or infinite values, no `bind`, or no `x_source`
+                where the estimator cannot do without.
+        """
+        t = self._check(z, t, x_source)
+        # Scores and weights stay in full precision whatever the network trains in.
+        with torch.autocast(z.device.type, enabled=False):
+            return self._posterior_mean(z, t, x_source, generator).to(z.dtype)
+
+    def score(
+        self,
+        z: Tensor,
+        t: Tensor | float,
+        x_source: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Estimate the score ∇ log p_t(z), Eq. 5 (eq:clean_score); arguments as `posterior_mean`."""
+        mu = self.posterior_mean(z, t, x_source, generator)
+        return score_from_mean(mu.double(), z.double(), t).to(z.dtype)
+
+    @abstractmethod
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """As `posterior_mean`, with checked arguments and `t` (B,) float64 on the device of `z`."""
+
+    def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None) -> Tensor:
+        name = type(self).__name__
+        if not z.is_floating_point():
+            raise InputError(f"{name}: z must be float, got {z.dtype}")
+        if self.needs_reference:
+            shape, device = self.reference.shape, self.reference.device
+            if z.ndim != len(shape) + 1 or tuple(z.shape[1:]) != shape:
+                raise InputError(f"{name}: z must be (B, {', '.join(map(str, shape))}), got {tuple(z.shape)}")
+            if z.device != device:
+                raise InputError(f"{name}: z is on {z.device}, the reference set on {device}: call reference.to()")
+        if x_source is not None and x_source.shape != z.shape:
+            raise InputError(f"{name}: x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
+        t = per_item(t, z).flatten().double()
+        if t.shape not in ((1,), (len(z),)):
+            raise InputError(f"{name}: t must be a scalar or ({len(z)},), got {tuple(t.shape)}")
+        # One transfer of two bits, not two.
+        bad_t, bad_z = torch.stack([~((t > 0) & t.isfinite()).all(), ~z.isfinite().all()]).tolist()
+        if bad_t:
+            raise InputError(f"{name}: t must be finite and above 0, got {t[~((t > 0) & t.isfinite())][0].item()}")
+        if bad_z:
+            raise InputError(f"{name}: z holds a value that is not finite")
+        return t.expand(len(z))

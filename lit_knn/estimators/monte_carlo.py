@@ -1,0 +1,40 @@
+"""Multi-sample Monte Carlo with the exact posterior."""
+
+import torch
+from torch import Tensor
+
+from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.sampled import check_count, gathered_mean
+from lit_knn.estimators.streaming import batches_of, stream_sq_dist
+from lit_knn.posterior import unnormalised_log_likelihood
+
+
+class MonteCarlo(Estimator):
+    """μ̂ = (1/n) Σ x_i with x_i drawn from the exact posterior: Eq. 9 (eq:simple_mc).
+
+    Unbiased, variance Var(x|z)/n. As expensive as `Exact`: the yardstick of sampling estimators, not for use.
+
+    Args:
+        n: draws per z.
+
+    Raises:
+        InputError: n < 1.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = check_count("MonteCarlo", "n", n)
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        ids = torch.cat([self._draw(z[rows], t[rows], generator) for rows in batches_of(len(z), self.reference.N)])
+        return gathered_mean(self.reference, ids, z, lambda sq_dist, rows: torch.full_like(sq_dist, 1 / self.n))
+
+    def _draw(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw n ids of each z from p_t(x|z), Eq. 2, by inverting its cumulative distribution; (B, n)."""
+        log_p = torch.empty(len(z), self.reference.N, dtype=torch.float64, device=z.device)
+        for ids, _, sq_dist in stream_sq_dist(self.reference, z):
+            log_p[:, ids] = unnormalised_log_likelihood(sq_dist, t)
+        cdf = torch.softmax(log_p, dim=1).cumsum(1)
+        u = torch.rand(len(z), self.n, dtype=torch.float64, device=z.device, generator=generator)
+        return torch.searchsorted(cdf / cdf[:, -1:], u, right=True)

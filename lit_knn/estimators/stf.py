@@ -1,0 +1,31 @@
+"""Stable target field (Xu et al. 2023)."""
+
+import torch
+from torch import Tensor
+
+from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.sampled import check_count, snis_mean, uniform_ids
+
+
+class STF(Estimator):
+    """The stable target field: uniform SNIS over a random batch into which the source of z is put.
+
+    The source was not drawn from the proposal yet is weighted as if it were, so the estimate is biased, most at
+    intermediate t; the bias vanishes as n → ∞. Batches of different z are independent.
+
+    Args:
+        n: images averaged per z, the source included when it is given. Without a source it is `UniformSNIS`.
+
+    Raises:
+        InputError: n < 1.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = check_count("STF", "n", n)
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        drawn = self.n if x_source is None else self.n - 1
+        ids = uniform_ids(self.reference, len(z), drawn, generator)
+        return snis_mean(self.reference, ids, z, t, x_source=x_source)

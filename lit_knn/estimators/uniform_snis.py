@@ -1,0 +1,28 @@
+"""SNIS with the uniform proposal."""
+
+import torch
+from torch import Tensor
+
+from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.sampled import check_count, snis_mean, uniform_ids
+
+
+class UniformSNIS(Estimator):
+    """Eq. 11 (eq:SNIS_estimator) with q = 1/N, the μ̂_U of Theorem 4.2 (thm:knn_vs_stf).
+
+    Biased, O(1/n), and useless below the t at which n random images include likely ones.
+
+    Args:
+        n: draws per z.
+
+    Raises:
+        InputError: n < 1.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = check_count("UniformSNIS", "n", n)
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        return snis_mean(self.reference, uniform_ids(self.reference, len(z), self.n, generator), z, t)

@@ -1,0 +1,6 @@
+"""Neighbour searches that a reference set can own."""
+
+from lit_knn.index.base import Index
+from lit_knn.index.faiss_index import FaissIndex
+
+__all__ = ["FaissIndex", "Index"]

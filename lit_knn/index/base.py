@@ -1,0 +1,64 @@
+"""The contract of a neighbour index."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+
+class Index(ABC):
+    """Finds near neighbours, in squared L2 distance, among vectors it was built from.
+
+    An index may be approximate and may return fewer than k neighbours: estimators compute the likelihood of
+    what they use themselves, so an inexact search costs variance, never consistency.
+    """
+
+    @abstractmethod
+    def check(self, N: int, d: int) -> None:
+        """Refuse settings that cannot work for N vectors of dimension d, before any long work.
+
+        Raises:
+            InputError: which setting, its value and the rule it breaks.
+        """
+
+    @abstractmethod
+    def build(self, chunks: Callable[[], Iterable[Tensor]], sample: Callable[[int], Tensor], N: int) -> None:
+        """Build from all vectors.
+
+        Args:
+            chunks: called once, yields all N vectors in order, (c, d) float32 each.
+            sample: (m) -> (m, d) float32, a seeded random subset of m <= N vectors, to train on.
+            N: number of vectors.
+        """
+
+    @abstractmethod
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k nearest vectors of each query.
+
+        Args:
+            queries: (B, d), float32.
+            k: number of neighbours, 1 <= k <= N.
+
+        Returns:
+            `sq_dist` (B, k), float32, ascending, and `ids` (B, k), int64, on the device of the queries. Where
+            fewer than k were found the last ids are −1 and their distances inf.
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device) -> None:
+        """Move the index to `device`.
+
+        Raises:
+            InputError: this kind of index cannot live there.
+        """
+
+
+def with_progress(chunks: Iterable[Tensor], total: int, description: str) -> Iterator[Tensor]:
+    """Yield the chunks while a progress bar counts their rows; silent where the output is not a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=description, unit=" images", unit_scale=True, disable=None, leave=False) as bar:
+        for chunk in chunks:
+            yield chunk
+            bar.update(len(chunk))

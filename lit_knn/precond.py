@@ -1,0 +1,65 @@
+"""Preconditioning of a raw network into a consistency function (Song et al. 2023, with iCT's constants)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.process import per_item
+
+
+class Coefficients(NamedTuple):
+    """F -> c_skip·z + c_out·F(c_in·z, c_noise); each (B,)."""
+
+    c_skip: Tensor
+    c_out: Tensor
+    c_in: Tensor
+    c_noise: Tensor
+
+
+def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: float = 0.002) -> Coefficients:
+    """Coefficients that make f(z, sigma_min) = z exactly: c_skip = 1 and c_out = 0 there.
+
+    Args:
+        t: (B,), noise level, t >= sigma_min.
+        sigma_data: standard deviation of the data.
+        sigma_min: smallest noise level t_min.
+
+    Returns:
+        Four (B,) tensors, in the dtype of `t`.
+    """
+    total = (t.square() + sigma_data**2).sqrt()
+    above_min = t - sigma_min
+    return Coefficients(
+        c_skip=sigma_data**2 / (above_min.square() + sigma_data**2),
+        c_out=sigma_data * above_min / total,
+        c_in=1 / total,
+        c_noise=t.log() / 4,
+    )
+
+
+class ConsistencyFunction(nn.Module):
+    """f_θ(z, t): a raw network under the consistency preconditioning.
+
+    Args:
+        net: any module `net(z_scaled, noise_label, class_label=None)`, with `noise_label` (B,) = ln(t)/4.
+        sigma_data: standard deviation of the data.
+        sigma_min: smallest noise level t_min, where f is the identity.
+    """
+
+    def __init__(self, net: nn.Module, sigma_data: float = 0.5, sigma_min: float = 0.002) -> None:
+        super().__init__()
+        self.net = net
+        self.sigma_data = sigma_data
+        self.sigma_min = sigma_min
+
+    def forward(self, z: Tensor, t: Tensor, class_label: Tensor | None = None) -> Tensor:
+        """Map z (B, *shape) at t (B,) to the start of its PF-ODE trajectory, (B, *shape), float32.
+
+        The coefficients are computed in float64: t − t_min must be exactly 0 at t = t_min.
+        """
+        c = consistency_coefficients(t.double(), self.sigma_data, self.sigma_min)
+        c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
+        z = z.float()
+        output = self.net(c_in * z, c.c_noise.float(), class_label)
+        return c_skip * z + c_out * output.to(torch.float32)

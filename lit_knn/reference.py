@@ -1,0 +1,184 @@
+"""The reference set: the data set D an estimator averages over, in memory, with its neighbour index."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+from lit_knn.index import FaissIndex, Index
+from lit_knn.rng import keyed_generator
+
+# Rows that are converted to float at a time while building and streaming.
+CHUNK_BYTES = 64 * 2**20
+
+
+class ReferenceSet:
+    """Images (or any vectors) held once, as given, and gathered to float32 model space.
+
+    It is shared, never copied: `copy.deepcopy` of a module that holds it returns the same object.
+
+    Args:
+        images: uint8 (N, C, H, W), pixel p becoming p / 127.5 − 1; or float (N, *shape), taken as it is
+            (latents, toys) and stored as float32. A tensor or a NumPy array.
+        index: neighbour index; built at the first search or by `build_index`. Default: exact FAISS search.
+        hflip: let the set also hold the mirror image (last axis flipped) of every image, without storing it:
+            id i + N/2 is the mirror of image i, and a search queries z and its mirror.
+        labels: (N,) integer class labels, or None.
+
+    Attributes:
+        N: number of images, mirrored ones included.
+        shape: shape of one image.
+        d: flattened dimension.
+        labels: (N,) int64, mirrored ones included, or None.
+
+    Raises:
+        InputError: an empty set, another dtype, float values that are not finite, uint8 that is not
+            (N, C, H, W), hflip on vectors, or a number of labels that is not N.
+    """
+
+    def __init__(
+        self,
+        images: Tensor | np.ndarray,
+        index: Index | None = None,
+        hflip: bool = False,
+        labels: Tensor | np.ndarray | None = None,
+    ) -> None:
+        images = torch.as_tensor(images)
+        _check_images(images, hflip)
+        self.images = images if images.dtype == torch.uint8 else images.float()
+        self.hflip = hflip
+        self.index = FaissIndex("Flat") if index is None else index
+        self.shape = tuple(images.shape[1:])
+        self.d = images[0].numel()
+        self.N = len(images) * (2 if hflip else 1)
+        self.labels = _expand_labels(labels, len(images), hflip)
+        self._index_built = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ReferenceSet":
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the images are."""
+        return self.images.device
+
+    def to(self, device: torch.device | str) -> "ReferenceSet":
+        """Move the images and the index to `device`; returns self."""
+        device = torch.device(device)
+        if self._index_built:
+            self.index.to(device)
+        self.images = self.images.to(device)
+        self.labels = None if self.labels is None else self.labels.to(device)
+        return self
+
+    def build_index(self) -> None:
+        """Build the neighbour index if that was not done before; shows a progress bar on a terminal.
+
+        Raises:
+            InputError: the index refuses its settings for this set.
+        """
+        if self._index_built:
+            return
+        self.index.check(len(self.images), self.d)
+        self.index.build(self._stored_chunks, self._training_sample, len(self.images))
+        self.index.to(self.device)
+        self._index_built = True
+
+    def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k nearest images of each z.
+
+        Args:
+            z: (B, *shape), model space.
+            k: number of neighbours, 1 <= k <= N.
+
+        Returns:
+            `sq_dist` (B, k), squared L2 in model space, ascending, and `ids` (B, k): as exact as the index says.
+            Where the index found fewer than k the last ids are −1 and their distances inf.
+
+        Raises:
+            InputError: k outside [1, N], or z of another shape.
+        """
+        if not 1 <= k <= self.N:
+            raise InputError(f"k={k} must be between 1 and the {self.N} images of the reference set")
+        if tuple(z.shape[1:]) != self.shape:
+            raise InputError(f"z has shape {tuple(z.shape)}, the reference set holds images of shape {self.shape}")
+        self.build_index()
+        stored = len(self.images)
+        sq_dist, ids = self.index.search(z.flatten(1).float(), min(k, stored))
+        if not self.hflip:
+            return sq_dist, ids
+        # ‖z − mirror(x)‖ = ‖mirror(z) − x‖, so the mirrored images are searched with the mirrored query.
+        mirrored_sq_dist, mirrored_ids = self.index.search(z.flip(-1).flatten(1).float(), min(k, stored))
+        mirrored_ids = torch.where(mirrored_ids < 0, mirrored_ids, mirrored_ids + stored)
+        sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(k, dim=1, largest=False, sorted=True)
+        return sq_dist, torch.cat([ids, mirrored_ids], 1).gather(1, order)
+
+    def gather(self, ids: Tensor) -> Tensor:
+        """The images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
+        flat = ids.reshape(-1)
+        stored = len(self.images)
+        x = _to_model_space(self.images.index_select(0, flat % stored))
+        if self.hflip:
+            mirrored = (flat >= stored).reshape(-1, *[1] * len(self.shape))
+            x = torch.where(mirrored, x.flip(-1), x)
+        return x.reshape(*ids.shape, *self.shape)
+
+    def chunks(self, rows: int) -> Iterator[tuple[int, Tensor]]:
+        """Stream all N images in the order of their ids.
+
+        Args:
+            rows: images per chunk, at most.
+
+        Yields:
+            The first id of the chunk and its images, (c, *shape), float32, model space.
+        """
+        stored = len(self.images)
+        for mirror in range(2 if self.hflip else 1):
+            for start in range(0, stored, rows):
+                x = _to_model_space(self.images[start : start + rows])
+                yield mirror * stored + start, x.flip(-1) if mirror else x
+
+    def _stored_chunks(self) -> Iterator[Tensor]:
+        rows = max(CHUNK_BYTES // (4 * self.d), 1)
+        for start in range(0, len(self.images), rows):
+            yield _to_model_space(self.images[start : start + rows]).flatten(1)
+
+    def _training_sample(self, size: int) -> Tensor:
+        ids = torch.randperm(len(self.images), generator=keyed_generator("cpu", 0))[:size]
+        return _to_model_space(self.images[ids.to(self.device)]).flatten(1).cpu()
+
+
+def _to_model_space(images: Tensor) -> Tensor:
+    """Pixel p becomes p / 127.5 − 1; floats are taken as they are."""
+    if images.dtype != torch.uint8:
+        return images
+    return images.float().div_(127.5).sub_(1.0)
+
+
+def _check_images(images: Tensor, hflip: bool) -> None:
+    if images.ndim < 2 or len(images) == 0 or images[0].numel() == 0:
+        raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
+    if images.dtype == torch.uint8:
+        if images.ndim != 4:
+            raise InputError(f"uint8 images must be (N, C, H, W), got shape {tuple(images.shape)}")
+    elif not images.is_floating_point():
+        raise InputError(f"images must be uint8 or float, got {images.dtype}")
+    else:
+        for start in range(0, len(images), 4096):
+            if not images[start : start + 4096].isfinite().all():
+                row = start + int((~images[start : start + 4096].isfinite()).flatten(1).any(1).int().argmax())
+                raise InputError(f"images hold a value that is not finite (first in item {row})")
+    if hflip and images.ndim != 4:
+        raise InputError(f"hflip=True needs images (N, C, H, W), got shape {tuple(images.shape)}")
+
+
+def _expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) -> Tensor | None:
+    if labels is None:
+        return None
+    labels = torch.as_tensor(labels).long()
+    if labels.shape != (stored,):
+        raise InputError(f"labels must have shape ({stored},), one for each image, got {tuple(labels.shape)}")
+    return torch.cat([labels, labels]) if hflip else labels

@@ -1,0 +1,29 @@
+"""Random streams that depend on a key alone, so that a resumed run repeats the uninterrupted one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed_from_key(*key: int) -> int:
+    """A 63-bit seed that is a function of the non-negative integers in `key`, well mixed (NumPy's SeedSequence)."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def keyed_generator(device: torch.device | str, *key: int) -> torch.Generator:
+    """A generator on `device` seeded from `key`, for instance (seed, rank, step)."""
+    return torch.Generator(device).manual_seed(seed_from_key(*key))
+
+
+@contextmanager
+def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
+    """Seed PyTorch's default generators from `key` inside the block and restore them after it.
+
+    Dropout draws from the default generator only, so this is how two forward passes share their masks.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed_from_key(*key))
+        yield

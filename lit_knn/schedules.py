@@ -1,0 +1,99 @@
+"""Noise-level grids and the training schedules of improved consistency training (iCT; Song & Dhariwal 2023)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
+    """The grid of Karras et al. 2022, Eq. 5, ascending as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max.
+
+    Args:
+        num_steps: number of grid points N, at least 2.
+        sigma_min: smallest noise level.
+        sigma_max: largest noise level.
+        rho: exponent; larger puts more points at small noise.
+
+    Returns:
+        (num_steps,), float64. Flip it for a sampler, which goes down.
+
+    Raises:
+        ValueError: num_steps < 2, or not 0 < sigma_min < sigma_max.
+    """
+    if num_steps < 2:
+        raise ValueError(f"num_steps must be at least 2, got {num_steps}")
+    if not 0 < sigma_min < sigma_max:
+        raise ValueError(f"need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
+    ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
+    low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
+    sigmas = (low + ramp * (high - low)) ** rho
+    # The powers round; f(x, t_min) = x needs the end exactly.
+    sigmas[0], sigmas[-1] = sigma_min, sigma_max
+    return sigmas
+
+
+def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
+    """iCT's number of grid points N(k): s0 doubling every K/(log2(s1/s0) + 1) iterations up to s1, plus 1.
+
+    Args:
+        step: training iteration k, from 0.
+        total_steps: training iterations K.
+        s0: intervals at the start.
+        s1: intervals at the end.
+
+    Returns:
+        N(k), between s0 + 1 and s1 + 1.
+
+    Raises:
+        ValueError: not 1 <= s0 <= s1, or total_steps < 1.
+    """
+    if not 1 <= s0 <= s1:
+        raise ValueError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
+    if total_steps < 1:
+        raise ValueError(f"total_steps must be at least 1, got {total_steps}")
+    doubling_period = max(math.floor(total_steps / (math.log2(s1 // s0) + 1)), 1)
+    doublings = min(step // doubling_period, math.ceil(math.log2(s1 / s0)))
+    return min(s0 * 2**doublings, s1) + 1
+
+
+def lognormal_step_probs(sigmas: Tensor, P_mean: float = -1.1, P_std: float = 2.0) -> Tensor:
+    """iCT's discretised log-normal p(i) over the intervals of a grid.
+
+    p(i) ∝ erf((ln t_i − P_mean) / (√2·P_std)) − erf((ln t_{i−1} − P_mean) / (√2·P_std)).
+
+    Args:
+        sigmas: (N,), ascending noise levels t_1 … t_N.
+        P_mean: mean of ln t.
+        P_std: standard deviation of ln t.
+
+    Returns:
+        (N − 1,), float64, sums to 1; entry j belongs to the pair (t_{j+1}, t_{j+2}) in the paper's counting,
+        that is (sigmas[j], sigmas[j + 1]).
+    """
+    cdf = torch.erf((sigmas.double().log() - P_mean) / (math.sqrt(2) * P_std))
+    mass = cdf.diff()
+    return mass / mass.sum()
+
+
+def consistency_weight(t: Tensor, t_prev: Tensor) -> Tensor:
+    """iCT's loss weight λ(t_i) = 1 / (t_i − t_{i−1}); (B,) each."""
+    return 1 / (t - t_prev)
+
+
+def pseudo_huber(a: Tensor, b: Tensor, c: float | None = None) -> Tensor:
+    """iCT's metric d(a, b) = sqrt(‖a − b‖² + c²) − c on the whole vector of each item.
+
+    Args:
+        a: (B, *shape).
+        b: (B, *shape).
+        c: smoothing; by default 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
+
+    Returns:
+        (B,).
+    """
+    difference = (a - b).flatten(1)
+    c = 0.00054 * math.sqrt(difference.shape[1]) if c is None else c
+    sq_norm = difference.square().sum(1)
+    # sqrt(s + c²) − c loses its digits for small s; this form does not.
+    return sq_norm / (torch.sqrt(sq_norm + c * c) + c) if c > 0 else sq_norm.sqrt()

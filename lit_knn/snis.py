@@ -1,0 +1,51 @@
+"""Self-normalised importance sampling, Eq. 11 (eq:SNIS_estimator), and its variance, Eq. 12 (eq:SNIS_Var)."""
+
+import torch
+from torch import Tensor
+
+
+def snis_weights(log_p: Tensor, log_q: Tensor | float) -> Tensor:
+    """Normalised importance weights w_i / Σ w_j with w = p_t(z|x) / q(x), Eq. 11 (eq:SNIS_estimator).
+
+    Args:
+        log_p: (B, n), log-likelihood of each draw, up to a constant per row.
+        log_q: (B, n) or scalar, log-probability of each draw under the proposal, up to a constant per row.
+
+    Returns:
+        (B, n), float64; rows sum to 1.
+    """
+    return torch.softmax(log_p.double() - log_q, dim=1)
+
+
+def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
+    """Σ_i w_i x_i, the numerator of Eq. 11 with weights that sum to 1.
+
+    Args:
+        weights: (B, n), rows sum to 1.
+        x: (B, n, *shape).
+
+    Returns:
+        (B, *shape), in the dtype of `x`.
+    """
+    mean = torch.bmm(weights.to(x.dtype).unsqueeze(1), x.flatten(2))
+    return mean.reshape(x.shape[0], *x.shape[2:])
+
+
+def snis_variance(posterior: Tensor, q: Tensor, x: Tensor, n: int) -> Tensor:
+    """Asymptotic variance of the SNIS posterior mean, Eq. 12 (eq:SNIS_Var) times t⁴, by enumeration.
+
+    Args:
+        posterior: (B, N), p_t(x_i|z) of Eq. 2.
+        q: (B, N), proposal probabilities, positive where `posterior` is.
+        x: (N, *shape), the data set.
+        n: number of draws.
+
+    Returns:
+        (B, *shape): the diagonal of the covariance, (1/n) Σ_i p_i²/q_i (x_i − μ)².
+    """
+    flat = x.flatten(1).to(posterior.dtype)
+    mu = posterior @ flat
+    ratio = torch.where(posterior > 0, posterior.square() / q, 0.0)
+    # Σ r(x − μ)² = Σ r x² − 2μ Σ r x + μ² Σ r would cancel; N is small here, so take the difference.
+    variance = torch.einsum("bn,bnd->bd", ratio, (flat - mu.unsqueeze(1)).square()) / n
+    return variance.reshape(posterior.shape[0], *x.shape[1:])
