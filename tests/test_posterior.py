@@ -1,0 +1,185 @@
+"""Eqs. 1, 2, 5 and 8 against SciPy's normal density and against exact decimal arithmetic."""
+
+import decimal
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+
+from lit_knn.posterior import (
+    cross_sq_dist,
+    direct_sq_dist,
+    log_likelihood,
+    log_marginal,
+    log_posterior,
+    mean_from_score,
+    posterior_mean,
+    score_from_mean,
+    unnormalised_log_likelihood,
+)
+from lit_knn.process import forward_noise, per_item, pf_ode_velocity
+
+N, B, D = 7, 4, 3
+NOISE_LEVELS = [0.002, 0.01, 0.1, 0.5, 2.0, 10.0, 80.0]
+
+
+def points(seed=0, n=N, b=B, d=D, spread=1.0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    z = x[rng.integers(n, size=b)] + spread * rng.normal(size=(b, d))
+    return x, z
+
+
+def scipy_log_densities(z, x, t):
+    """log N(z_b; x_i, t²I), (B, N), by SciPy."""
+    return np.array([[multivariate_normal(mean=xi, cov=t**2 * np.eye(len(xi))).logpdf(zb) for xi in x] for zb in z])
+
+
+def sq_dist_of(z, x):
+    return torch.tensor([[float(sum((zb - xi) ** 2)) for xi in x] for zb in z], dtype=torch.float64)
+
+
+def decimal_posterior(z, x, t):
+    """Eq. 2 with 60 digits and no underflow: no log-space tricks, so it shares none with the code."""
+    with decimal.localcontext() as context:
+        context.prec, context.Emin, context.Emax = 60, decimal.MIN_EMIN, decimal.MAX_EMAX
+        D_ = decimal.Decimal
+        rows = []
+        for zb in z:
+            sq = [sum((D_(float(a)) - D_(float(c))) ** 2 for a, c in zip(zb, xi, strict=True)) for xi in x]
+            likelihood = [(-s / (2 * D_(t) ** 2)).exp() for s in sq]
+            total = sum(likelihood)
+            rows.append([float(value / total) for value in likelihood])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("t", [0.1, 1.0, 10.0])
+def test_likelihood_marginal_and_posterior_match_scipy(t):
+    x, z = points(spread=t)
+    log_densities = scipy_log_densities(z, x, t)
+    sq_dist = sq_dist_of(z, x)
+    marginal = logsumexp(log_densities, axis=1) - math.log(N)
+    np.testing.assert_allclose(log_likelihood(sq_dist, t, D), log_densities, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(log_marginal(sq_dist, t, D), marginal, rtol=1e-10, atol=1e-10)
+    # Eq. 2 as the paper writes it, with p_data = 1/N and p_t(z) of Eq. 1.
+    posterior = np.exp(log_densities) / (N * np.exp(marginal)[:, None])
+    np.testing.assert_allclose(log_posterior(sq_dist, t).exp(), posterior, rtol=1e-9, atol=1e-12)
+
+
+def test_marginal_is_a_density():
+    # One-dimensional data, so that p_t can be integrated numerically.
+    x = np.array([[-1.0], [0.2], [1.5]])
+    grid = np.linspace(-12, 12, 4001)[:, None]
+    density = log_marginal(sq_dist_of(grid, x), 0.7, d=1).exp().numpy()
+    assert np.trapezoid(density, grid[:, 0]) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("t", NOISE_LEVELS)
+def test_posterior_is_right_at_every_noise_level(t):
+    for spread in (t, 1.0):  # on the process, and far from every x for the level: every likelihood underflows
+        x, z = points(seed=3, spread=spread)
+        expected = decimal_posterior(z, x, t)
+        log_p = log_posterior(cross_sq_dist(torch.tensor(z), torch.tensor(x)), t)
+        assert log_p.isfinite().all()
+        np.testing.assert_allclose(log_p.exp().sum(1), 1.0, rtol=1e-12)
+        np.testing.assert_allclose(log_p.exp(), expected, rtol=1e-6, atol=1e-9)
+        mean = posterior_mean(torch.tensor(z), torch.tensor(x), t)
+        np.testing.assert_allclose(mean, expected @ x, rtol=0, atol=1e-9)
+
+
+def test_float32_input_does_not_lose_the_posterior_at_t_min():
+    # In a float32 expansion of the square the error of the distance is many times 2t².
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 768, generator=generator)
+    x[1] = x[0]
+    x[1, 0] += 1e-3
+    z = x[:2] + 0.002 * torch.randn(2, 768, generator=generator)
+    expected = decimal_posterior(z.double().numpy(), x.double().numpy(), 0.002)
+    assert expected[0, 1] > 1e-4  # the near copy takes part
+    np.testing.assert_allclose(log_posterior(cross_sq_dist(z, x), 0.002).exp(), expected, atol=1e-6)
+    candidates = x.expand(2, *x.shape)
+    np.testing.assert_allclose(log_posterior(direct_sq_dist(z, candidates), 0.002).exp(), expected, atol=2e-3)
+
+
+def test_direct_distance_keeps_its_digits_close_to_x():
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(3, 1, 16, 16, generator=generator)
+    x = z.unsqueeze(1) + torch.tensor([1e-4, 1e-2, 1.0]).reshape(1, 3, 1, 1, 1)
+    expected = (x.double() - z.double().unsqueeze(1)).square().sum((2, 3, 4))
+    result = direct_sq_dist(z, x)
+    assert result.shape == (3, 3)
+    assert result.dtype == torch.float64
+    np.testing.assert_allclose(result, expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("t", [0.3, 1.0, 4.0])
+def test_score_is_the_gradient_of_log_p(t):
+    x, z = points(seed=5)
+    mu = posterior_mean(torch.tensor(z), torch.tensor(x), t)
+    score = score_from_mean(mu, torch.tensor(z), t)
+
+    def log_p(point):
+        return logsumexp(scipy_log_densities(point[None], x, t)[0]) - math.log(N)
+
+    h = 1e-5
+    for b in range(B):
+        gradient = [(log_p(z[b] + h * e) - log_p(z[b] - h * e)) / (2 * h) for e in np.eye(D)]
+        np.testing.assert_allclose(score[b], gradient, rtol=1e-6, atol=1e-7)
+    velocity = pf_ode_velocity(torch.tensor(z), t, mu)
+    np.testing.assert_allclose(velocity, -t * score, rtol=1e-12)  # Eq. 3
+    np.testing.assert_allclose(mean_from_score(score, torch.tensor(z), t), mu, rtol=1e-12)
+
+
+def test_posterior_mean_limits():
+    x, z = points(seed=7, spread=0.3)
+    nearest = x[[int(np.argmin([np.sum((zb - xi) ** 2) for xi in x])) for zb in z]]
+    np.testing.assert_allclose(posterior_mean(torch.tensor(z), torch.tensor(x), 1e-4), nearest, atol=1e-12)
+    far = posterior_mean(torch.tensor(z), torch.tensor(x), 1e6)
+    np.testing.assert_allclose(far, np.tile(x.mean(0), (B, 1)), atol=1e-10)
+
+
+def test_equidistant_images_share_the_mass_and_duplicates_count_twice():
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
+    z = torch.zeros(1, 2)
+    np.testing.assert_allclose(log_posterior(cross_sq_dist(z, x), 0.002).exp(), np.full((1, 3), 1 / 3), rtol=1e-9)
+    doubled = torch.cat([x, x[:1]])
+    np.testing.assert_allclose(posterior_mean(z, doubled, 0.002), [[0.25, 0.25]], rtol=1e-9)
+
+
+def test_per_item_noise_levels_equal_separate_calls():
+    x, z = points(seed=9)
+    x, z = torch.tensor(x).reshape(N, 1, 3, 1), torch.tensor(z).reshape(B, 1, 3, 1)
+    t = torch.tensor([0.1, 0.7, 3.0, 80.0])
+    noise = torch.randn(z.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for function in (
+        lambda z, t: posterior_mean(z, x, t),
+        lambda z, t: score_from_mean(2 * z, z, t),
+        lambda z, t: mean_from_score(2 * z, z, t),
+        lambda z, t: pf_ode_velocity(z, t, 2 * z),
+        lambda z, t: forward_noise(z, t, noise[: len(z)]) - forward_noise(z, 0.0, noise[: len(z)]),
+        lambda z, t: log_marginal(cross_sq_dist(z.flatten(1), x.flatten(1)), t, 3),
+        lambda z, t: unnormalised_log_likelihood(cross_sq_dist(z.flatten(1), x.flatten(1)), t),
+    ):
+        together = function(z, t)
+        for b in range(B):
+            alone = function(z, t[b])[b]  # the whole batch at the noise level of item b
+            np.testing.assert_allclose(together[b], alone, rtol=1e-6, atol=1e-12)
+
+
+def test_forward_noise_has_standard_deviation_t():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.full((2, 20_000), 3.0)
+    z = forward_noise(x, torch.tensor([0.5, 80.0]), torch.randn(x.shape, generator=generator))
+    assert z.dtype == torch.float32
+    np.testing.assert_allclose(z.mean(1), 3.0, atol=4 * 80 / math.sqrt(20_000))
+    np.testing.assert_allclose(z.std(1), [0.5, 80.0], rtol=0.03)
+
+
+def test_per_item_broadcasts_over_the_item():
+    like = torch.zeros(2, 3, 4)
+    assert per_item(torch.tensor([1.0, 2.0]), like).shape == (2, 1, 1)
+    assert per_item(torch.tensor(1.0), like).shape == ()
+    assert per_item(0.002, like).item() == 0.002  # a Python float keeps all its digits
