@@ -58,7 +58,9 @@ class ConsistencyFunction(nn.Module):
 
         The coefficients are computed in float64: t − t_min must be exactly 0 at t = t_min.
         """
-        c = consistency_coefficients(t.double(), self.sigma_data, self.sigma_min)
+        # Rounded as t is: float32's 0.002 is not float64's.
+        sigma_min = torch.tensor(self.sigma_min, dtype=t.dtype).item()
+        c = consistency_coefficients(t.double(), self.sigma_data, sigma_min)
         c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
         z = z.float()
         output = self.net(c_in * z, c.c_noise.float(), class_label)
