@@ -1,0 +1,35 @@
+"""Where to look after a run."""
+
+from pathlib import Path
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_only
+
+from callbacks.checkpoints import LastCheckpoint
+from callbacks.fidelity import PixelFrechetDistance
+from callbacks.sample_grid import SampleGrid
+
+
+class RunSummary(pl.Callback):
+    """When training ends, print the paths of the checkpoint and the sample pictures and the TensorBoard command."""
+
+    @rank_zero_only
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Print what there is."""
+        lines = []
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, PixelFrechetDistance) and callback.last_value is not None:
+                lines.append(f"Fréchet distance on pixels: {callback.last_value:.3f}")
+            elif isinstance(callback, LastCheckpoint):
+                lines.append(f"Checkpoint:   {_short(callback.best_model_path)}")
+            elif isinstance(callback, SampleGrid):
+                lines.extend(f"Samples:      {_short(path)}" for path in callback.last_paths)
+        if trainer.log_dir is not None:
+            lines.append(f"TensorBoard:  tensorboard --logdir {_short(Path(trainer.log_dir).parent)}")
+        print("\n".join(["", *lines]))
+
+
+def _short(path: str | Path) -> Path:
+    """Relative to the working directory where that is shorter to read."""
+    path = Path(path)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

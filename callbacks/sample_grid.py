@@ -1,0 +1,67 @@
+"""Pictures of samples while training."""
+
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
+from torchvision.utils import make_grid, save_image
+
+from lit_knn.errors import InputError
+
+# Small images are enlarged to about this many pixels a side, or nobody can see them.
+MIN_SIDE = 32
+
+
+class SampleGrid(pl.Callback):
+    """At each validation, write grids of samples from fixed seeds as PNG files and to TensorBoard.
+
+    Needs images of 1 or 3 channels; the model must have `sample(seeds, num_steps)`.
+
+    Args:
+        num_samples: images in a grid; seeds are 0 to num_samples − 1.
+        num_steps: one grid for each of these numbers of sampling steps.
+    """
+
+    def __init__(self, num_samples: int = 64, num_steps: tuple[int, ...] = (1, 2)) -> None:
+        if num_samples < 1 or not num_steps or min(num_steps) < 1:
+            raise InputError(
+                f"SampleGrid: num_samples={num_samples} and num_steps={list(num_steps)} must be at least 1"
+            )
+        self.num_samples = num_samples
+        self.num_steps = tuple(num_steps)
+        self.last_paths: list[Path] = []
+
+    @rank_zero_only
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Sample with the averaged weights, which are in place until the EMA callback's turn."""
+        if trainer.sanity_checking or trainer.log_dir is None:
+            return
+        folder = Path(trainer.log_dir) / "samples"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.last_paths = []
+        for steps in self.num_steps:
+            images = pl_module.sample(range(self.num_samples), steps)  # type: ignore[operator]
+            if images.ndim != 4 or images.shape[1] not in (1, 3):
+                return  # latents and vectors have no picture
+            grid = image_grid(images)
+            path = folder / f"step_{trainer.global_step:07d}_{steps}-step.png"
+            save_image(grid, path)
+            self.last_paths.append(path)
+            if isinstance(trainer.logger, TensorBoardLogger):
+                trainer.logger.experiment.add_image(f"samples/{steps}-step", grid, trainer.global_step)
+
+
+def image_grid(images: Tensor) -> Tensor:
+    """Tile images (B, C, H, W) in model space into one near-square picture (3, H', W') in [0, 1]."""
+    enlarge = max(-(-MIN_SIDE // images.shape[-1]), 1)
+    pixels = to_uint8(images).cpu().float() / 255
+    pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)
+    return make_grid(pixels, nrow=max(round(len(images) ** 0.5), 1), padding=2, pad_value=1.0)
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """Model space to pixels: round((x + 1)·127.5), cut off at 0 and 255, uint8."""
+    return torch.clamp((images + 1) * 127.5, 0, 255).round().to(torch.uint8)

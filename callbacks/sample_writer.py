@@ -1,0 +1,92 @@
+"""What `predict` writes: samples as PNG files or one .npz, and a grid."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import BasePredictionWriter
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+from torchvision.utils import save_image
+
+from callbacks.sample_grid import image_grid, to_uint8
+from lit_knn.errors import InputError
+
+GRID_SAMPLES = 64
+
+
+class SampleWriter(BasePredictionWriter):
+    """Write the samples of `predict`, batch by batch as they come, and a grid of the first 64.
+
+    Args:
+        format: `png`, one file per sample named by its seed, or `npz`, one file `samples.npz` with `images`, uint8
+            (N, H, W, C), and `seeds`. Latents and vectors are always written as `npz`, float32 as they are.
+        folder: where to; by default `predictions/` in the run's folder. Must be empty or new.
+    """
+
+    def __init__(self, format: Literal["png", "npz"] = "png", folder: str | None = None) -> None:
+        super().__init__(write_interval="batch")
+        self.format = format
+        self.folder = folder
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Make the folder, before any sample is drawn."""
+        if stage != "predict":
+            return
+        root = self.folder or trainer.log_dir or trainer.default_root_dir
+        self._folder = Path(root) if self.folder else Path(root) / "predictions"
+        if trainer.is_global_zero:
+            if self._folder.exists() and any(self._folder.iterdir()):
+                raise InputError(f"SampleWriter: folder={self._folder} is not empty; nothing in it is overwritten")
+            self._shards.mkdir(parents=True)
+        trainer.strategy.barrier()
+
+    @property
+    def _shards(self) -> Path:
+        """Batches wait here, one file each, for `on_predict_epoch_end`; memory stays bounded, ranks stay apart."""
+        return self._folder / "batches"
+
+    def write_on_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        prediction: Tensor,
+        batch_indices: Sequence[int] | None,
+        batch: Tensor,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        """Keep one batch of samples and its seeds."""
+        images = prediction.cpu().float()
+        is_picture = images.ndim == 4 and images.shape[1] in (1, 3)
+        arrays = {"seeds": batch.cpu().numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
+        if is_picture and self.format == "png":
+            for seed, image in zip(batch.tolist(), arrays["images"], strict=True):
+                to_pil_image(image.transpose(1, 2, 0)).save(self._folder / f"{seed:06d}.png")
+            keep = arrays["seeds"] < GRID_SAMPLES
+            arrays = {name: array[keep] for name, array in arrays.items()}
+        np.savez(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz", **arrays)  # type: ignore[arg-type]
+
+    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the batches of all ranks together, in the order of their seeds."""
+        trainer.strategy.barrier()
+        if not trainer.is_global_zero:
+            return
+        shards: list[Any] = [np.load(path) for path in sorted(self._shards.iterdir())]
+        seeds = np.concatenate([shard["seeds"] for shard in shards])
+        order = np.argsort(seeds)
+        images = np.concatenate([shard["images"] for shard in shards])[order]
+        is_picture = images.dtype == np.uint8
+        if is_picture:
+            from torch import from_numpy
+
+            save_image(image_grid(from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1), self._folder / "grid.png")
+        if self.format == "npz" or not is_picture:
+            stored = images.transpose(0, 2, 3, 1) if is_picture else images
+            np.savez_compressed(self._folder / "samples.npz", images=stored, seeds=seeds[order])
+        shutil.rmtree(self._shards)
+        rank_zero_info(f"Samples are in {self._folder}")

@@ -1,0 +1,221 @@
+"""LightningDataModules: each loads its images and holds them as a reference set, on every rank."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from lit_knn.batches import ReferenceBatches
+from lit_knn.errors import InputError
+from lit_knn.image_files import read_array_file, read_image_files
+from lit_knn.index import Index
+from lit_knn.reference import ReferenceSet
+
+Images = np.ndarray | Tensor
+Labels = np.ndarray | Tensor | None
+
+
+class ReferenceDataModule(pl.LightningDataModule, ABC):
+    """Images in memory: the training data and, at the same time, the reference set of the estimators.
+
+    Subclasses implement `load`. After `setup`, `reference` is the `ReferenceSet`; its neighbour index is built when an
+    estimator needs it.
+
+    Args:
+        batch_size: images per batch on each device.
+        hflip: use also the mirror image of every image, as training data and in the reference set.
+        index: neighbour index of the reference set; null for exact search by FAISS.
+        seed: the order of the images in each epoch is a function of it, from 0.
+        predict_samples: number of samples that `predict` generates, over all devices, with the seeds 0, 1, 2, ...
+        val_images: number of images to validate with, over all devices, drawn once; all if there are fewer.
+
+    Raises:
+        InputError: batch_size, predict_samples or val_images < 1, or seed < 0.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 256,
+        hflip: bool = False,
+        index: Index | None = None,
+        seed: int = 0,
+        predict_samples: int = 64,
+        val_images: int = 1024,
+    ) -> None:
+        super().__init__()
+        _check_at_least(1, batch_size=batch_size, predict_samples=predict_samples, val_images=val_images)
+        _check_at_least(0, seed=seed)
+        self.batch_size = batch_size
+        self.hflip = hflip
+        self.index = index
+        self.seed = seed
+        self.predict_samples = predict_samples
+        self.val_images = val_images
+        self.reference: ReferenceSet | None = None
+
+    @abstractmethod
+    def load(self) -> tuple[Images, Labels]:
+        """Load the data.
+
+        Returns:
+            Images, uint8 (N, C, H, W) or float (N, *shape) in model space, and labels, (N,) integers, or None.
+        """
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load the data and make the reference set, once; refuse a batch size that is too large before training."""
+        if self.reference is None:
+            images, labels = self.load()
+            self.reference = ReferenceSet(images, index=self.index, hflip=self.hflip, labels=labels)
+        if stage == "fit":
+            self.train_dataloader()
+
+    def train_dataloader(self) -> ReferenceBatches:
+        """Shuffled epochs of all images; after a resume in mid-epoch, the batches that are left of it."""
+        trainer = self.trainer
+        if trainer is None:
+            return self._batches()
+        return self._batches(
+            epoch=lambda: trainer.current_epoch,
+            first_batch=lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready,
+        )
+
+    def val_dataloader(self) -> ReferenceBatches:
+        """The same `val_images` images every time."""
+        return self._batches(shuffle=False, num_images=self.val_images)
+
+    def test_dataloader(self) -> ReferenceBatches:
+        """The images of validation."""
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> "SeedBatches":
+        """One seed for each sample to generate."""
+        return SeedBatches(self.predict_samples, self.batch_size, *self._rank_and_world_size())
+
+    def _batches(self, **options: Any) -> ReferenceBatches:
+        if self.reference is None:
+            raise RuntimeError("call setup() before asking for batches")
+        rank, world_size = self._rank_and_world_size()
+        return ReferenceBatches(
+            self.reference, self.batch_size, seed=self.seed, rank=rank, world_size=world_size, **options
+        )
+
+    def _rank_and_world_size(self) -> tuple[int, int]:
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+
+class SeedBatches:
+    """The seeds of this rank, 0 <= seed < num_seeds, as int64 tensors: rank r has r, r + world_size, ...
+
+    Raises:
+        InputError: fewer seeds than ranks.
+    """
+
+    def __init__(self, num_seeds: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        if num_seeds < world_size:
+            raise InputError(f"data.predict_samples={num_seeds} must be at least the number of devices, {world_size}")
+        self._batches = torch.arange(rank, num_seeds, world_size).split(batch_size)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._batches)
+
+
+class Digits(ReferenceDataModule):
+    """The 1,797 handwritten digits of scikit-learn, 8x8, grayscale, with labels; nothing is downloaded."""
+
+    def load(self) -> tuple[Images, Labels]:
+        """See `ReferenceDataModule.load`; the values 0..16 are spread over 0..255."""
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None], digits.target
+
+
+class CIFAR10(ReferenceDataModule):
+    """The 50,000 training images of CIFAR-10, 32x32, with labels, through torchvision.
+
+    Args:
+        root: folder that has, or gets, `cifar-10-batches-py`.
+        download: download the data set if it is not there.
+    """
+
+    def __init__(self, root: str = "data", download: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.root = root
+        self.download = download
+
+    def prepare_data(self) -> None:
+        """Download, on one process of each node."""
+        if self.download:
+            self._dataset(download=True)
+
+    def load(self) -> tuple[Images, Labels]:
+        """See `ReferenceDataModule.load`."""
+        dataset = self._dataset(download=False)
+        return np.ascontiguousarray(dataset.data.transpose(0, 3, 1, 2)), np.array(dataset.targets)
+
+    def _dataset(self, download: bool) -> Any:
+        from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
+
+        try:
+            return TorchvisionCIFAR10(self.root, train=True, download=download)
+        except (RuntimeError, OSError) as error:
+            if download:
+                raise InputError(f"CIFAR-10 could not be downloaded to data.root={self.root}: {error}") from error
+            raise InputError(
+                f"data.root={self.root} has no intact cifar-10-batches-py; put it there or set data.download to true"
+            ) from error
+
+
+class ImageFiles(ReferenceDataModule):
+    """PNG and JPEG files in a zip or a folder, the layout of EDM's data sets.
+
+    All images have one size and are RGB or grayscale. Labels come from `dataset.json` at the root of the zip or
+    folder, where there is one: {"labels": [["00000/img00000.png", 6], ...]}.
+
+    Args:
+        path: the .zip file or the folder.
+    """
+
+    def __init__(self, path: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+
+    def load(self) -> tuple[Images, Labels]:
+        """See `ReferenceDataModule.load`."""
+        return read_image_files(self.path)
+
+
+class Arrays(ReferenceDataModule):
+    """Images, latents or vectors in an .npy or .npz file.
+
+    uint8 images are (N, C, H, W) or (N, H, W, C) with 1 or 3 channels. Floats are (N, *shape) and taken as they are:
+    never rescaled, images among them are expected in [-1, 1].
+
+    Args:
+        path: an .npy file, or an .npz file with the array under `images`, `arr_0` or any name if it is the only one,
+            and optionally integer `labels`.
+        floats_as_is: take also floats that look like images by mistake: 1 or 3 channels and either values outside
+            [-1, 1] or the channels last.
+    """
+
+    def __init__(self, path: str, floats_as_is: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+        self.floats_as_is = floats_as_is
+
+    def load(self) -> tuple[Images, Labels]:
+        """See `ReferenceDataModule.load`."""
+        return read_array_file(self.path, self.floats_as_is)
+
+
+def _check_at_least(least: int, **options: int) -> None:
+    for name, value in options.items():
+        if value < least:
+            raise InputError(f"data.{name} must be at least {least}, got {value}")

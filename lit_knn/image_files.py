@@ -1,0 +1,276 @@
+"""Image data on disk, read into arrays: zips and folders of image files, `.npy` and `.npz`."""
+
+import io
+import json
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_knn.errors import InputError
+
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+LABEL_FILE = "dataset.json"
+# What Pillow and zipfile raise on damaged data, beside their own exceptions.
+DAMAGED = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, zlib.error, struct.error, zipfile.BadZipFile)
+
+Read = Callable[[str], bytes]
+
+
+def read_image_files(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read a zip or a folder in the layout of EDM's data sets.
+
+    Every PNG and JPEG file in it, in subfolders too, is one image; they are sorted by name. Other files and hidden
+    ones are ignored. `dataset.json` at the root may hold the labels: {"labels": [["00000/img00000.png", 6], ...]},
+    exactly one for each image, or {"labels": null}.
+
+    Args:
+        path: a .zip file or a folder.
+
+    Returns:
+        `images` (N, C, H, W), uint8, C = 3 for colour (a palette becomes its colours) or 1 for grayscale, and
+        `labels` (N,), int64, or None.
+
+    Raises:
+        InputError: nothing there, no images, an image that is damaged, of another size or number of channels than
+            the first, or in a mode that is neither RGB, palette nor 8-bit grayscale; labels that do not match.
+    """
+    path = _existing(path)
+    with _opened(path) as (names, read):
+        image_names = sorted(name for name in names if _is_image(name))
+        if not image_names:
+            raise InputError(f"{path} holds no image files ({', '.join(IMAGE_SUFFIXES)})")
+        labels = _read_labels(path, names, image_names, read)
+        return _read_images(path, image_names, read), labels
+
+
+def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read images, latents or vectors from one NumPy file.
+
+    uint8 arrays are images of 1 or 3 channels, (N, C, H, W); (N, H, W, C) is moved to that where axis 1 is neither 1
+    nor 3 long and the last axis is. Floats are taken as they are, (N, *shape), never rescaled or rearranged, and
+    become float32.
+
+    Args:
+        path: an .npy file, or an .npz file with the array under `images`, `arr_0` or any name if it is the only one,
+            and optionally `labels`, (N,) integers.
+        floats_as_is: take also floats that look like images by mistake: 4-D with 1 or 3 channels and either values
+            outside [-1, 1] or the channels last.
+
+    Returns:
+        `array` (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
+
+    Raises:
+        InputError: nothing there, a damaged file, pickled objects, no usable key, another dtype or shape, floats
+            that are not finite or look like images by mistake, labels that do not match.
+    """
+    path = _existing(path)
+    array, labels = _load_arrays(path)
+    if array.ndim < 2 or 0 in array.shape:
+        raise InputError(f"{path}: the array must be (N, *shape) and not empty, got shape {array.shape}")
+    if array.dtype == np.uint8:
+        array = _channels_first(path, array)
+    elif np.issubdtype(array.dtype, np.floating):
+        array = _checked_floats(path, array, floats_as_is)
+    else:
+        raise InputError(f"{path}: the array must be uint8 or float, got {array.dtype}")
+    return array, None if labels is None else _checked_labels(path, labels, len(array))
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    if not os.fspath(path):
+        raise InputError("the path of the data is empty")
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+    return path
+
+
+def _is_image(name: str) -> bool:
+    # macOS puts files such as __MACOSX/._0.png, which are not images, into its zips.
+    hidden = name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
+    return name.lower().endswith(IMAGE_SUFFIXES) and not hidden
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[list[str], Read]]:
+    """The names in a folder or zip, relative to its root, and a function that reads one."""
+    if path.is_dir():
+        yield _folder_names(path), lambda name: (path / name).read_bytes()
+    elif path.suffix.lower() == ".zip":
+        try:
+            archive = zipfile.ZipFile(path)
+        except DAMAGED as error:
+            raise InputError(f"{path} is not a readable zip file: {_reason(error)}") from error
+        with archive:
+            yield sorted({entry.filename for entry in archive.infolist() if not entry.is_dir()}), archive.read
+    else:
+        raise InputError(f"{path} is neither a folder nor a .zip file")
+
+
+def _folder_names(path: Path) -> list[str]:
+    def refuse(error: OSError) -> None:
+        raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    walk = os.walk(path, onerror=refuse)
+    return [(Path(folder) / file).relative_to(path).as_posix() for folder, _, files in walk for file in files]
+
+
+def _read_images(path: Path, names: list[str], read: Read) -> np.ndarray:
+    from tqdm import tqdm
+
+    first = _decode(path, names[0], read)
+    images = np.empty((len(names), *first.shape), np.uint8)
+    for i, name in enumerate(tqdm(names, desc=f"Reading {path.name}", unit=" images", disable=None, leave=False)):
+        image = _decode(path, name, read)
+        if image.shape != first.shape:
+            raise InputError(
+                f"{path}: all images must have one size and number of channels, but {names[0]} is "
+                f"{_describe(first)} and {name} is {_describe(image)}"
+            )
+        images[i] = image
+    return images
+
+
+def _decode(path: Path, name: str, read: Read) -> np.ndarray:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(read(name))) as image:
+            mode = image.mode
+            opaque_palette = mode == "P" and "transparency" not in image.info
+            pixels = np.asarray(image.convert("RGB") if opaque_palette else image)
+    except UnidentifiedImageError as error:
+        raise InputError(f"{path}: {name} is not an image") from error
+    except (*DAMAGED, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: {name} cannot be read as an image: {_reason(error)}") from error
+    if mode not in ("RGB", "L") and not opaque_palette:
+        kind = "palette with transparency" if mode == "P" else mode
+        raise InputError(f"{path}: {name} has mode {kind}; only RGB, palette and 8-bit grayscale (L) images are read")
+    return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _describe(image: np.ndarray) -> str:
+    channels, height, width = image.shape
+    return f"{width}x{height} with {channels} channel{'s' if channels > 1 else ''}"
+
+
+def _read_labels(path: Path, names: list[str], image_names: list[str], read: Read) -> np.ndarray | None:
+    if LABEL_FILE not in names:
+        elsewhere = [name for name in names if name.endswith(f"/{LABEL_FILE}")]
+        if elsewhere:
+            raise InputError(f"{path}: {LABEL_FILE} must be at the root, found {elsewhere[0]}")
+        return None
+    where = f"{path}: {LABEL_FILE}"
+    try:
+        content = json.loads(read(LABEL_FILE))
+    except DAMAGED as error:
+        raise InputError(f"{where} cannot be read: {_reason(error)}") from error
+    if not isinstance(content, dict) or "labels" not in content:
+        raise InputError(f'{where} must be an object with the key "labels"')
+    if content["labels"] is None:
+        return None
+    label_of = _labels_by_name(where, content["labels"])
+    for name in image_names:
+        if name not in label_of:
+            raise InputError(f"{where} has {len(label_of)} labels for {len(image_names)} images, none for {name}")
+    if len(label_of) > len(image_names):
+        known = set(image_names)
+        unknown = next(name for name in label_of if name not in known)
+        raise InputError(
+            f"{where} has {len(label_of)} labels for {len(image_names)} images; {unknown} is not among the images"
+        )
+    return np.array([label_of[name] for name in image_names], np.int64)
+
+
+def _labels_by_name(where: str, entries: Any) -> dict[str, int]:
+    if not isinstance(entries, list):
+        raise InputError(f'{where}: "labels" must be null or a list of [file name, label] pairs')
+    label_of: dict[str, int] = {}
+    for i, entry in enumerate(entries):
+        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise InputError(f"{where}: entry {i} of labels must be a [file name, label] pair, got {entry!r:.80}")
+        name, label = entry
+        if type(label) is not int or not 0 <= label < 2**31:
+            raise InputError(f"{where}: the label of {name} must be an integer from 0, got {label!r:.80}")
+        if name in label_of:
+            raise InputError(f"{where} names {name} twice")
+        label_of[name] = label
+    return label_of
+
+
+def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    if path.suffix.lower() not in (".npy", ".npz"):
+        raise InputError(f"{path} is neither an .npy nor an .npz file")
+    try:
+        content = np.load(path, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            return content, None
+        with content:
+            key = _array_key(path, content.files)
+            return content[key], content["labels"] if "labels" in content.files else None
+    except InputError:
+        raise
+    except DAMAGED as error:
+        reason = "it holds pickled objects or is damaged" if "allow_pickle" in str(error) else _reason(error)
+        raise InputError(f"{path} cannot be read as NumPy arrays: {reason}") from error
+
+
+def _array_key(path: Path, keys: list[str]) -> str:
+    others = [key for key in keys if key != "labels"]
+    for key in ("images", "arr_0"):
+        if key in others:
+            return key
+    if len(others) != 1:
+        found = ", ".join(keys) or "nothing"
+        raise InputError(f"{path} must hold the array under the key images, arr_0 or as the only array, found: {found}")
+    return others[0]
+
+
+def _channels_first(path: Path, array: np.ndarray) -> np.ndarray:
+    if array.ndim == 4 and array.shape[1] in (1, 3):
+        return array
+    if array.ndim == 4 and array.shape[3] in (1, 3):
+        return np.ascontiguousarray(np.moveaxis(array, 3, 1))
+    raise InputError(f"{path}: uint8 images must be (N, C, H, W) with 1 or 3 channels, got shape {array.shape}")
+
+
+def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, np.float32)
+    low, high = array.min(), array.max()
+    if not (np.isfinite(low) and np.isfinite(high)):
+        row = next(i for i, item in enumerate(array) if not np.isfinite(item).all())
+        raise InputError(f"{path}: the array holds a value that is not a finite float32 (first in item {row})")
+    if as_is or array.ndim != 4:
+        return array
+    if array.shape[1] in (1, 3):
+        if low < -1 or high > 1:
+            raise InputError(
+                f"{path}: float images with values from {low:g} to {high:g}; floats are never rescaled: give uint8, "
+                "or floats in [-1, 1], or set floats_as_is if these values are meant"
+            )
+    elif array.shape[3] in (1, 3):
+        raise InputError(
+            f"{path}: float array of shape {array.shape} looks like images with the channels last; floats are never "
+            "rearranged: give (N, C, H, W), or set floats_as_is if this shape is meant"
+        )
+    return array
+
+
+def _checked_labels(path: Path, labels: np.ndarray, N: int) -> np.ndarray:
+    if labels.shape != (N,) or not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(
+            f"{path}: labels must be {N} integers, one for each image, got {labels.dtype} of shape {labels.shape}"
+        )
+    return labels.astype(np.int64)

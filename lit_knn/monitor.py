@@ -1,0 +1,97 @@
+"""What training reports beside its loss: loss by noise level, images a second, the estimator's share of the time."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+NOISE_BANDS = 4
+
+
+class Stopwatch:
+    """Adds up the time spent inside `measure()` blocks.
+
+    On a CUDA device it records events and waits for nothing until it is read, so that measuring does not stall
+    the queue.
+
+    Args:
+        device: where the measured work runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._seconds = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Add the time of the block."""
+        if self._cuda:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._events.append((start, end))
+        else:
+            began = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - began
+
+    def read_and_reset(self) -> float:
+        """Seconds measured since the last reading; waits for the device."""
+        for start, end in self._events:
+            end.synchronize()
+            self._seconds += start.elapsed_time(end) / 1000
+        seconds, self._seconds, self._events = self._seconds, 0.0, []
+        return seconds
+
+
+class TrainingMonitor:
+    """Averages over the steps since the last reading, kept on the device until they are read.
+
+    Args:
+        sigma_min: smallest noise level, lower edge of the first band.
+        sigma_max: largest noise level, upper edge of the last band; bands are equally wide in ln t.
+        device: where losses are.
+    """
+
+    def __init__(self, sigma_min: float, sigma_max: float, device: torch.device) -> None:
+        ends = math.log(sigma_min), math.log(sigma_max)
+        self.band_edges = torch.linspace(*ends, NOISE_BANDS + 1, dtype=torch.float64, device=device).exp()
+        self.estimator_watch = Stopwatch(device)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured and start the clock anew, for instance after a validation."""
+        self.estimator_watch.read_and_reset()
+        self._start = time.perf_counter()
+        self._images = 0
+        self._band_sum, self._band_count = torch.zeros(2, NOISE_BANDS, device=self.band_edges.device)
+
+    def update(self, loss: Tensor, t: Tensor, images: int) -> None:
+        """Take in one batch.
+
+        Args:
+            loss: (B,), loss of each item.
+            t: (B,), float64, its noise level.
+            images: images of this batch over all ranks.
+        """
+        band = torch.bucketize(t, self.band_edges[1:-1])
+        self._band_sum.index_add_(0, band, loss)
+        self._band_count.index_add_(0, band, torch.ones_like(loss))
+        self._images += images
+
+    def read(self) -> dict[str, float]:
+        """The averages by name, those of bands without an item left out; then `restart`."""
+        estimator_seconds = self.estimator_watch.read_and_reset()
+        seconds = time.perf_counter() - self._start
+        values = {"time/images_per_s": self._images / seconds, "time/estimator_share": estimator_seconds / seconds}
+        edges = self.band_edges.tolist()
+        for band, (total, count) in enumerate(zip(self._band_sum.tolist(), self._band_count.tolist(), strict=True)):
+            if count > 0:
+                values[f"train/loss_t_{edges[band]:.3g}_to_{edges[band + 1]:.3g}"] = total / count
+        self.restart()
+        return values

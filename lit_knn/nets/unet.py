@@ -1,0 +1,196 @@
+"""A compact U-Net for the demo and the tests: 8x8 to 64x64 images of any channel count."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_knn.errors import InputError
+
+
+class UNet(nn.Module):
+    """Residual U-Net with adaptive group norm and self-attention at the coarsest resolution.
+
+    The last convolution starts at zero, so that an untrained preconditioned network returns c_skip·z.
+
+    Args:
+        in_channels: channels of the images, 3 for colour, 1 for grey.
+        channels: width at full resolution.
+        multipliers: width at each resolution in units of `channels`; each entry after the first halves the
+            image, whose sides must be divisible by 2^(entries − 1).
+        blocks: residual blocks per resolution.
+        dropout: dropout probability inside the blocks (the paper trains with 0.3 on CIFAR-10).
+        num_classes: number of class labels, 0 for an unconditional network.
+
+    Raises:
+        InputError: in_channels, channels or blocks < 1, no multipliers, or dropout outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        channels: int = 32,
+        multipliers: Sequence[int] = (1, 2, 2),
+        blocks: int = 2,
+        dropout: float = 0.0,
+        num_classes: int = 0,
+    ) -> None:
+        super().__init__()
+        if min(in_channels, channels, blocks, *multipliers) < 1 or not multipliers:
+            raise InputError(
+                "UNet: in_channels, channels, blocks and multipliers must be at least 1, got "
+                f"{in_channels}, {channels}, {blocks} and {list(multipliers)}"
+            )
+        if not 0 <= dropout < 1:
+            raise InputError(f"UNet: dropout must be in [0, 1), got {dropout}")
+        self.in_channels = in_channels
+        self.factor = 2 ** (len(multipliers) - 1)
+        embedding = 4 * channels
+        self.embedding = NoiseEmbedding(channels, embedding, num_classes)
+
+        widths = [channels * m for m in multipliers]
+        self.conv_in = nn.Conv2d(in_channels, widths[0], 3, padding=1)
+        self.down = nn.ModuleList()
+        skips = [widths[0]]
+        width = widths[0]
+        for level, next_width in enumerate(widths):
+            if level > 0:
+                self.down.append(Downsample(width))
+                skips.append(width)
+            for _ in range(blocks):
+                self.down.append(ResBlock(width, next_width, embedding, dropout))
+                width = next_width
+                skips.append(width)
+        self.middle = nn.ModuleList(
+            [ResBlock(width, width, embedding, dropout), Attention(width), ResBlock(width, width, embedding, dropout)]
+        )
+        self.up = nn.ModuleList()
+        for level, next_width in reversed(list(enumerate(widths))):
+            for _ in range(blocks + 1):
+                self.up.append(ResBlock(width + skips.pop(), next_width, embedding, dropout))
+                width = next_width
+            if level > 0:
+                self.up.append(Upsample(width))
+        self.norm_out = _norm(width)
+        self.conv_out = _zero(nn.Conv2d(width, in_channels, 3, padding=1))
+
+    def forward(self, z_scaled: Tensor, noise_label: Tensor, class_label: Tensor | None = None) -> Tensor:
+        """Map z_scaled (B, C, H, W), noise_label (B,) = ln(t)/4 and class_label (B,) int to (B, C, H, W).
+
+        Raises:
+            InputError: another number of channels, or sides that cannot be halved as often as needed.
+        """
+        _, channels, height, width = z_scaled.shape
+        if channels != self.in_channels:
+            raise InputError(f"UNet: in_channels={self.in_channels}, but the images have {channels} channels")
+        if height % self.factor or width % self.factor:
+            raise InputError(f"UNet: image sides {height}x{width} are not divisible by {self.factor} (multipliers)")
+        embedding = self.embedding(noise_label, class_label)
+        h = self.conv_in(z_scaled)
+        skips = [h]
+        for layer in self.down:
+            h = layer(h, embedding)
+            skips.append(h)
+        for layer in self.middle:
+            h = layer(h, embedding)
+        for layer in self.up:
+            h = layer(h if isinstance(layer, Upsample) else torch.cat([h, skips.pop()], 1), embedding)
+        return self.conv_out(F.silu(self.norm_out(h)))
+
+
+class NoiseEmbedding(nn.Module):
+    """Sines and cosines of the noise label, then an MLP; class labels are added as learned vectors.
+
+    Frequencies stay low: a consistency model must vary smoothly with the noise level (Song & Dhariwal 2023).
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, features: int, width: int, num_classes: int) -> None:
+        super().__init__()
+        half = max(features // 2, 1)
+        frequencies = torch.exp(torch.linspace(0, math.log(30.0), half))
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.mlp = nn.Sequential(nn.Linear(2 * half, width), nn.SiLU(), nn.Linear(width, width))
+        self.classes = nn.Embedding(num_classes, width) if num_classes > 0 else None
+
+    def forward(self, noise_label: Tensor, class_label: Tensor | None) -> Tensor:
+        """(B,) and (B,) or None to (B, width)."""
+        angles = noise_label.unsqueeze(1) * self.frequencies
+        embedding = self.mlp(torch.cat([angles.sin(), angles.cos()], 1))
+        if self.classes is not None and class_label is not None:
+            embedding = embedding + self.classes(class_label)
+        return F.silu(embedding)
+
+
+class ResBlock(nn.Module):
+    """Two convolutions with group norm; the embedding scales and shifts the second norm."""
+
+    def __init__(self, in_width: int, width: int, embedding: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = _norm(in_width)
+        self.conv1 = nn.Conv2d(in_width, width, 3, padding=1)
+        self.modulation = nn.Linear(embedding, 2 * width)
+        self.norm2 = _norm(width)
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = _zero(nn.Conv2d(width, width, 3, padding=1))
+        self.skip = nn.Conv2d(in_width, width, 1) if in_width != width else nn.Identity()
+
+    def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
+        """(B, in_width, H, W) to (B, width, H, W)."""
+        scale, shift = self.modulation(embedding)[:, :, None, None].chunk(2, dim=1)
+        out = self.norm2(self.conv1(F.silu(self.norm1(h)))) * (1 + scale) + shift
+        return self.skip(h) + self.conv2(self.dropout(F.silu(out)))
+
+
+class Attention(nn.Module):
+    """Single-head self-attention over the positions of the image."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = _norm(width)
+        self.qkv = nn.Conv2d(width, 3 * width, 1)
+        self.out = _zero(nn.Conv2d(width, width, 1))
+
+    def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
+        """(B, width, H, W) to the same shape; the embedding is not used."""
+        q, k, v = self.qkv(self.norm(h)).flatten(2).transpose(1, 2).chunk(3, dim=2)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(h.shape)
+        return h + self.out(attended)
+
+
+class Downsample(nn.Module):
+    """Halve the image with a strided convolution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
+
+    def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
+        """(B, width, H, W) to (B, width, H/2, W/2); the embedding is not used."""
+        return self.conv(h)
+
+
+class Upsample(nn.Module):
+    """Double the image by repeating pixels, then a convolution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
+        """(B, width, H, W) to (B, width, 2H, 2W); the embedding is not used."""
+        return self.conv(F.interpolate(h, scale_factor=2.0, mode="nearest"))
+
+
+def _norm(width: int) -> nn.GroupNorm:
+    groups = math.gcd(width, 8)
+    return nn.GroupNorm(groups, width)
+
+
+def _zero(layer: nn.Conv2d) -> nn.Conv2d:
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
