@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+# A matrix-vector product may add its terms one after the other: in float32 its error grows with their number.
+DRAWS_PER_SUM = 256
+
 
 def snis_weights(log_p: Tensor, log_q: Tensor | float) -> Tensor:
     """Normalised importance weights w_i / Σ w_j with w = p_t(z|x) / q(x), Eq. 11 (eq:SNIS_estimator).
@@ -27,7 +30,9 @@ def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
     Returns:
         (B, *shape), in the dtype of `x`.
     """
-    mean = torch.bmm(weights.to(x.dtype).unsqueeze(1), x.flatten(2))
+    weights, flat = weights.to(x.dtype).unsqueeze(1), x.flatten(2)
+    blocks = zip(weights.split(DRAWS_PER_SUM, dim=2), flat.split(DRAWS_PER_SUM, dim=1), strict=True)
+    mean = torch.stack([torch.bmm(*block) for block in blocks]).sum(0)
     return mean.reshape(x.shape[0], *x.shape[2:])
 
 

@@ -14,7 +14,7 @@ class Exact(Estimator):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean): no bias and no variance, cost O(N·d) per z.
 
     Streams the images in chunks with a running maximum, normaliser and weighted sum, so that memory stays
-    bounded whatever B and N. Distances and weights are float64, weighted sums float32 within a chunk.
+    bounded whatever B and N. All of it in float64: float32 sums over a chunk of many images drift.
     """
 
     def _posterior_mean(
@@ -36,6 +36,6 @@ class Exact(Estimator):
             rescale = (maximum - new_maximum).exp()
             weights = (log_p - new_maximum).exp()
             normaliser = normaliser * rescale + weights.sum(1, keepdim=True)
-            weighted_sum = weighted_sum.mul_(rescale).add_(weights.float() @ x)
+            weighted_sum = weighted_sum.mul_(rescale).add_(weights @ x.double())
             maximum = new_maximum
         return (weighted_sum / normaliser).reshape(z.shape)
