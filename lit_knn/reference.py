@@ -168,8 +168,10 @@ def _check_images(images: Tensor, hflip: bool) -> None:
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
     else:
         for start in range(0, len(images), 4096):
-            if not images[start : start + 4096].isfinite().all():
-                row = start + int((~images[start : start + 4096].isfinite()).flatten(1).any(1).int().argmax())
+            # As float32, which is what is kept: a float64 may overflow it.
+            finite = images[start : start + 4096].float().isfinite()
+            if not finite.all():
+                row = start + int((~finite).flatten(1).any(1).int().argmax())
                 raise InputError(f"images hold a value that is not finite (first in item {row})")
     if hflip and images.ndim != 4:
         raise InputError(f"hflip=True needs images (N, C, H, W), got shape {tuple(images.shape)}")

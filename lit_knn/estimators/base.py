@@ -71,6 +71,7 @@ class Estimator(ABC):
         with torch.autocast(z.device.type, enabled=False):
             return self._posterior_mean(z, t, x_source, generator).to(z.dtype)
 
+    @torch.no_grad()
     def score(
         self,
         z: Tensor,
@@ -80,7 +81,7 @@ class Estimator(ABC):
     ) -> Tensor:
         """Estimate the score ∇ log p_t(z), Eq. 5 (eq:clean_score); arguments as `posterior_mean`."""
         mu = self.posterior_mean(z, t, x_source, generator)
-        return score_from_mean(mu.double(), z.double(), t).to(z.dtype)
+        return score_from_mean(mu.double(), z.double(), torch.as_tensor(t, dtype=torch.float64)).to(z.dtype)
 
     @abstractmethod
     def _posterior_mean(
