@@ -21,7 +21,8 @@ class ReferenceBatches:
     `world_size` ranks together are those that one rank with `world_size` times the batch size would draw.
 
     With `shuffle`, an epoch is a random order of all N images in which each comes once; what does not fill a batch on
-    every rank is left out. Without it, every iteration gives the same `num_images` images, drawn once from the seed;
+    every rank is left out. An iteration gives as many batches as an epoch has, going on where `batches_done` says, in
+    mid-epoch too. Without `shuffle`, every iteration gives the same `num_images` images, drawn once from the seed;
     the last batch may be smaller, and only what cannot be split evenly over the ranks is left out.
 
     Args:
@@ -32,9 +33,8 @@ class ReferenceBatches:
         num_images: size of the fixed subset over all ranks, at most N of which are used; None for all N.
         rank: this process.
         world_size: number of processes.
-        epoch: gives the epoch; asked when the first batch is drawn.
-        first_batch: gives the number of the batch to begin with, which is not 0 when an epoch is resumed; asked when
-            the first batch is drawn.
+        batches_done: gives the number of batches drawn since the first epoch began, on which a resumed run goes on;
+            asked when the first batch of an iteration is drawn.
 
     Raises:
         InputError: batch_size < 1, or fewer images than one batch on every rank (one image, without `shuffle`).
@@ -49,8 +49,7 @@ class ReferenceBatches:
         num_images: int | None = None,
         rank: int = 0,
         world_size: int = 1,
-        epoch: Callable[[], int] = lambda: 0,
-        first_batch: Callable[[], int] = lambda: 0,
+        batches_done: Callable[[], int] = lambda: 0,
     ) -> None:
         if batch_size < 1:
             raise InputError(f"data.batch_size must be at least 1, got {batch_size}")
@@ -60,8 +59,7 @@ class ReferenceBatches:
         self.rank = rank
         self.world_size = world_size
         self._global_batch_size = batch_size * world_size
-        self._epoch = epoch
-        self._first_batch = first_batch
+        self._batches_done = batches_done
         N = reference.N if shuffle or num_images is None else min(num_images, reference.N)
         unit = self._global_batch_size if shuffle else world_size
         self._num_ids = N - N % unit
@@ -78,22 +76,27 @@ class ReferenceBatches:
         return -(-self._num_ids // self._global_batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        # A generator, so that the epoch and the first batch are read when the first batch is drawn: Lightning calls
-        # iter() before it has corrected the progress it loads from a checkpoint.
-        order = self._order(self._epoch())
-        for batch_idx in range(self._first_batch(), len(self)):
-            start = batch_idx * self._global_batch_size
-            ids = order[start : start + self._global_batch_size][self.rank :: self.world_size]
-            ids = ids.to(self.reference.device)
-            labels = self.reference.labels
-            yield self.reference.gather(ids), None if labels is None else labels[ids]
+        # A generator, so that `batches_done` is read when the first batch is drawn: Lightning calls iter() before it
+        # has corrected the progress it loads from a checkpoint.
+        epoch, first = divmod(self._batches_done(), len(self))
+        for batches in (range(first, len(self)), range(first)):
+            order = self._order(epoch)
+            for batch_idx in batches:
+                yield self._gather(order, batch_idx)
+            epoch += 1
 
     def _order(self, epoch: int) -> Tensor:
         key = (TRAINING_ORDER, self.seed, epoch) if self.shuffle else (VALIDATION_ORDER, self.seed)
         return torch.randperm(self.reference.N, generator=keyed_generator("cpu", *key))[: self._num_ids]
 
+    def _gather(self, order: Tensor, batch_idx: int) -> tuple[Tensor, Tensor | None]:
+        start = batch_idx * self._global_batch_size
+        ids = order[start : start + self._global_batch_size][self.rank :: self.world_size].to(self.reference.device)
+        labels = self.reference.labels
+        return self.reference.gather(ids), None if labels is None else labels[ids]
+
     def state_dict(self) -> dict[str, int]:
-        """Nothing: the position in an epoch follows from `first_batch`. Tells Lightning that this can be resumed."""
+        """Nothing: the position follows from `batches_done`. Tells Lightning that this can be resumed."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:

@@ -74,14 +74,14 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             self.train_dataloader()
 
     def train_dataloader(self) -> ReferenceBatches:
-        """Shuffled epochs of all images; after a resume in mid-epoch, the batches that are left of it."""
+        """Shuffled epochs of all images; a resumed run goes on where the other stopped."""
         trainer = self.trainer
         if trainer is None:
             return self._batches()
-        return self._batches(
-            epoch=lambda: trainer.current_epoch,
-            first_batch=lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready,
-        )
+        if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
+            return self._batches(shuffle=False)
+        # Not the epoch and the batch in it: a run stopped in mid-epoch by max_steps counts this epoch as complete.
+        return self._batches(batches_done=lambda: trainer.fit_loop.epoch_loop.batch_progress.total.completed)
 
     def val_dataloader(self) -> ReferenceBatches:
         """The same `val_images` images every time."""

@@ -1,0 +1,152 @@
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.batches import ReferenceBatches
+from lit_knn.errors import InputError
+from lit_knn.reference import ReferenceSet
+
+
+def numbered(N: int, **options) -> ReferenceSet:
+    """A reference set whose image i is the number i."""
+    return ReferenceSet(torch.arange(N, dtype=torch.float32)[:, None], **options)
+
+
+def ids(batches) -> list[list[int]]:
+    return [x.flatten().int().tolist() for x, _ in batches]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [i for batch in batches for i in batch]
+
+
+def test_each_epoch_has_every_image_once_in_another_order():
+    epochs = [flat(ids(ReferenceBatches(numbered(40), 8, batches_done=lambda e=e: 5 * e))) for e in range(3)]
+    assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in [*epochs, list(range(40))]}) == 4
+
+
+def test_images_left_out_of_an_epoch_come_in_others():
+    reference = numbered(11)
+    batches = ReferenceBatches(reference, 4)
+    assert len(batches) == len(ids(batches)) == 2
+    seen = {i for e in range(20) for i in flat(ids(ReferenceBatches(reference, 4, batches_done=lambda e=e: 2 * e)))}
+    assert seen == set(range(11))
+
+
+def test_batches_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    first = ids(ReferenceBatches(numbered(40), 8, seed=3))
+    torch.manual_seed(2)
+    np.random.seed(2)  # noqa: NPY002
+    assert ids(ReferenceBatches(numbered(40), 8, seed=3)) == first
+    assert ids(ReferenceBatches(numbered(40), 8, seed=4)) != first
+
+
+def test_drawing_batches_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    ids(ReferenceBatches(numbered(40), 8))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_are_disjoint_and_draw_together_what_one_rank_draws(shuffle, world_size):
+    reference = numbered(41)
+    ranks = [
+        ids(ReferenceBatches(reference, 4, shuffle=shuffle, rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
+    single = ids(ReferenceBatches(reference, 4 * world_size, shuffle=shuffle))
+    drawn = flat([i for rank in ranks for i in rank])
+    assert len(set(drawn)) == len(drawn)
+    assert len({len(rank) for rank in ranks}) == 1
+    for per_rank, together in zip(zip(*ranks, strict=True), single, strict=False):
+        assert len({len(batch) for batch in per_rank}) == 1
+        assert set(flat(per_rank)) <= set(together)
+        assert len(together) - len(flat(per_rank)) < world_size
+    assert len(drawn) == (40 // (4 * world_size) * 4 * world_size if shuffle else 41 - 41 % world_size)
+
+
+def test_an_iteration_goes_on_in_mid_epoch_and_into_the_next():
+    reference = numbered(40)
+    stream = [batch for e in range(3) for batch in ids(ReferenceBatches(reference, 8, batches_done=lambda e=e: 5 * e))]
+    for done in range(10):
+        assert ids(ReferenceBatches(reference, 8, batches_done=lambda done=done: done)) == stream[done : done + 5]
+
+
+def test_progress_is_read_when_the_first_batch_is_drawn():
+    done = 0
+    batches = ReferenceBatches(numbered(40), 8, batches_done=lambda: done)
+    expected = ids(batches)
+    iterator = iter(batches)
+    done = 2
+    assert ids(iterator)[:3] == expected[2:]
+
+
+def test_the_validation_subset_is_the_same_every_time_and_not_the_first_images():
+    reference = numbered(100)
+    batches = ReferenceBatches(reference, 8, shuffle=False, num_images=20)
+    first = ids(batches)
+    assert [len(batch) for batch in first] == [8, 8, 4]
+    assert len(batches) == 3
+    assert ids(batches) == first
+    assert len(set(flat(first))) == 20
+    assert flat(first) != list(range(20))
+    assert flat(ids(ReferenceBatches(reference, 5, shuffle=False, num_images=20))) == flat(first)
+    assert ids(ReferenceBatches(reference, 8, shuffle=False, num_images=20, seed=1)) != first
+
+
+def test_a_validation_set_larger_than_the_data_is_all_the_data():
+    (batch,) = ids(ReferenceBatches(numbered(6), 8, shuffle=False, num_images=1024))
+    assert sorted(batch) == list(range(6))
+
+
+def test_mirrored_images_are_part_of_the_epoch_with_their_labels():
+    images = torch.arange(6 * 4, dtype=torch.float32).reshape(6, 1, 1, 4)
+    batches = ReferenceBatches(ReferenceSet(images, hflip=True, labels=torch.arange(10, 16)), 4)
+    x = torch.cat([x for x, _ in batches])
+    labels = torch.cat([labels for _, labels in batches])
+    expected = torch.cat([images, images.flip(-1)])
+    assert {tuple(row) for row in x.flatten(1).tolist()} == {tuple(row) for row in expected.flatten(1).tolist()}
+    assert len(x) == 12
+    assert torch.equal(x.amin((1, 2, 3)), 4.0 * (labels - 10))
+
+
+def test_images_come_in_model_space_and_labels_as_int64():
+    images = torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 4, 4)
+    x, labels = next(iter(ReferenceBatches(ReferenceSet(images, labels=np.array([0, 1], np.int32)), 2)))
+    assert x.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    assert torch.equal(x[:, 0, 0, 0], 2.0 * labels - 1)
+    x, labels = next(iter(ReferenceBatches(numbered(2), 2)))
+    assert labels is None
+
+
+def test_batches_follow_the_reference_set_to_its_device():
+    batches = ReferenceBatches(numbered(4, labels=torch.arange(4)), 2)
+    iterator = iter(batches)
+    next(iterator)
+    batches.reference.to("meta")
+    assert all(part.device.type == "meta" for part in next(iterator))
+
+
+@pytest.mark.parametrize(("batch_size", "world_size"), [(11, 1), (6, 2), (0, 1), (-1, 1)])
+def test_batch_sizes_that_cannot_be_filled_are_refused(batch_size, world_size):
+    with pytest.raises(InputError, match=rf"data\.batch_size.*{batch_size}"):
+        ReferenceBatches(numbered(10), batch_size, world_size=world_size)
+
+
+def test_a_validation_set_smaller_than_the_ranks_is_refused():
+    with pytest.raises(InputError, match=r"2 image.* over 3 devices"):
+        ReferenceBatches(numbered(10), 4, shuffle=False, num_images=2, world_size=3)
+
+
+def test_a_long_epoch_can_be_left_early():
+    batches = ReferenceBatches(numbered(40), 8)
+    assert ids(islice(batches, 2)) == ids(batches)[:2]

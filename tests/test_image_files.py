@@ -1,0 +1,308 @@
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_knn.errors import InputError
+from lit_knn.image_files import read_array_file, read_image_files
+
+RNG = np.random.default_rng(0)
+
+
+def pixels(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def encoded(array: np.ndarray, kind: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def write_folder(path: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def labels_json(labels) -> dict[str, bytes]:
+    return {"dataset.json": json.dumps({"labels": labels}).encode()}
+
+
+def refusal(call, *args, **options) -> str:
+    with pytest.raises(InputError) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def both(tmp_path: Path, files: dict[str, bytes]) -> list[Path]:
+    return [write_folder(tmp_path / "folder", files), write_zip(tmp_path / "images.zip", files)]
+
+
+def test_zip_and_folder_give_the_images_sorted_by_name_with_their_labels(tmp_path):
+    first, second, third = pixels(4, 6, 3), pixels(4, 6, 3), pixels(4, 6, 3)
+    files = {
+        "b/0.PNG": encoded(third),
+        "a/1.png": encoded(second),
+        "a/0.png": encoded(first),
+        "a/notes.txt": b"not an image",
+        "__MACOSX/a/._0.png": b"not an image either",
+        **labels_json([["b/0.PNG", 7], ["a/0.png", 5], ["a/1.png", 6]]),
+    }
+    for path in both(tmp_path, files):
+        images, labels = read_image_files(path)
+        assert images.dtype == np.uint8
+        assert images.shape == (3, 3, 4, 6)
+        assert labels.dtype == np.int64
+        assert labels.tolist() == [5, 6, 7]
+        for image, expected in zip(images, [first, second, third], strict=True):
+            np.testing.assert_array_equal(image, np.moveaxis(expected, -1, 0))
+
+
+@pytest.mark.parametrize("extra", [{}, labels_json(None)])
+def test_labels_are_optional(tmp_path, extra):
+    assert read_image_files(write_folder(tmp_path, {"0.png": encoded(pixels(2, 2, 3)), **extra}))[1] is None
+
+
+def test_grayscale_has_one_channel_and_a_palette_its_colours(tmp_path):
+    gray = pixels(3, 5)
+    np.testing.assert_array_equal(
+        read_image_files(write_folder(tmp_path / "gray", {"0.png": encoded(gray)}))[0], gray[None, None]
+    )
+    palette = Image.fromarray(pixels(3, 5) % 4).convert("P")
+    palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 8, 7])
+    (tmp_path / "palette").mkdir()
+    palette.save(tmp_path / "palette" / "0.png")
+    colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]], np.uint8)[np.asarray(palette)]
+    images = read_image_files(tmp_path / "palette")[0]
+    np.testing.assert_array_equal(images[0], np.moveaxis(colours, -1, 0))
+
+
+def test_jpeg_is_read_to_within_its_loss(tmp_path):
+    flat = np.full((8, 8, 3), (200, 100, 50), np.uint8)
+    images, _ = read_image_files(write_folder(tmp_path, {"0.jpeg": encoded(flat, "JPEG")}))
+    assert np.abs(images[0].astype(int) - np.moveaxis(flat, -1, 0)).max() <= 3
+
+
+def test_paths_that_hold_no_images_are_refused(tmp_path):
+    assert "does not exist" in refusal(read_image_files, tmp_path / "absent")
+    assert "empty" in refusal(read_image_files, "")
+    assert "holds no image files" in refusal(read_image_files, tmp_path)
+    (tmp_path / "one.png").write_bytes(encoded(pixels(2, 2, 3)))
+    assert "neither a folder nor a .zip" in refusal(read_image_files, tmp_path / "one.png")
+    (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 but nothing else")
+    assert "broken.zip is not a readable zip" in refusal(read_image_files, tmp_path / "broken.zip")
+
+
+@pytest.mark.parametrize(
+    ("other", "described"),
+    [
+        (pixels(4, 5, 3), "4x4 with 3 channels and b.png is 5x4 with 3 channels"),
+        (pixels(4, 4), "3 channels and b.png is 4x4 with 1 channel"),
+    ],
+)
+def test_mixed_images_are_refused_naming_both_files(tmp_path, other, described):
+    message = refusal(
+        read_image_files, write_folder(tmp_path, {"a.png": encoded(pixels(4, 4, 3)), "b.png": encoded(other)})
+    )
+    assert "a.png is 4x4" in message
+    assert described in message
+
+
+def flipped_bit(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not an image",
+        encoded(pixels(32, 32, 3), "JPEG")[:-200],
+        encoded(pixels(32, 32, 3))[:-200],
+        flipped_bit(encoded(pixels(32, 32, 3))),
+    ],
+    ids=["empty", "text", "truncated jpeg", "truncated png", "flipped bit"],
+)
+def test_damaged_images_are_refused_by_name(tmp_path, content):
+    for path in both(tmp_path, {"a.png": encoded(pixels(32, 32, 3)), "sub/bad.jpg": content}):
+        message = refusal(read_image_files, path)
+        assert str(path) in message
+        assert "sub/bad.jpg" in message
+
+
+def test_damage_inside_a_zip_is_refused_by_name(tmp_path):
+    path = write_zip(tmp_path / "images.zip", {"a.png": encoded(pixels(8, 8, 3))})
+    path.write_bytes(path.read_bytes().replace(b"IDAT", b"IDAX"))
+    assert "a.png" in refusal(read_image_files, path)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "1", "I;16"])
+def test_other_modes_are_refused_by_name(tmp_path, mode):
+    Image.new(mode, (3, 3)).save(tmp_path / "a.png")
+    message = refusal(read_image_files, tmp_path)
+    assert f"a.png has mode {mode}" in message
+
+
+def test_a_palette_with_transparency_is_refused(tmp_path):
+    Image.new("P", (3, 3)).save(tmp_path / "a.png", transparency=0)
+    assert "a.png has mode palette with transparency" in refusal(read_image_files, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"{", "dataset.json cannot be read"),
+        (b"\xff\xfe\x00", "dataset.json cannot be read"),
+        (b"[]", 'must be an object with the key "labels"'),
+        (b"{}", 'must be an object with the key "labels"'),
+        (b'{"labels": {"a.png": 1}}', "list of [file name, label] pairs"),
+        (b'{"labels": [["a.png", 1], "b.png"]}', "entry 1 of labels"),
+        (b'{"labels": [["a.png", 1], ["b.png", 1.5]]}', "label of b.png must be an integer from 0, got 1.5"),
+        (b'{"labels": [["a.png", true], ["b.png", 1]]}', "label of a.png must be an integer from 0, got True"),
+        (b'{"labels": [["a.png", -1], ["b.png", 1]]}', "label of a.png must be an integer from 0, got -1"),
+        (b'{"labels": [["a.png", 1], ["a.png", 1]]}', "names a.png twice"),
+        (b'{"labels": [["a.png", 1]]}', "1 labels for 2 images, none for b.png"),
+        (b'{"labels": [["b.png", 1], ["c.png", 2]]}', "2 labels for 2 images, none for a.png"),
+        (b'{"labels": [["a.png", 1], ["b.png", 1], ["c.png", 2]]}', "3 labels for 2 images; c.png is not among"),
+    ],
+)
+def test_labels_that_do_not_match_the_images_are_refused(tmp_path, content, part):
+    image = encoded(pixels(2, 2, 3))
+    assert part in refusal(
+        read_image_files, write_folder(tmp_path, {"a.png": image, "b.png": image, "dataset.json": content})
+    )
+
+
+def test_labels_below_the_root_are_not_ignored(tmp_path):
+    files = {"set/a.png": encoded(pixels(2, 2, 3)), "set/dataset.json": b'{"labels": [["a.png", 1]]}'}
+    assert "must be at the root, found set/dataset.json" in refusal(
+        read_image_files, write_zip(tmp_path / "images.zip", files)
+    )
+
+
+def test_npy_and_npz_give_array_and_labels(tmp_path):
+    images = pixels(5, 3, 4, 6)
+    np.save(tmp_path / "a.npy", images)
+    np.testing.assert_array_equal(read_array_file(tmp_path / "a.npy")[0], images)
+    assert read_array_file(tmp_path / "a.npy")[1] is None
+    for key in ("images", "arr_0", "faces"):
+        np.savez(tmp_path / "a.npz", **{key: images, "labels": np.arange(5, dtype=np.uint8)})
+        array, labels = read_array_file(tmp_path / "a.npz")
+        np.testing.assert_array_equal(array, images)
+        assert labels.dtype == np.int64
+        assert labels.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((2, 8, 6, 3), (2, 3, 8, 6)),
+        ((2, 8, 6, 1), (2, 1, 8, 6)),
+        ((2, 3, 8, 6), (2, 3, 8, 6)),
+        ((2, 3, 8, 3), (2, 3, 8, 3)),
+    ],
+)
+def test_uint8_channels_are_moved_first_only_where_that_is_unambiguous(tmp_path, shape, expected):
+    images = pixels(*shape)
+    np.save(tmp_path / "a.npy", images)
+    array, _ = read_array_file(tmp_path / "a.npy")
+    assert array.shape == expected
+    moved = images if shape == expected else np.moveaxis(images, -1, 1)
+    np.testing.assert_array_equal(array, moved)
+
+
+@pytest.mark.parametrize("shape", [(7, 2), (7, 4, 8, 8), (7, 3, 8, 8)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
+def test_floats_are_taken_as_they_are(tmp_path, shape, dtype):
+    array = RNG.uniform(-1, 1, shape).astype(dtype) * (1 if shape[1] == 3 else 50)
+    np.save(tmp_path / "a.npy", array)
+    read, _ = read_array_file(tmp_path / "a.npy")
+    assert read.dtype == np.float32
+    assert read.dtype.isnative
+    np.testing.assert_allclose(read, array.astype(np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale", "part"),
+    [
+        ((4, 3, 8, 8), 255.0, "floats are never rescaled"),
+        ((4, 1, 8, 8), -1.5, "floats are never rescaled"),
+        ((4, 8, 8, 3), 1.0, "floats are never rearranged"),
+    ],
+)
+def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, shape, scale, part):
+    array = np.full(shape, scale, np.float32)
+    np.save(tmp_path / "a.npy", array)
+    message = refusal(read_array_file, tmp_path / "a.npy")
+    assert part in message
+    assert "floats_as_is" in message
+    np.testing.assert_array_equal(read_array_file(tmp_path / "a.npy", floats_as_is=True)[0], array)
+
+
+@pytest.mark.parametrize(
+    ("array", "part"),
+    [
+        (np.array([[1.0, 2.0], [np.nan, 1.0]]), "first in item 1"),
+        (np.array([[1.0, np.inf], [2.0, 1.0]]), "first in item 0"),
+        (np.array([[1.0], [1e300]]), "first in item 1"),
+        (np.zeros((4, 2), np.int64), "must be uint8 or float, got int64"),
+        (np.zeros((4, 2), complex), "must be uint8 or float, got complex128"),
+        (np.zeros(4), "(N, *shape)"),
+        (np.zeros((0, 3, 8, 8), np.uint8), "not empty"),
+        (np.zeros((4, 8, 8), np.uint8), "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8)"),
+        (np.zeros((4, 8, 8, 4), np.uint8), "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8, 4)"),
+    ],
+)
+def test_arrays_that_cannot_be_meant_are_refused(tmp_path, array, part):
+    np.save(tmp_path / "a.npy", array)
+    message = refusal(read_array_file, tmp_path / "a.npy")
+    assert part in message
+    assert str(tmp_path / "a.npy") in message
+
+
+def test_array_files_that_cannot_be_read_are_refused(tmp_path):
+    assert "does not exist" in refusal(read_array_file, tmp_path / "absent.npy")
+    (tmp_path / "a.txt").write_text("1 2")
+    assert "neither an .npy nor an .npz" in refusal(read_array_file, tmp_path / "a.txt")
+    np.save(tmp_path / "objects.npy", np.array([{}, {}]), allow_pickle=True)
+    assert "pickled objects" in refusal(read_array_file, tmp_path / "objects.npy")
+    np.savez(tmp_path / "objects.npz", images=np.array([{}, {}]))
+    assert "pickled objects" in refusal(read_array_file, tmp_path / "objects.npz")
+    for name in ("a.npy", "a.npz"):
+        for content in (b"", b"no numpy file"):
+            (tmp_path / name).write_bytes(content)
+            assert f"{name} cannot be read" in refusal(read_array_file, tmp_path / name)
+    np.save(tmp_path / "a.npy", pixels(4, 3, 8, 8))
+    (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-10])
+    assert "a.npy cannot be read" in refusal(read_array_file, tmp_path / "a.npy")
+    np.savez(tmp_path / "a.npz", images=pixels(4, 3, 8, 8))
+    (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-10])
+    assert "a.npz cannot be read" in refusal(read_array_file, tmp_path / "a.npz")
+
+
+def test_npz_without_a_usable_key_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", cats=pixels(1, 3, 2, 2), dogs=pixels(1, 3, 2, 2))
+    assert "found: cats, dogs" in refusal(read_array_file, tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", labels=np.arange(3))
+    assert "found: labels" in refusal(read_array_file, tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("labels", [np.arange(3), np.zeros(4), np.zeros((4, 1), int)])
+def test_npz_labels_that_do_not_match_are_refused(tmp_path, labels):
+    np.savez(tmp_path / "a.npz", images=pixels(4, 3, 2, 2), labels=labels)
+    assert "labels must be 4 integers" in refusal(read_array_file, tmp_path / "a.npz")
