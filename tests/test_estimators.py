@@ -1,0 +1,593 @@
+"""Every estimator: its contract, its limits, and its distribution against enumeration in float64."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, UniformSNIS, streaming
+from lit_knn.index import FaissIndex
+from lit_knn.reference import ReferenceSet
+
+NOISE_LEVELS = [0.002, 0.05, 0.5, 2.0, 10.0, 80.0]
+MAKERS = {
+    "Exact": Exact,
+    "MonteCarlo": lambda: MonteCarlo(n=8),
+    "UniformSNIS": lambda: UniformSNIS(n=8),
+    "STF": lambda: STF(n=8),
+    "KNN": lambda: KNN(k=6, n=8),
+    "OneSample": OneSample,
+}
+EVERY = pytest.mark.parametrize("name", MAKERS)
+WITH_REFERENCE = pytest.mark.parametrize("name", [name for name in MAKERS if name != "OneSample"])
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def pixel_set(n=20, **options):
+    return ReferenceSet(torch.randint(0, 256, (n, 3, 2, 4), dtype=torch.uint8, generator=rng()), **options)
+
+
+def vector_set(n=40, d=3, **options):
+    return ReferenceSet(torch.randn(n, d, generator=rng()), **options)
+
+
+def make_set(kind):
+    return pixel_set() if kind == "uint8" else vector_set()
+
+
+def everything(reference):
+    return reference.gather(torch.arange(reference.N))
+
+
+def latents(reference, t, b=5, seed=1, dtype=torch.float32):
+    ids = torch.randint(reference.N, (b,), generator=rng(seed))
+    x = reference.gather(ids).to(dtype)
+    return x, x + t * torch.randn(x.shape, dtype=dtype, generator=rng(seed + 1))
+
+
+def enumerate_mean(reference, z, t):
+    """Eq. 8 in float64, z by z."""
+    x = everything(reference).flatten(1).double().numpy()
+    means = []
+    for point, level in zip(z.flatten(1).double().numpy(), np.broadcast_to(np.asarray(t), len(z)), strict=True):
+        log_p = -((point - x) ** 2).sum(1) / (2 * float(level) ** 2)
+        p = np.exp(log_p - log_p.max())
+        means.append((p[:, None] * x).sum(0) / p.sum())
+    return torch.tensor(np.array(means)).reshape(z.shape)
+
+
+def posterior_variance(reference, z, t):
+    """Var(x|z,t) per dimension for one z."""
+    x = everything(reference).flatten(1).double()
+    log_p = -(x - z.flatten().double()).square().sum(1) / (2 * t**2)
+    p = torch.softmax(log_p, 0)
+    return (p[:, None] * (x - p @ x).square()).sum(0)
+
+
+def repeated(estimator, z, t, R, x_source=None, seed=0):
+    """R independent estimates for one z (1, *shape), flattened: (R, d)."""
+    source = None if x_source is None else x_source.expand(R, *x_source.shape[1:])
+    return estimator.posterior_mean(z.expand(R, *z.shape[1:]), t, source, rng(seed)).flatten(1).double()
+
+
+# The contract
+
+
+@EVERY
+@pytest.mark.parametrize("kind", ["uint8", "float"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_shape_and_dtype_are_those_of_z(name, kind, dtype):
+    reference = make_set(kind)
+    estimator = MAKERS[name]()
+    assert estimator.bind(reference) is estimator
+    x, z = latents(reference, 0.5)
+    for result in (
+        estimator.posterior_mean(z.to(dtype), 0.5, x.to(dtype), rng()),
+        estimator.score(z.to(dtype), 0.5, x.to(dtype), rng()),
+    ):
+        assert result.shape == z.shape
+        assert result.dtype == dtype
+        assert result.device == z.device
+        assert result.isfinite().all()
+
+
+@EVERY
+@pytest.mark.parametrize("kind", ["uint8", "float"])
+def test_one_generator_one_result(name, kind):
+    reference = make_set(kind)
+    x, z = latents(reference, 2.0, b=6)
+    estimator = MAKERS[name]().bind(reference)
+    first = estimator.posterior_mean(z, 2.0, x, rng(3))
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert torch.equal(estimator.posterior_mean(z, 2.0, x, rng(3)), first)
+    assert torch.equal(torch.get_rng_state(), state)  # the default generator is not touched
+    if name not in ("Exact", "OneSample"):
+        assert not torch.equal(estimator.posterior_mean(z, 2.0, x, rng(4)), first)
+
+
+@EVERY
+def test_scalar_and_per_item_t_agree(name):
+    reference = pixel_set()
+    x, z = latents(reference, 2.0)
+    estimator = MAKERS[name]().bind(reference)
+    expected = estimator.posterior_mean(z, 2.0, x, rng())
+    for t in (torch.tensor(2.0), torch.full((5,), 2.0), torch.full((5,), 2.0, dtype=torch.float64), 2):
+        assert torch.equal(estimator.posterior_mean(z, t, x, rng()), expected)
+        torch.testing.assert_close(estimator.score(z, t, x, rng()), (expected - z) / 4, rtol=1e-5, atol=1e-6)
+
+
+def test_per_item_t_belongs_to_its_item():
+    reference = pixel_set()
+    t = torch.tensor(NOISE_LEVELS, dtype=torch.float64)
+    _, z = latents(reference, 1.0, b=len(t), dtype=torch.float64)
+    expected = enumerate_mean(reference, z, NOISE_LEVELS)
+    torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, t), expected, rtol=0, atol=1e-9)
+    # With k = N and many draws the KNN estimate of each item is near the mean at its own t.
+    mean = KNN(k=20, n=20_000).bind(reference).posterior_mean(z, t, generator=rng())
+    torch.testing.assert_close(mean, expected, rtol=0, atol=0.03)
+
+
+@EVERY
+@pytest.mark.parametrize("t", [0.002, 1.0, 80.0])
+def test_score_is_eq_5(name, t):
+    reference = pixel_set()
+    x, z = latents(reference, t)
+    estimator = MAKERS[name]().bind(reference)
+    mu, score = (method(z, t, x, rng()) for method in (estimator.posterior_mean, estimator.score))
+    np.testing.assert_allclose(score, (mu.double() - z.double()) / t**2, rtol=1e-6)
+
+
+def test_score_is_accurate_for_half_precision_noise_levels():
+    reference = pixel_set()
+    _, z = latents(reference, 0.002)
+    t = torch.tensor(0.002, dtype=torch.float16)  # t² is subnormal in float16
+    estimator = Exact().bind(reference)
+    np.testing.assert_allclose(estimator.score(z, t), estimator.score(z, t.double()), rtol=1e-6)
+
+
+@EVERY
+def test_no_gradient_flows_through_an_estimate(name):
+    reference = pixel_set()
+    x, z = latents(reference, 1.0)
+    estimator = MAKERS[name]().bind(reference)
+    assert not estimator.posterior_mean(z.requires_grad_(), 1.0, x, rng()).requires_grad
+    assert not estimator.score(z, 1.0, x, rng()).requires_grad
+
+
+@EVERY
+def test_autocast_around_the_call_changes_nothing(name):
+    reference = pixel_set()
+    x, z = latents(reference, 0.5)
+    estimator = MAKERS[name]().bind(reference)
+    expected = [method(z, 0.5, x, rng()) for method in (estimator.posterior_mean, estimator.score)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = [method(z, 0.5, x, rng()) for method in (estimator.posterior_mean, estimator.score)]
+    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+
+
+@EVERY
+def test_the_latents_are_left_as_they_are(name):
+    reference = pixel_set()
+    x, z = latents(reference, 0.5)
+    copies = x.clone(), z.clone(), reference.images.clone()
+    MAKERS[name]().bind(reference).posterior_mean(z, 0.5, x, rng())
+    assert torch.equal(x, copies[0])
+    assert torch.equal(z, copies[1])
+    assert torch.equal(reference.images, copies[2])
+
+
+@EVERY
+def test_deepcopy_of_a_module_shares_the_images_and_the_index(name):
+    class Module(nn.Module):
+        def __init__(self, estimator):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.estimator = estimator
+
+    reference = pixel_set()
+    reference.build_index()
+    module = Module(MAKERS[name]().bind(reference))
+    twin = copy.deepcopy(module)
+    assert set(twin.state_dict()) == {"layer.weight", "layer.bias"}
+    assert twin.layer.weight.data_ptr() != module.layer.weight.data_ptr()
+    assert twin.estimator is not module.estimator
+    assert twin.estimator.reference.images.data_ptr() == reference.images.data_ptr()
+    x, z = latents(reference, 1.0)
+    expected = module.estimator.posterior_mean(z, 1.0, x, rng())
+    assert torch.equal(twin.estimator.posterior_mean(z, 1.0, x, rng()), expected)
+
+
+# Bad input
+
+
+@WITH_REFERENCE
+def test_use_before_bind_is_refused(name):
+    with pytest.raises(InputError, match="bind"):
+        MAKERS[name]().posterior_mean(torch.zeros(2, 3), 1.0, torch.zeros(2, 3))
+
+
+def test_one_sample_needs_no_bind_but_a_source():
+    x = torch.ones(2, 3)
+    assert torch.equal(OneSample().posterior_mean(torch.zeros(2, 3), 1.0, x), x)
+    with pytest.raises(InputError, match="x_source"):
+        OneSample().posterior_mean(torch.zeros(2, 3), 1.0)
+
+
+@pytest.mark.parametrize("n", [0, -4])
+def test_counts_below_one_are_refused(n):
+    for name, make in {"MonteCarlo": MonteCarlo, "UniformSNIS": UniformSNIS, "STF": STF, "KNN": KNN}.items():
+        with pytest.raises(InputError, match=f"{name}.*n .*{n}"):
+            make(n=n)
+    with pytest.raises(InputError, match=f"KNN.*k .*{n}"):
+        KNN(k=n)
+
+
+def test_more_neighbours_than_images_are_refused():
+    estimator = KNN(k=21)
+    with pytest.raises(InputError, match=r"k=21.*20"):
+        estimator.bind(pixel_set())
+    with pytest.raises(InputError, match="bind"):  # a refused set is not bound
+        _ = estimator.reference
+    KNN(k=40, n=1).bind(pixel_set(hflip=True))  # mirror images count
+
+
+@EVERY
+@pytest.mark.parametrize("t", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_noise_levels_are_refused_with_their_value(name, t):
+    reference = pixel_set()
+    x, z = latents(reference, 1.0)
+    estimator = MAKERS[name]().bind(reference)
+    for bad in (t, torch.tensor([1.0, 1.0, t, 1.0, 1.0])):
+        for method in (estimator.posterior_mean, estimator.score):
+            with pytest.raises(InputError, match=f"{name}: t .*{t}"):
+                method(z, bad, x)
+
+
+@EVERY
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_latents_that_are_not_finite_are_refused(name, value):
+    reference = pixel_set()
+    x, z = latents(reference, 1.0)
+    z[3, 1, 1, 2] = value
+    with pytest.raises(InputError, match=f"{name}: z .*finite"):
+        MAKERS[name]().bind(reference).posterior_mean(z, 1.0, x)
+
+
+@WITH_REFERENCE
+@pytest.mark.parametrize("shape", [(5, 24), (3, 2, 4), (5, 3, 4, 2), (24,)])
+def test_latents_of_another_shape_are_refused(name, shape):
+    with pytest.raises(InputError, match=f"{name}: z .*3, 2, 4"):
+        MAKERS[name]().bind(pixel_set()).posterior_mean(torch.zeros(shape), 1.0)
+
+
+@EVERY
+def test_other_mismatches_are_refused(name):
+    reference = pixel_set()
+    x, z = latents(reference, 1.0)
+    estimator = MAKERS[name]().bind(reference)
+    with pytest.raises(InputError, match="int64"):
+        estimator.posterior_mean(z.long(), 1.0, x)
+    with pytest.raises(InputError, match="x_source"):
+        estimator.posterior_mean(z, 1.0, x[:3])
+    with pytest.raises(InputError, match="t must"):
+        estimator.posterior_mean(z, torch.ones(3), x)
+    assert issubclass(InputError, ValueError)
+
+
+# Exact
+
+
+@pytest.mark.parametrize("t", NOISE_LEVELS)
+@pytest.mark.parametrize("kind", ["uint8", "float"])
+@pytest.mark.parametrize("work_bytes", [None, 8 * 100, 1])
+def test_exact_equals_enumeration_also_in_chunks(monkeypatch, t, kind, work_bytes):
+    if work_bytes is not None:
+        monkeypatch.setattr(streaming, "WORK_BYTES", work_bytes)
+    reference = make_set(kind)
+    for spread in (t, 1.0):
+        _, z = latents(reference, spread, b=4, dtype=torch.float64)
+        expected = enumerate_mean(reference, z, t)
+        result = Exact().bind(reference).posterior_mean(z, t)
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-9)
+        z32 = z.float()
+        result = Exact().bind(reference).posterior_mean(z32, t)
+        expected = enumerate_mean(reference, z32, t).float()
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
+
+
+def test_streaming_memory_is_bounded(monkeypatch):
+    reference, limit = vector_set(n=60, d=4), 8 * 100
+    monkeypatch.setattr(streaming, "WORK_BYTES", limit)
+    _, z = latents(reference, 1.0, b=50)
+    batches, chunks, seen = 0, 0, []
+    for rows in streaming.batches_of(len(z), reference.d):
+        batches += 1
+        seen += range(50)[rows]
+        ids_seen = []
+        for ids, x, sq_dist in streaming.stream_sq_dist(reference, z[rows]):
+            chunks += 1
+            ids_seen += range(60)[ids]
+            assert sq_dist.shape == (len(z[rows]), len(x))
+            assert x.double().nbytes <= limit
+            assert sq_dist.nbytes <= limit
+            expected = (z[rows].double()[:, None] - x.double()).square().sum(2)
+            np.testing.assert_allclose(sq_dist, expected, rtol=1e-9, atol=1e-12)
+        assert ids_seen == list(range(60))
+        assert z[rows].double().nbytes <= limit
+    assert seen == list(range(50))
+    assert batches > 1
+    assert chunks > 10
+    small = [MAKERS[name]().bind(reference).posterior_mean(z, 0.7, generator=rng()) for name in ("Exact", "MonteCarlo")]
+    monkeypatch.undo()
+    torch.testing.assert_close(small[0], Exact().bind(reference).posterior_mean(z, 0.7))
+
+
+@pytest.mark.parametrize("b", [1, 3])
+def test_exact_does_not_drift_over_many_images(b):
+    # In float32 the plain sum of 50,000 terms is wrong in the fourth digit.
+    reference = ReferenceSet(torch.full((50_000, 2), 0.7))
+    result = Exact().bind(reference).posterior_mean(torch.zeros(b, 2, dtype=torch.float64), 80.0)
+    np.testing.assert_allclose(result, np.float32(0.7), rtol=1e-9)
+
+
+def test_exact_with_hflip_is_the_mean_over_the_mirror_images_too():
+    reference = pixel_set(hflip=True)
+    x = pixel_set().gather(torch.arange(20))
+    doubled = ReferenceSet(torch.cat([x, x.flip(-1)]))
+    _, z = latents(doubled, 1.0, b=8, dtype=torch.float64)
+    expected = enumerate_mean(doubled, z, 1.0)
+    torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, 1.0), expected, rtol=0, atol=1e-6)
+
+
+# Distribution of the sampling estimators
+
+
+@pytest.mark.parametrize("t", [1.0, 2.0])
+@pytest.mark.parametrize("n", [1, 10])
+def test_monte_carlo_is_unbiased_with_variance_over_n(t, n):
+    reference, R = vector_set(), 10_000
+    _, z = latents(reference, t, b=1)
+    mu, variance = enumerate_mean(reference, z, t)[0], posterior_variance(reference, z, t)
+    means = repeated(MonteCarlo(n).bind(reference), z, t, R)
+    assert ((means.mean(0) - mu).abs() < 5 * (variance / n / R).sqrt() + 1e-7).all()
+    # The spread of a sample variance hangs on the fourth moment, which is large where few images dominate.
+    squared = (means - mu).square()
+    assert ((squared.mean(0) - variance / n).abs() < 5 * squared.std(0) / R**0.5).all()
+    assert (squared.std(0) / R**0.5 < 0.1 * variance / n).all()
+
+
+def test_monte_carlo_draws_images_of_the_posterior():
+    # Two equally near images: n = 1 gives either, and nothing else.
+    reference = ReferenceSet(torch.tensor([[1.0], [-1.0], [5.0]]))
+    values = repeated(MonteCarlo(1).bind(reference), torch.zeros(1, 1), 0.1, 1000)
+    assert set(values.flatten().tolist()) == {1.0, -1.0}
+    assert abs(values.mean()) < 5 / 1000**0.5
+
+
+def test_uniform_snis_equals_a_loop_over_its_draws(monkeypatch):
+    # With the ids in hand the estimate is a weighted mean: nothing random is left.
+    reference = vector_set()
+    _, z = latents(reference, 1.0, b=4)
+    ids = torch.randint(40, (4, 8), generator=rng(5))
+    monkeypatch.setattr(torch, "randint", lambda *arguments, **options: ids)
+    result = UniformSNIS(8).bind(reference).posterior_mean(z, 1.0)
+    for b in range(4):
+        x = everything(reference)[ids[b]].double()
+        w = torch.softmax(-(x - z[b].double()).square().sum(1) / 2, 0)
+        np.testing.assert_allclose(result[b], w @ x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [UniformSNIS, STF, lambda n: KNN(k=5, n=n), lambda n: KNN(k=40, n=n)])
+@pytest.mark.parametrize("t", [0.8, 3.0])
+def test_snis_estimators_converge_to_exact(make, t):
+    reference = vector_set()
+    x, z = latents(reference, t, b=6)
+    expected = enumerate_mean(reference, z, t)
+    errors = []
+    for n in (16, 512, 16_384):
+        estimates = make(n).bind(reference).posterior_mean(z, t, x, rng(n))
+        errors.append((estimates.double() - expected).square().mean().sqrt().item())
+    assert errors[0] > 2 * errors[1]
+    assert errors[1] > 2 * errors[2]  # 5.7 on average
+    assert errors[2] < 0.04
+
+
+@pytest.mark.parametrize("t", NOISE_LEVELS)
+def test_knn_with_all_neighbours_is_multi_sample_monte_carlo(t):
+    # k = N makes q the posterior: all weights equal, so the estimate has the bias and variance of Eq. 9.
+    reference = vector_set()
+    _, z = latents(reference, t, b=1)
+    mu, variance = enumerate_mean(reference, z, t)[0], posterior_variance(reference, z, t)
+    n, R = 10, 4000
+    means = repeated(KNN(k=40, n=n).bind(reference), z, t, R)
+    assert ((means.mean(0) - mu).abs() < 5 * (variance / n / R).sqrt() + 1e-6).all()
+    np.testing.assert_allclose(means.var(0), variance / n, rtol=0.15, atol=1e-10)
+
+
+@pytest.mark.parametrize("k", [3, 12])
+def test_knn_has_the_variance_of_eq_12(k):
+    reference, t = vector_set(), 0.8
+    x = everything(reference).double()
+    _, z = latents(reference, t, b=1)
+    likelihood = torch.exp(-(x - z.double()).square().sum(1) / (2 * t**2))
+    p = likelihood / likelihood.sum()
+    q = likelihood.clamp(min=likelihood.topk(k).values[-1])  # Eq. 13
+    q = q / q.sum()
+    n, R = 400, 4000
+    predicted = (p.square() / q) @ (x - p @ x).square() / n
+    means = repeated(KNN(k=k, n=n).bind(reference), z, t, R)
+    error = (means - p @ x).square().mean(0)
+    np.testing.assert_allclose(error, predicted, rtol=0.15)
+
+
+@pytest.mark.parametrize(
+    ("factory", "nprobe", "t"),
+    [
+        *[("SQ8", None, t) for t in (0.002, 0.3, 1.0, 80.0)],
+        *[("IVF8,Flat", 8, t) for t in (0.002, 0.3, 1.0, 80.0)],
+        # Searching one list loses near images to the tail. At a t where the tail has no mass they are never drawn,
+        # so only larger t show that the weights make up for the search.
+        *[(factory, 1, t) for factory in ("IVF8,Flat", "IVF8,SQ8") for t in (1.5, 3.0, 80.0)],
+    ],
+)
+def test_knn_with_an_approximate_search_stays_consistent(factory, nprobe, t):
+    reference = ReferenceSet(torch.randn(60, 3, generator=rng()), FaissIndex(factory, nprobe))
+    _, z = latents(reference, t, b=8)
+    if nprobe == 1:
+        assert (reference.search(z, 30)[1] < 0).any()
+    result = KNN(k=30, n=30_000).bind(reference).posterior_mean(z, t, generator=rng())
+    torch.testing.assert_close(result.double(), enumerate_mean(reference, z, t), rtol=0, atol=0.04)
+
+
+def test_knn_whose_search_finds_nothing_is_uniform_snis():
+    class Blind(FaissIndex):
+        def search(self, queries, k):
+            sq_dist, ids = super().search(queries, k)
+            return torch.full_like(sq_dist, torch.inf), torch.full_like(ids, -1)
+
+    reference = ReferenceSet(torch.randn(40, 3, generator=rng()), Blind("Flat"))
+    _, z = latents(reference, 1.0)
+    result = KNN(k=10, n=60_000).bind(reference).posterior_mean(z, 1.0, generator=rng())
+    torch.testing.assert_close(result.double(), enumerate_mean(reference, z, 1.0), rtol=0, atol=0.05)
+
+
+def near_duplicates(copies):
+    """Random images, the first of them `copies` times with one grey level of one pixel changed, at t_min."""
+    images = torch.randint(0, 256, (20 + copies, 3, 8, 8), dtype=torch.uint8, generator=rng())
+    images[:copies] = images[0]
+    for i in range(1, copies):
+        images[i].view(-1)[i] ^= 1
+    return ReferenceSet(images)
+
+
+@pytest.mark.parametrize("copies", [2, 5, 30])
+@pytest.mark.parametrize("k", [5, 20])
+def test_images_one_grey_level_apart_are_told_apart_at_t_min(copies, k):
+    # The posterior hangs on a difference of 6e-5 in sq_dist: float32 distances by expansion cannot see it.
+    reference, t = near_duplicates(copies), 0.002
+    x = reference.gather(torch.arange(2))
+    z = x.repeat(4, 1, 1, 1) + t * torch.randn(8, 3, 8, 8, generator=rng(1))
+    expected = enumerate_mean(reference, z, t)
+    exact = Exact().bind(reference).posterior_mean(z, t)
+    torch.testing.assert_close(exact.double(), expected, rtol=0, atol=2e-6)
+    # The images span 1/127.5 in those pixels. A tenth of that is seen.
+    estimate = KNN(k=k, n=4000).bind(reference).posterior_mean(z, t, generator=rng())
+    torch.testing.assert_close(estimate.double(), expected, rtol=0, atol=8e-4)
+
+
+@pytest.mark.parametrize("t", [0.002, 0.5])
+def test_exact_duplicates_count_twice(t):
+    x = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.003 * t / 0.002, 0.0], [9.0, 9.0]])
+    reference = ReferenceSet(x)
+    z = torch.tensor([[0.0015 * t / 0.002, 0.0]])  # as far from the first two as from the third
+    expected = torch.tensor([[0.001 * t / 0.002, 0.0]])
+    torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, t), expected, rtol=1e-3, atol=1e-7)
+    for estimator in (KNN(k=4, n=50_000), KNN(k=2, n=50_000), MonteCarlo(50_000)):
+        result = estimator.bind(reference).posterior_mean(z, t, generator=rng())
+        torch.testing.assert_close(result, expected, rtol=0.03, atol=1e-6)
+
+
+# STF
+
+
+def test_stf_of_one_is_the_source():
+    reference = pixel_set()
+    x, z = latents(reference, 5.0)
+    torch.testing.assert_close(STF(1).bind(reference).posterior_mean(z, 5.0, x), x)
+
+
+def test_stf_averages_n_images_the_source_included():
+    # At large t all weights are equal. A source far from every image counts 1/n.
+    reference = ReferenceSet(torch.zeros(10, 2))
+    for n in (1, 2, 5, 100):
+        for b in (1, 300):  # the batch size has no part in it
+            mean = STF(n).bind(reference).posterior_mean(torch.zeros(b, 2), 1e6, torch.full((b, 2), 1.0))
+            torch.testing.assert_close(mean, torch.full((b, 2), 1 / n), rtol=1e-5, atol=0)
+
+
+def test_stf_without_a_source_is_uniform_snis():
+    reference = vector_set()
+    _, z = latents(reference, 1.0)
+    stf, uniform = (make(8).bind(reference).posterior_mean(z, 1.0, None, rng()) for make in (STF, UniformSNIS))
+    assert torch.equal(stf, uniform)
+
+
+def test_stf_is_biased_at_intermediate_t_and_knn_is_not():
+    reference, t = ReferenceSet(torch.randn(60, 8, generator=rng())), 1.0
+    x, z = latents(reference, t, b=20)
+    mu = enumerate_mean(reference, z, t)
+
+    def squared_bias(estimator, R):
+        batch = [tensor.repeat(R, 1) for tensor in (z, x)]
+        means = estimator.bind(reference).posterior_mean(batch[0], t, batch[1], rng()).double()
+        return (means.reshape(R, *z.shape).mean(0) - mu).square().mean().item()
+
+    stf, knn = squared_bias(STF(16), R=200), squared_bias(KNN(k=20, n=16), R=200)
+    assert stf > 20 * knn
+    assert stf > 0.01
+    assert squared_bias(STF(1024), R=20) < stf / 20  # it vanishes as n grows
+
+
+# Limits
+
+
+@pytest.mark.parametrize("make", [Exact, lambda: MonteCarlo(5), lambda: KNN(k=3, n=5), lambda: STF(5)])
+def test_small_t_gives_the_nearest_image(make):
+    reference = pixel_set()
+    x, z = latents(reference, 0.002)
+    torch.testing.assert_close(make().bind(reference).posterior_mean(z, 0.002, x, rng()), x, rtol=0, atol=1e-6)
+
+
+def test_small_t_far_from_every_image_gives_the_nearest():
+    # Every likelihood underflows, and the latent is not from the process at this t.
+    reference = pixel_set()
+    z = torch.randn(5, 3, 2, 4, generator=rng(4))
+    nearest = everything(reference)[
+        (z.flatten(1)[:, None] - everything(reference).flatten(1)).square().sum(2).argmin(1)
+    ]
+    for estimator in (Exact(), MonteCarlo(5), KNN(k=3, n=5), KNN(k=20, n=5)):
+        mean = estimator.bind(reference).posterior_mean(z, 0.002, generator=rng())
+        torch.testing.assert_close(mean, nearest, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [Exact, MonteCarlo, UniformSNIS, STF, lambda n: KNN(k=3, n=n)])
+def test_large_t_gives_the_data_mean(make):
+    reference = pixel_set()
+    x, z = latents(reference, 80.0)
+    estimator = (make() if make is Exact else make(40_000)).bind(reference)
+    mean = estimator.posterior_mean(z, 1e5, x, rng())
+    expected = everything(reference).mean(0).expand_as(z)
+    torch.testing.assert_close(mean, expected, rtol=0, atol=1e-6 if make is Exact else 0.02)
+
+
+def test_a_set_of_one_image():
+    reference = ReferenceSet(torch.tensor([[0.25, -0.5]]))
+    z = torch.randn(3, 2, generator=rng())
+    for estimator in (Exact(), MonteCarlo(3), UniformSNIS(3), STF(3), KNN(k=1, n=3)):
+        for t in (0.002, 1.0, 80.0):
+            mean = estimator.bind(reference).posterior_mean(z, t, generator=rng())
+            torch.testing.assert_close(mean, torch.tensor([[0.25, -0.5]]).expand(3, 2))
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_batches_much_larger_than_n(n):
+    reference = pixel_set()
+    x, z = latents(reference, 3.0, b=500)
+    mu = enumerate_mean(reference, z, 3.0)
+    for estimator in (STF(n), UniformSNIS(n), MonteCarlo(n), KNN(k=2, n=n)):
+        mean = estimator.bind(reference).posterior_mean(z, 3.0, x, rng()).double()
+        assert mean.isfinite().all()
+        # Rows are independent: errors average out over the batch. The spread of one image is 0.6.
+        assert (mean - mu).mean().abs() < 0.05
+
+
+def test_estimators_are_estimators():
+    for make in MAKERS.values():
+        assert isinstance(make(), Estimator)
