@@ -2,6 +2,7 @@
 
 from callbacks.checkpoints import CheckpointByImages, LastCheckpoint
 from callbacks.fidelity import PixelFrechetDistance
+from callbacks.progress import StepProgressBar
 from callbacks.run_summary import RunSummary
 from callbacks.sample_grid import SampleGrid
 from callbacks.sample_writer import SampleWriter
@@ -13,4 +14,5 @@ __all__ = [
     "RunSummary",
     "SampleGrid",
     "SampleWriter",
+    "StepProgressBar",
 ]

@@ -3,6 +3,7 @@
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
+from torchmetrics.image.fid import FrechetInceptionDistance
 
 from lit_knn.errors import InputError
 from lit_knn.metrics import pixel_frechet_distance
@@ -29,7 +30,7 @@ class PixelFrechetDistance(pl.Callback):
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.last_value: float | None = None
-        self._metric: torch.nn.Module | None = None
+        self._metric: FrechetInceptionDistance | None = None
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sample with the averaged weights, which are in place until the EMA callback's turn."""
@@ -47,7 +48,7 @@ class PixelFrechetDistance(pl.Callback):
         self.last_value = float(value)
         pl_module.log("fd_pixels", value, prog_bar=True, rank_zero_only=True)
 
-    def _real_statistics(self, trainer: pl.Trainer, reference: ReferenceSet) -> torch.nn.Module:
+    def _real_statistics(self, trainer: pl.Trainer, reference: ReferenceSet) -> FrechetInceptionDistance:
         if min(self.num_samples, reference.N) <= reference.d:
             rank_zero_warn(
                 f"fd_pixels: {min(self.num_samples, reference.N)} images give a rank-deficient covariance of the "

@@ -1,0 +1,40 @@
+"""A progress bar over the whole run."""
+
+import sys
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import TQDMProgressBar
+
+# A bar that is written to a file adds a line at each refresh.
+SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
+
+
+class StepProgressBar(TQDMProgressBar):
+    """Count optimiser steps to `max_steps`, with the time left, instead of batches within an epoch.
+
+    Small data sets have epochs of seconds, of which thousands make a run.
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Start where a resumed run starts."""
+        super().on_train_start()
+        bar = self.train_progress_bar
+        bar.reset(total=trainer.max_steps if trainer.max_steps > 0 else None)
+        bar.initial = bar.n = trainer.global_step
+        bar.set_description("Training")
+        if not sys.stdout.isatty():
+            bar.mininterval = SECONDS_BETWEEN_LINES_IN_A_FILE
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Keep counting."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Move to the current step."""
+        bar = self.train_progress_bar
+        if trainer.global_step > bar.n:
+            bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
+            bar.update(trainer.global_step - bar.n)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep counting."""

@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import yaml
+from pytorch_lightning.cli import LightningArgumentParser
+
+from lit_knn.estimators import KNN, STF, Estimator, OneSample
+from lit_knn.ict import LitICT
+from lit_knn.index import Index
+from lit_knn.solvers import euler_step, heun_step
+from main import make_cli
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+PARTS = ("data", "models", "estimators", "trainer")
+RUNS = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in PARTS)
+PART_TYPES = {"data": pl.LightningDataModule, "models": object, "estimators": Estimator}
+
+
+def parse(*args):
+    return make_cli(["fit", *args], run=False)
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
+def test_every_run_is_parsed_and_instantiated(path, tmp_path):
+    cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path))
+    assert isinstance(cli.model, LitICT)
+    assert isinstance(cli.datamodule, pl.LightningDataModule)
+    assert path.read_text().startswith("#")
+    assert "python main.py" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(p for folder in PART_TYPES for p in (CONFIGS / folder).glob("*.yaml")),
+    ids=lambda p: str(p.relative_to(CONFIGS)),
+)
+def test_every_part_is_parsed_and_instantiated(path):
+    parser = LightningArgumentParser()
+    parser.add_subclass_arguments(PART_TYPES[path.parent.name], "part") if path.parent.name != "models" else (
+        parser.add_subclass_arguments(__import__("torch").nn.Module, "part")
+    )
+    part = parser.instantiate_classes(parser.parse_args(["--part", str(path)])).part
+    assert isinstance(part, PART_TYPES[path.parent.name])
+    assert path.read_text().startswith("#")
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "estimators").glob("*.yaml")), ids=lambda p: p.stem)
+def test_estimator_parts_spell_every_argument(path):
+    # Switching a class_path keeps shared arguments of the one before, so none may be left to its default.
+    import inspect
+
+    import lit_knn.estimators as estimators
+
+    config = yaml.safe_load(path.read_text())
+    cls = getattr(estimators, config["class_path"].rsplit(".", 1)[1])
+    expected = set(inspect.signature(cls).parameters) - {"args", "kwargs"}
+    assert set(config.get("init_args", {})) == expected
+
+
+# Table "Hyperparameter choices for CIFAR-10 consistency model training" (tab:hyperparams).
+@pytest.mark.parametrize(
+    ("name", "estimator", "solver"),
+    [("ict", OneSample, euler_step), ("ict_knn", KNN, heun_step), ("ict_stf", STF, heun_step)],
+)
+def test_table1_runs_have_the_hyperparameters_of_the_paper(name, estimator, solver):
+    cli = parse("-c", str(CONFIGS / "table1" / f"{name}.yaml"), "--trainer.accelerator", "cpu")
+    h = cli.model.hparams
+    assert cli.trainer.max_steps == h.total_steps == 400_000
+    assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 1024
+    assert (h.lr, h.ema_decay) == (1e-4, 0.99993)
+    assert (h.s0, h.s1, h.P_mean, h.P_std) == (10, 1280, -1.1, 2.0)
+    assert cli.model.consistency_function.net.down[1].dropout.p == 0.3
+    assert cli.model.solver is solver
+    assert type(cli.model.estimator) is estimator
+    assert getattr(cli.model.estimator, "n", 1) == (1 if estimator is OneSample else 256)
+    assert getattr(cli.model.estimator, "k", None) == (2048 if estimator is KNN else None)
+    by_images = next(c for c in cli.trainer.callbacks if type(c).__name__ == "CheckpointByImages")
+    assert by_images.every_n_images == 2_500_000
+
+
+def test_defaults_of_the_module_are_those_of_the_paper():
+    import inspect
+
+    defaults = {name: p.default for name, p in inspect.signature(LitICT).parameters.items()}
+    expected = {"lr": 1e-4, "ema_decay": 0.99993, "total_steps": 400_000, "s0": 10, "s1": 1280}
+    expected |= {"P_mean": -1.1, "P_std": 2.0, "sigma_data": 0.5, "sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
+    assert {name: defaults[name] for name in expected} == expected
+
+
+def test_estimator_is_switched_on_the_command_line():
+    run = ("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "--trainer.accelerator", "cpu")
+    stf = parse(*run, "--model.estimator", str(CONFIGS / "estimators" / "stf.yaml")).model.estimator
+    assert type(stf) is STF
+    assert stf.n == 256
+    assert parse(*run, "--model.estimator.n", "64").model.estimator.n == 64
+
+
+def test_index_is_an_option_of_the_data():
+    cli = parse(
+        *("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "--trainer.accelerator", "cpu"),
+        *("--data.index.factory", "IVF1788,SQ8", "--data.index.nprobe", "25"),
+    )
+    assert isinstance(cli.datamodule.index, Index)
+    assert (cli.datamodule.index.factory, cli.datamodule.index.nprobe) == ("IVF1788,SQ8", 25)
+
+
+def test_one_seed_reaches_model_and_data():
+    cli = parse("-c", str(CONFIGS / "demo.yaml"), "--seed_everything", "7")
+    assert cli.model.hparams.seed == cli.datamodule.seed == 7

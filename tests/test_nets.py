@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.nets import UNet
+
+
+@pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 32), (2, 64), (5, 16), (3, 28)])
+def test_unet_keeps_the_shape_of_any_images(channels, side):
+    net = UNet(channels, channels=8, blocks=1)
+    assert net(torch.randn(2, channels, side, side), torch.zeros(2)).shape == (2, channels, side, side)
+
+
+def test_unet_starts_at_zero_and_every_parameter_learns():
+    net = UNet(1, channels=8, num_classes=10, blocks=1)
+    z, noise, labels = torch.randn(4, 1, 8, 8), torch.randn(4), torch.arange(4)
+    assert torch.count_nonzero(net(z, noise, labels)) == 0
+    # The zero layers pass no gradient until they have moved: a few steps wake up everything.
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (net(z, noise, labels) - torch.randn(4, 1, 8, 8)).square().mean().backward()
+        optimizer.step()
+    without_gradient = [name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without_gradient == []
+
+
+def test_unet_output_depends_on_noise_level_and_class():
+    net = UNet(1, channels=8, num_classes=3, blocks=1)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    z = torch.randn(1, 1, 8, 8)
+    base = net(z, torch.tensor([0.0]), torch.tensor([0]))
+    assert not torch.allclose(base, net(z, torch.tensor([1.0]), torch.tensor([0])), atol=1e-4)
+    assert not torch.allclose(base, net(z, torch.tensor([0.0]), torch.tensor([1])), atol=1e-4)
+
+
+def test_items_of_a_batch_do_not_touch_each_other():
+    net = UNet(1, channels=8, blocks=1)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    z, noise = torch.randn(3, 1, 8, 8), torch.randn(3)
+    torch.testing.assert_close(net(z, noise)[1:2], net(z[1:2], noise[1:2]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channels": 0}, "channels"),
+        ({"multipliers": ()}, "multipliers"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        UNet(1, **options)
