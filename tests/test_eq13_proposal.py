@@ -205,6 +205,17 @@ def test_extreme_uniform_numbers_stay_in_the_support(monkeypatch, u, missing, t)
         np.testing.assert_allclose(log_q[row], np.log(q[row][drawn[row].numpy()]), rtol=1e-9)
 
 
+def test_rounding_of_the_probabilities_leaves_no_gap_at_the_end(monkeypatch):
+    # log q near 6e5 has ten digits after exp: the probabilities of some rows sum to less than the largest u.
+    sq_dist = 5 + 8e-6 * torch.rand(200, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    proposal = neighbour_proposal(sq_dist, torch.arange(4).expand(200, 4), 0.002, 4)
+    assert (proposal.log_q.exp().sum(1) < 1 - 2**-52).any()
+    monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.full(shape, 1 - 2**-53, dtype=torch.float64))
+    ids, log_q = sample_proposal(proposal, 1)
+    assert (ids == 3).all()
+    np.testing.assert_array_equal(log_q[:, 0], proposal.log_q[:, 3])
+
+
 def test_draws_depend_on_the_generator_alone():
     _, sq_dist, ids = neighbours(20, 5)
     proposal = neighbour_proposal(sq_dist, ids, 1.0, 20)
