@@ -2,11 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
+from callbacks import StepProgressBar
 from lit_knn.errors import InputError
 
 
@@ -17,6 +20,20 @@ class CLI(LightningCLI):
         """`--seed_everything` also keys the random streams of the model and the order of the data."""
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
+
+    def before_instantiate_classes(self) -> None:
+        """Look for the checkpoint before anything long begins."""
+        path = self._get(self.config, "ckpt_path")
+        if path is not None and path not in ("best", "last", "hpc") and "://" not in path and not Path(path).exists():
+            raise InputError(f"--ckpt_path {path}: no such file")
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Show progress over the whole run, unless another bar, or none, was asked for."""
+        options = self._get(self.config_init, "trainer")
+        callbacks = options["callbacks"] or []
+        if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks = [*callbacks, StepProgressBar()]
+        return super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
@@ -44,9 +61,19 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
     try:
         make_cli(args)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except ValueError as error:
+        cause = _input_error_behind(error)
+        if cause is None:
+            raise
+        print(f"error: {cause}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def _input_error_behind(error: BaseException | None) -> InputError | None:
+    """The parser wraps what a constructor raises: find the message meant for the user."""
+    while error is not None and not isinstance(error, InputError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ class LitICT(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of Eq. 7 (eq:CM). `batch` is x (B, *shape) or a tuple that starts with it."""
         x = _images_of(batch)
-        batch_number = self.trainer.fit_loop.total_batch_idx
+        # Completed batches, unlike started ones, are counted right after an interruption, too.
+        batch_number = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
         loss, t = self._consistency_losses(x, batch_number, TRAIN_STREAM)
         self.images_seen += len(x) * self.trainer.world_size
         self.monitor.update(loss.detach(), t, len(x) * self.trainer.world_size)

@@ -126,7 +126,7 @@ def test_resumed_run_repeats_the_uninterrupted_one(tmp_path):
         model = LitICT(tiny_unet(dropout=0.3), KNN(k=32, n=8), lr=1e-2, ema_decay=0.5, total_steps=8, s1=40)
         # The default generator must not matter: a resumed process does not have its state.
         torch.manual_seed(steps)
-        trainer = pl.Trainer(max_steps=steps, **TRAINER, callbacks=list(callbacks))
+        trainer = pl.Trainer(max_steps=steps, **TRAINER, callbacks=callbacks, enable_checkpointing=bool(callbacks))
         trainer.fit(model, Digits(batch_size=600), ckpt_path=ckpt_path)
         return model, trainer
 

@@ -1,0 +1,227 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import callbacks
+from main import main
+
+ROOT = Path(__file__).parent.parent
+DEMO = str(ROOT / "configs" / "demo.yaml")
+ICT_KNN = str(ROOT / "configs" / "table1" / "ict_knn.yaml")
+TINY_RUN = ["-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
+TINY = [*TINY_RUN, "--model.estimator.k", "32", "--model.estimator.n", "8"]
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def fit_demo(*args, steps=4):
+    every = str(max(steps // 2, 1))
+    main(["fit", "-c", DEMO, *TINY, "--trainer.max_steps", str(steps), "--trainer.val_check_interval", every, *args])
+
+
+def run_folder(version=0):
+    return Path("runs/demo") / f"version_{version}"
+
+
+def write_images(folder, number=40, size=(8, 8), mode="RGB"):
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for i in range(number):
+        shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8), mode).save(folder / f"img{i:04d}.png")
+    return folder
+
+
+def test_fit_leaves_checkpoint_pictures_and_logs_and_says_where(capsys):
+    fit_demo()
+    printed = capsys.readouterr().out
+    checkpoint = run_folder() / "checkpoints" / "last.ckpt"
+    picture = run_folder() / "samples" / "step_0000004_1-step.png"
+    for path in (checkpoint, picture):
+        assert path.exists()
+        assert str(path) in printed
+    assert "tensorboard --logdir runs/demo" in printed
+    assert "Fréchet distance on pixels:" in printed
+    assert Image.open(picture).size[0] > 3 * 32
+    assert torch.load(checkpoint, weights_only=False)["images_seen"] == 4 * 32
+    assert sorted(p.name for p in Path().iterdir()) == ["runs"]
+
+
+def test_everything_promised_is_logged():
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fit_demo("--trainer.log_every_n_steps", "1")
+    events = EventAccumulator(str(run_folder()))
+    events.Reload()
+    scalars = set(events.Tags()["scalars"])
+    assert {"train/loss", "train/num_steps", "train/lr", "time/images_per_s", "time/estimator_share"} <= scalars
+    assert {"val/loss", "fd_pixels", "images_seen"} <= scalars
+    assert sum(name.startswith("train/loss_t_") for name in scalars) == 4
+    assert events.Tags()["images"] == ["samples/1-step", "samples/2-step"]
+    share = [event.value for event in events.Scalars("time/estimator_share")]
+    assert all(0 < value < 1 for value in share)
+    assert events.Scalars("train/num_steps")[0].value == 11
+    assert [event.value for event in events.Scalars("train/lr")] == pytest.approx([0.003] * 4)
+
+
+def test_predict_writes_samples_of_the_averaged_weights(capsys):
+    fit_demo()
+    checkpoint = str(run_folder() / "checkpoints" / "last.ckpt")
+    main(["predict", "-c", DEMO, *TINY, "--ckpt_path", checkpoint, "--data.predict_samples", "70"])
+    folder = run_folder(1) / "predictions"
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [*(f"{seed:06d}.png" for seed in range(70)), "grid.png"]
+
+    config = Path("npz.yaml")
+    config.write_text(
+        "trainer:\n  callbacks:\n    - {class_path: callbacks.SampleWriter, init_args: {format: npz, folder: out}}\n"
+    )
+    more = ["-c", str(config), "--data.predict_samples", "70", "--data.batch_size", "16"]
+    main(["predict", "-c", DEMO, *TINY, *more, "--ckpt_path", checkpoint])
+    assert sorted(path.name for path in Path("out").iterdir()) == ["grid.png", "samples.npz"]
+    samples = np.load("out/samples.npz")
+    assert samples["images"].shape == (70, 8, 8, 1)
+    assert samples["images"].dtype == np.uint8
+    assert samples["seeds"].tolist() == list(range(70))
+    # Another batch size gives the same images, up to one grey level of rounding.
+    single = np.asarray(Image.open(folder / "000037.png")).astype(int)
+    assert np.abs(single - samples["images"][37, :, :, 0]).max() <= 1
+    with pytest.raises(SystemExit):
+        main(["predict", "-c", DEMO, *TINY, *more, "--ckpt_path", checkpoint])
+    assert "folder=out is not empty" in capsys.readouterr().err
+
+
+def test_validate_measures_a_checkpoint():
+    fit_demo()
+    main(["validate", "-c", DEMO, *TINY, "--ckpt_path", str(run_folder() / "checkpoints" / "last.ckpt")])
+    assert list((run_folder(1) / "samples").glob("*_1-step.png"))
+
+
+def test_fit_resumes_from_the_command_line():
+    fit_demo(steps=4)
+    fit_demo("--ckpt_path", str(run_folder() / "checkpoints" / "last.ckpt"), steps=6)
+    checkpoint = torch.load(run_folder(1) / "checkpoints" / "last.ckpt", weights_only=False)
+    assert checkpoint["global_step"] == 6
+    assert checkpoint["images_seen"] == 6 * 32
+
+
+@pytest.mark.parametrize("estimator", ["one_sample", "stf", "uniform_snis", "monte_carlo", "exact"])
+def test_every_estimator_trains_from_the_command_line(estimator):
+    config = str(ROOT / "configs" / "estimators" / f"{estimator}.yaml")
+    main(["fit", "-c", DEMO, *TINY_RUN, "--model.estimator", config, "--trainer.max_steps", "2"])
+    assert (run_folder() / "checkpoints" / "last.ckpt").exists()
+
+
+def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
+    write_images(tmp_path / "images")
+    args = ["--data", str(ROOT / "configs" / "data" / "image_files.yaml"), "--data.path", "images"]
+    args += ["--data.hflip", "true", "--data.index.factory", "IVF4,SQ8", "--data.index.nprobe", "2"]
+    args += ["--model.net.channels", "8", "--model.estimator.k", "16", "--model.estimator.n", "8"]
+    args += ["--data.batch_size", "8", "--trainer.accumulate_grad_batches", "2"]
+    args += ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+    Path("often.yaml").write_text(
+        "trainer:\n  callbacks:\n"
+        "    - {class_path: callbacks.CheckpointByImages, init_args: {every_n_images: 32}}\n"
+        "    - {class_path: callbacks.LastCheckpoint}\n"
+    )
+    main(["fit", "-c", ICT_KNN, "-c", "often.yaml", *args, "--trainer.max_steps", "5"])
+    folder = Path("runs/table1/version_0/checkpoints")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"last.ckpt", "images_seen=32.ckpt", "images_seen=64.ckpt"}
+    config = (folder.parent / "config.yaml").read_text()
+    assert "IVF4,SQ8" in config
+
+
+def test_latents_train_with_a_net_of_ones_own(tmp_path):
+    np.save("latents.npy", np.random.default_rng(0).normal(size=(64, 2, 8, 8)).astype(np.float32) * 3)
+    args = ["--data", str(ROOT / "configs" / "data" / "arrays.yaml"), "--data.path", "latents.npy"]
+    args += [*TINY, "--model.net.in_channels", "2", "--trainer.max_steps", "2"]
+    main(["fit", "-c", DEMO, *args])
+    assert (run_folder() / "checkpoints" / "last.ckpt").exists()
+    assert not list(run_folder().glob("samples/*"))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--model.lerning_rate", "1"], ["lerning_rate"]),
+        (["--model.lr", "fast"], ["lr", "fast"]),
+        (["--trainer.max_stepz", "1"], ["max_stepz"]),
+        (["--model.estimator", "no_such_file.yaml"], ["estimator", "no_such_file.yaml"]),
+        (["--model.estimator", "lit_knn.estimators.Nope"], ["lit_knn.estimators.Nope"]),
+        (["--model.estimator.k", "1798"], ["KNN: k=1798", "1797 images"]),
+        (["--model.estimator.k", "0"], ["KNN: k must be at least 1, got 0"]),
+        (["--model.estimator.n", "0"], ["KNN: n must be at least 1, got 0"]),
+        (["--data.batch_size", "0"], ["batch_size", "0"]),
+        (["--data.batch_size", "1798"], ["batch_size=1798", "1797"]),
+        (["--data.index", "FaissIndex", "--data.index.factory", "Bogus"], ["factory='Bogus'", "could not parse"]),
+        (["--data.index", "FaissIndex", "--data.index.nprobe", "2"], ["nprobe=2 needs IVF"]),
+        (
+            ["--data.index", "FaissIndex", "--data.index.factory", "IVF4,Flat", "--data.index.nprobe", "5"],
+            ["nprobe=5 is more than the 4 lists"],
+        ),
+        (["--model.net.in_channels", "3"], ["in_channels=3", "1 channels"]),
+        (["--model.ema_decay", "1.5"], ["ema_decay", "1.5"]),
+        (["--ckpt_path", "no.ckpt"], ["no.ckpt"]),
+        (["--data", "ImageFiles", "--data.path", "nowhere.zip"], ["nowhere.zip"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_bad_input_ends_in_one_line_before_training(args, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "-c", DEMO, *TINY_RUN, "--trainer.max_steps", "1", *args])
+    assert stop.value.code != 0
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    for word in words:
+        assert word in error
+    assert not list(Path().rglob("*.ckpt"))
+
+
+def test_checkpoint_of_another_net_is_refused_in_one_line(capsys):
+    fit_demo()
+    args = ["--ckpt_path", str(run_folder() / "checkpoints" / "last.ckpt"), "--model.net.channels", "16"]
+    with pytest.raises(SystemExit):
+        fit_demo(*args)
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: the checkpoint is of another architecture: consistency_function.net.")
+
+
+def test_ctrl_c_saves_the_last_checkpoint_and_the_run_resumes(monkeypatch):
+    import lit_knn.ict
+
+    original, calls = lit_knn.ict.LitICT.training_step, []
+
+    def interrupted(self, batch, batch_idx):
+        calls.append(batch_idx)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(lit_knn.ict.LitICT, "training_step", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fit_demo(steps=10)
+    checkpoint = run_folder() / "checkpoints" / "last.ckpt"
+    assert torch.load(checkpoint, weights_only=False)["global_step"] == 3
+    fit_demo("--ckpt_path", str(checkpoint), steps=6)
+    assert torch.load(run_folder(1) / "checkpoints" / "last.ckpt", weights_only=False)["global_step"] == 6
+
+
+def test_training_brings_the_samples_closer_to_the_data(monkeypatch):
+    values = []
+    original = callbacks.PixelFrechetDistance.on_validation_epoch_end
+
+    def remember(self, trainer, pl_module):
+        original(self, trainer, pl_module)
+        values.append(self.last_value)
+
+    monkeypatch.setattr(callbacks.PixelFrechetDistance, "on_validation_epoch_end", remember)
+    args = ["--model.net.channels", "16", "--data.batch_size", "64", "--model.ema_decay", "0.9"]
+    fit_demo(*args, steps=160)
+    print(values)
+    assert values[-1] < 0.6 * values[0]
