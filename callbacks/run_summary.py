@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_only
 
 from callbacks.checkpoints import LastCheckpoint
 from callbacks.fidelity import PixelFrechetDistance
@@ -13,9 +12,11 @@ from callbacks.sample_grid import SampleGrid
 class RunSummary(pl.Callback):
     """When training ends, print the paths of the checkpoint and the sample pictures and the TensorBoard command."""
 
-    @rank_zero_only
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print what there is."""
+        log_dir = trainer.log_dir  # a collective: every rank must ask
+        if not trainer.is_global_zero:
+            return
         lines = []
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, PixelFrechetDistance) and callback.last_value is not None:
@@ -24,8 +25,8 @@ class RunSummary(pl.Callback):
                 lines.append(f"Checkpoint:   {_short(callback.best_model_path)}")
             elif isinstance(callback, SampleGrid):
                 lines.extend(f"Samples:      {_short(path)}" for path in callback.last_paths)
-        if trainer.log_dir is not None:
-            lines.append(f"TensorBoard:  tensorboard --logdir {_short(Path(trainer.log_dir).parent)}")
+        if log_dir is not None:
+            lines.append(f"TensorBoard:  tensorboard --logdir {_short(Path(log_dir).parent)}")
         print("\n".join(["", *lines]))
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
@@ -34,12 +33,12 @@ class SampleGrid(pl.Callback):
         self.num_steps = tuple(num_steps)
         self.last_paths: list[Path] = []
 
-    @rank_zero_only
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sample with the averaged weights, which are in place until the EMA callback's turn."""
-        if trainer.sanity_checking or trainer.log_dir is None:
+        log_dir = trainer.log_dir  # a collective: every rank must ask
+        if trainer.sanity_checking or log_dir is None or not trainer.is_global_zero:
             return
-        folder = Path(trainer.log_dir) / "samples"
+        folder = Path(log_dir) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         self.last_paths = []
         for steps in self.num_steps:

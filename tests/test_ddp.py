@@ -1,0 +1,66 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_demo(folder, devices, batch_size):
+    """Train the demo for a few steps in processes of their own; what each rank reports."""
+    folder.mkdir()
+    probe = folder / "probe.yaml"
+    probe.write_text(
+        "trainer:\n  callbacks:\n"
+        "    - {class_path: callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
+        "    - {class_path: callbacks.LastCheckpoint}\n"
+        f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {folder}}}}}\n"
+    )
+    command = [sys.executable, "main.py", "fit", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "-c", str(probe)]
+    command += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp", "--trainer.max_steps", "4"]
+    command += ["--trainer.val_check_interval", "2", "--data.batch_size", str(batch_size)]
+    command += ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
+    command += ["--trainer.logger.save_dir", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(devices)]
+
+
+def test_two_processes_train_the_demo(tmp_path):
+    ranks = run_demo(tmp_path / "two", devices=2, batch_size=16)
+    (single,) = run_demo(tmp_path / "one", devices=1, batch_size=32)
+    assert [rank["world_size"] for rank in ranks] == [2, 2]
+    # Each builds its own index, once.
+    assert [rank["builds"] for rank in ranks] == [1, 1]
+    # Each draws its own noise, and the images that one process with the whole batch would draw.
+    assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
+    for ours, theirs, together in zip(ranks[0]["batches"], ranks[1]["batches"], single["batches"], strict=True):
+        assert sorted(ours + theirs) == pytest.approx(sorted(together), abs=1e-3)
+    # The weights agree after training, and they are not those of one process, whose noise is another.
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert ranks[0]["weights"] != single["weights"]
+    assert {rank["images_seen"] for rank in (*ranks, single)} == {4 * 32}
+    # Samples are split over the ranks, and every rank has the distance of all of them.
+    assert ranks[0]["fd_pixels"] == ranks[1]["fd_pixels"]
+
+
+def test_two_processes_measure_what_one_does(tmp_path):
+    # Without training the weights are the same, so the distance must be, too.
+    values = []
+    for devices in (1, 2):
+        folder = tmp_path / str(devices)
+        folder.mkdir()
+        command = [sys.executable, "main.py", "validate", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml"]
+        command += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp", "--model.net.channels", "8"]
+        command += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(folder)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-3000:]
+        (metrics,) = folder.rglob("metrics.csv")
+        header, row = metrics.read_text().splitlines()[:2]
+        values.append(float(dict(zip(header.split(","), row.split(","), strict=True))["fd_pixels"]))
+    assert values[0] == pytest.approx(values[1], rel=1e-4)
