@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, UniformSNIS, streaming
+from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, UniformSNIS, sampled, streaming
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 
@@ -327,6 +327,18 @@ def test_streaming_memory_is_bounded(monkeypatch):
     small = [MAKERS[name]().bind(reference).posterior_mean(z, 0.7, generator=rng()) for name in ("Exact", "MonteCarlo")]
     monkeypatch.undo()
     torch.testing.assert_close(small[0], Exact().bind(reference).posterior_mean(z, 0.7))
+
+
+@WITH_REFERENCE
+def test_gathering_in_pieces_changes_nothing(monkeypatch, name):
+    reference = pixel_set()
+    t = torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0])
+    x, z = latents(reference, 2.0)
+    estimator = MAKERS[name]().bind(reference)
+    expected = estimator.posterior_mean(z, t, x, rng())
+    for gather_bytes in (1, 4 * 8 * 24 * 2, 4 * 8 * 24 * 3):  # one, two and three latents at a time
+        monkeypatch.setattr(sampled, "GATHER_BYTES", gather_bytes)
+        torch.testing.assert_close(estimator.posterior_mean(z, t, x, rng()), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("b", [1, 3])
