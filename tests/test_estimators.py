@@ -494,6 +494,20 @@ def test_images_one_grey_level_apart_are_told_apart_at_t_min(copies, k):
     torch.testing.assert_close(estimate.double(), expected, rtol=0, atol=8e-4)
 
 
+def test_an_eight_bit_search_tells_near_copies_apart_with_few_draws():
+    # SQ8 is half a level off: a proposal from its distances alone would nearly always draw the wrong copy.
+    images = torch.randint(0, 256, (30, 3, 32, 32), dtype=torch.uint8, generator=rng())
+    images[:5] = images[0]
+    for i in range(1, 5):
+        images[i].view(-1)[i] ^= 1
+    reference, t = ReferenceSet(images, FaissIndex("SQ8")), 0.002
+    z = reference.gather(torch.arange(2)).repeat(16, 1, 1, 1)
+    z += t * torch.randn(z.shape, generator=rng(1))
+    estimate = KNN(k=5, n=64).bind(reference).posterior_mean(z, t, generator=rng())
+    error = (estimate - enumerate_mean(reference, z, t)).flatten(1).norm(dim=1)
+    assert error.max() < 0.25 / 127.5  # a quarter of the level that tells them apart
+
+
 @pytest.mark.parametrize("t", [0.002, 0.5])
 def test_exact_duplicates_count_twice(t):
     x = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.003 * t / 0.002, 0.0], [9.0, 9.0]])
