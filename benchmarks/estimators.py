@@ -8,7 +8,6 @@ from a float64 sum over all images. Peak memory is that of a process of its own 
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
@@ -98,12 +97,14 @@ def print_peak_memory(args: argparse.Namespace) -> None:
 
 
 def peak_memory(reference: ReferenceSet, args: argparse.Namespace) -> int:
-    """Peak resident memory of this process, MiB, after one call of `args.peak_memory_of` at B = args.batch."""
+    """Peak resident memory of this process, MiB, after one call of `args.peak_memory_of` at B = args.batch (Linux)."""
     x = reference.gather(torch.arange(args.batch))
     if args.peak_memory_of in estimators(args.k, args.n):
         estimator = estimators(args.k, args.n)[args.peak_memory_of].bind(reference)
         estimator.posterior_mean(forward_noise(x, 10.0, torch.randn_like(x)), 10.0, x_source=x)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    # Not ru_maxrss: that of a child starts at the size of its parent.
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
 
 def main() -> None:

@@ -91,6 +91,8 @@ class LitICT(pl.LightningModule):
         for name in ("lr", "P_std", "sigma_data"):
             if not h[name] > 0:
                 raise InputError(f"LitICT: {name} must be above 0, got {h[name]}")
+        if h.huber_c is not None and not h.huber_c > 0:
+            raise InputError(f"LitICT: huber_c must be above 0, or null for 0.00054·sqrt(d), got {h.huber_c}")
         if not 0 <= h.ema_decay < 1:
             raise InputError(f"LitICT: ema_decay must be in [0, 1), got {h.ema_decay}")
         if not 1 <= h.predict_steps <= len(h.sampling_sigmas):

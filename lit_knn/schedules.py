@@ -87,7 +87,7 @@ def pseudo_huber(a: Tensor, b: Tensor, c: float | None = None) -> Tensor:
     Args:
         a: (B, *shape).
         b: (B, *shape).
-        c: smoothing; by default 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
+        c: smoothing, c > 0; by default 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
 
     Returns:
         (B,).
@@ -96,4 +96,4 @@ def pseudo_huber(a: Tensor, b: Tensor, c: float | None = None) -> Tensor:
     c = 0.00054 * math.sqrt(difference.shape[1]) if c is None else c
     sq_norm = difference.square().sum(1)
     # sqrt(s + c²) − c loses its digits for small s; this form does not.
-    return sq_norm / (torch.sqrt(sq_norm + c * c) + c) if c > 0 else sq_norm.sqrt()
+    return sq_norm / (torch.sqrt(sq_norm + c * c) + c)

@@ -307,7 +307,7 @@ def test_streaming_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(streaming, "WORK_BYTES", limit)
     _, z = latents(reference, 1.0, b=50)
     batches, chunks, seen = 0, 0, []
-    for rows in streaming.batches_of(len(z), reference.d):
+    for rows in streaming.batches_of(z, reference.d):
         batches += 1
         seen += range(50)[rows]
         ids_seen = []

@@ -21,7 +21,7 @@ class Exact(Estimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         mu = torch.empty_like(z)
-        for rows in batches_of(len(z), self.reference.d):
+        for rows in batches_of(z, self.reference.d):
             mu[rows] = self._stream(z[rows], t[rows]).to(z.dtype)
         return mu
 

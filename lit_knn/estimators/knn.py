@@ -21,7 +21,9 @@ class KNN(Estimator):
     """SNIS (Eq. 11) with the nearest-neighbour proposal (Eq. 13, eq:proposal): Algorithm 1 (alg:estimator).
 
     Biased, O(1/n); the variance is that of `MonteCarlo` times at most Z_q/p_t(z) (Theorem 4.1). The search may be
-    approximate: the likelihoods of the draws are exact, and images it misses belong to the flat tail.
+    approximate: the likelihoods of the draws are exact, and images it misses belong to the flat tail, so the estimate
+    is consistent as n → ∞. At a finite n it can be off where the search misses likely images at small t (an `IVF`
+    index with a low nprobe), for there the tail is hardly ever drawn.
 
     Args:
         k: neighbours searched per z. The paper's 2048 is also the most that FAISS finds on a GPU.

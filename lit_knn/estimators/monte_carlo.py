@@ -27,7 +27,9 @@ class MonteCarlo(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        ids = torch.cat([self._draw(z[rows], t[rows], generator) for rows in batches_of(len(z), self.reference.N)])
+        ids = torch.empty(len(z), self.n, dtype=torch.long, device=z.device)
+        for rows in batches_of(z, self.reference.N):
+            ids[rows] = self._draw(z[rows], t[rows], generator)
         return gathered_mean(self.reference, ids, z, lambda sq_dist, rows: torch.full_like(sq_dist, 1 / self.n))
 
     def _draw(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -6,20 +6,23 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.estimators.streaming import GPU_FACTOR
 from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.reference import ReferenceSet
 from lit_knn.snis import snis_weights, weighted_mean
 
-# Images gathered at a time; near the size of a CPU's cache, where the passes over them are cheapest.
-GATHER_BYTES = 16 * 2**20
+# Images gathered at a time on a CPU, as float32: near the size of its cache, where passes over them are cheapest.
+GATHER_BYTES = 8 * 2**20
 
 
 def check_count(owner: str, option: str, value: int) -> int:
-    """Return `value` if it is at least 1.
+    """Return `value` if it is an integer of at least 1.
 
     Raises:
-        InputError: value < 1.
+        InputError: another type, or value < 1.
     """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{owner}: {option} must be an integer, got {value!r}")
     if value < 1:
         raise InputError(f"{owner}: {option} must be at least 1, got {value}")
     return value
@@ -47,7 +50,8 @@ def gathered_mean(
     """
     n = ids.shape[1] + (x_source is not None)
     mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
-    step = max(GATHER_BYTES // (4 * n * reference.d), 1)
+    budget = GATHER_BYTES if z.device.type == "cpu" else GATHER_BYTES * GPU_FACTOR
+    step = max(budget // (4 * n * reference.d), 1)
     for start in range(0, len(z), step):
         rows = slice(start, start + step)
         x = reference.gather(ids[rows])

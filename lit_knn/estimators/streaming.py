@@ -2,21 +2,28 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from lit_knn.posterior import cross_sq_dist
 from lit_knn.reference import ReferenceSet
 
-# Upper bound of one float64 work array. Small enough to stay near the cache of a CPU, large enough to keep the
-# matrix products efficient.
-WORK_BYTES = 64 * 2**20
+# Upper bound of one float64 work array on a CPU: larger ones come fresh from the operating system at each use, and
+# writing to new pages costs more than the products. A GPU keeps its memory and wants long kernels.
+WORK_BYTES = 16 * 2**20
+GPU_FACTOR = 32
 
 
-def batches_of(size: int, floats_per_item: int) -> Iterator[slice]:
-    """Split `size` items so that `floats_per_item` float64 numbers for each item of a slice stay in WORK_BYTES."""
-    step = max(WORK_BYTES // (8 * floats_per_item), 1)
-    for start in range(0, size, step):
-        yield slice(start, min(start + step, size))
+def work_bytes(device: torch.device) -> int:
+    """Upper bound of one work array on `device`."""
+    return WORK_BYTES if device.type == "cpu" else WORK_BYTES * GPU_FACTOR
+
+
+def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
+    """Split the items of `z` so that `floats_per_item` float64 numbers for each stay in `work_bytes`."""
+    step = max(work_bytes(z.device) // (8 * floats_per_item), 1)
+    for start in range(0, len(z), step):
+        yield slice(start, min(start + step, len(z)))
 
 
 def stream_sq_dist(reference: ReferenceSet, z: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -30,7 +37,7 @@ def stream_sq_dist(reference: ReferenceSet, z: Tensor) -> Iterator[tuple[slice, 
         The slice of ids, their images (c, d) float32, and ‖z − x‖² (B, c) float64.
     """
     z = z.flatten(1).double()
-    rows = max(WORK_BYTES // (8 * (reference.d + len(z))), 1)
+    rows = max(work_bytes(z.device) // (8 * (reference.d + len(z))), 1)
     for start, x in reference.chunks(rows):
         x = x.flatten(1)
         yield slice(start, start + len(x)), x, cross_sq_dist(z, x)

@@ -11,7 +11,8 @@ class Index(ABC):
     """Finds near neighbours, in squared L2 distance, among vectors it was built from.
 
     An index may be approximate and may return fewer than k neighbours: estimators compute the likelihood of
-    what they use themselves, so an inexact search costs variance, never consistency.
+    what they use themselves, so they stay consistent as n → ∞. At a finite n a search that misses likely images
+    costs error: those belong to the tail of the proposal, which is seldom drawn where t is small.
     """
 
     @abstractmethod
