@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from callbacks import StepProgressBar
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, NonFiniteLossError
 
 
 class CLI(LightningCLI):
@@ -61,7 +61,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
     try:
         make_cli(args)
-    except ValueError as error:
+    except (ValueError, NonFiniteLossError) as error:
         cause = _input_error_behind(error)
         if cause is None:
             raise
@@ -69,9 +69,9 @@ def main(args: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from error
 
 
-def _input_error_behind(error: BaseException | None) -> InputError | None:
+def _input_error_behind(error: BaseException | None) -> InputError | NonFiniteLossError | None:
     """The parser wraps what a constructor raises: find the message meant for the user."""
-    while error is not None and not isinstance(error, InputError):
+    while error is not None and not isinstance(error, (InputError, NonFiniteLossError)):
         error = error.__cause__ or error.__context__
     return error
 

@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     `main.py` prints it without a traceback; in a library call it is an ordinary `ValueError`.
     """
+
+
+class NonFiniteLossError(RuntimeError):
+    """Training ran into a loss that is NaN or infinite; the message names the step and the noise level."""

@@ -1,28 +1,25 @@
 """Improved consistency training (iCT) with a plug-in score estimator: Eq. 7 (eq:CM)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EMAWeightAveraging
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
-from lit_knn.monitor import TrainingMonitor
 from lit_knn.precond import ConsistencyFunction
 from lit_knn.process import forward_noise
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
 from lit_knn.schedules import consistency_weight, ict_num_steps, karras_sigmas, lognormal_step_probs, pseudo_huber
 from lit_knn.solvers import PosteriorMean, heun_step
+from lit_knn.training import EstimatorTraining, check_positive
 
-# What a random stream is for: the last part of its key, so that no two streams coincide.
-TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM = 0, 1, 2
+# Last part of the key of the dropout masks, so that they do not coincide with another stream.
+DROPOUT_STREAM = 2
 
 
-class LitICT(pl.LightningModule):
+class LitICT(EstimatorTraining):
     """Consistency matching in which any estimator supplies the score. Defaults are the paper's (tab:hyperparams).
 
     The student is evaluated at (z, t_i), the stop-gradient teacher, the same weights with the same dropout mask,
@@ -53,8 +50,6 @@ class LitICT(pl.LightningModule):
         InputError: an option out of its range; at `setup`, no data to bind to or a net that does not accept it.
     """
 
-    hparams: Any
-
     def __init__(
         self,
         net: nn.Module,
@@ -76,21 +71,15 @@ class LitICT(pl.LightningModule):
         predict_steps: int = 1,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(estimator, (sigma_min, sigma_max))
         self.save_hyperparameters(ignore=["net", "estimator", "solver"])
         self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
-        self.estimator = estimator
         self.solver = solver
-        self.image_shape: tuple[int, ...] | None = None
-        self.images_seen = 0
-        self._logged_step = 0
         self._check_options()
 
     def _check_options(self) -> None:
         h = self.hparams
-        for name in ("lr", "P_std", "sigma_data"):
-            if not h[name] > 0:
-                raise InputError(f"LitICT: {name} must be above 0, got {h[name]}")
+        check_positive("LitICT", lr=h.lr, P_std=h.P_std, sigma_data=h.sigma_data)
         if h.huber_c is not None and not h.huber_c > 0:
             raise InputError(f"LitICT: huber_c must be above 0, or null for 0.00054·sqrt(d), got {h.huber_c}")
         if not 0 <= h.ema_decay < 1:
@@ -106,73 +95,17 @@ class LitICT(pl.LightningModule):
         except ValueError as error:
             raise InputError(f"LitICT: {error}") from error
 
-    # Setting up
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """Average the weights while training; validation and checkpoints then see the averaged ones."""
-        if self.trainer.state.fn != "fit":
-            return []
-        # The callback is set up before the module moves, so without a device it would average on the CPU.
-        return [EMAWeightAveraging(device=self.trainer.strategy.root_device, decay=self.hparams.ema_decay)]
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """RAdam, as iCT."""
         return torch.optim.RAdam(self.parameters(), lr=self.hparams.lr)
 
-    def setup(self, stage: str) -> None:
-        """Bind the estimator to the data module's reference set (on the device of training) and try the net.
+    def average_decay(self) -> float:
+        """Constant, `ema_decay`."""
+        return self.hparams.ema_decay
 
-        `predict` needs no estimator, so it builds no index.
-        """
-        self.monitor = TrainingMonitor(
-            self.hparams.sigma_min, self.hparams.sigma_max, self.trainer.strategy.root_device
-        )
-        reference = getattr(getattr(self.trainer, "datamodule", None), "reference", None)
-        if reference is not None:
-            if stage != "predict":
-                reference.to(self.trainer.strategy.root_device)
-                if self.estimator.needs_reference:
-                    self.estimator.bind(reference)
-            self._set_image_shape(reference.shape)
-        elif stage != "predict" and self.estimator.needs_reference:
-            self._set_image_shape(self.estimator.reference.shape)
-
-    def _set_image_shape(self, shape: tuple[int, ...]) -> None:
-        if self.image_shape is not None and tuple(shape) != self.image_shape:
-            raise InputError(
-                f"the data has images of shape {tuple(shape)}, the model was trained on {self.image_shape}"
-            )
-        self.image_shape = tuple(shape)
-        parameter = next(self.parameters())
-        trial = torch.zeros(1, *shape, device=parameter.device)
-        try:
-            with torch.no_grad(), keyed_default_rng(trial.device, 0):
-                output = self.consistency_function(trial, torch.ones(1, device=trial.device))
-        except InputError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            raise InputError(f"the net does not accept images of shape {tuple(shape)}: {error}") from error
-        if output.shape != trial.shape:
-            raise InputError(f"the net maps images of shape {tuple(shape)} to {tuple(output.shape[1:])}")
-
-    # Training
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """One step of Eq. 7 (eq:CM). `batch` is x (B, *shape) or a tuple that starts with it."""
-        x = _images_of(batch)
-        # Completed batches, unlike started ones, are counted right after an interruption, too.
-        batch_number = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        loss, t = self._consistency_losses(x, batch_number, TRAIN_STREAM)
-        self.images_seen += len(x) * self.trainer.world_size
-        self.monitor.update(loss.detach(), t, len(x) * self.trainer.world_size)
-        self.log("train/loss", loss.mean(), prog_bar=True)
-        self.log("images_seen", float(self.images_seen))
-        return loss.mean()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """The training loss of the averaged weights, with noise that is the same at every validation."""
-        loss, _ = self._consistency_losses(_images_of(batch), batch_idx, VALIDATION_STREAM)
-        self.log("val/loss", loss.mean(), batch_size=len(loss), sync_dist=True, prog_bar=True)
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """The consistency function."""
+        return self.consistency_function(z, t)
 
     @property
     def num_steps(self) -> int:
@@ -180,18 +113,12 @@ class LitICT(pl.LightningModule):
         h = self.hparams
         return ict_num_steps(self.trainer.global_step, h.total_steps, h.s0, h.s1)
 
-    def _consistency_losses(self, x: Tensor, batch_number: int, stream: int) -> tuple[Tensor, Tensor]:
-        """λ(t_i)·d(f(z, t_i), f⁻(ẑ, t_{i−1})) of each item, (B,), and t_i, (B,) float64."""
-        key = (self.hparams.seed, self.global_rank, batch_number, stream)
+    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Eq. 7 (eq:CM): λ(t_i)·d(f(z, t_i), f⁻(ẑ, t_{i−1})) of each item, (B,), and t_i, (B,) float64."""
         generator = keyed_generator(x.device, *key)
         t, t_prev = self._draw_times(len(x), generator)
         z = forward_noise(x, t, torch.randn(x.shape, device=x.device, generator=generator))
-
-        def posterior_mean(z: Tensor, t: Tensor) -> Tensor:
-            with self.monitor.estimator_watch.measure():
-                return self.estimator.posterior_mean(z, t, x_source=x, generator=generator)
-
-        z_hat = self.solver(z, t, t_prev, posterior_mean)
+        z_hat = self.solver(z, t, t_prev, self.posterior_mean(x, generator))
         with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
             student = self.consistency_function(z, t)
         with torch.no_grad(), keyed_default_rng(x.device, *key, DROPOUT_STREAM):
@@ -208,78 +135,22 @@ class LitICT(pl.LightningModule):
         sigmas = sigmas.to(self.device)
         return sigmas[lower + 1], sigmas[lower]
 
-    # Logging
-
-    def on_fit_start(self) -> None:
-        """Start the clock."""
-        self.monitor.restart()
-
-    def on_validation_end(self) -> None:
-        """Keep the time of a validation out of the training throughput."""
-        self.monitor.restart()
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log averages since the last time, every `log_every_n_steps` optimiser steps."""
-        step = self.trainer.global_step
-        if step == self._logged_step or step % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]
-            return
-        self._logged_step = step
-        self.log_dict(
-            {
-                "train/num_steps": float(self.num_steps),
-                "train/lr": self.trainer.optimizers[0].param_groups[0]["lr"],
-                **self.monitor.read(),
-            }
-        )
-
-    # Sampling
+    def interval_metrics(self) -> dict[str, float]:
+        """N(k)."""
+        return {"train/num_steps": float(self.num_steps)}
 
     @torch.no_grad()
-    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int = 1) -> Tensor:
+    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
         """Draw one image per seed; image i depends on seeds[i] alone, not on the batch it is drawn in.
 
         Args:
             seeds: (B,), non-negative integers.
-            num_steps: sampling steps, at most the number of `sampling_sigmas`.
+            num_steps: sampling steps, at most the number of `sampling_sigmas`; by default `predict_steps`.
 
         Returns:
             (B, *shape), float32, model space.
         """
-        if self.image_shape is None:
-            raise InputError("sample: the image shape is not known before setup or a loaded checkpoint")
-        sigmas = list(self.hparams.sampling_sigmas)[:num_steps]
-        noise = torch.stack([seeded_noise(seeds, self.image_shape, draw, self.device) for draw in range(len(sigmas))])
+        shape = self.known_image_shape()
+        sigmas = list(self.hparams.sampling_sigmas)[: num_steps or self.hparams.predict_steps]
+        noise = torch.stack([seeded_noise(seeds, shape, draw, self.device) for draw in range(len(sigmas))])
         return consistency_sampler(self.consistency_function, noise, sigmas, self.hparams.sigma_min)
-
-    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Samples for a batch of seeds (B,)."""
-        return self.sample(batch, self.hparams.predict_steps)
-
-    # Checkpoints
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what a resumed run and sampling need beside the weights."""
-        checkpoint["images_seen"] = self.images_seen
-        checkpoint["image_shape"] = self.image_shape
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another architecture in one line, before anything is loaded."""
-        _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}))
-        self.images_seen = checkpoint.get("images_seen", 0)
-        shape = checkpoint.get("image_shape")
-        if shape is not None and self.image_shape is None:
-            self.image_shape = tuple(shape)
-
-
-def _images_of(batch: Any) -> Tensor:
-    return batch if isinstance(batch, Tensor) else batch[0]
-
-
-def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    """Raise InputError at the first parameter that is missing, unexpected or of another shape."""
-    for name in own.keys() | saved.keys():
-        ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
-        if ours != theirs:
-            raise InputError(
-                f"the checkpoint is of another architecture: {name} is {theirs} in the checkpoint, {ours} in the model"
-            )

@@ -1,0 +1,237 @@
+"""What training with a plug-in estimator shares, whatever the loss: binding, averaging, logging, checkpoints."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import WeightAveraging
+from torch import Tensor
+
+from lit_knn.errors import InputError, NonFiniteLossError
+from lit_knn.estimators import Estimator
+from lit_knn.monitor import TrainingMonitor
+from lit_knn.rng import keyed_default_rng
+from lit_knn.solvers import PosteriorMean
+
+# What a random stream is for: the last part of its key, so that no two streams coincide.
+TRAIN_STREAM, VALIDATION_STREAM = 0, 1
+
+
+class EstimatorTraining(pl.LightningModule):
+    """Trains a network on targets that an estimator supplies; subclasses have the loss and the sampler.
+
+    Every random draw is a function of (seed, rank, batch number), so a resumed run repeats the uninterrupted one.
+    Subclasses call `save_hyperparameters` with at least `seed`, and implement `losses`, `evaluate_network`, `sample`
+    and `average_decay`.
+
+    Args:
+        estimator: score estimator, bound to the data module's reference set in `setup`.
+        noise_range: smallest and largest noise level, between which losses are logged by level.
+    """
+
+    hparams: Any
+
+    def __init__(self, estimator: Estimator, noise_range: tuple[float, float]) -> None:
+        super().__init__()
+        self.estimator = estimator
+        self.noise_range = noise_range
+        self.image_shape: tuple[int, ...] | None = None
+        self.images_seen = 0
+        self._images_per_batch = 0
+        self._logged_step = 0
+
+    # What a subclass defines
+
+    @abstractmethod
+    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The loss of each item, (B,), and its noise level, (B,) float64.
+
+        Args:
+            x: (B, *shape), clean images.
+            class_label: (B,) int64, or None.
+            key: of every random draw.
+        """
+
+    @abstractmethod
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """The preconditioned network at z (B, *shape) and t (B,): (B, *shape)."""
+
+    @abstractmethod
+    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
+        """Draw one image per seed, (B, *shape); image i depends on seeds[i] alone."""
+
+    @abstractmethod
+    def average_decay(self) -> float:
+        """Decay of the averaged weights at the current step."""
+
+    # Setting up
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Average the weights while training; validation and checkpoints then see the averaged ones."""
+        if self.trainer.state.fn != "fit":
+            return []
+
+        def average(averaged: Tensor, current: Tensor, num_averaged: Tensor | int) -> Tensor:
+            return torch.lerp(current, averaged, self.average_decay())
+
+        # The callback is set up before the module moves, so without a device it would average on the CPU.
+        return [WeightAveraging(device=self.trainer.strategy.root_device, avg_fn=average)]
+
+    def setup(self, stage: str) -> None:
+        """Bind the estimator to the data module's reference set (on the device of training) and try the net.
+
+        `predict` needs no estimator, so it builds no index.
+        """
+        device = self.trainer.strategy.root_device
+        self.monitor = TrainingMonitor(*self.noise_range, device)
+        reference = getattr(getattr(self.trainer, "datamodule", None), "reference", None)
+        if reference is not None:
+            if stage != "predict":
+                reference.to(device)
+                if self.estimator.needs_reference:
+                    self.estimator.bind(reference)
+            self._set_image_shape(reference.shape)
+        elif stage != "predict" and self.estimator.needs_reference:
+            self._set_image_shape(self.estimator.reference.shape)
+
+    def _set_image_shape(self, shape: tuple[int, ...]) -> None:
+        shape = tuple(shape)
+        if self.image_shape is not None and shape != self.image_shape:
+            raise InputError(f"the data has images of shape {shape}, the model was trained on {self.image_shape}")
+        self.image_shape = shape
+        device = next(self.parameters()).device
+        trial = torch.zeros(1, *shape, device=device)
+        try:
+            with torch.no_grad(), keyed_default_rng(device, 0):
+                output = self.evaluate_network(trial, torch.ones(1, device=device))
+        except InputError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise InputError(f"the net does not accept images of shape {shape}: {error}") from error
+        if output.shape != trial.shape:
+            raise InputError(f"the net maps images of shape {shape} to {tuple(output.shape[1:])}")
+
+    # Training
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """One step. `batch` is x (B, *shape) or (x, class_label).
+
+        Raises:
+            NonFiniteLossError: before the weights are touched, so that the last checkpoint stays good.
+        """
+        x, class_label = _unpack(batch)
+        # Completed batches, unlike started ones, are counted right after an interruption, too.
+        batch_number = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        loss, t = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_number, TRAIN_STREAM))
+        self._check_finite(loss, t)
+        self._images_per_batch = len(x) * self.trainer.world_size
+        self.images_seen += self._images_per_batch
+        self.monitor.update(loss.detach(), t, self._images_per_batch)
+        self.log("train/loss", loss.mean(), prog_bar=True)
+        self.log("images_seen", float(self.images_seen))
+        return loss.mean()
+
+    def _check_finite(self, loss: Tensor, t: Tensor) -> None:
+        finite = loss.isfinite()
+        if not finite.all():
+            raise NonFiniteLossError(
+                f"the loss is not finite at step {self.trainer.global_step}, first at noise level "
+                f"t={t[~finite][0].item():.4g}; the last checkpoint is from before it"
+            )
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """The training loss of the averaged weights, with noise that is the same at every validation."""
+        x, class_label = _unpack(batch)
+        loss, _ = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_idx, VALIDATION_STREAM))
+        self.log("val/loss", loss.mean(), batch_size=len(loss), sync_dist=True, prog_bar=True)
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Samples for a batch of seeds (B,)."""
+        return self.sample(batch)
+
+    def posterior_mean(self, x_source: Tensor, generator: torch.Generator) -> PosteriorMean:
+        """The estimator as a function of (z, t), its time measured."""
+
+        def measured(z: Tensor, t: Tensor) -> Tensor:
+            with self.monitor.estimator_watch.measure():
+                return self.estimator.posterior_mean(z, t, x_source=x_source, generator=generator)
+
+        return measured
+
+    @property
+    def images_per_step(self) -> int:
+        """Images of one optimiser step over all ranks and accumulated batches."""
+        return self._images_per_batch * self.trainer.accumulate_grad_batches
+
+    # Logging
+
+    def on_fit_start(self) -> None:
+        """Start the clock."""
+        self.monitor.restart()
+
+    def on_validation_end(self) -> None:
+        """Keep the time of a validation out of the training throughput."""
+        self.monitor.restart()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log averages since the last time, every `log_every_n_steps` optimiser steps."""
+        step = self.trainer.global_step
+        if step == self._logged_step or step % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            return
+        self._logged_step = step
+        lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.log_dict({"train/lr": lr, **self.interval_metrics(), **self.monitor.read()})
+
+    def interval_metrics(self) -> dict[str, float]:
+        """What a subclass logs beside the averages."""
+        return {}
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what a resumed run and sampling need beside the weights."""
+        checkpoint["images_seen"] = self.images_seen
+        checkpoint["image_shape"] = self.image_shape
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another architecture in one line, before anything is loaded."""
+        _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}))
+        self.images_seen = checkpoint.get("images_seen", 0)
+        shape = checkpoint.get("image_shape")
+        if shape is not None and self.image_shape is None:
+            self.image_shape = tuple(shape)
+
+    def known_image_shape(self) -> tuple[int, ...]:
+        """The shape of the images, for sampling.
+
+        Raises:
+            InputError: neither data nor a checkpoint has told it.
+        """
+        if self.image_shape is None:
+            raise InputError("sample: the image shape is not known before setup or a loaded checkpoint")
+        return self.image_shape
+
+
+def check_positive(owner: str, **options: float) -> None:
+    """Raise InputError at the first option that is not above 0 (NaN is not)."""
+    for name, value in options.items():
+        if not value > 0:
+            raise InputError(f"{owner}: {name} must be above 0, got {value}")
+
+
+def _unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
+    if isinstance(batch, Tensor):
+        return batch, None
+    return batch[0], batch[1] if len(batch) > 1 else None
+
+
+def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Raise InputError at the first parameter that is missing, unexpected or of another shape."""
+    for name in sorted(own.keys() | saved.keys()):
+        ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
+        if ours != theirs:
+            raise InputError(
+                f"the checkpoint is of another architecture: {name} is {theirs} in the checkpoint, {ours} in the model"
+            )
