@@ -1,4 +1,4 @@
-"""Preconditioning of a raw network into a consistency function (Song et al. 2023, with iCT's constants)."""
+"""Preconditioning of a raw network: into a consistency function (Song et al. 2023) or a denoiser (EDM)."""
 
 from typing import NamedTuple
 
@@ -38,6 +38,25 @@ def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: floa
     )
 
 
+def edm_coefficients(sigma: Tensor, sigma_data: float = 0.5) -> Coefficients:
+    """Coefficients that give the network inputs and targets of unit variance (Karras et al. 2022, Table 1).
+
+    Args:
+        sigma: (B,), noise level, sigma > 0.
+        sigma_data: standard deviation of the data.
+
+    Returns:
+        Four (B,) tensors, in the dtype of `sigma`.
+    """
+    variance = sigma.square() + sigma_data**2
+    return Coefficients(
+        c_skip=sigma_data**2 / variance,
+        c_out=sigma * sigma_data / variance.sqrt(),
+        c_in=1 / variance.sqrt(),
+        c_noise=sigma.log() / 4,
+    )
+
+
 class ConsistencyFunction(nn.Module):
     """f_θ(z, t): a raw network under the consistency preconditioning.
 
@@ -64,4 +83,39 @@ class ConsistencyFunction(nn.Module):
         c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
         z = z.float()
         output = self.net(c_in * z, c.c_noise.float(), class_label)
+        return c_skip * z + c_out * output.to(torch.float32)
+
+
+class EDMPrecond(nn.Module):
+    """D_θ(z, σ): a raw network under EDM's preconditioning, a denoiser, which estimates the mean E[x | z, σ] (Eq. 8).
+
+    Its `state_dict` has the names of the published EDM checkpoints.
+
+    Args:
+        model: any module `model(z_scaled, noise_label, class_label=None)`, with `noise_label` (B,) = ln(σ)/4. Only a
+            model that takes `augment_label` too can be given augmentation labels.
+        sigma_data: standard deviation of the data.
+    """
+
+    def __init__(self, model: nn.Module, sigma_data: float = 0.5) -> None:
+        super().__init__()
+        self.model = model
+        self.sigma_data = sigma_data
+
+    def forward(
+        self,
+        z: Tensor,
+        sigma: Tensor,
+        class_label: Tensor | None = None,
+        augment_label: Tensor | None = None,
+    ) -> Tensor:
+        """Map z (B, *shape) at sigma (B,) or () to the denoised (B, *shape), float32.
+
+        The coefficients are computed in float64.
+        """
+        c = edm_coefficients(sigma.to(z.device).double().expand(len(z)), self.sigma_data)
+        c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
+        z = z.float()
+        labels = (class_label,) if augment_label is None else (class_label, augment_label)
+        output = self.model(c_in * z, c.c_noise.float(), *labels)
         return c_skip * z + c_out * output.to(torch.float32)

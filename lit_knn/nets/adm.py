@@ -1,0 +1,134 @@
+"""ADM (Dhariwal & Nichol 2021) in the configuration of EDM (Karras et al. 2022)."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_knn.errors import InputError
+from lit_knn.nets.layers import PositionalEmbedding, ResidualBlock, group_norm
+from lit_knn.nets.residual_unet import ResidualUNet, linear
+
+NORM_EPS = 1e-5
+
+
+class ADMBlock(ResidualBlock):
+    """Residual block of ADM: the embedding scales and shifts, and the block starts as its shortcut."""
+
+    norm_eps = NORM_EPS
+    residual_scale = 1.0
+    modulations = 2
+    weighs_resampled_shortcut = False
+
+    def modulate(self, h: Tensor, modulation: Tensor) -> Tensor:
+        """Normalise, then scale and shift."""
+        scale, shift = modulation.chunk(2, dim=1)
+        return self.norm1(h) * (1 + scale) + shift
+
+    def start(self) -> None:
+        """Zero what ends the two residual branches; the rest keeps PyTorch's start."""
+        for layer in (self.conv1, self.proj) if self.heads else (self.conv1,):
+            zero_(layer)
+
+
+def zero_(layer: nn.Conv2d) -> None:
+    """Zero weights and bias, in place."""
+    nn.init.zeros_(layer.weight)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+
+
+class ADM(ResidualUNet):
+    """ADM; the defaults are EDM's for ImageNet at 64x64, but for `num_classes`, which is 1000 there.
+
+    Loads the published EDM checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half precision use
+    autocast: the embedding stays in float32 there. `torch.compile` makes one graph of it
+    (tried with inductor on the CPU).
+
+    Args:
+        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
+        in_channels: channels of the images.
+        channels: width in units of which `multipliers` count; even.
+        multipliers: width at each resolution; each entry after the first halves the image.
+        blocks: residual blocks per resolution in the encoder; the decoder has one more.
+        attention_at: image sides at which blocks attend. The middle of the network always does.
+        dropout: dropout probability inside the blocks.
+        num_classes: number of class labels, 0 for an unconditional network.
+        label_dropout: probability of training an item without its class label.
+        augment_dim: features of the augmentation label, 0 for none.
+        head_width: channels per attention head; divides the width of every block that attends.
+
+    Raises:
+        InputError: an option outside its range.
+    """
+
+    block = ADMBlock
+    taps = (1, 1)
+    last_decoder_block_attends_alone = False
+
+    def __init__(
+        self,
+        image_size: int = 64,
+        in_channels: int = 3,
+        channels: int = 192,
+        multipliers: Sequence[int] = (1, 2, 3, 4),
+        blocks: int = 3,
+        attention_at: Sequence[int] = (32, 16, 8),
+        dropout: float = 0.1,
+        num_classes: int = 0,
+        label_dropout: float = 0.0,
+        augment_dim: int = 0,
+        head_width: int = 64,
+    ) -> None:
+        super().__init__(
+            image_size,
+            in_channels,
+            channels,
+            multipliers,
+            blocks,
+            attention_at,
+            dropout,
+            num_classes,
+            label_dropout,
+            augment_dim,
+        )
+        self.head_width = head_width
+        self.map_noise = PositionalEmbedding(channels, endpoint=False, sines_first=False)
+        self.map_augment = nn.Linear(augment_dim, channels, bias=False) if augment_dim else None
+        self.map_layer0 = nn.Linear(channels, self.embedding_width)
+        self.map_layer1 = nn.Linear(self.embedding_width, self.embedding_width)
+        self.map_label = nn.Linear(num_classes, self.embedding_width, bias=False) if num_classes else None
+        self._build_encoder_and_decoder(stem_width=self.widths[0])
+        self.out_norm = group_norm(self.widths[0], NORM_EPS)
+        self.out_conv = nn.Conv2d(self.widths[0], in_channels, 3, padding=1)
+        self._start()
+
+    def _start(self) -> None:
+        for layer in self.modules():
+            if isinstance(layer, ADMBlock):
+                layer.start()
+        zero_(self.out_conv)
+        if self.map_label is not None:
+            nn.init.normal_(self.map_label.weight)  # a table of class embeddings
+
+    def heads(self, width: int) -> int:
+        """As many as have `head_width` channels each."""
+        if self.head_width < 1 or width % self.head_width:
+            raise InputError(
+                f"ADM: head_width must divide the {width} channels of a block that attends, got {self.head_width}"
+            )
+        return width // self.head_width
+
+    def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
+        """An MLP of the noise embedding, to which the class embedding is added."""
+        features = self.map_noise(noise_label)
+        if self.map_augment is not None and augment_label is not None:
+            features = features + linear(self.map_augment, augment_label)
+        embedding = self.map_layer1(F.silu(linear(self.map_layer0, features)))
+        if self.map_label is not None and classes is not None:
+            embedding = embedding + linear(self.map_label, classes)
+        return F.silu(embedding)
+
+    def output(self, h: Tensor) -> Tensor:
+        """Norm and convolution."""
+        return self.out_conv(F.silu(self.out_norm(h)))

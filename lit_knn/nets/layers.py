@@ -1,0 +1,229 @@
+"""Building blocks of the published diffusion networks: resampling, residual blocks, attention, noise embeddings."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_knn.errors import InputError
+
+Direction = Literal["up", "down"]
+
+
+def fir_kernel(taps: Sequence[float]) -> Tensor:
+    """Separable low-pass filter that sums to one, (1, 1, n, n) float32 for n taps.
+
+    Raises:
+        InputError: an odd number of taps or none, taps that are not symmetric or sum to zero.
+    """
+    symmetric = list(taps) == list(reversed(taps))
+    if not taps or len(taps) % 2 or not symmetric or sum(taps) == 0:
+        raise InputError(f"taps must be symmetric, of even number and positive sum, got {list(taps)}")
+    line = torch.tensor(taps, dtype=torch.float32)
+    plane = torch.outer(line, line)
+    return (plane / plane.sum())[None, None]
+
+
+def resample(h: Tensor, kernel: Tensor, direction: Direction) -> Tensor:
+    """Double or halve each channel of h (B, C, H, W) through the low-pass `kernel` (1, 1, n, n), n even.
+
+    Two symmetric taps can only be the box filter: the mean of 2x2 pixels down, repeated pixels up.
+    """
+    taps, channels = kernel.shape[-1], h.shape[1]
+    if taps == 2:
+        return F.avg_pool2d(h, 2) if direction == "down" else F.interpolate(h, scale_factor=2.0, mode="nearest")
+    margin = taps // 2 - 1
+    per_channel = kernel.to(h.dtype).expand(channels, 1, taps, taps)
+    if direction == "down":
+        return F.conv2d(h, per_channel, stride=2, padding=margin, groups=channels)
+    # A zero goes between any two pixels: four times the filter keeps the brightness.
+    return F.conv_transpose2d(h, 4 * per_channel, stride=2, padding=margin, groups=channels)
+
+
+class Resample(nn.Module):
+    """Double or halve the image through a low-pass filter, without weights."""
+
+    resample_filter: Tensor
+
+    def __init__(self, direction: Direction, taps: Sequence[float]) -> None:
+        super().__init__()
+        self.direction = direction
+        self.register_buffer("resample_filter", fir_kernel(taps))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C, 2H, 2W) or (B, C, H/2, W/2)."""
+        return resample(h, self.resample_filter, self.direction)
+
+
+class ResamplingConv(nn.Conv2d):
+    """Convolution of the doubled or halved image."""
+
+    resample_filter: Tensor
+
+    def __init__(self, in_width: int, width: int, size: int, direction: Direction, taps: Sequence[float]) -> None:
+        super().__init__(in_width, width, size, padding=size // 2)
+        self.direction = direction
+        self.register_buffer("resample_filter", fir_kernel(taps))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(B, in_width, H, W) to (B, width, 2H, 2W) or (B, width, H/2, W/2)."""
+        return super().forward(resample(h, self.resample_filter, self.direction))
+
+
+class BlurredStridedConv(nn.Conv2d):
+    """Convolution with stride 2 of the low-passed image: the image is padded once, for both."""
+
+    resample_filter: Tensor
+
+    def __init__(self, in_width: int, width: int, size: int, taps: Sequence[float]) -> None:
+        super().__init__(in_width, width, size, stride=2)
+        self.margin = size // 2 + len(taps) // 2 - 1
+        self.register_buffer("resample_filter", fir_kernel(taps))
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(B, in_width, H, W) to (B, width, H/2, W/2)."""
+        kernel = self.resample_filter.to(image.dtype).expand(image.shape[1], -1, -1, -1)
+        return super().forward(F.conv2d(image, kernel, padding=self.margin, groups=image.shape[1]))
+
+
+def group_norm(width: int, eps: float) -> nn.GroupNorm:
+    """Group norm of at most 32 groups of at least 4 channels.
+
+    Raises:
+        InputError: the width cannot be split into so many groups.
+    """
+    groups = max(min(32, width // 4), 1)
+    if width % groups:
+        raise InputError(f"channels: a layer of {width} channels cannot be normalised in {groups} groups")
+    return nn.GroupNorm(groups, width, eps=eps)
+
+
+def attention(qkv: Tensor, heads: int) -> Tensor:
+    """Softmax attention of every position to all; (B, 3·C, H, W) to (B, C, H, W).
+
+    Args:
+        qkv: channels ordered by head, then by feature, then query, key, value.
+        heads: number of heads; divides C.
+    """
+    batch, triple, height, width = qkv.shape
+    split = qkv.flatten(2).unflatten(1, (heads, triple // (3 * heads), 3))
+    q, k, v = split.permute(3, 0, 1, 4, 2).contiguous()
+    attended = F.scaled_dot_product_attention(q, k, v)
+    return attended.transpose(2, 3).reshape(batch, triple // 3, height, width)
+
+
+class ResidualBlock(nn.Module):
+    """Norm, convolution, modulated norm, dropout, convolution, beside a shortcut; then, with heads, self-attention.
+
+    Subclasses say how the embedding modulates the second norm, and start the weights.
+
+    Args:
+        in_width: channels that come in.
+        width: channels that go out.
+        embedding: features of the embedding.
+        direction: double or halve the image in the first convolution and the shortcut.
+        taps: low-pass filter of the resampling.
+        heads: attention heads, 0 without attention.
+        dropout: dropout probability before the second convolution, in training.
+    """
+
+    norm_eps: ClassVar[float]
+    residual_scale: ClassVar[float]  # after each addition
+    modulations: ClassVar[int]  # features of the embedding per channel
+    weighs_resampled_shortcut: ClassVar[bool]
+
+    def __init__(
+        self,
+        in_width: int,
+        width: int,
+        embedding: int,
+        *,
+        direction: Direction | None = None,
+        taps: Sequence[float] = (1, 1),
+        heads: int = 0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.norm0 = group_norm(in_width, self.norm_eps)
+        self.conv0 = _conv(in_width, width, 3, direction, taps)
+        self.affine = nn.Linear(embedding, self.modulations * width)
+        self.norm1 = group_norm(width, self.norm_eps)
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1)
+        self.skip: nn.Module = nn.Identity()
+        if in_width != width or (direction and self.weighs_resampled_shortcut):
+            self.skip = _conv(in_width, width, 1, direction, taps)
+        elif direction:
+            self.skip = Resample(direction, taps)
+        if heads:
+            self.norm2 = group_norm(width, self.norm_eps)
+            self.qkv = nn.Conv2d(width, 3 * width, 1)
+            self.proj = nn.Conv2d(width, width, 1)
+
+    def modulate(self, h: Tensor, modulation: Tensor) -> Tensor:
+        """Normalise h (B, width, H, W) under modulation (B, modulations·width, 1, 1)."""
+        raise NotImplementedError
+
+    def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
+        """(B, in_width, H, W) and (B, embedding) to (B, width, H', W')."""
+        out = self.conv0(F.silu(self.norm0(h)))
+        out = F.silu(self.modulate(out, self.affine(embedding)[:, :, None, None]))
+        out = self.conv1(F.dropout(out, self.dropout, self.training))
+        h = (self.skip(h) + out) * self.residual_scale
+        if not self.heads:
+            return h
+        return (h + self.proj(attention(self.qkv(self.norm2(h)), self.heads))) * self.residual_scale
+
+
+def _conv(in_width: int, width: int, size: int, direction: Direction | None, taps: Sequence[float]) -> nn.Conv2d:
+    if direction is None:
+        return nn.Conv2d(in_width, width, size, padding=size // 2)
+    return ResamplingConv(in_width, width, size, direction, taps)
+
+
+class PositionalEmbedding(nn.Module):
+    """Cosines and sines of the noise label at frequencies from 1 down to 1/10,000 (Vaswani et al. 2017).
+
+    Args:
+        features: number of features, even.
+        endpoint: whether the lowest frequency is 1/10,000 itself, or one step above it.
+        sines_first: order of the two halves.
+    """
+
+    def __init__(self, features: int, *, endpoint: bool, sines_first: bool) -> None:
+        super().__init__()
+        self.features = features
+        self.endpoint = endpoint
+        self.sines_first = sines_first
+
+    def forward(self, noise_label: Tensor) -> Tensor:
+        """(B,) to (B, features) float32."""
+        half = self.features // 2
+        exponents = torch.arange(half, dtype=torch.float32, device=noise_label.device) / (half - self.endpoint)
+        angles = noise_label.float()[:, None] * (1 / 10_000) ** exponents
+        waves = [angles.cos(), angles.sin()]
+        return torch.cat(waves[::-1] if self.sines_first else waves, 1)
+
+
+class FourierEmbedding(nn.Module):
+    """Sines and cosines of the noise label at fixed Gaussian frequencies (Tancik et al. 2020).
+
+    Args:
+        features: number of features, even.
+        scale: standard deviation of the frequencies, per unit of the noise label.
+    """
+
+    freqs: Tensor
+
+    def __init__(self, features: int, *, scale: float) -> None:
+        super().__init__()
+        self.register_buffer("freqs", torch.randn(features // 2) * scale)
+
+    def forward(self, noise_label: Tensor) -> Tensor:
+        """(B,) to (B, features) float32."""
+        angles = noise_label.float()[:, None] * (2 * math.pi * self.freqs.float())
+        return torch.cat([angles.sin(), angles.cos()], 1)

@@ -1,0 +1,236 @@
+"""DDPM++ and NCSN++ (Song et al. 2021) in the configuration of EDM (Karras et al. 2022)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_knn.nets.layers import BlurredStridedConv, FourierEmbedding, PositionalEmbedding, ResidualBlock, group_norm
+from lit_knn.nets.residual_unet import ResidualUNet, linear
+
+NORM_EPS = 1e-6
+NEARLY_ZERO = 1e-5
+HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
+# Song et al. start query, key and value with a tenth of Glorot's variance each; stored as one layer of three
+# outputs, whose mean fan is twice theirs, they need twice that of it.
+ATTENTION_GAIN = math.sqrt(0.2)
+
+
+def glorot_(layer: nn.Conv2d | nn.Linear, gain: float = 1.0) -> None:
+    """Start the weights uniform with Glorot's variance, and the bias at zero, in place."""
+    nn.init.xavier_uniform_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+class SongBlock(ResidualBlock):
+    """Residual block of DDPM++ and NCSN++: the embedding shifts, sums are divided by √2."""
+
+    norm_eps = NORM_EPS
+    residual_scale = HALF
+    modulations = 1
+    weighs_resampled_shortcut = True
+
+    def modulate(self, h: Tensor, modulation: Tensor) -> Tensor:
+        """Shift, then normalise."""
+        return self.norm1(h + modulation)
+
+    def start(self) -> None:
+        """Start the weights so that the block is nearly its shortcut."""
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                glorot_(layer)
+        glorot_(self.conv1, NEARLY_ZERO)
+        if self.heads:
+            glorot_(self.qkv, ATTENTION_GAIN)
+            glorot_(self.proj, NEARLY_ZERO)
+
+
+class SongUNet(ResidualUNet):
+    """The U-Net of DDPM++ and NCSN++, which subclass it.
+
+    One attention head; in the decoder only the last block of a resolution attends. Loads the published EDM
+    checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half precision use autocast: the embedding
+    stays in float32 there, and so do NCSN++'s frequencies. `torch.compile` makes one graph of it
+    (tried with inductor on the CPU).
+
+    Args:
+        map_noise: module from noise labels (B,) to (B, noise_width).
+        noise_width: features of the noise embedding; class and augmentation labels are added to it.
+        **options: those of `ResidualUNet`.
+    """
+
+    block = SongBlock
+    last_decoder_block_attends_alone = True
+
+    def __init__(self, map_noise: nn.Module, noise_width: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.map_noise = map_noise
+        self.map_label = nn.Linear(self.num_classes, noise_width) if self.num_classes else None
+        self.map_augment = nn.Linear(self.augment_dim, noise_width, bias=False) if self.augment_dim else None
+        self.map_layer0 = nn.Linear(noise_width, self.embedding_width)
+        self.map_layer1 = nn.Linear(self.embedding_width, self.embedding_width)
+        self._build_encoder_and_decoder(stem_width=self.channels)
+        self.ends = f"{self.image_size}x{self.image_size}_aux"
+        self.dec[f"{self.ends}_norm"] = group_norm(self.widths[0], NORM_EPS)
+        self.dec[f"{self.ends}_conv"] = nn.Conv2d(self.widths[0], self.in_channels, 3, padding=1)
+        self._start()
+
+    def _start(self) -> None:
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                glorot_(layer)
+        for layer in self.modules():
+            if isinstance(layer, SongBlock):
+                layer.start()
+        last = self.dec[f"{self.ends}_conv"]
+        assert isinstance(last, nn.Conv2d)
+        glorot_(last, NEARLY_ZERO)
+
+    def heads(self, width: int) -> int:
+        """One head, of any width."""
+        return 1
+
+    def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
+        """Labels are added to the noise embedding, and an MLP follows."""
+        features = self.map_noise(noise_label)
+        if self.map_label is not None:
+            if classes is None:
+                # The layer has a bias: an item without label is a row of zeros, not no row.
+                classes = features.new_zeros(len(features), self.num_classes)
+            # One-hot labels of unit variance, whatever their number.
+            features = features + linear(self.map_label, classes * math.sqrt(self.num_classes))
+        if self.map_augment is not None and augment_label is not None:
+            features = features + linear(self.map_augment, augment_label)
+        return F.silu(self.map_layer1(F.silu(linear(self.map_layer0, features))))
+
+    def output(self, h: Tensor) -> Tensor:
+        """Norm and convolution."""
+        return self.dec[f"{self.ends}_conv"](F.silu(self.dec[f"{self.ends}_norm"](h)))
+
+
+class DDPMpp(SongUNet):
+    """DDPM++: positional noise embedding, box filters. The defaults are EDM's for CIFAR-10.
+
+    Args:
+        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
+        in_channels: channels of the images.
+        channels: width in units of which `multipliers` count; even.
+        multipliers: width at each resolution; each entry after the first halves the image. EDM takes (1, 2, 2, 2)
+            at 64x64.
+        blocks: residual blocks per resolution.
+        attention_at: image sides at which blocks attend.
+        dropout: dropout probability inside the blocks.
+        num_classes: number of class labels, 0 for an unconditional network.
+        label_dropout: probability of training an item without its class label.
+        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
+
+    Raises:
+        InputError: an option outside its range.
+    """
+
+    taps = (1, 1)
+
+    def __init__(
+        self,
+        image_size: int = 32,
+        in_channels: int = 3,
+        channels: int = 128,
+        multipliers: Sequence[int] = (2, 2, 2),
+        blocks: int = 4,
+        attention_at: Sequence[int] = (16,),
+        dropout: float = 0.13,
+        num_classes: int = 0,
+        label_dropout: float = 0.0,
+        augment_dim: int = 0,
+    ) -> None:
+        super().__init__(
+            PositionalEmbedding(channels, endpoint=True, sines_first=True),
+            noise_width=channels,
+            image_size=image_size,
+            in_channels=in_channels,
+            channels=channels,
+            multipliers=multipliers,
+            blocks=blocks,
+            attention_at=attention_at,
+            dropout=dropout,
+            num_classes=num_classes,
+            label_dropout=label_dropout,
+            augment_dim=augment_dim,
+        )
+
+
+class NCSNpp(SongUNet):
+    """NCSN++: Fourier noise embedding, smoother filters, and an encoder that sees the image at every resolution.
+
+    Args:
+        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
+        in_channels: channels of the images.
+        channels: width in units of which `multipliers` count; even.
+        multipliers: width at each resolution; each entry after the first halves the image. EDM takes (1, 2, 2, 2)
+            at 64x64.
+        blocks: residual blocks per resolution.
+        attention_at: image sides at which blocks attend.
+        dropout: dropout probability inside the blocks.
+        num_classes: number of class labels, 0 for an unconditional network.
+        label_dropout: probability of training an item without its class label.
+        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
+        fourier_scale: standard deviation of the frequencies. Improved consistency training takes 0.02, since a
+            consistency model must vary smoothly with the noise level (Song & Dhariwal 2023).
+
+    Raises:
+        InputError: an option outside its range.
+    """
+
+    taps = (1, 3, 3, 1)
+
+    def __init__(
+        self,
+        image_size: int = 32,
+        in_channels: int = 3,
+        channels: int = 128,
+        multipliers: Sequence[int] = (2, 2, 2),
+        blocks: int = 4,
+        attention_at: Sequence[int] = (16,),
+        dropout: float = 0.13,
+        num_classes: int = 0,
+        label_dropout: float = 0.0,
+        augment_dim: int = 0,
+        fourier_scale: float = 16.0,
+    ) -> None:
+        super().__init__(
+            FourierEmbedding(2 * channels, scale=fourier_scale),
+            noise_width=2 * channels,
+            image_size=image_size,
+            in_channels=in_channels,
+            channels=channels,
+            multipliers=multipliers,
+            blocks=blocks,
+            attention_at=attention_at,
+            dropout=dropout,
+            num_classes=num_classes,
+            label_dropout=label_dropout,
+            augment_dim=augment_dim,
+        )
+        self._add_image_pyramid()
+
+    def _add_image_pyramid(self) -> None:
+        width = self.in_channels
+        for level, next_width in enumerate(self.widths[:-1], start=1):
+            side = self.image_size >> level
+            step = BlurredStridedConv(width, next_width, 3, self.taps)
+            glorot_(step)
+            self.enc[f"{side}x{side}_aux_residual"] = step
+            width = next_width
+
+    def encode(self, image: Tensor, embedding: Tensor) -> list[Tensor]:
+        """After each halving the shrunken image joins the features; their sum is what shrinks next."""
+        features = [self.enc[self.stem](image)]
+        for name in self.downwards:
+            h = self.enc[name](features[-1], embedding)
+            if name.endswith("_down"):
+                h = image = (h + self.enc[name.replace("_down", "_aux_residual")](image)) * HALF
+            features.append(h)
+        return features

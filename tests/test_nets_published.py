@@ -1,0 +1,287 @@
+"""DDPM++, NCSN++ and ADM beyond parity: labels, dropout, precision, gradients, and what bad input gets."""
+
+import pytest
+import torch
+from torch import nn
+
+from lit_knn.errors import InputError
+from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet, network_from_config
+from lit_knn.nets.layers import attention, fir_kernel, resample
+from lit_knn.precond import EDMPrecond, edm_coefficients
+
+SMALL = {"image_size": 8, "in_channels": 3, "multipliers": (1, 2), "blocks": 1, "attention_at": (4,), "dropout": 0.1}
+NETS = pytest.mark.parametrize("kind", [DDPMpp, NCSNpp, ADM], ids=lambda kind: kind.__name__)
+
+
+def small(kind, **options):
+    """A tiny network in evaluation mode, whose zero layers are awake."""
+    options = {**SMALL, "channels": 16, **options}
+    if kind is ADM:
+        options |= {"head_width": 16}
+    net = kind(**options).eval()
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.reset_parameters()
+    return net
+
+
+def inputs(batch=3):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, 3, 8, 8, generator=generator), torch.randn(batch, generator=generator)
+
+
+def relative_error(output, expected):
+    return ((output - expected).norm() / expected.norm()).item()
+
+
+@NETS
+def test_untrained_networks_are_nearly_zero(kind):
+    net = kind(channels=64, **SMALL).eval()
+    assert net(*inputs()).abs().max() < 1e-3
+
+
+@NETS
+def test_noise_level_class_and_augmentation_change_the_output(kind):
+    net = small(kind, num_classes=4, augment_dim=9)
+    z, noise = inputs()
+    labels, augment = torch.tensor([0, 1, 2]), torch.ones(3, 9)
+    base = net(z, noise, labels, augment)
+    others = [net(z, noise + 1, labels, augment), net(z, noise, labels + 1, augment), net(z, noise, labels, -augment)]
+    for other in others:
+        assert relative_error(other, base) > 1e-4
+
+
+@NETS
+def test_integer_and_one_hot_labels_agree_and_zeros_are_no_label(kind):
+    net = small(kind, num_classes=4, augment_dim=9)
+    z, noise = inputs()
+    labels = torch.tensor([3, 0, 2])
+    torch.testing.assert_close(net(z, noise, labels), net(z, noise, torch.eye(4)[labels]))
+    torch.testing.assert_close(net(z, noise), net(z, noise, torch.zeros(3, 4), torch.zeros(3, 9)))
+
+
+@NETS
+def test_label_dropout_removes_labels_in_training_only(kind):
+    net = small(kind, num_classes=4, label_dropout=0.999999, dropout=0.0)
+    z, noise = inputs()
+    labelled, unlabelled = net(z, noise, torch.tensor([1, 2, 3])), net(z, noise)
+    assert relative_error(labelled, unlabelled) > 1e-4
+    net.train()
+    torch.testing.assert_close(net(z, noise, torch.tensor([1, 2, 3])), unlabelled)
+
+
+@NETS
+def test_dropout_acts_in_training_only(kind):
+    net = small(kind, dropout=0.5)
+    z, noise = inputs()
+    torch.testing.assert_close(net(z, noise), net(z, noise), rtol=0, atol=0)
+    net.train()
+    assert relative_error(net(z, noise), net(z, noise)) > 1e-3
+
+
+@NETS
+def test_items_of_a_batch_do_not_touch_each_other(kind):
+    net = small(kind, num_classes=4)
+    z, noise = inputs()
+    labels = torch.tensor([0, 1, 2])
+    alone = net(z[1:2], noise[1:2], labels[1:2])
+    torch.testing.assert_close(net(z, noise, labels)[1:2], alone, rtol=1e-4, atol=1e-5)
+
+
+@NETS
+def test_gradients_reach_every_parameter(kind):
+    net = small(kind, num_classes=4, augment_dim=9).train()
+    z, noise = inputs()
+    net(z, noise, torch.tensor([0, 1, 2]), torch.randn(3, 9)).square().mean().backward()
+    assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@NETS
+def test_zero_layers_wake_up_in_training(kind):
+    net = kind(channels=16, **SMALL, **({"head_width": 16} if kind is ADM else {}))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    z, noise = inputs()
+    losses = []
+    for _ in range(30):
+        loss = (net(z, noise) - z.flip(3)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+
+
+@NETS
+def test_bf16_autocast_and_channels_last_agree_with_float32(kind):
+    net = small(kind, num_classes=4)
+    z, noise = inputs()
+    labels = torch.tensor([0, 1, 2])
+    expected = net(z, noise, labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert relative_error(net(z, noise, labels).float(), expected) < 0.02
+    net = net.to(memory_format=torch.channels_last)
+    output = net(z.to(memory_format=torch.channels_last), noise, labels)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+
+
+@NETS
+def test_gradients_in_bf16_are_finite_and_close(kind):
+    net = small(kind, dropout=0.0).train()
+    z, noise = inputs()
+    gradients = []
+    for enabled in (False, True):
+        net.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            output = net(z, noise)
+        (output.float() - z).square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    assert gradients[1].isfinite().all()
+    assert relative_error(gradients[1], gradients[0]) < 0.05
+
+
+@NETS
+def test_compiled_networks_trace_in_one_graph(kind):
+    net = small(kind, num_classes=4)
+    z, noise = inputs()
+    labels = torch.tensor([0, 1, 2])
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(z, noise, labels), net(z, noise, labels))
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_attention_is_the_softmax_average_of_each_head(heads):
+    features, positions = 4, 6
+    qkv = torch.randn(1, 3 * heads * features, 2, 3, dtype=torch.float64)
+    output = attention(qkv, heads)[0].flatten(1)
+    for head in range(heads):
+        rows = qkv[0].flatten(1)[3 * features * head : 3 * features * (head + 1)]
+        query, key, value = rows[0::3], rows[1::3], rows[2::3]
+        for i in range(positions):
+            weights = torch.softmax(query[:, i] @ key / features**0.5, 0)
+            torch.testing.assert_close(output[features * head : features * (head + 1), i], value @ weights)
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_the_box_filter_is_a_filter_like_any_other(direction):
+    image = torch.randn(2, 3, 8, 8)
+    box, general = fir_kernel((1, 1)), fir_kernel((0, 1, 1, 0))
+    torch.testing.assert_close(resample(image, box, direction), resample(image, general, direction))
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("taps", [(1, 1), (1, 3, 3, 1)])
+def test_resampling_keeps_the_brightness(direction, taps):
+    resampled = resample(torch.ones(1, 2, 16, 16), fir_kernel(taps), direction)
+    assert resampled.shape[-1] == {"up": 32, "down": 8}[direction]
+    torch.testing.assert_close(resampled[..., 2:-2, 2:-2], torch.ones_like(resampled[..., 2:-2, 2:-2]))
+
+
+def test_edm_preconditioning_keeps_unit_variance():
+    # Karras et al. 2022, App. B.6: input c_in·(x + σε) and target (x − c_skip·z) / c_out have variance 1.
+    sigma = torch.logspace(-3, 2, 20, dtype=torch.float64)
+    c = edm_coefficients(sigma, sigma_data=0.5)
+    torch.testing.assert_close(c.c_in**2 * (0.25 + sigma**2), torch.ones_like(sigma))
+    target = ((1 - c.c_skip) ** 2 * 0.25 + c.c_skip**2 * sigma**2) / c.c_out**2
+    torch.testing.assert_close(target, torch.ones_like(sigma))
+
+
+def test_the_denoiser_takes_any_network_and_one_noise_level_for_all():
+    denoiser = EDMPrecond(UNet(3, channels=8, num_classes=2, blocks=1)).eval()
+    z, _ = inputs()
+    sigma = torch.tensor(0.5)
+    # The untrained UNet is zero: c_skip = 1/2 at sigma = sigma_data.
+    torch.testing.assert_close(denoiser(z.double(), sigma, torch.tensor([0, 1, 1])), z / 2)
+    net = EDMPrecond(small(DDPMpp, augment_dim=9))
+    torch.testing.assert_close(net(z, sigma), net(z, sigma.expand(3), None, torch.zeros(3, 9)))
+
+
+@NETS
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"class_label": torch.tensor([0, 4, 1])}, "num_classes=4, but a class label is 4"),
+        ({"class_label": torch.tensor([0, -1, 1])}, "num_classes=4, but a class label is -1"),
+        ({"class_label": torch.zeros(3, 5)}, r"num_classes=4 and 3 images need .* got \(3, 5\)"),
+        ({"class_label": torch.tensor([0])}, r"num_classes=4 and 3 images need .* got \(1, 4\)"),
+        ({"augment_label": torch.zeros(3, 5)}, r"augment_dim=9, but the augmentation labels are \(3, 5\)"),
+        ({"z_scaled": torch.zeros(3, 3, 16, 16)}, "image_size=8, but the images are 16x16"),
+        ({"z_scaled": torch.zeros(3, 1, 8, 8)}, "in_channels=3, but the images have 1 channels"),
+        ({"z_scaled": torch.zeros(3, 8)}, r"images must be \(B, C, H, W\), got the shape \(3, 8\)"),
+    ],
+)
+def test_bad_inputs_are_named(kind, call, message):
+    z, noise = inputs()
+    with pytest.raises(InputError, match=f"^{kind.__name__}: {message}"):
+        small(kind, num_classes=4, augment_dim=9)(**{"z_scaled": z, "noise_label": noise, **call})
+
+
+def test_labels_for_a_network_without_them_are_refused():
+    z, noise = inputs()
+    with pytest.raises(InputError, match="num_classes=0, but class labels are given"):
+        small(DDPMpp)(z, noise, torch.tensor([0, 0, 0]))
+    with pytest.raises(InputError, match="augment_dim=0"):
+        small(DDPMpp)(z, noise, None, torch.zeros(3, 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (DDPMpp, {"channels": 0}, "DDPMpp: channels must be even and at least 4, got 0"),
+        (DDPMpp, {"multipliers": ()}, "multipliers must be at least 1"),
+        (DDPMpp, {"blocks": 0}, "blocks"),
+        (NCSNpp, {"image_size": 30}, "image_size must be a multiple of 4 with 3 multipliers, got 30"),
+        (NCSNpp, {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        (NCSNpp, {"label_dropout": -0.1}, r"label_dropout must be in \[0, 1\), got -0.1"),
+        (ADM, {"num_classes": -1}, "num_classes must be at least 0, got -1"),
+        (ADM, {"channels": 32, "multipliers": (1, 1, 1)}, "head_width must divide the 32 channels .* got 64"),
+        (ADM, {"channels": 130}, "a layer of 130 channels cannot be normalised in 32 groups"),
+    ],
+)
+def test_bad_options_are_named(kind, options, message):
+    with torch.device("meta"), pytest.raises(InputError, match=message):
+        kind(**options)
+
+
+PUBLISHED = {"model_type": "SongUNet", "img_resolution": 32, "img_channels": 3, "channel_mult": [2, 2, 2]}
+FOURIER = {
+    "embedding_type": "fourier",
+    "encoder_type": "residual",
+    "channel_mult_noise": 2,
+    "resample_filter": (1, 3, 3, 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected", "parameters"),
+    [
+        ({"use_fp16": False, "sigma_data": 0.5, "label_dim": 0}, DDPMpp, 55_732_739),
+        (FOURIER, NCSNpp, 56_395_523),
+        ({"model_type": "DhariwalUNet", "img_resolution": 64, "channel_mult": [1, 2, 3, 4]}, ADM, 295_131_267),
+    ],
+)
+def test_published_configurations_need_only_what_differs_from_the_defaults(config, expected, parameters):
+    with torch.device("meta"):
+        net = network_from_config({**PUBLISHED, **config})
+    assert type(net) is expected
+    assert sum(p.numel() for p in net.parameters()) == parameters
+    assert net.dropout == 0.1
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "VPUNet"}, "model_type must be one of SongUNet, DhariwalUNet, got VPUNet"),
+        ({"embedding_type": "fourier"}, "neither DDPM"),
+        ({"colour": "blue"}, "SongUNet has no option colour, whose value is blue"),
+        ({"channel_mult_emb": 2}, "channel_mult_emb must be 4"),
+        ({"img_channels": "three"}, "an option of the wrong type"),
+    ],
+)
+def test_configurations_nobody_published_are_refused(config, message):
+    with pytest.raises(InputError, match=message):
+        network_from_config({**PUBLISHED, **config})
+
+
+def test_a_configuration_without_image_size_is_refused():
+    with pytest.raises(InputError, match="SongUNet needs the option img_channels"):
+        network_from_config({"model_type": "SongUNet"})
