@@ -9,6 +9,10 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
+# Imported so that the command line knows classes by their bare names: `--data ImageFiles`, `--model.help LitICT`.
+import lit_knn.data
+import lit_knn.ict
+import lit_knn.nets  # noqa: F401
 from callbacks import StepProgressBar
 from lit_knn.errors import InputError
 
@@ -40,18 +44,17 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     """Parse a command line and, if `run`, carry it out; otherwise instantiate model, data and trainer only.
 
     Args:
-        args: subcommand and options; `sys.argv` if None.
+        args: subcommand and options, without the subcommand if not `run`; `sys.argv` if None.
         run: whether to carry out the subcommand.
     """
     options: dict[str, Any] = {"trainer_defaults": {"default_root_dir": "runs"}, "seed_everything_default": 0}
-    args = list(sys.argv[1:] if args is None else args)
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
         save_config_kwargs={"overwrite": True},
-        args=args if run else args[1:],
+        args=None if args is None else list(args),
         run=run,
         **options,
     )

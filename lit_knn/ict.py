@@ -16,7 +16,7 @@ from lit_knn.process import forward_noise
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
 from lit_knn.schedules import consistency_weight, ict_num_steps, karras_sigmas, lognormal_step_probs, pseudo_huber
-from lit_knn.solvers import PosteriorMean, heun_step
+from lit_knn.solvers import heun_step
 
 # What a random stream is for: the last part of its key, so that no two streams coincide.
 TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM = 0, 1, 2
@@ -59,7 +59,7 @@ class LitICT(pl.LightningModule):
         self,
         net: nn.Module,
         estimator: Estimator,
-        solver: Callable[[Tensor, Tensor, Tensor, PosteriorMean], Tensor] = heun_step,
+        solver: Callable = heun_step,
         lr: float = 1e-4,
         ema_decay: float = 0.99993,
         total_steps: int = 400_000,
