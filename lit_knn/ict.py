@@ -1,6 +1,7 @@
 """Improved consistency training (iCT) with a plug-in score estimator: Eq. 7 (eq:CM)."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytorch_lightning as pl
@@ -84,7 +85,10 @@ class LitICT(pl.LightningModule):
         self.image_shape: tuple[int, ...] | None = None
         self.images_seen = 0
         self._logged_step = 0
+        self._loaded_step = 0
         self._check_options()
+        if getattr(net, "num_classes", 0):
+            raise InputError(f"LitICT trains unconditional networks, but the net has num_classes={net.num_classes}")
 
     def _check_options(self) -> None:
         h = self.hparams
@@ -102,9 +106,16 @@ class LitICT(pl.LightningModule):
             )
         try:
             ict_num_steps(0, h.total_steps, h.s0, h.s1)
-            karras_sigmas(2, h.sigma_min, h.sigma_max, h.rho)
+            sigmas = karras_sigmas(h.s0 + 1, h.sigma_min, h.sigma_max, h.rho)
         except ValueError as error:
             raise InputError(f"LitICT: {error}") from error
+        if not lognormal_step_probs(sigmas, h.P_mean, h.P_std).isfinite().all():
+            raise InputError(f"LitICT: P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability")
+        levels = [*h.sampling_sigmas, h.sigma_min]
+        if any(high <= low for high, low in pairwise(levels)):
+            raise InputError(
+                f"LitICT: sampling_sigmas={list(h.sampling_sigmas)} must descend and stay above sigma_min={h.sigma_min}"
+            )
 
     # Setting up
 
@@ -124,13 +135,14 @@ class LitICT(pl.LightningModule):
 
         `predict` needs no estimator, so it builds no index.
         """
-        self.monitor = TrainingMonitor(
-            self.hparams.sigma_min, self.hparams.sigma_max, self.trainer.strategy.root_device
-        )
+        device = self.trainer.strategy.root_device
+        if device.type == "mps":
+            raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
+        self.monitor = TrainingMonitor(self.hparams.sigma_min, self.hparams.sigma_max, device)
         reference = getattr(getattr(self.trainer, "datamodule", None), "reference", None)
         if reference is not None:
             if stage != "predict":
-                reference.to(self.trainer.strategy.root_device)
+                reference.to(device)
                 if self.estimator.needs_reference:
                     self.estimator.bind(reference)
             self._set_image_shape(reference.shape)
@@ -138,11 +150,7 @@ class LitICT(pl.LightningModule):
             self._set_image_shape(self.estimator.reference.shape)
 
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
-        if self.image_shape is not None and tuple(shape) != self.image_shape:
-            raise InputError(
-                f"the data has images of shape {tuple(shape)}, the model was trained on {self.image_shape}"
-            )
-        self.image_shape = tuple(shape)
+        self._check_image_shape(shape)
         parameter = next(self.parameters())
         trial = torch.zeros(1, *shape, device=parameter.device)
         try:
@@ -154,6 +162,15 @@ class LitICT(pl.LightningModule):
             raise InputError(f"the net does not accept images of shape {tuple(shape)}: {error}") from error
         if output.shape != trial.shape:
             raise InputError(f"the net maps images of shape {tuple(shape)} to {tuple(output.shape[1:])}")
+
+    def _check_image_shape(self, shape: tuple[int, ...]) -> None:
+        """Take the shape of the data, or of a checkpoint, whichever comes first; the other must agree."""
+        shape = tuple(shape)
+        if self.image_shape not in (None, shape):
+            raise InputError(
+                f"the images of the checkpoint and of the data differ in shape: {self.image_shape}, {shape}"
+            )
+        self.image_shape = shape
 
     # Training
 
@@ -175,10 +192,15 @@ class LitICT(pl.LightningModule):
         self.log("val/loss", loss.mean(), batch_size=len(loss), sync_dist=True, prog_bar=True)
 
     @property
+    def step(self) -> int:
+        """Optimiser steps taken; outside a fit those of the loaded checkpoint."""
+        return max(self.trainer.global_step, self._loaded_step)
+
+    @property
     def num_steps(self) -> int:
         """Grid points N(k) at the current iteration."""
         h = self.hparams
-        return ict_num_steps(self.trainer.global_step, h.total_steps, h.s0, h.s1)
+        return ict_num_steps(self.step, h.total_steps, h.s0, h.s1)
 
     def _consistency_losses(self, x: Tensor, batch_number: int, stream: int) -> tuple[Tensor, Tensor]:
         """λ(t_i)·d(f(z, t_i), f⁻(ẑ, t_{i−1})) of each item, (B,), and t_i, (B,) float64."""
@@ -248,6 +270,8 @@ class LitICT(pl.LightningModule):
         if self.image_shape is None:
             raise InputError("sample: the image shape is not known before setup or a loaded checkpoint")
         sigmas = list(self.hparams.sampling_sigmas)[:num_steps]
+        if not 1 <= num_steps == len(sigmas):
+            raise InputError(f"sample: num_steps={num_steps}, but there are {len(sigmas)} sampling_sigmas")
         noise = torch.stack([seeded_noise(seeds, self.image_shape, draw, self.device) for draw in range(len(sigmas))])
         return consistency_sampler(self.consistency_function, noise, sigmas, self.hparams.sigma_min)
 
@@ -266,9 +290,9 @@ class LitICT(pl.LightningModule):
         """Refuse a checkpoint of another architecture in one line, before anything is loaded."""
         _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}))
         self.images_seen = checkpoint.get("images_seen", 0)
-        shape = checkpoint.get("image_shape")
-        if shape is not None and self.image_shape is None:
-            self.image_shape = tuple(shape)
+        self._loaded_step = checkpoint.get("global_step", 0)
+        if checkpoint.get("image_shape") is not None:
+            self._check_image_shape(checkpoint["image_shape"])
 
 
 def _images_of(batch: Any) -> Tensor:
@@ -277,7 +301,7 @@ def _images_of(batch: Any) -> Tensor:
 
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
     """Raise InputError at the first parameter that is missing, unexpected or of another shape."""
-    for name in own.keys() | saved.keys():
+    for name in [*own, *saved]:
         ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
         if ours != theirs:
             raise InputError(
