@@ -1,6 +1,8 @@
 """The application: `python main.py fit|validate|predict -c configs/….yaml`."""
 
+import argparse
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,23 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+# Imported so that the command line knows classes by their bare names: `--data ImageFiles`, `--model.help LitICT`.
+import lit_knn.augment
+import lit_knn.data
+import lit_knn.edm
+import lit_knn.ict
+import lit_knn.nets  # noqa: F401
 from callbacks import StepProgressBar
 from lit_knn.errors import InputError, NonFiniteLossError
+
+# Lines of a parser's message that frame the reason without being it.
+FRAMES = (
+    *("Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path"),
+    "Expected a <class 'NoneType'>",
+)
 
 
 class CLI(LightningCLI):
@@ -18,14 +34,35 @@ class CLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """`--seed_everything` also keys the random streams of the model and the order of the data."""
-        parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=int)
-        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Those of Lightning that have a meaning here."""
+        return {name: skip for name, skip in LightningCLI.subcommands().items() if name != "test"}
+
+    def _parse_ckpt_path(self) -> None:
+        """Look for the checkpoint before anything long begins.
+
+        Lightning's version would let the options saved in the checkpoint win over those of the command line, so that
+        neither the sampling steps of `predict` nor the length of a resumed run could be set.
+        """
+        command = self.config.get("subcommand")
+        if command is None:
+            return
+        path = self.config[command].ckpt_path
+        if path is None and command != "fit":
+            raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
+        if path is not None and not Path(path).is_file():
+            raise InputError(f"--ckpt_path {path}: no such file")
+        if path is not None and not zipfile.is_zipfile(path):
+            raise InputError(f"--ckpt_path {path}: not a checkpoint, or a damaged one")
 
     def before_instantiate_classes(self) -> None:
-        """Look for the checkpoint before anything long begins."""
-        path = self._get(self.config, "ckpt_path")
-        if path is not None and path not in ("best", "last", "hpc") and "://" not in path and not Path(path).exists():
-            raise InputError(f"--ckpt_path {path}: no such file")
+        """Let `predict` keep no samples in memory: the writer has them."""
+        if self.subcommand == "predict" and self.config.predict.return_predictions is None:
+            self.config.predict.return_predictions = False
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Show progress over the whole run, unless another bar, or none, was asked for."""
@@ -40,20 +77,21 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     """Parse a command line and, if `run`, carry it out; otherwise instantiate model, data and trainer only.
 
     Args:
-        args: subcommand and options; `sys.argv` if None.
+        args: subcommand and options, without the subcommand if not `run`; `sys.argv` if None.
         run: whether to carry out the subcommand.
     """
-    options: dict[str, Any] = {"trainer_defaults": {"default_root_dir": "runs"}, "seed_everything_default": 0}
-    args = list(sys.argv[1:] if args is None else args)
+    raising = {"exit_on_error": False}  # so that `main` can say it in one line
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
+        seed_everything_default=0,
+        trainer_defaults={"default_root_dir": "runs"},
         save_config_kwargs={"overwrite": True},
-        args=args if run else args[1:],
+        parser_kwargs={**raising, **(dict.fromkeys(CLI.subcommands(), raising) if run else {})},
+        args=None if args is None else list(args),
         run=run,
-        **options,
     )
 
 
@@ -61,19 +99,44 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
     try:
         make_cli(args)
-    except (ValueError, NonFiniteLossError) as error:
-        cause = _input_error_behind(error)
-        if cause is None:
+    except (ValueError, argparse.ArgumentError, MisconfigurationException, NonFiniteLossError) as error:
+        message = _message(error)
+        if message is None:
             raise
-        print(f"error: {cause}", file=sys.stderr)
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+            print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
-def _input_error_behind(error: BaseException | None) -> InputError | NonFiniteLossError | None:
-    """The parser wraps what a constructor raises: find the message meant for the user."""
-    while error is not None and not isinstance(error, (InputError, NonFiniteLossError)):
-        error = error.__cause__ or error.__context__
-    return error
+def _seed(value: Any) -> int:
+    if value is None or value is True or value < 0:
+        raise InputError(f"--seed_everything must be a number of at least 0, got {value}")
+    return int(value)
+
+
+def _message(error: BaseException) -> str | None:
+    """What to tell the user, in one line; None for an error that is not about the input."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, InputError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        return str(cause)
+    if isinstance(error, argparse.ArgumentError):
+        return _condense(str(error))
+    said = isinstance(error, (MisconfigurationException, NonFiniteLossError))
+    return " ".join(str(error).split()) if said else None
+
+
+def _condense(message: str) -> str:
+    """The option, the reason and the value of a parser's message of many lines."""
+    lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
+    keys = [line.split('"')[1] for line in lines if line.startswith("Parser key")]
+    option = ".".join(dict.fromkeys(keys))
+    reasons = dict.fromkeys(line for line in lines if not line.startswith(FRAMES))
+    values = [line.removeprefix("Given value: ") for line in lines if line.startswith("Given value: ")]
+    new = values and not values[-1].startswith("NestedArg") and values[-1] not in message.split("Given value")[0]
+    value = f" (given: {values[-1]})" if new else ""
+    return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + value
 
 
 if __name__ == "__main__":

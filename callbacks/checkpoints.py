@@ -4,6 +4,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.errors import InputError
 
@@ -37,7 +38,9 @@ class CheckpointByImages(ModelCheckpoint):
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Keep `last.ckpt`: every `every_n_steps` steps, at the end of training, and when training is interrupted.
+    """Keep `last.ckpt`: every `every_n_steps` steps, at the end of training, and when it is interrupted.
+
+    Ctrl-C and SIGTERM are interruptions; with a single process errors are, too.
 
     Args:
         every_n_steps: optimiser steps between saves; what an unexpected end can cost at most.
@@ -64,8 +67,12 @@ class LastCheckpoint(ModelCheckpoint):
             super().on_train_batch_end(trainer, pl_module, *args)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Save on an interruption, but not in a validation, where averaged weights stand in for the current."""
-        if trainer.training and trainer.global_step > 0:
+        """Save on an interruption, but not in a validation, where averaged weights stand in for the current.
+
+        Saving takes all ranks. An interruption reaches every one of them; an error may be one rank's alone.
+        """
+        everywhere = trainer.world_size == 1 or isinstance(exception, (KeyboardInterrupt, SIGTERMException))
+        if everywhere and trainer.training and trainer.global_step > 0:
             super().on_exception(trainer, pl_module, exception)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytorch_lightning as pl
+from pytorch_lightning.loggers import TensorBoardLogger
 
 from callbacks.checkpoints import LastCheckpoint
 from callbacks.fidelity import PixelFrechetDistance
@@ -25,7 +26,7 @@ class RunSummary(pl.Callback):
                 lines.append(f"Checkpoint:   {_short(callback.best_model_path)}")
             elif isinstance(callback, SampleGrid):
                 lines.extend(f"Samples:      {_short(path)}" for path in callback.last_paths)
-        if log_dir is not None:
+        if isinstance(trainer.logger, TensorBoardLogger) and log_dir is not None:
             lines.append(f"TensorBoard:  tensorboard --logdir {_short(Path(log_dir).parent)}")
         print("\n".join(["", *lines]))
 

@@ -17,7 +17,7 @@ MIN_SIDE = 32
 class SampleGrid(pl.Callback):
     """At each validation, write grids of samples from fixed seeds as PNG files and to TensorBoard.
 
-    Needs images of 1 or 3 channels; the model must have `sample(seeds, num_steps)`.
+    Needs images of 1 or 3 channels; the model must have `sample(seeds, num_steps)` and `step`.
 
     Args:
         num_samples: images in a grid; seeds are 0 to num_samples − 1.
@@ -46,11 +46,11 @@ class SampleGrid(pl.Callback):
             if images.ndim != 4 or images.shape[1] not in (1, 3):
                 return  # latents and vectors have no picture
             grid = image_grid(images)
-            path = folder / f"step_{trainer.global_step:07d}_{steps}-step.png"
+            path = folder / f"step_{pl_module.step:07d}_{steps}-step.png"
             save_image(grid, path)
             self.last_paths.append(path)
             if isinstance(trainer.logger, TensorBoardLogger):
-                trainer.logger.experiment.add_image(f"samples/{steps}-step", grid, trainer.global_step)
+                trainer.logger.experiment.add_image(f"samples/{steps}-step", grid, pl_module.step)
 
 
 def image_grid(images: Tensor) -> Tensor:

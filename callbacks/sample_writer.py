@@ -39,9 +39,10 @@ class SampleWriter(BasePredictionWriter):
             return
         root = self.folder or trainer.log_dir or trainer.default_root_dir
         self._folder = Path(root) if self.folder else Path(root) / "predictions"
+        taken = trainer.strategy.broadcast(self._folder.exists() and any(self._folder.iterdir()))
+        if taken:  # as the first rank sees it, so that all ranks stop
+            raise InputError(f"SampleWriter: folder={self._folder} is not empty; nothing in it is overwritten")
         if trainer.is_global_zero:
-            if self._folder.exists() and any(self._folder.iterdir()):
-                raise InputError(f"SampleWriter: folder={self._folder} is not empty; nothing in it is overwritten")
             self._shards.mkdir(parents=True)
         trainer.strategy.barrier()
 

@@ -1,7 +1,7 @@
 """LightningDataModules: each loads its images and holds them as a reference set, on every rank."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -189,7 +189,7 @@ class ImageFiles(ReferenceDataModule):
 
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`."""
-        return read_image_files(self.path)
+        return _read(read_image_files, self.path)
 
 
 class Arrays(ReferenceDataModule):
@@ -212,7 +212,15 @@ class Arrays(ReferenceDataModule):
 
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`."""
-        return read_array_file(self.path, self.floats_as_is)
+        return _read(read_array_file, self.path, self.floats_as_is)
+
+
+def _read(reader: Callable[..., tuple[Images, Labels]], path: str, *options: Any) -> tuple[Images, Labels]:
+    """Let an error name the option beside the file."""
+    try:
+        return reader(path, *options)
+    except InputError as error:
+        raise InputError(f"data.path={path}: {error}") from error
 
 
 def _check_at_least(least: int, **options: int) -> None:

@@ -130,9 +130,7 @@ class LitEDM(EstimatorTraining):
         weight = (sigma.square() + h.sigma_data**2) / (sigma * h.sigma_data).square()
         return weight.float() * (denoised - target).square().flatten(1).mean(1), sigma
 
-    def _target(
-        self, z: Tensor, sigma: Tensor, x: Tensor, augmented: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def _target(self, z: Tensor, sigma: Tensor, x: Tensor, augmented: Tensor, generator: torch.Generator) -> Tensor:
         """The estimator's mean where z comes from the reference set, x itself where it was augmented."""
         if self.augmentation is None:
             return self.posterior_mean(x, generator)(z, sigma)

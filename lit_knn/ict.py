@@ -1,6 +1,7 @@
 """Improved consistency training (iCT) with a plug-in score estimator: Eq. 7 (eq:CM)."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from lit_knn.process import forward_noise
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
 from lit_knn.schedules import consistency_weight, ict_num_steps, karras_sigmas, lognormal_step_probs, pseudo_huber
-from lit_knn.solvers import PosteriorMean, heun_step
+from lit_knn.solvers import heun_step
 from lit_knn.training import EstimatorTraining, check_positive
 
 # Last part of the key of the dropout masks, so that they do not coincide with another stream.
@@ -54,7 +55,7 @@ class LitICT(EstimatorTraining):
         self,
         net: nn.Module,
         estimator: Estimator,
-        solver: Callable[[Tensor, Tensor, Tensor, PosteriorMean], Tensor] = heun_step,
+        solver: Callable = heun_step,
         lr: float = 1e-4,
         ema_decay: float = 0.99993,
         total_steps: int = 400_000,
@@ -76,6 +77,8 @@ class LitICT(EstimatorTraining):
         self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
         self.solver = solver
         self._check_options()
+        if getattr(net, "num_classes", 0):
+            raise InputError(f"LitICT trains unconditional networks, but the net has num_classes={net.num_classes}")
 
     def _check_options(self) -> None:
         h = self.hparams
@@ -91,9 +94,16 @@ class LitICT(EstimatorTraining):
             )
         try:
             ict_num_steps(0, h.total_steps, h.s0, h.s1)
-            karras_sigmas(2, h.sigma_min, h.sigma_max, h.rho)
+            sigmas = karras_sigmas(h.s0 + 1, h.sigma_min, h.sigma_max, h.rho)
         except ValueError as error:
             raise InputError(f"LitICT: {error}") from error
+        if not lognormal_step_probs(sigmas, h.P_mean, h.P_std).isfinite().all():
+            raise InputError(f"LitICT: P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability")
+        levels = [*h.sampling_sigmas, h.sigma_min]
+        if any(high <= low for high, low in pairwise(levels)):
+            raise InputError(
+                f"LitICT: sampling_sigmas={list(h.sampling_sigmas)} must descend and stay above sigma_min={h.sigma_min}"
+            )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """RAdam, as iCT."""
@@ -111,7 +121,7 @@ class LitICT(EstimatorTraining):
     def num_steps(self) -> int:
         """Grid points N(k) at the current iteration."""
         h = self.hparams
-        return ict_num_steps(self.trainer.global_step, h.total_steps, h.s0, h.s1)
+        return ict_num_steps(self.step, h.total_steps, h.s0, h.s1)
 
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Eq. 7 (eq:CM): λ(t_i)·d(f(z, t_i), f⁻(ẑ, t_{i−1})) of each item, (B,), and t_i, (B,) float64."""
@@ -151,6 +161,9 @@ class LitICT(EstimatorTraining):
             (B, *shape), float32, model space.
         """
         shape = self.known_image_shape()
-        sigmas = list(self.hparams.sampling_sigmas)[: num_steps or self.hparams.predict_steps]
+        num_steps = self.hparams.predict_steps if num_steps is None else num_steps
+        sigmas = list(self.hparams.sampling_sigmas)[:num_steps]
+        if not 1 <= num_steps == len(sigmas):
+            raise InputError(f"sample: num_steps={num_steps}, but there are {len(sigmas)} sampling_sigmas")
         noise = torch.stack([seeded_noise(seeds, shape, draw, self.device) for draw in range(len(sigmas))])
         return consistency_sampler(self.consistency_function, noise, sigmas, self.hparams.sigma_min)

@@ -148,7 +148,7 @@ class ReferenceSet:
 
     def _training_sample(self, size: int) -> Tensor:
         ids = torch.randperm(len(self.images), generator=keyed_generator("cpu", 0))[:size]
-        return _to_model_space(self.images[ids.to(self.device)]).flatten(1).cpu()
+        return _to_model_space(self.images[ids.to(self.device)].cpu()).flatten(1)
 
 
 def _to_model_space(images: Tensor) -> Tensor:

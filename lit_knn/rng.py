@@ -9,7 +9,8 @@ import torch
 
 def seed_from_key(*key: int) -> int:
     """A 63-bit seed that is a function of the non-negative integers in `key`, well mixed (NumPy's SeedSequence)."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    # SeedSequence fills up with zeros, so without the length (5, 1) and (5, 1, 0, 0) would be one key.
+    return int(np.random.SeedSequence((len(key), *key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def keyed_generator(device: torch.device | str, *key: int) -> torch.Generator:

@@ -23,6 +23,7 @@ def seeded_noise(
     Returns:
         (B, *shape), float32.
     """
+    seeds = seeds.tolist() if isinstance(seeds, Tensor) else seeds
     noise = [torch.randn(*shape, generator=keyed_generator("cpu", int(seed), draw)) for seed in seeds]
     return torch.stack(noise).to(device)
 

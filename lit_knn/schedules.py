@@ -19,12 +19,14 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
         (num_steps,), float64. Flip it for a sampler, which goes down.
 
     Raises:
-        ValueError: num_steps < 2, or not 0 < sigma_min < sigma_max.
+        ValueError: num_steps < 2, rho <= 0, or not 0 < sigma_min < sigma_max.
     """
     if num_steps < 2:
         raise ValueError(f"num_steps must be at least 2, got {num_steps}")
     if not 0 < sigma_min < sigma_max:
         raise ValueError(f"need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
+    if not rho > 0:
+        raise ValueError(f"rho must be above 0, got {rho}")
     ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
     low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
     sigmas = (low + ramp * (high - low)) ** rho

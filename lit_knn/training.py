@@ -41,6 +41,7 @@ class EstimatorTraining(pl.LightningModule):
         self.images_seen = 0
         self._images_per_batch = 0
         self._logged_step = 0
+        self._loaded_step = 0
 
     # What a subclass defines
 
@@ -85,6 +86,8 @@ class EstimatorTraining(pl.LightningModule):
         `predict` needs no estimator, so it builds no index.
         """
         device = self.trainer.strategy.root_device
+        if device.type == "mps":
+            raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
         self.monitor = TrainingMonitor(*self.noise_range, device)
         reference = getattr(getattr(self.trainer, "datamodule", None), "reference", None)
         if reference is not None:
@@ -97,10 +100,7 @@ class EstimatorTraining(pl.LightningModule):
             self._set_image_shape(self.estimator.reference.shape)
 
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
-        shape = tuple(shape)
-        if self.image_shape is not None and shape != self.image_shape:
-            raise InputError(f"the data has images of shape {shape}, the model was trained on {self.image_shape}")
-        self.image_shape = shape
+        self._check_image_shape(shape)
         device = next(self.parameters()).device
         trial = torch.zeros(1, *shape, device=device)
         try:
@@ -113,7 +113,21 @@ class EstimatorTraining(pl.LightningModule):
         if output.shape != trial.shape:
             raise InputError(f"the net maps images of shape {shape} to {tuple(output.shape[1:])}")
 
+    def _check_image_shape(self, shape: tuple[int, ...]) -> None:
+        """Take the shape of the data, or of a checkpoint, whichever comes first; the other must agree."""
+        shape = tuple(shape)
+        if self.image_shape not in (None, shape):
+            raise InputError(
+                f"the images of the checkpoint and of the data differ in shape: {self.image_shape}, {shape}"
+            )
+        self.image_shape = shape
+
     # Training
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps taken; outside a fit those of the loaded checkpoint."""
+        return max(self.trainer.global_step, self._loaded_step)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step. `batch` is x (B, *shape) or (x, class_label).
@@ -199,9 +213,9 @@ class EstimatorTraining(pl.LightningModule):
         """Refuse a checkpoint of another architecture in one line, before anything is loaded."""
         _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}))
         self.images_seen = checkpoint.get("images_seen", 0)
-        shape = checkpoint.get("image_shape")
-        if shape is not None and self.image_shape is None:
-            self.image_shape = tuple(shape)
+        self._loaded_step = checkpoint.get("global_step", 0)
+        if checkpoint.get("image_shape") is not None:
+            self._check_image_shape(checkpoint["image_shape"])
 
     def known_image_shape(self) -> tuple[int, ...]:
         """The shape of the images, for sampling.
@@ -229,7 +243,7 @@ def _unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
 
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
     """Raise InputError at the first parameter that is missing, unexpected or of another shape."""
-    for name in sorted(own.keys() | saved.keys()):
+    for name in [*own, *saved]:
         ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
         if ours != theirs:
             raise InputError(

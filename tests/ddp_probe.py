@@ -47,3 +47,9 @@ class DDPProbe(pl.Callback):
             "fd_pixels": float(trainer.callback_metrics["fd_pixels"]),
         }
         Path(self.folder, f"rank_{trainer.global_rank}.json").write_text(json.dumps(report))
+
+
+class FailingRank(pl.Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if trainer.global_rank == 1 and trainer.global_step == 2:
+            raise RuntimeError("one rank fails")

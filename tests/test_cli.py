@@ -4,14 +4,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import callbacks
 from main import main
 
 ROOT = Path(__file__).parent.parent
+LAST = "runs/demo/version_0/checkpoints/last.ckpt"
 DEMO = str(ROOT / "configs" / "demo.yaml")
 ICT_KNN = str(ROOT / "configs" / "table1" / "ict_knn.yaml")
 TINY_RUN = ["-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
+# What Lightning itself says on stderr at every start.
+HARMLESS = ("Seed set to", "GPU available", "TPU available", "💡 Tip")
 TINY = [*TINY_RUN, "--model.estimator.k", "32", "--model.estimator.n", "8"]
 
 
@@ -54,8 +58,6 @@ def test_fit_leaves_checkpoint_pictures_and_logs_and_says_where(capsys):
 
 
 def test_everything_promised_is_logged():
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     fit_demo("--trainer.log_every_n_steps", "1")
     events = EventAccumulator(str(run_folder()))
     events.Reload()
@@ -97,10 +99,51 @@ def test_predict_writes_samples_of_the_averaged_weights(capsys):
     assert "folder=out is not empty" in capsys.readouterr().err
 
 
-def test_validate_measures_a_checkpoint():
+def scalars(version):
+    events = EventAccumulator(str(run_folder(version)))
+    events.Reload()
+    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_validate_measures_what_the_end_of_training_measured():
+    # N(k) is no longer at its start, so the loss is only the same if the step is known.
+    fit_demo("--model.total_steps", "2")
+    main(["validate", "-c", DEMO, *TINY, "--model.total_steps", "2", "--ckpt_path", LAST])
+    assert (run_folder(1) / "samples" / "step_0000004_1-step.png").exists()
+    for name in ("val/loss", "fd_pixels"):
+        assert scalars(1)[name] == pytest.approx([scalars(0)[name][-1]], rel=1e-4)
+
+
+def test_options_of_the_command_line_win_over_those_saved_in_a_checkpoint():
     fit_demo()
-    main(["validate", "-c", DEMO, *TINY, "--ckpt_path", str(run_folder() / "checkpoints" / "last.ckpt")])
-    assert list((run_folder(1) / "samples").glob("*_1-step.png"))
+    for folder, steps in (("one", "1"), ("two", "2")):
+        Path("writer.yaml").write_text(
+            "trainer:\n  callbacks:\n"
+            f"    - {{class_path: callbacks.SampleWriter, init_args: {{format: npz, folder: {folder}}}}}\n"
+        )
+        main(["predict", "-c", DEMO, *TINY, "-c", "writer.yaml", "--ckpt_path", LAST, "--model.predict_steps", steps])
+    one, two = (np.load(f"{folder}/samples.npz")["images"].astype(int) for folder in ("one", "two"))
+    assert np.abs(one - two).max() > 1
+    fit_demo("--ckpt_path", LAST, "--model.total_steps", "20", steps=5)
+    config = torch.load(run_folder(3) / "checkpoints" / "last.ckpt", weights_only=False)["hyper_parameters"]
+    assert config["total_steps"] == 20
+
+
+@pytest.mark.parametrize("command", ["validate", "predict"])
+def test_an_untrained_model_is_not_measured(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "-c", DEMO, *TINY])
+    assert "error: --ckpt_path is missing" in capsys.readouterr().err
+
+
+def test_checkpoint_of_images_of_another_size_is_refused(capsys):
+    fit_demo()
+    np.save("larger.npy", np.zeros((40, 1, 16, 16), dtype=np.uint8))
+    other = ["--data", "Arrays", "--data.path", "larger.npy", "--ckpt_path", LAST]
+    for command in (["predict"], ["fit", "--trainer.max_steps", "6"]):
+        with pytest.raises(SystemExit):
+            main([*command, "-c", DEMO, *TINY, *other])
+        assert "differ in shape: (1, 16, 16), (1, 8, 8)" in capsys.readouterr().err
 
 
 def test_fit_resumes_from_the_command_line():
@@ -168,8 +211,21 @@ def test_latents_train_with_a_net_of_ones_own(tmp_path):
         ),
         (["--model.net.in_channels", "3"], ["in_channels=3", "1 channels"]),
         (["--model.ema_decay", "1.5"], ["ema_decay", "1.5"]),
-        (["--ckpt_path", "no.ckpt"], ["no.ckpt"]),
-        (["--data", "ImageFiles", "--data.path", "nowhere.zip"], ["nowhere.zip"]),
+        (["--model.rho", "0"], ["rho", "0"]),
+        (["--model.P_mean", "500"], ["P_mean=500"]),
+        (["--model.sampling_sigmas", "[80, 90]"], ["sampling_sigmas=[80.0, 90.0]", "descend"]),
+        (["--model.net.num_classes", "10"], ["num_classes=10"]),
+        (["--model.estimator.kk", "3"], ["model.estimator", "kk"]),
+        (["--modle.lr", "1"], ["--modle.lr"]),
+        (["--trainer.precision", "bf17"], ["trainer.precision", "bf17"]),
+        (["--trainer.devices", "0"], ["devices", "0"]),
+        (["--seed_everything", "-3"], ["seed_everything", "-3"]),
+        (["-c", "nowhere.yaml"], ["nowhere.yaml"]),
+        (["--data.index", "FaissIndex", "--data.index.factory", "IDMap,Flat"], ["factory='IDMap,Flat'"]),
+        (["--ckpt_path", "no.ckpt"], ["ckpt_path", "no.ckpt"]),
+        (["--ckpt_path", "last"], ["ckpt_path", "last"]),
+        (["--ckpt_path", str(ROOT / "README.md")], ["ckpt_path", "README.md", "not a checkpoint"]),
+        (["--data", "ImageFiles", "--data.path", "nowhere.zip"], ["data.path=nowhere.zip", "does not exist"]),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )
@@ -177,9 +233,12 @@ def test_bad_input_ends_in_one_line_before_training(args, words, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["fit", "-c", DEMO, *TINY_RUN, "--trainer.max_steps", "1", *args])
     assert stop.value.code != 0
-    error = capsys.readouterr().err.strip().splitlines()[-1]
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    errors = [line for line in printed if not line.startswith(HARMLESS)]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: ")
     for word in words:
-        assert word in error
+        assert word in errors[0]
     assert not list(Path().rglob("*.ckpt"))
 
 
@@ -212,6 +271,13 @@ def test_ctrl_c_saves_the_last_checkpoint_and_the_run_resumes(monkeypatch):
     assert torch.load(run_folder(1) / "checkpoints" / "last.ckpt", weights_only=False)["global_step"] == 6
 
 
+@pytest.mark.slow
+def test_the_demo_reaches_its_figure(capsys):
+    main(["fit", "-c", DEMO])
+    printed = capsys.readouterr().out
+    assert float(printed.rsplit("Fréchet distance on pixels:", 1)[1].split()[0]) <= 0.6
+
+
 def test_training_brings_the_samples_closer_to_the_data(monkeypatch):
     values = []
     original = callbacks.PixelFrechetDistance.on_validation_epoch_end
@@ -223,5 +289,4 @@ def test_training_brings_the_samples_closer_to_the_data(monkeypatch):
     monkeypatch.setattr(callbacks.PixelFrechetDistance, "on_validation_epoch_end", remember)
     args = ["--model.net.channels", "16", "--data.batch_size", "64", "--model.ema_decay", "0.9"]
     fit_demo(*args, steps=160)
-    print(values)
     assert values[-1] < 0.6 * values[0]

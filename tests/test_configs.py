@@ -19,7 +19,7 @@ PART_TYPES = {"data": pl.LightningDataModule, "models": torch.nn.Module, "estima
 
 
 def parse(*args):
-    return make_cli(["fit", *args], run=False)
+    return make_cli(args, run=False)
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))

@@ -289,5 +289,7 @@ def test_data_configs_spell_every_argument(path):
     parser.add_subclass_arguments(ReferenceDataModule, "data")
     given = yaml.safe_load(path.read_text())
     parsed = parser.parse_object({"data": given})
-    assert parsed.data.init_args.as_dict() == given["init_args"]
+    # All but the seed, which the application sets from --seed_everything.
+    assert parsed.data.init_args.as_dict() == {"seed": 0, **given["init_args"]}
+    assert "seed" not in given["init_args"]
     assert isinstance(parser.instantiate_classes(parsed).data, ReferenceDataModule)

@@ -9,6 +9,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+def run(command, check=True):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 or not check, done.stderr[-3000:]
+    return done
+
+
 def run_demo(folder, devices, batch_size):
     """Train the demo for a few steps in processes of their own; what each rank reports."""
     folder.mkdir()
@@ -24,9 +31,7 @@ def run_demo(folder, devices, batch_size):
     command += ["--trainer.val_check_interval", "2", "--data.batch_size", str(batch_size)]
     command += ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
     command += ["--trainer.logger.save_dir", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(command)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(devices)]
 
 
@@ -49,18 +54,33 @@ def test_two_processes_train_the_demo(tmp_path):
 
 
 def test_two_processes_measure_what_one_does(tmp_path):
-    # Without training the weights are the same, so the distance must be, too.
+    # The weights are the same, so the distance must be, too.
+    run_demo(tmp_path / "trained", devices=1, batch_size=16)
+    (checkpoint,) = (tmp_path / "trained").rglob("last.ckpt")
     values = []
     for devices in (1, 2):
         folder = tmp_path / str(devices)
-        folder.mkdir()
         command = [sys.executable, "main.py", "validate", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml"]
         command += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp", "--model.net.channels", "8"]
         command += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(folder)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run([*command, "--ckpt_path", str(checkpoint)])
         (metrics,) = folder.rglob("metrics.csv")
         header, row = metrics.read_text().splitlines()[:2]
         values.append(float(dict(zip(header.split(","), row.split(","), strict=True))["fd_pixels"]))
     assert values[0] == pytest.approx(values[1], rel=1e-4)
+
+
+def test_an_error_on_one_rank_ends_the_run(tmp_path):
+    # Saving a checkpoint takes all ranks: the rank with the error must not wait for the others in it.
+    failing = tmp_path / "failing.yaml"
+    failing.write_text(
+        "trainer:\n  callbacks:\n"
+        "    - {class_path: callbacks.LastCheckpoint}\n"
+        "    - {class_path: tests.ddp_probe.FailingRank}\n"
+    )
+    command = [sys.executable, "main.py", "fit", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "-c", str(failing)]
+    command += ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.max_steps", "50"]
+    command += ["--model.net.channels", "8", "--model.estimator.k", "32", "--trainer.logger.save_dir", str(tmp_path)]
+    done = run(command, check=False)
+    assert done.returncode != 0
+    assert "one rank fails" in done.stderr

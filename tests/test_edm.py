@@ -76,7 +76,9 @@ def test_loss_is_the_weighted_squared_distance_to_the_estimated_mean(estimator):
     model.log = lambda name, value, **_: logged.update({name: value})
     train(model, data, 1)
     z, sigma, c_skip, c_out = points_and_levels(net)
-    target = data.x.double() if isinstance(estimator, OneSample) else posterior_mean(z, data.x.double(), sigma.flatten())
+    target = (
+        data.x.double() if isinstance(estimator, OneSample) else posterior_mean(z, data.x.double(), sigma.flatten())
+    )
     denoised = c_skip * z + c_out * 0.3
     weight = (sigma**2 + 0.25) / (sigma * 0.5) ** 2
     expected = (weight * (denoised - target) ** 2).mean()

@@ -21,7 +21,7 @@ class MonteCarlo(Estimator):
         InputError: n < 1.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int = 256) -> None:
         self.n = check_count("MonteCarlo", "n", n)
 
     def _posterior_mean(

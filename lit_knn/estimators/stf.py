@@ -20,7 +20,7 @@ class STF(Estimator):
         InputError: n < 1.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int = 256) -> None:
         self.n = check_count("STF", "n", n)
 
     def _posterior_mean(

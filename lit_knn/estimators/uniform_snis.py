@@ -19,7 +19,7 @@ class UniformSNIS(Estimator):
         InputError: n < 1.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int = 256) -> None:
         self.n = check_count("UniformSNIS", "n", n)
 
     def _posterior_mean(

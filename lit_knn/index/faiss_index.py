@@ -13,6 +13,8 @@ from lit_knn.index.base import Index, with_progress
 TRAINING_POINTS_PER_LIST = 256
 # Scalar quantisers learn a range per dimension; this many images pin it down.
 QUANTISER_TRAINING_POINTS = 50_000
+# Training points are float32: without a limit those of ImageNet would take more memory than the index.
+TRAINING_BYTES = 2 * 2**30
 GPU_MAX_K = 2048
 
 
@@ -21,8 +23,8 @@ class FaissIndex(Index):
 
     Args:
         factory: `Flat` (exact, 4 bytes a dimension), `SQ8` (8-bit, a quarter of the memory), `IVF<c>,Flat` or
-            `IVF<c>,SQ8` (c lists of which `nprobe` are searched); the paper's three kinds. Other strings that
-            FAISS knows work too.
+            `IVF<c>,SQ8` (c lists of which `nprobe` are searched); the paper's three kinds. Other L2 indexes that
+            FAISS can build from vectors alone work too.
         nprobe: lists searched per query, for IVF only. The default searches 1/50 of them, about the share the
             paper uses (25 of 1788 on CelebA, 100 of 4527 on ImageNet).
 
@@ -47,10 +49,13 @@ class FaissIndex(Index):
         """See `Index.build`; trains the lists and the quantiser on a subset, then adds all vectors."""
         probe = sample(1)
         index = self._create(N, probe.shape[1])
-        if not index.is_trained:
-            index.train(sample(min(N, self._training_points(index))))
-        for chunk in with_progress(chunks(), N, f"building FAISS index {self.factory}"):
-            index.add(chunk.cpu().contiguous())
+        try:
+            if not index.is_trained:
+                index.train(sample(min(N, self._training_points(index))))
+            for chunk in with_progress(chunks(), N, f"building FAISS index {self.factory}"):
+                index.add(chunk.cpu().contiguous())
+        except RuntimeError as error:
+            raise InputError(f"FaissIndex: FAISS cannot build factory={self.factory!r}: {_reason(error)}") from error
         self._index, self._on_gpu = index, False
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -111,7 +116,9 @@ class FaissIndex(Index):
     @staticmethod
     def _training_points(index: Any) -> int:
         lists = _inverted_lists(index)
-        return QUANTISER_TRAINING_POINTS if lists is None else lists.nlist * TRAINING_POINTS_PER_LIST
+        if lists is None:
+            return min(QUANTISER_TRAINING_POINTS, TRAINING_BYTES // (4 * index.d))
+        return max(min(lists.nlist * TRAINING_POINTS_PER_LIST, TRAINING_BYTES // (4 * index.d)), lists.nlist)
 
 
 def _import_faiss() -> Any:

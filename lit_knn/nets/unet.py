@@ -46,6 +46,7 @@ class UNet(nn.Module):
         if not 0 <= dropout < 1:
             raise InputError(f"UNet: dropout must be in [0, 1), got {dropout}")
         self.in_channels = in_channels
+        self.num_classes = num_classes
         self.factor = 2 ** (len(multipliers) - 1)
         embedding = 4 * channels
         self.embedding = NoiseEmbedding(channels, embedding, num_classes)
@@ -82,6 +83,8 @@ class UNet(nn.Module):
         Raises:
             InputError: another number of channels, or sides that cannot be halved as often as needed.
         """
+        if z_scaled.ndim != 4:
+            raise InputError(f"UNet: images must be (C, H, W), but they have shape {tuple(z_scaled.shape[1:])}")
         _, channels, height, width = z_scaled.shape
         if channels != self.in_channels:
             raise InputError(f"UNet: in_channels={self.in_channels}, but the images have {channels} channels")
