@@ -1,0 +1,343 @@
+"""A pickle reader that runs none of the file's code: what it names becomes inert records, or the file is refused.
+
+Nothing is imported, looked up by name or called that the tables below do not hold, and these hold only functions and
+types of this file. They are sealed, because a pickle can also set attributes on whatever it has got hold of.
+"""
+
+import io
+import math
+import mmap
+import os
+import pickle
+import pickletools
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+
+# Opcodes that reach objects of the running process past `find_class`.
+REFUSED_OPCODES = {"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"}
+PERSISTENT_OPCODES = {"PERSID", "BINPERSID"}
+MEMO_OPCODES = {"PUT", "BINPUT", "LONG_BINPUT"}
+# The header of what `torch.save` wrote before its zip format, and still writes for a storage inside a pickle.
+STORAGE_MAGIC = 0x1950A86A20F9469CFC6C
+STORAGE_VERSION = 1001
+MAX_DIMENSIONS = 16
+
+
+class Refused(pickle.UnpicklingError):
+    """The pickle asks for something it is not given; says what."""
+
+
+class _Sealed(type):
+    """Metaclass of types whose attributes a pickle cannot set."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise Refused("sets an attribute of a class, which is refused")
+
+
+class Inert(metaclass=_Sealed):
+    """Base of everything a pickle can get hold of beside plain containers, numbers and text."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        raise Refused(f"sets the state of {type(self).__name__}, which is refused")
+
+
+class Record(Inert):
+    """What was an object: the name of its class, without the module (empty for PyTorch's own), and its attributes."""
+
+    __slots__ = ("class_name", "state")
+
+    class_name: str
+    state: dict[str, Any]
+
+    def __new__(cls) -> "Record":
+        """Unpickling calls `__new__` alone."""
+        self = super().__new__(cls)
+        self.class_name, self.state = "", {}
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        if not isinstance(state, dict):
+            raise Refused("sets the state of an object to something other than a dict, which is refused")
+        self.state = state
+
+
+class InertDict(dict, metaclass=_Sealed):
+    """What was a dict of another class; drops attributes."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        """A pickle could otherwise put its own `items` in the place of the method."""
+
+
+class _Storage(Inert):
+    """The values behind tensors, as bytes."""
+
+    __slots__ = ("dtype", "size", "values")
+
+    def __init__(self, dtype: torch.dtype, size: int, values: memoryview) -> None:
+        self.dtype, self.size, self.values = dtype, size, values
+
+
+class TensorRecord(Inert):
+    """What a tensor is made of: a pickle that had the tensor could use its methods."""
+
+    __slots__ = ("offset", "size", "storage", "stride")
+
+    def __init__(self, storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> None:
+        self.storage, self.offset, self.size, self.stride = storage, offset, size, stride
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tensor."""
+        return math.prod(self.size) * self.storage.dtype.itemsize
+
+    def to_tensor(self) -> Tensor:
+        """Make the tensor, contiguous and in memory of its own, on the CPU."""
+        dtype = self.storage.dtype
+        if not self.nbytes:
+            return torch.empty(self.size, dtype=dtype)
+        flat = torch.frombuffer(bytearray(self.storage.values), dtype=dtype)
+        tensor = flat.as_strided(self.size, self.stride, self.offset)
+        alone = tensor.nbytes == flat.nbytes and tensor.is_contiguous()
+        return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
+
+
+class _Function(Inert):
+    """A function without attributes to set."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., object]) -> None:
+        self._call = call
+
+    def __call__(self, *args: object) -> object:
+        return self._call(*args)
+
+
+class _Name(Inert):
+    """A global of which the name alone matters, or that stands for an element type."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype
+
+
+class _StorageHeader(Inert):
+    """Element type and number of elements of a storage."""
+
+    __slots__ = ("dtype", "size")
+
+    def __init__(self, dtype: torch.dtype, size: int) -> None:
+        self.dtype, self.size = dtype, size
+
+
+def load_inert(path: str | os.PathLike[str]) -> Any:
+    """Read a pickle of EDM networks without running anything of it.
+
+    Args:
+        path: the file, of any pickle protocol.
+
+    Returns:
+        Dicts, lists, tuples, sets, numbers and text; objects as `Record`, tensors as `TensorRecord`.
+
+    Raises:
+        InputError: no such file; not a pickle, damaged or truncated; a global outside the allow-list, by its name.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise InputError(f"{path} is empty")
+            # Mapped, a count of bytes that the file does not hold allocates nothing.
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _load_file(path, data)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _load_file(path: Path, data: mmap.mmap) -> Any:
+    try:
+        return _load_next(data, ALLOWED)  # type: ignore[arg-type]
+    except Refused as error:
+        raise InputError(f"{path} {error}") from error
+    except Exception as error:  # Bad pickles raise anything.
+        if data.tell() >= len(data) and data[:1] == pickle.PROTO:
+            raise InputError(f"{path} is truncated, or damaged") from error
+        raise InputError(f"{path} is not a pickle, or a damaged one") from error
+
+
+def _load_next(stream: BinaryIO, allowed: Mapping[tuple[str, str], object], persistent: bool = False) -> Any:
+    """Read the one pickle that starts at the position of `stream`, and stop after it."""
+    start = stream.tell()
+    _check_opcodes(stream, persistent)
+    end = stream.tell()
+    stream.seek(start)
+    loaded = _Unpickler(stream, allowed).load()
+    if stream.tell() != end:
+        raise Refused("has an ambiguous end, which is refused")
+    return loaded
+
+
+def _check_opcodes(stream: BinaryIO, persistent: bool) -> None:
+    """Refuse opcodes that avoid `find_class`, and memo indices that would allocate more than the file is worth."""
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+        name = opcode.name
+        if name in REFUSED_OPCODES or (name in PERSISTENT_OPCODES and not persistent):
+            raise Refused(f"uses the pickle opcode {name} ({_printable(argument)}), which is refused")
+        if name in MEMO_OPCODES and isinstance(argument, int) and argument > count:
+            raise Refused(f"has the memo index {argument} after {count} opcodes, which is refused")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Looks globals up in a table instead of importing them."""
+
+    def __init__(self, stream: BinaryIO, allowed: Mapping[tuple[str, str], object]) -> None:
+        super().__init__(stream)
+        self._allowed = allowed
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The stand-in for a global.
+
+        Raises:
+            Refused: a global outside the table.
+        """
+        if (module, name) not in self._allowed:
+            raise Refused(f"names the global {_printable(f'{module}.{name}')}, which is refused; nothing of it ran")
+        return self._allowed[module, name]
+
+    def persistent_load(self, pid: Any) -> _StorageHeader:
+        """The header of a storage: ("storage", type, key, location, number of elements, view)."""
+        if not (isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage" and isinstance(pid[1], _Name)):
+            raise Refused("holds a tensor in an unknown format, which is refused")
+        if pid[1].dtype is None or type(pid[4]) is not int or any(view is not None for view in pid[5:]):
+            raise Refused("holds a tensor in an unknown format, which is refused")
+        return _StorageHeader(pid[1].dtype, pid[4])
+
+
+def _printable(text: object) -> str:
+    """One line without control characters, whatever a file calls its globals."""
+    return str(text)[:200].encode("unicode_escape").decode("ascii")
+
+
+# What the allowed globals do here.
+
+
+def _persistent_object(meta: object) -> Record:
+    """EDM's reduction of an object; the source text in `module_src` is dropped unread."""
+    if not isinstance(meta, dict) or meta.get("type") != "class":
+        raise Refused("holds a persistent object that is not of type 'class', which is refused")
+    class_name, state = meta.get("class_name"), meta.get("state")
+    if not isinstance(class_name, str) or not isinstance(state, dict):
+        raise Refused("holds a persistent object without class_name and state, which is refused")
+    record = Record()
+    record.class_name, record.state = class_name, state
+    return record
+
+
+def _reconstructor(cls: object, base: object, state: object) -> object:
+    """Objects of pickle protocols 0 and 1, which get their state after."""
+    if cls not in (Record, InertDict):
+        raise Refused("reconstructs an object of an unknown class, which is refused")
+    return Record() if cls is Record else InertDict(state if isinstance(state, dict) else {})
+
+
+def _encode(text: object, encoding: object = "") -> bytes:
+    """Bytes of pickle protocols 0 to 2."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise Refused("encodes bytes in another way than as latin1, which is refused")
+    return text.encode("latin1")
+
+
+def _storage(data: object) -> _Storage:
+    """What `torch.save` wrote of one storage: five small pickles, a count and the raw values."""
+    if not isinstance(data, bytes):
+        raise Refused("holds a tensor whose values are not bytes, which is refused")
+    stream = io.BytesIO(data)
+    magic, version, system = (_load_next(stream, {}) for _ in range(3))
+    if magic != STORAGE_MAGIC or version != STORAGE_VERSION or system.get("little_endian") is not True:
+        raise Refused("holds a tensor in an unknown format, which is refused")
+    header = _load_next(stream, STORAGE_TYPES, persistent=True)
+    _load_next(stream, {})
+    (size,) = struct.unpack("<q", stream.read(8))
+    values = memoryview(data)[stream.tell() :]
+    if not isinstance(header, _StorageHeader) or size != header.size or size * header.dtype.itemsize != len(values):
+        raise Refused("holds a tensor with too many or too few values, which is refused")
+    return _Storage(header.dtype, size, values)
+
+
+def _tensor(storage: object, offset: object, size: object, stride: object, *ignored: object) -> TensorRecord:
+    """A view of a storage; gradients, hooks and metadata are dropped."""
+    if not isinstance(storage, _Storage) or not isinstance(size, tuple) or not isinstance(stride, tuple):
+        raise Refused("rebuilds a tensor from other things than a storage, a size and a stride, which is refused")
+    if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or not all(map(_is_size, (offset, *size, *stride))):
+        raise Refused("rebuilds a tensor of an impossible size, which is refused")
+    assert isinstance(offset, int)
+    count = math.prod(size)
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    # Strides of 0 would make a large tensor of a small storage.
+    if count and (count > storage.size or last >= storage.size):
+        raise Refused("rebuilds a tensor that is larger than its storage, which is refused")
+    return TensorRecord(storage, offset, size, stride)
+
+
+def _is_size(number: object) -> bool:
+    return type(number) is int and 0 <= number < 2**48
+
+
+def _parameter(data: object, *ignored: object) -> TensorRecord:
+    if not isinstance(data, TensorRecord):
+        raise Refused("makes a parameter of something other than a tensor, which is refused")
+    return data
+
+
+STORAGE_TYPES: Mapping[tuple[str, str], object] = {
+    ("torch", "FloatStorage"): _Name(torch.float32),
+    ("torch", "DoubleStorage"): _Name(torch.float64),
+    ("torch", "HalfStorage"): _Name(torch.float16),
+    ("torch", "BFloat16Storage"): _Name(torch.bfloat16),
+    ("torch", "LongStorage"): _Name(torch.int64),
+    ("torch", "IntStorage"): _Name(torch.int32),
+    ("torch", "ShortStorage"): _Name(torch.int16),
+    ("torch", "CharStorage"): _Name(torch.int8),
+    ("torch", "ByteStorage"): _Name(torch.uint8),
+}
+TORCH_MODULES = {
+    "activation": ("SiLU",),
+    "container": ("ModuleDict", "ModuleList", "Sequential"),
+    "conv": ("Conv2d",),
+    "dropout": ("Dropout",),
+    "linear": ("Identity", "Linear"),
+    "normalization": ("GroupNorm",),
+}
+ALLOWED: Mapping[tuple[str, str], object] = {
+    ("torch_utils.persistence", "_reconstruct_persistent_obj"): _Function(_persistent_object),
+    ("torch.storage", "_load_from_bytes"): _Function(_storage),
+    ("torch._utils", "_rebuild_tensor"): _Function(_tensor),
+    ("torch._utils", "_rebuild_tensor_v2"): _Function(_tensor),
+    ("torch._utils", "_rebuild_parameter"): _Function(_parameter),
+    ("torch", "Size"): _Function(lambda size=(): tuple(size)),
+    ("torch", "device"): _Function(lambda *name: "cpu"),
+    ("collections", "OrderedDict"): InertDict,
+    ("dnnlib.util", "EasyDict"): InertDict,
+    ("builtins", "set"): _Function(lambda items=(): set(items)),
+    ("__builtin__", "set"): _Function(lambda items=(): set(items)),
+    ("builtins", "object"): _Name(),
+    ("__builtin__", "object"): _Name(),
+    ("builtins", "dict"): _Name(),
+    ("__builtin__", "dict"): _Name(),
+    ("copyreg", "_reconstructor"): _Function(_reconstructor),
+    ("copy_reg", "_reconstructor"): _Function(_reconstructor),
+    ("_codecs", "encode"): _Function(_encode),
+    **{(f"torch.nn.modules.{file}", name): Record for file, names in TORCH_MODULES.items() for name in names},
+}
