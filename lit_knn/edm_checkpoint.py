@@ -23,7 +23,7 @@ from lit_knn.errors import InputError
 
 FORMAT = "lit_knn.edm_network"
 # Where LitEDM keeps the preconditioned network, and the network in it.
-OWN_PREFIX = "denoiser.net."
+OWN_PREFIX = "denoiser.model."
 SIGMAS = ("sigma_min", "sigma_max", "sigma_data")
 # Last part of the names of the published networks' buffers.
 BUFFERS = ("resample_filter", "freqs")
@@ -133,7 +133,7 @@ def read_own_checkpoint(path: str | os.PathLike[str]) -> Parts:
     """Read the network of a checkpoint that training `LitEDM` wrote.
 
     Its `state_dict` holds the averaged weights (EMA): while training, the averaging callback moves the current ones
-    elsewhere. Of these names, `denoiser.net.` becomes `model.`, and what is outside the denoiser is left out.
+    elsewhere. Of these names, `denoiser.model.` becomes `model.`, and what is outside the denoiser is left out.
 
     Args:
         path: the `.ckpt`; only plain values and tensors of it are loaded.

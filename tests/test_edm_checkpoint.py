@@ -493,8 +493,8 @@ def test_bad_input_to_the_command_is_one_line_and_status_2(tmp_path, capsys):
 def own_checkpoint(path, **changes):
     """What training LitEDM writes: averaged weights in `state_dict`, the current ones elsewhere."""
     checkpoint = {
-        "state_dict": {"denoiser.net.a": torch.ones(2), "other": torch.zeros(1)},
-        "current_model_state": {"denoiser.net.a": torch.zeros(2)},
+        "state_dict": {"denoiser.model.a": torch.ones(2), "other": torch.zeros(1)},
+        "current_model_state": {"denoiser.model.a": torch.zeros(2)},
         "hyper_parameters": {"sigma_data": 0.4, "sigma_min": 0.002, "sigma_max": 80.0, "lr": 1e-3},
         "network_config": {"model_type": "SongUNet", "img_resolution": 8, "img_channels": 1},
     }

@@ -4,8 +4,9 @@ from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.knn import KNN
 from lit_knn.estimators.monte_carlo import MonteCarlo
+from lit_knn.estimators.network import Network
 from lit_knn.estimators.one_sample import OneSample
 from lit_knn.estimators.stf import STF
 from lit_knn.estimators.uniform_snis import UniformSNIS
 
-__all__ = ["KNN", "STF", "Estimator", "Exact", "MonteCarlo", "OneSample", "UniformSNIS"]
+__all__ = ["KNN", "STF", "Estimator", "Exact", "MonteCarlo", "Network", "OneSample", "UniformSNIS"]

@@ -1,0 +1,46 @@
+"""A trained EDM network as an estimator."""
+
+from os import PathLike
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.edm_checkpoint import load_network_parts
+from lit_knn.errors import InputError
+from lit_knn.estimators.base import Estimator
+from lit_knn.nets import network_from_config
+from lit_knn.precond import EDMPrecond
+
+
+class Network(Estimator):
+    """The denoiser D(z, σ) of a trained EDM network, which estimates E[x|z,σ]: biased, deterministic.
+
+    Needs no reference set and no randomness. Class-conditional networks are used without a class.
+
+    Args:
+        path: a published `.pkl` (none of its code is run), a file converted from it by `python -m
+            lit_knn.edm_checkpoint`, or a `.ckpt` of `LitEDM`, of which the averaged weights are taken.
+        net: the architecture, for a `.ckpt`, which does not tell it; null for published networks.
+
+    Raises:
+        InputError: the file cannot be read, holds another architecture, or tells none and `net` is not given.
+    """
+
+    needs_reference = False
+
+    def __init__(self, path: str | PathLike[str], net: nn.Module | None = None) -> None:
+        config, state_dict = load_network_parts(path)
+        if net is None and "model_type" not in config:
+            raise InputError(f"Network: path={path} does not tell its architecture: give net")
+        self.denoiser = EDMPrecond(network_from_config(config) if net is None else net, config.get("sigma_data", 0.5))
+        try:
+            self.denoiser.load_state_dict(state_dict)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(f"Network: path={path} does not fit the architecture: {reason}") from error
+        self.denoiser.eval().requires_grad_(False)
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        return self.denoiser.to(z.device)(z, t)
