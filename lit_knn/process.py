@@ -1,7 +1,17 @@
-"""The noise process of EDM: σ(t) = t and s(t) = 1."""
+"""Noise processes z = s(t)·(x + σ(t)·ε): EDM's (σ(t) = t, s(t) = 1) and others (appendix, ap:general_diffusion).
+
+Divided by s(t), every process is the EDM process at noise level σ(t). So an estimator knows one posterior mean,
+μ(y, σ) = E[x | x + σε = y], and `under_process` asks it for (z / s(t), σ(t)).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from lit_knn.errors import InputError
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
@@ -16,29 +26,214 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
     return t if t.ndim == 0 else t.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor) -> Tensor:
-    """Draw z = x + σ(t)·ε from the forward likelihood p_t(z|x) = N(z; x, t²I) (below Eq. 2, eq:posterior).
+class Process(ABC):
+    """A noise process, given by its scale s(t) and its noise level σ(t), increasing from σ(0) = 0.
+
+    The forward likelihood is p_t(z|x) = N(z; s(t)·x, s(t)²σ(t)²·I) (eq:general_forward). All methods are elementwise
+    on float tensors of any shape; ẋ is the derivative with respect to t.
+    """
+
+    @abstractmethod
+    def sigma(self, t: Tensor) -> Tensor:
+        """σ(t), the noise level of z / s(t)."""
+
+    @abstractmethod
+    def sigma_derivative(self, t: Tensor) -> Tensor:
+        """σ̇(t)."""
+
+    @abstractmethod
+    def scale(self, t: Tensor) -> Tensor:
+        """s(t), the factor of the clean data in z."""
+
+    @abstractmethod
+    def scale_derivative(self, t: Tensor) -> Tensor:
+        """ṡ(t)."""
+
+    @abstractmethod
+    def t_of_sigma(self, sigma: Tensor) -> Tensor:
+        """The time at which the noise level is `sigma`: the inverse of σ."""
+
+    def noise_std(self, t: Tensor) -> Tensor:
+        """s(t)·σ(t), the standard deviation of z given x."""
+        return self.scale(t) * self.sigma(t)
+
+    def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
+        """dz/dt of the probability flow ODE, (ṡ/s)·z + (σ̇/σ)·(z − s·μ), for t > 0.
+
+        This is Eq. 4 of Karras et al. 2022 (eq:general_pfode) with ∇_z log p(z/s; σ) = (μ − z/s) / (s·σ²).
+
+        Args:
+            z: (B, *shape), latents.
+            t: time, broadcasts over `z`.
+            mu: (B, *shape), posterior mean E[x | z/s(t), σ(t)].
+
+        Returns:
+            (B, *shape).
+        """
+        s = self.scale(t)
+        return self.scale_derivative(t) / s * z + self.sigma_derivative(t) / self.sigma(t) * (z - s * mu)
+
+
+class EDM(Process):
+    """The process of the paper and of Karras et al. 2022: σ(t) = t, s(t) = 1, so that time is the noise level."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """σ(t) = t."""
+        return t
+
+    def sigma_derivative(self, t: Tensor) -> Tensor:
+        """σ̇(t) = 1."""
+        return torch.ones_like(t)
+
+    def scale(self, t: Tensor) -> Tensor:
+        """s(t) = 1."""
+        return torch.ones_like(t)
+
+    def scale_derivative(self, t: Tensor) -> Tensor:
+        """ṡ(t) = 0."""
+        return torch.zeros_like(t)
+
+    def t_of_sigma(self, sigma: Tensor) -> Tensor:
+        """t = σ."""
+        return sigma
+
+    def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
+        """(z − μ) / t, Eq. 3 (eq:pfode) with the score of Eq. 5 (eq:clean_score)."""
+        return (z - mu) / t
+
+
+class VP(Process):
+    """The variance-preserving process (appendix, ap:general_diffusion; Karras et al. 2022, Table 1), 0 <= t <= 1.
+
+    With u(t) = β_d·t²/2 + β_min·t: s(t) = e^(−u/2) and σ(t) = sqrt(e^u − 1), so that s²·(1 + σ²) = 1.
+
+    Args:
+        beta_d: growth of the noise rate, β_d >= 0.
+        beta_min: noise rate at t = 0, β_min > 0.
+
+    Raises:
+        InputError: beta_d < 0 or beta_min <= 0.
+    """
+
+    def __init__(self, beta_d: float = 19.9, beta_min: float = 0.1) -> None:
+        if not (beta_d >= 0 and beta_min > 0):
+            raise InputError(f"VP: need beta_d >= 0 and beta_min > 0, got beta_d={beta_d} and beta_min={beta_min}")
+        self.beta_d = beta_d
+        self.beta_min = beta_min
+
+    def _u(self, t: Tensor) -> Tensor:
+        return (self.beta_d / 2 * t + self.beta_min) * t
+
+    def _u_derivative(self, t: Tensor) -> Tensor:
+        return self.beta_d * t + self.beta_min
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """σ(t) = sqrt(e^u − 1)."""
+        return torch.expm1(self._u(t)).sqrt()
+
+    def sigma_derivative(self, t: Tensor) -> Tensor:
+        """σ̇(t) = u̇·e^u / 2σ; infinite at t = 0."""
+        return self._u_derivative(t) * self._u(t).exp() / (2 * self.sigma(t))
+
+    def scale(self, t: Tensor) -> Tensor:
+        """s(t) = e^(−u/2)."""
+        return (-self._u(t) / 2).exp()
+
+    def scale_derivative(self, t: Tensor) -> Tensor:
+        """ṡ(t) = −u̇·s / 2."""
+        return -self._u_derivative(t) * self.scale(t) / 2
+
+    def t_of_sigma(self, sigma: Tensor) -> Tensor:
+        """The positive root of β_d·t²/2 + β_min·t = ln(1 + σ²), in the form that loses no digits at small σ."""
+        u = torch.log1p(sigma.square())
+        return 2 * u / ((self.beta_min**2 + 2 * self.beta_d * u).sqrt() + self.beta_min)
+
+
+class LinearInterpolant(Process):
+    """The straight path of flow matching, z = (1 − t)·x + t·ε: s(t) = 1 − t and σ(t) = t / (1 − t), 0 < t < 1."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """σ(t) = t / (1 − t)."""
+        return t / (1 - t)
+
+    def sigma_derivative(self, t: Tensor) -> Tensor:
+        """σ̇(t) = 1 / (1 − t)²."""
+        return (1 - t).square().reciprocal()
+
+    def scale(self, t: Tensor) -> Tensor:
+        """s(t) = 1 − t."""
+        return 1 - t
+
+    def scale_derivative(self, t: Tensor) -> Tensor:
+        """ṡ(t) = −1."""
+        return -torch.ones_like(t)
+
+    def t_of_sigma(self, sigma: Tensor) -> Tensor:
+        """t = σ / (1 + σ)."""
+        return sigma / (1 + sigma)
+
+    def noise_std(self, t: Tensor) -> Tensor:
+        """s(t)·σ(t) = t, also at t = 1, where σ is infinite."""
+        return t
+
+    def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
+        """(z − μ) / t = E[ε − x | z], for 0 < t <= 1: the factors that diverge at t = 1 cancel."""
+        return (z - mu) / t
+
+
+EDM_PROCESS = EDM()
+"""The process that functions use where none is given."""
+
+
+def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process = EDM_PROCESS) -> Tensor:
+    """Draw z = s(t)·(x + σ(t)·ε) from the forward likelihood p_t(z|x) (below Eq. 2, eq:posterior; eq:general_forward).
 
     Args:
         x: (B, *shape), clean data.
-        t: (B,) or scalar, noise level.
+        t: (B,) or scalar, time; in the EDM process the noise level.
         noise: (B, *shape), standard normal ε.
+        process: the noise process.
 
     Returns:
         (B, *shape), in the dtype of `x`.
     """
-    return x + per_item(t, x).to(x.dtype) * noise
+    t = per_item(t, x).double()
+    return process.scale(t).to(x.dtype) * x + process.noise_std(t).to(x.dtype) * noise
 
 
-def pf_ode_velocity(z: Tensor, t: Tensor | float, mu: Tensor) -> Tensor:
-    """dz/dt of the probability flow ODE, Eq. 3 (eq:pfode) with the score of Eq. 5: (z − E[x|z,t]) / t.
+def pf_ode_velocity(z: Tensor, t: Tensor | float, mu: Tensor, process: Process = EDM_PROCESS) -> Tensor:
+    """dz/dt of the probability flow ODE, Eq. 3 (eq:pfode; eq:general_pfode), driven by a posterior mean.
 
     Args:
         z: (B, *shape), noisy latents.
         t: (B,) or scalar, t > 0.
         mu: (B, *shape), posterior mean E[x|z,t] or an estimate of it.
+        process: the noise process.
 
     Returns:
         (B, *shape).
     """
-    return (z - mu) / per_item(t, z)
+    return process.velocity(z, per_item(t, z), mu)
+
+
+def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Callable[..., Tensor]:
+    """Turn the posterior mean of the EDM process into that of `process` (appendix, alg:general_estimator).
+
+    E[x|z,t] under `process` is the EDM process's mean at z / s(t) and noise level σ(t). So every estimator and
+    denoiser works under every process: `under_process(estimator.posterior_mean, VP())`.
+
+    Args:
+        posterior_mean: (y (B, *shape), sigma (B,) or scalar, float64, ...) -> E[x | x + σε = y].
+        process: the noise process.
+
+    Returns:
+        A function (z (B, *shape), t (B,) or scalar, ...) -> E[x|z,t] (B, *shape), which hands further arguments
+        (`x_source`, `generator`) on as they are.
+    """
+
+    def mean(z: Tensor, t: Tensor | float, *args: Any, **kwargs: Any) -> Tensor:
+        t = torch.as_tensor(t, dtype=torch.float64, device=z.device)
+        y = z.double() / process.scale(per_item(t, z))
+        return posterior_mean(y.to(z.dtype), process.sigma(t), *args, **kwargs)
+
+    return mean

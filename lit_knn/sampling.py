@@ -1,12 +1,17 @@
-"""The consistency sampler, and latents that depend on their seed alone."""
+"""EDM's sampler, the consistency sampler, and latents that depend on their seed alone."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from lit_knn.errors import InputError
+from lit_knn.process import EDM_PROCESS, Process, under_process
 from lit_knn.rng import keyed_generator
+from lit_knn.schedules import karras_sigmas
+from lit_knn.solvers import heun_step
 
 
 def seeded_noise(
@@ -62,3 +67,104 @@ def consistency_sampler(
         z = x + spread * noise[step]
         x = consistency_function(z, torch.full((len(z),), sigma, dtype=torch.float64, device=z.device))
     return x
+
+
+@torch.no_grad()
+def heun_sampler(
+    denoiser: Callable[[Tensor, Tensor], Tensor],
+    latents: Tensor,
+    num_steps: int = 18,
+    sigma_min: float = 0.002,
+    sigma_max: float = 80.0,
+    rho: float = 7.0,
+    S_churn: float = 0.0,
+    S_min: float = 0.0,
+    S_max: float = math.inf,
+    S_noise: float = 1.0,
+    seeds: Sequence[int] | Tensor | None = None,
+    process: Process = EDM_PROCESS,
+    progress: bool = False,
+) -> Tensor:
+    """EDM's sampler: Karras et al. 2022, Algorithm 1, and with S_churn > 0 Algorithm 2; 2·num_steps − 1 evaluations.
+
+    Heun steps in float64 through the noise levels of their Eq. 5, which `process` turns into times; noise is added
+    to z / s(t). The last step, to t = 0, is the posterior mean at σ_min. In the EDM and flow-matching processes that
+    is Algorithm 1's Euler step; in the VP process, where σ ∝ √t near 0, an Euler step in t would leave noise behind.
+
+    Args:
+        denoiser: (y (B, *shape), sigma (B,) float64) -> E[x | x + σε = y]: `estimator.posterior_mean` or a network,
+            whatever the process. It gets the dtype of `latents`. One that draws at random makes an image depend on
+            its batch.
+        latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`.
+        num_steps: number of noise levels, at least 1.
+        sigma_min: smallest noise level.
+        sigma_max: noise level to start from.
+        rho: exponent of the grid; larger puts more levels at small noise.
+        S_churn: amount of noise added over the whole run; each step raises σ by at most a factor √2.
+        S_min: smallest noise level at which noise is added.
+        S_max: largest noise level at which noise is added.
+        S_noise: standard deviation of the added noise.
+        seeds: (B,), seeds of the added noise, needed with S_churn > 0: the noise of item i is a function of
+            (seeds[i], step) and independent of `seeded_noise(seeds, shape)`.
+        process: the noise process whose PF-ODE is integrated; at t = 0 all end in model space.
+        progress: whether to show a progress bar.
+
+    Returns:
+        (B, *shape), model space, in the dtype of `latents`.
+
+    Raises:
+        InputError: num_steps < 1, not 0 < sigma_min < sigma_max, rho <= 0, S_churn < 0, S_noise < 0, not
+            0 <= S_min <= S_max, S_churn > 0 without one seed for each item.
+    """
+    _check_levels(num_steps, sigma_min, sigma_max, rho)
+    _check_churn(S_churn, S_min, S_max, S_noise)
+    seeds = () if seeds is None else seeds
+    if S_churn > 0 and len(seeds) != len(latents):
+        raise InputError(f"heun_sampler: S_churn > 0 needs a seed for each of {len(latents)} items, got {len(seeds)}")
+    mean = under_process(lambda y, sigma: denoiser(y.to(latents.dtype), sigma).double(), process)
+    # karras_sigmas has both ends and goes up; a single level is sigma_max.
+    sigmas = karras_sigmas(max(num_steps, 2), sigma_min, sigma_max, rho).flip(0)[:num_steps]
+    times = process.t_of_sigma(sigmas)
+    z = process.noise_std(times[0]).item() * latents.double()
+    growth = min(S_churn / num_steps, math.sqrt(2) - 1)
+    for step in _with_progress(range(num_steps), progress):
+        t = times[step]
+        if growth > 0 and S_min <= sigmas[step] <= S_max:
+            noise = S_noise * seeded_noise(seeds, latents.shape[1:], step + 1, latents.device).double()
+            z, t = _add_noise(z, t, (1 + growth) * sigmas[step], noise, process)
+        z = mean(z, t.expand(len(z))) if step == num_steps - 1 else heun_step(z, t, times[step + 1], mean, process)
+    return z.to(latents.dtype)
+
+
+def _add_noise(z: Tensor, t: Tensor, sigma_hat: Tensor, noise: Tensor, process: Process) -> tuple[Tensor, Tensor]:
+    """Raise the noise level of z from σ(t) to `sigma_hat`; returns the new z and its time (Algorithm 2, lines 4-6)."""
+    t_hat = process.t_of_sigma(sigma_hat)
+    spread = (sigma_hat.square() - process.sigma(t).square()).sqrt().item()
+    scale, scale_hat = process.scale(t).item(), process.scale(t_hat).item()
+    return scale_hat * (z / scale + spread * noise), t_hat
+
+
+def _with_progress(steps: range, progress: bool) -> Iterable[int]:
+    if not progress:
+        return steps
+    from tqdm import tqdm
+
+    return tqdm(steps, desc="Sampling", unit=" steps", leave=False)
+
+
+def _check_levels(num_steps: int, sigma_min: float, sigma_max: float, rho: float) -> None:
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+        raise InputError(f"heun_sampler: num_steps must be an integer of at least 1, got {num_steps!r}")
+    if not 0 < sigma_min < sigma_max < math.inf:
+        raise InputError(f"heun_sampler: need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
+    if not 0 < rho < math.inf:
+        raise InputError(f"heun_sampler: rho must be above 0, got {rho}")
+
+
+def _check_churn(S_churn: float, S_min: float, S_max: float, S_noise: float) -> None:
+    if not S_churn >= 0:
+        raise InputError(f"heun_sampler: S_churn must be at least 0, got {S_churn}")
+    if not 0 <= S_min <= S_max:
+        raise InputError(f"heun_sampler: need 0 <= S_min <= S_max, got S_min={S_min} and S_max={S_max}")
+    if not 0 <= S_noise < math.inf:
+        raise InputError(f"heun_sampler: S_noise must be at least 0 and finite, got {S_noise}")

@@ -1,6 +1,7 @@
-"""Noise-level grids and the training schedules of improved consistency training (iCT; Song & Dhariwal 2023)."""
+"""Noise levels: the Karras grid, EDM's training distribution, iCT's schedules (Song & Dhariwal 2023) and loss."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +34,32 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
     # The powers round; f(x, t_min) = x needs the end exactly.
     sigmas[0], sigmas[-1] = sigma_min, sigma_max
     return sigmas
+
+
+def log_normal_sigmas(
+    size: int | Sequence[int],
+    P_mean: float = -1.2,
+    P_std: float = 1.2,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """EDM's training noise levels, ln σ ~ N(P_mean, P_std²) (Karras et al. 2022, Table 1).
+
+    Args:
+        size: number of levels, or the shape of the result.
+        P_mean: mean of ln σ.
+        P_std: standard deviation of ln σ.
+        generator: source of randomness, on `device`; by default PyTorch's own.
+        device: where to draw; by default the device of `generator`, or the CPU.
+
+    Returns:
+        `size`, float64.
+    """
+    if device is None and generator is not None:
+        device = generator.device
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    normal = torch.randn(shape, dtype=torch.float64, generator=generator, device=device)
+    return (P_mean + P_std * normal).exp()
 
 
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:

@@ -1,0 +1,255 @@
+"""EDM's sampler against flows and marginals known in closed form, in every process; seeds, evaluations, bad options."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import Exact
+from lit_knn.process import EDM, VP, LinearInterpolant
+from lit_knn.reference import ReferenceSet
+from lit_knn.sampling import heun_sampler, seeded_noise
+from lit_knn.schedules import karras_sigmas, log_normal_sigmas
+
+every_process = pytest.mark.parametrize("process", [EDM(), VP(), LinearInterpolant()], ids=lambda p: type(p).__name__)
+
+# Data N(M, S² I): the PF-ODE keeps (y − M) / sqrt(S² + σ²) with y = z/s.
+M, S = 0.7, 0.5
+
+
+def gaussian_mean(y, sigma):
+    sigma = sigma.reshape(-1, *[1] * (y.ndim - 1))
+    return ((S**2 * y + sigma**2 * M) / (S**2 + sigma**2)).to(y.dtype)
+
+
+def gaussian_sample(noise, sigma_min=0.002, sigma_max=80.0):
+    """The exact flow from σ_max to σ_min, and the posterior mean there."""
+    y = M + (sigma_max * noise - M) * math.sqrt((S**2 + sigma_min**2) / (S**2 + sigma_max**2))
+    return gaussian_mean(y, torch.full((len(y),), sigma_min, dtype=torch.float64))
+
+
+class Recorded:
+    def __init__(self, mean=gaussian_mean):
+        self.mean, self.calls = mean, []
+
+    def __call__(self, y, sigma):
+        self.calls.append((y, sigma))
+        return self.mean(y, sigma)
+
+    @property
+    def sigmas(self):
+        return [sigma[0].item() for _, sigma in self.calls]
+
+
+def latents(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def slope(counts, errors):
+    return np.polyfit(np.log(1 / np.array(counts)), np.log(errors), 1)[0]
+
+
+@every_process
+def test_order_two_on_a_gaussian(process):
+    noise = latents(6, 3)
+    exact = gaussian_sample(noise)
+    counts = [128, 256, 512]
+    errors = [(heun_sampler(gaussian_mean, noise, n, process=process) - exact).abs().max().item() for n in counts]
+    assert slope(counts, errors) == pytest.approx(2, abs=0.1)
+    assert errors[-1] < 1e-3
+
+
+@pytest.mark.parametrize("other", [VP(), LinearInterpolant()], ids=["VP", "LinearInterpolant"])
+def test_processes_give_the_same_samples_as_steps_grow(other):
+    # A mixture of two Gaussians: not linear, and with no closed form to lean on.
+    def mixture_mean(y, sigma):
+        sigma = sigma.reshape(-1, 1)
+        total = 0.3**2 + sigma**2
+        centres = torch.tensor([[-1.0, 0.5], [1.0, 0.0]], dtype=torch.float64)
+        log_w = torch.stack([-((y - c).square().sum(1) / (2 * total[:, 0])) for c in centres])
+        means = torch.stack([(0.3**2 * y + sigma**2 * c) / total for c in centres])
+        return (torch.softmax(log_w, 0)[:, :, None] * means).sum(0)
+
+    noise = latents(16, 2)
+    counts = [64, 128, 256]
+    gaps = []
+    for n in counts:
+        a, b = (heun_sampler(mixture_mean, noise, n, process=process) for process in (EDM(), other))
+        gaps.append((a - b).abs().max().item())
+    assert slope(counts, gaps) == pytest.approx(2, abs=0.4)
+    assert gaps[-1] < 0.02
+    # With noise, too: it is added to z / s, so it is the same noise.
+    options = {"num_steps": 256, "S_churn": 10.0, "seeds": range(16)}
+    a, b = (heun_sampler(mixture_mean, noise, process=process, **options) for process in (EDM(), other))
+    assert (a - b).abs().max() < 0.05
+    assert (a - heun_sampler(mixture_mean, noise, 256)).abs().max() > 0.1
+
+
+@every_process
+@pytest.mark.parametrize("S_churn", [0.0, 20.0])
+def test_samples_of_the_exact_posterior_are_images_of_the_set(process, S_churn):
+    x = torch.rand(12, 1, 2, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    estimator = Exact().bind(ReferenceSet(x))
+    noise = latents(24, 1, 2, 2, dtype=torch.float32)
+    samples = heun_sampler(estimator.posterior_mean, noise, 32, S_churn=S_churn, seeds=range(24), process=process)
+    assert samples.dtype == torch.float32
+    distance, nearest = torch.cdist(samples.flatten(1), x.flatten(1)).min(1)
+    assert distance.max() < 1e-4
+    assert len(nearest.unique()) > 4
+
+
+@every_process
+def test_added_noise_keeps_the_marginal(process):
+    n = 100_000
+    seeds = range(4)
+    noise = seeded_noise(seeds, (n // 4,))
+    options = {"num_steps": 128, "S_churn": 30.0, "process": process, "seeds": seeds}
+    x = heun_sampler(gaussian_mean, noise, **options).double()
+    # The prior N(0, 80²) lacks the mean M, an offset of M·S/80; 128 Heun steps leave 1 % in the variance.
+    assert x.mean().item() == pytest.approx(M, abs=M * S / 80 + 5 * S / math.sqrt(n))
+    assert x.var().item() == pytest.approx(S**2, rel=5 * math.sqrt(2 / n) + 0.01)
+    # The noise is the sampler's: the samples have forgotten most of their latents. More of it shows.
+    assert abs(np.corrcoef(x.flatten(), noise.flatten())[0, 1]) < 0.5
+    inflated = heun_sampler(gaussian_mean, noise, S_noise=1.1, **options).double()
+    assert inflated.var().item() > 1.05 * S**2
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5, 18])
+@pytest.mark.parametrize("S_churn", [0.0, 10.0])
+@every_process
+def test_evaluations(num_steps, S_churn, process):
+    denoiser = Recorded()
+    heun_sampler(denoiser, latents(2, 3), num_steps, S_churn=S_churn, seeds=[0, 1], process=process)
+    assert len(denoiser.calls) == 2 * num_steps - 1
+    assert all(y.shape == (2, 3) and sigma.shape == (2,) for y, sigma in denoiser.calls)
+    # Heun's pairs: the first of a step at its (raised) level, the second at the next level; one evaluation at the end.
+    grid = [80.0] if num_steps == 1 else karras_sigmas(num_steps).flip(0).tolist()
+    raised = 1 + min(S_churn / num_steps, math.sqrt(2) - 1)
+    expected = [level for sigma, below in pairwise(grid) for level in (raised * sigma, below)]
+    np.testing.assert_allclose(denoiser.sigmas, [*expected, raised * grid[-1]], rtol=1e-9)
+
+
+def test_noise_is_added_between_s_min_and_s_max():
+    denoiser = Recorded()
+    heun_sampler(denoiser, latents(1, 3), 6, S_churn=0.6, S_min=0.05, S_max=30.0, seeds=[0])
+    grid = karras_sigmas(6).flip(0).numpy()
+    factor = np.where((grid >= 0.05) & (grid <= 30), 1.1, 1.0)
+    assert 0 < (factor > 1).sum() < 6
+    np.testing.assert_allclose(denoiser.sigmas[::2], grid * factor, rtol=1e-12)
+    # The edges belong to the range.
+    denoiser = Recorded()
+    heun_sampler(denoiser, latents(1, 3), 6, S_churn=0.6, S_min=0.002, S_max=0.002, seeds=[0])
+    np.testing.assert_allclose(denoiser.sigmas[::2], grid * [1, 1, 1, 1, 1, 1.1], rtol=1e-12)
+
+
+def test_the_amount_of_added_noise():
+    """y moves by S_noise·sqrt(σ̂² − σ²)·ε from 80 to 1.1·80, seen at the first evaluation."""
+    denoiser = Recorded()
+    noise = latents(2, 50)
+    heun_sampler(denoiser, noise, 4, S_churn=0.4, S_noise=1.5, seeds=[3, 4])
+    added = (denoiser.calls[0][0] - 80 * noise) / (1.5 * 80 * math.sqrt(1.1**2 - 1))
+    np.testing.assert_allclose(added, seeded_noise([3, 4], (50,), draw=1), rtol=1e-9)
+
+
+@every_process
+def test_one_step_is_the_posterior_mean_at_sigma_max(process):
+    noise = latents(3, 2)
+    x = heun_sampler(gaussian_mean, noise, 1, process=process)
+    np.testing.assert_allclose(x, gaussian_mean(80 * noise, torch.full((3,), 80.0)), rtol=1e-6)
+
+
+@every_process
+@pytest.mark.parametrize("S_churn", [0.0, 10.0])
+def test_an_image_depends_on_its_seed_and_not_on_its_batch(process, S_churn):
+    def sample(seeds):
+        noise = seeded_noise(seeds, (1, 2, 2))
+        return heun_sampler(gaussian_mean, noise, 8, S_churn=S_churn, seeds=seeds, process=process)
+
+    together = sample([7, 3, 9, 7])
+    assert torch.equal(together[0], together[3])
+    assert not torch.equal(together[0], together[1])
+    torch.manual_seed(5)
+    for i, seed in enumerate((7, 3, 9, 7)):
+        assert torch.equal(sample([seed])[0], together[i])
+    assert torch.equal(sample(torch.tensor([9, 3])), together[[2, 1]])
+
+
+def test_steps_draw_their_own_noise():
+    denoiser = Recorded(lambda y, sigma: torch.zeros_like(y))
+    heun_sampler(denoiser, torch.zeros(1, 5_000, dtype=torch.float64), 3, S_churn=9.0, seeds=[0])
+    # With a mean of 0, y / σ is kept by each step, so that what is new at a step is its own noise.
+    first, second, third = (y / sigma[:, None] for y, sigma in denoiser.calls[::2])
+    fresh = torch.cat([first, second - first / math.sqrt(2), third - second / math.sqrt(2)])
+    assert (torch.corrcoef(fresh).fill_diagonal_(0).abs() < 5 / math.sqrt(5_000)).all()
+    np.testing.assert_allclose(fresh.std(1), math.sqrt(0.5), rtol=0.06)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_state_is_float64_whatever_the_denoiser_sees(dtype):
+    denoiser = Recorded()
+    noise = latents(4, 3).to(dtype)
+    x = heun_sampler(denoiser, noise, 300)
+    assert x.dtype == dtype
+    assert all(y.dtype == dtype and sigma.dtype == torch.float64 for y, sigma in denoiser.calls)
+    # A float32 state would gather 600 roundings; here each step's is gone with the step.
+    reference = heun_sampler(gaussian_mean, noise.double(), 300)
+    assert (x - reference).abs().max() < (1e-6 if dtype == torch.float32 else 1e-15)
+
+
+def test_no_gradients_are_kept():
+    weight = torch.ones((), requires_grad=True)
+    assert not heun_sampler(lambda y, sigma: weight * gaussian_mean(y, sigma), latents(2, 3), 3).requires_grad
+
+
+def test_the_progress_bar_changes_nothing_but_the_screen(capsys):
+    noise = latents(2, 3)
+    quiet = heun_sampler(gaussian_mean, noise, 5)
+    assert capsys.readouterr() == ("", "")
+    assert torch.equal(heun_sampler(gaussian_mean, noise, 5, progress=True), quiet)
+    assert "/5 " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_steps": 0}, "num_steps"),
+        ({"num_steps": -1}, "num_steps"),
+        ({"num_steps": 2.5}, "num_steps"),
+        ({"num_steps": True}, "num_steps"),
+        ({"sigma_min": 80.0}, "sigma_min"),
+        ({"sigma_min": 90.0, "num_steps": 1}, "sigma_min"),
+        ({"sigma_min": 0.0}, "sigma_min"),
+        ({"sigma_max": math.inf}, "sigma_max"),
+        ({"sigma_max": math.nan}, "sigma_max"),
+        ({"rho": 0.0}, "rho"),
+        ({"S_churn": -1.0}, "S_churn"),
+        ({"S_churn": math.nan}, "S_churn"),
+        ({"S_min": 1.0, "S_max": 0.5}, "S_min"),
+        ({"S_min": -1.0}, "S_min"),
+        ({"S_noise": -0.1}, "S_noise"),
+        ({"S_noise": math.inf}, "S_noise"),
+        ({"S_churn": 1.0}, "seed"),
+        ({"S_churn": 1.0, "seeds": [1]}, "seed"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused_before_any_evaluation(options, message):
+    denoiser = Recorded()
+    with pytest.raises(InputError, match=message) as error:
+        heun_sampler(denoiser, latents(2, 3), **options)
+    assert "\n" not in str(error.value)
+    assert not denoiser.calls
+
+
+def test_log_normal_noise_levels():
+    sigma = log_normal_sigmas(100_000, generator=torch.Generator().manual_seed(0))
+    assert sigma.shape == (100_000,)
+    assert sigma.dtype == torch.float64
+    assert sigma.log().mean().item() == pytest.approx(-1.2, abs=5 * 1.2 / math.sqrt(100_000))
+    assert sigma.log().std().item() == pytest.approx(1.2, rel=5 / math.sqrt(200_000))
+    shifted = log_normal_sigmas((50_000, 2), 0.5, 0.1, torch.Generator().manual_seed(0), "cpu")
+    assert shifted.shape == (50_000, 2)
+    np.testing.assert_allclose(shifted.log().flatten(), 0.5 + (sigma.log() + 1.2) / 12, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,213 @@
+"""Noise processes: derivatives, marginals, PF-ODE velocities on a flow in closed form, estimators under any process."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, Exact, OneSample
+from lit_knn.index import FaissIndex
+from lit_knn.process import EDM, VP, LinearInterpolant, forward_noise, pf_ode_velocity, under_process
+from lit_knn.reference import ReferenceSet
+from lit_knn.solvers import euler_step, heun_step
+
+PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
+TIMES = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.8, 0.99], dtype=torch.float64)
+every_process = pytest.mark.parametrize("process", PROCESSES, ids=lambda p: f"{type(p).__name__}{vars(p) or ''}")
+
+# Data N(M, S² I): p(z) = N(s·M, s²·(S² + σ²) I), so the PF-ODE keeps (z/s − M) / sqrt(S² + σ²).
+M, S = 0.7, 0.5
+
+
+def gaussian_mean(y, sigma):
+    """E[x | x + σε = y]."""
+    sigma = sigma.reshape(-1, *[1] * (y.ndim - 1))
+    return (S**2 * y + sigma**2 * M) / (S**2 + sigma**2)
+
+
+def gaussian_flow(z, t, t_next, process):
+    (s, s_next), (sigma, sigma_next) = (
+        process.scale(torch.stack([t, t_next])),
+        process.sigma(torch.stack([t, t_next])),
+    )
+    return s_next * (M + (z / s - M) * torch.sqrt((S**2 + sigma_next**2) / (S**2 + sigma**2)))
+
+
+@every_process
+def test_derivatives(process):
+    for value, derivative in ((process.sigma, process.sigma_derivative), (process.scale, process.scale_derivative)):
+        central = (value(TIMES + 1e-6) - value(TIMES - 1e-6)) / 2e-6
+        np.testing.assert_allclose(derivative(TIMES), central, rtol=1e-6, atol=1e-9)
+        t = TIMES.clone().requires_grad_()
+        # scale(t) of EDM does not depend on t at all.
+        output = value(t).sum() + 0 * t.sum()
+        np.testing.assert_allclose(derivative(TIMES), torch.autograd.grad(output, t)[0], rtol=1e-12)
+
+
+@every_process
+def test_the_noise_level_grows_from_zero_and_has_an_inverse(process):
+    assert process.sigma(torch.zeros(1)).item() == 0
+    assert process.scale(torch.zeros(1)).item() == 1
+    assert (process.sigma(TIMES).diff() > 0).all()
+    np.testing.assert_allclose(process.t_of_sigma(process.sigma(TIMES)), TIMES, rtol=1e-12)
+    sigma = torch.tensor([1e-6, 0.002, 0.5, 80.0, 150.0], dtype=torch.float64)
+    np.testing.assert_allclose(process.sigma(process.t_of_sigma(sigma)), sigma, rtol=1e-9)
+
+
+def test_vp_by_the_formulas_of_the_appendix():
+    t = 0.6
+    rate = math.exp(19.9 / 2 * t**2 + 0.1 * t)
+    t = torch.tensor(t, dtype=torch.float64)
+    assert VP().sigma(t).item() == pytest.approx(math.sqrt(rate - 1))
+    assert VP().scale(t).item() == pytest.approx(1 / math.sqrt(rate))
+    # Preserves variance: data of variance 1 keep it.
+    np.testing.assert_allclose(VP().scale(TIMES) ** 2 * (1 + VP().sigma(TIMES) ** 2), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("betas", [(-1.0, 0.1), (19.9, 0.0), (19.9, -0.1), (math.nan, 0.1)])
+def test_vp_refuses(betas):
+    with pytest.raises(InputError, match="beta_min"):
+        VP(*betas)
+
+
+@every_process
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_marginals_of_the_forward_process(process, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, noise = 3 + torch.zeros(3, 40_000, dtype=dtype), torch.randn(3, 40_000, dtype=dtype, generator=generator)
+    t = torch.tensor([0.05, 0.4, 0.9], dtype=torch.float64)
+    z = forward_noise(x, t, noise, process)
+    assert z.dtype == dtype
+    s, sigma = process.scale(t), process.sigma(t)
+    assert ((z.double().mean(1) - 3 * s).abs() < 5 * s * sigma / 200).all()
+    np.testing.assert_allclose(z.double().std(1), s * sigma, rtol=5 / math.sqrt(2 * 40_000))
+    torch.testing.assert_close(z, (s[:, None] * (x + sigma[:, None] * noise)).to(dtype))
+    torch.testing.assert_close(forward_noise(x, 0.4, noise, process)[1], z[1])
+
+
+def test_forward_marginals_by_hand():
+    x, noise, t = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 4.0]]), 0.25
+    np.testing.assert_allclose(forward_noise(x, t, noise, LinearInterpolant()), [[1.5, 1.0]])
+    keep = math.exp(-0.5 * (19.9 / 2 * t**2 + 0.1 * t))
+    np.testing.assert_allclose(forward_noise(x, t, noise, VP()), [[2 * keep, 4 * math.sqrt(1 - keep**2)]], rtol=1e-6)
+    np.testing.assert_allclose(forward_noise(x, t, noise), [[2.0, 1.0]])
+    # The ends of the straight path are the data and the noise.
+    np.testing.assert_array_equal(forward_noise(x, 0.0, noise, LinearInterpolant()), x)
+    np.testing.assert_array_equal(forward_noise(x, 1.0, noise, LinearInterpolant()), noise)
+
+
+@every_process
+def test_velocity_is_the_derivative_of_the_gaussian_flow(process):
+    z = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean = under_process(gaussian_mean, process)
+    for t in TIMES:
+        h = 1e-6
+        central = (gaussian_flow(z, t, t + h, process) - gaussian_flow(z, t, t - h, process)) / (2 * h)
+        np.testing.assert_allclose(pf_ode_velocity(z, t, mean(z, t), process), central, rtol=1e-5, atol=1e-7)
+
+
+@every_process
+def test_velocity_of_one_image_follows_its_noise(process):
+    """With one image μ = x, and the PF-ODE keeps ε: z(t) = s·(x + σε), whose derivative is taken by autograd."""
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(2, 4, 3, dtype=torch.float64, generator=generator)
+    for t in TIMES:
+        z, tangent = torch.autograd.functional.jvp(lambda t: forward_noise(x, t, noise, process), t, torch.ones_like(t))
+        np.testing.assert_allclose(pf_ode_velocity(z, t, x, process), tangent, rtol=1e-9, atol=1e-12)
+
+
+def test_velocity_of_the_straight_path_at_its_noise_end():
+    # v = E[ε − x | z]; at t = 1 nothing is known of x, and μ is the mean of the data.
+    noise, mu = torch.randn(2, 3, 4, dtype=torch.float64)
+    np.testing.assert_array_equal(pf_ode_velocity(noise, 1.0, mu, LinearInterpolant()), noise - mu)
+
+
+def small_set():
+    x = torch.rand(40, 1, 2, 3, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    return x, ReferenceSet(x, index=FaissIndex("Flat"))
+
+
+@every_process
+@pytest.mark.parametrize("estimator", [Exact(), KNN(k=40, n=20_000)], ids=["Exact", "KNN"])
+def test_estimators_under_a_process_match_its_own_likelihood(process, estimator):
+    """By enumeration with p_t(z|x) = N(z; s·x, s²σ²·I), eq:general_forward."""
+    x, reference = small_set()
+    estimator.bind(reference)
+    t = process.t_of_sigma(torch.tensor([0.05, 0.4, 1.0, 20.0], dtype=torch.float64))
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(4, 1, 2, 3, generator=generator)
+    z = forward_noise(x[:4], t, noise, process)
+    s, std = (v[:, None] for v in (process.scale(t), process.noise_std(t)))
+    sq_dist = (z.double().flatten(1)[:, None] - s[:, None] * x.double().flatten(1)).square().sum(2)
+    weights = torch.softmax(-sq_dist / (2 * std**2), dim=1)
+    expected = (weights @ x.double().flatten(1)).reshape(z.shape)
+    mu = under_process(estimator.posterior_mean, process)(z, t, generator=generator)
+    assert mu.dtype == torch.float32
+    if isinstance(estimator, KNN):
+        # k = N: n draws from the posterior itself.
+        spread = (weights @ x.double().flatten(1).square()).reshape(z.shape) - expected**2
+        assert ((mu - expected).abs() <= 5 * (spread.clamp(min=0) / estimator.n).sqrt() + 1e-5).all()
+    else:
+        np.testing.assert_allclose(mu, expected, atol=2e-5)
+
+
+@every_process
+def test_the_adapter_asks_the_edm_estimator_at_z_over_s(process):
+    x, reference = small_set()
+    z = torch.randn(4, 1, 2, 3, generator=torch.Generator().manual_seed(1))
+    t = TIMES[1:5]
+    y, sigma = (z.double() / process.scale(t).reshape(-1, 1, 1, 1)).float(), process.sigma(t)
+    for estimator in (Exact(), KNN(k=5, n=7)):
+        estimator.bind(reference)
+        adapted = under_process(estimator.posterior_mean, process)
+        seeds = (torch.Generator().manual_seed(0) for _ in range(2))
+        torch.testing.assert_close(
+            adapted(z, t, generator=next(seeds)),
+            estimator.posterior_mean(y, sigma, generator=next(seeds)),
+            rtol=0,
+            atol=0,
+        )
+    # Positional and named arguments reach the estimator as they are; t may be a scalar.
+    adapted = under_process(OneSample().posterior_mean, process)
+    assert torch.equal(adapted(z, 0.3, x[:4]), x[:4])
+    assert torch.equal(adapted(z, torch.tensor(0.3), x_source=x[:4]), x[:4])
+
+
+@every_process
+@pytest.mark.parametrize(("step", "order"), [(euler_step, 1), (heun_step, 2)])
+def test_order_of_the_solver_in_each_process(process, step, order):
+    t_start, t_end = process.t_of_sigma(torch.tensor([5.0, 0.1], dtype=torch.float64))
+    z = process.scale(t_start) * (M + 5 * torch.randn(4, 3, dtype=torch.float64))
+    exact = gaussian_flow(z, t_start, t_end, process)
+    counts = np.array([64, 128, 256])
+    mean = under_process(gaussian_mean, process)
+    errors = []
+    for count in counts:
+        sigmas = torch.tensor(np.geomspace(5.0, 0.1, count + 1))
+        result = z
+        for t, t_next in pairwise(process.t_of_sigma(sigmas)):
+            result = step(result, t, t_next, mean, process)
+        errors.append((result - exact).abs().max().item())
+    assert np.polyfit(np.log(1 / counts), np.log(errors), 1)[0] == pytest.approx(order, abs=0.15)
+
+
+@every_process
+def test_steps_per_item_and_as_scalars_agree(process):
+    z = torch.randn(3, 2, dtype=torch.float64)
+    t, t_next = TIMES[[2, 3, 4]], TIMES[[1, 2, 1]]
+    for step in (euler_step, heun_step):
+        together = step(z, t, t_next, under_process(gaussian_mean, process), process)
+        for b in range(3):
+            alone = step(z[b : b + 1], t[b].item(), t_next[b], under_process(gaussian_mean, process), process)
+            torch.testing.assert_close(together[b : b + 1], alone, rtol=1e-14, atol=0)
+
+
+def test_straight_path_steps_end_on_the_mean():
+    # Both make an Euler step to t = 0, z − t·(z − μ)/t: exact for one image.
+    z, x = torch.randn(2, 4, 3, dtype=torch.float64)
+    for step in (euler_step, heun_step):
+        result = step(z, 0.7, 0.0, lambda z, t: x, LinearInterpolant())
+        np.testing.assert_allclose(result, x, atol=1e-14)
