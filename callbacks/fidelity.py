@@ -14,7 +14,8 @@ class PixelFrechetDistance(pl.Callback):
     """At each validation, log `fd_pixels`: the Fréchet distance of samples and the data, on pixels.
 
     Fit for small images such as the digits; it is not FID. The model must have `sample(seeds)`, which draws with its
-    own number of steps (one, for consistency models, unless told otherwise); the data module must have a `reference`. Samples are split over the ranks.
+    own number of steps (one, for consistency models, unless told otherwise); the data module a `reference`.
+    Samples are split over the ranks.
 
     Args:
         num_samples: samples drawn, with the seeds 0 to num_samples − 1.

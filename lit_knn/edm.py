@@ -10,7 +10,7 @@ from lit_knn.augment import GeometricAugmentation
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.precond import EDMPrecond
-from lit_knn.process import forward_noise, per_item
+from lit_knn.process import forward_noise
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import log_normal_sigmas

@@ -10,6 +10,7 @@ from lit_knn.estimators import KNN, STF, Estimator, OneSample
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
 from lit_knn.solvers import euler_step, heun_step
+from lit_knn.training import EstimatorTraining
 from main import make_cli
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -25,7 +26,7 @@ def parse(*args):
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_run_is_parsed_and_instantiated(path, tmp_path):
     cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path))
-    assert isinstance(cli.model, LitICT)
+    assert isinstance(cli.model, EstimatorTraining)
     assert isinstance(cli.datamodule, pl.LightningDataModule)
     assert path.read_text().startswith("#")
     assert "python main.py" in path.read_text()
@@ -107,3 +108,19 @@ def test_index_is_an_option_of_the_data():
 def test_one_seed_reaches_model_and_data():
     cli = parse("-c", str(CONFIGS / "demo.yaml"), "--seed_everything", "7")
     assert cli.model.hparams.seed == cli.datamodule.seed == 7
+
+
+# EDM's own training of CIFAR-10, which Table 2 (tab:diffusion_results) repeats with three targets.
+@pytest.mark.parametrize(("name", "estimator"), [("edm", OneSample), ("edm_stf", STF), ("edm_knn", KNN)])
+def test_table2_runs_have_the_hyperparameters_of_edm(name, estimator):
+    cli = parse("-c", str(CONFIGS / "table2" / f"{name}.yaml"), "--trainer.accelerator", "cpu")
+    h = cli.model.hparams
+    assert (h.lr, h.lr_ramp_up_images, h.ema_half_life_images) == (1e-3, 10_000_000, 500_000)
+    assert (h.P_mean, h.P_std, h.sigma_data, h.sampling_steps) == (-1.2, 1.2, 0.5, 18)
+    images_per_step = cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches
+    assert images_per_step == 512
+    assert cli.trainer.max_steps * images_per_step == 200_000_000
+    assert cli.model.augmentation.p == 0.12
+    # 55,732,739 parameters without augmentation labels, and a layer of 9 x 128 for them.
+    assert sum(p.numel() for p in cli.model.parameters()) == 55_732_739 + 9 * 128
+    assert type(cli.model.estimator) is estimator
