@@ -14,11 +14,9 @@ from lit_knn.process import forward_noise
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import log_normal_sigmas
-from lit_knn.training import TRAIN_STREAM, EstimatorTraining, check_positive
+from lit_knn.training import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
 
-# Last part of the key of the dropout masks, so that they do not coincide with another stream.
-DROPOUT_STREAM = 2
-# Half-way of 1e6 or more: EDM shortens the half-life of the average to this share of the images seen.
+# Early in training EDM shortens the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
 
 

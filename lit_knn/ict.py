@@ -14,10 +14,7 @@ from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
 from lit_knn.schedules import consistency_weight, ict_num_steps, karras_sigmas, lognormal_step_probs, pseudo_huber
 from lit_knn.solvers import heun_step
-from lit_knn.training import EstimatorTraining, check_positive
-
-# Last part of the key of the dropout masks, so that they do not coincide with another stream.
-DROPOUT_STREAM = 2
+from lit_knn.training import DROPOUT_STREAM, EstimatorTraining, check_positive
 
 
 class LitICT(EstimatorTraining):

@@ -16,7 +16,7 @@ from lit_knn.rng import keyed_default_rng
 from lit_knn.solvers import PosteriorMean
 
 # What a random stream is for: the last part of its key, so that no two streams coincide.
-TRAIN_STREAM, VALIDATION_STREAM = 0, 1
+TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM = 0, 1, 2
 
 
 class EstimatorTraining(pl.LightningModule):

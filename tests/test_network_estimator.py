@@ -1,0 +1,60 @@
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from callbacks import LastCheckpoint
+from lit_knn.data import Digits
+from lit_knn.edm import LitEDM
+from lit_knn.errors import InputError
+from lit_knn.estimators import Network, OneSample
+from lit_knn.nets import UNet
+from lit_knn.sampling import heun_sampler, seeded_noise
+
+
+def unet(channels=8):
+    return UNet(1, channels=channels, multipliers=(1, 2), blocks=1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    model = LitEDM(unet(), OneSample(), lr=1e-2, lr_ramp_up_images=0, ema_half_life_images=500)
+    trainer = pl.Trainer(
+        max_steps=20,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        callbacks=[LastCheckpoint(dirpath=str(folder))],
+    )
+    trainer.fit(model, Digits(batch_size=64))
+    return model, folder / "last.ckpt"
+
+
+def test_trained_network_is_an_estimator_with_the_averaged_weights(trained):
+    model, path = trained
+    network = Network(path, unet())
+    z, sigma = torch.randn(4, 1, 8, 8) * 3, torch.tensor([0.1, 1.0, 5.0, 40.0])
+    # After a fit the module itself holds the averaged weights.
+    with torch.no_grad():
+        expected = model.denoiser.eval()(z, sigma)
+    torch.testing.assert_close(network.posterior_mean(z, sigma), expected)
+    score = (expected - z) / sigma.reshape(-1, 1, 1, 1) ** 2
+    torch.testing.assert_close(network.score(z, sigma), score, rtol=1e-4, atol=1e-5)
+
+
+def test_it_samples_in_the_sampler_what_its_model_samples(trained):
+    model, path = trained
+    seeds = [3, 1, 4]
+    network = Network(path, unet())
+    images = heun_sampler(network.posterior_mean, seeded_noise(seeds, (1, 8, 8)), 6)
+    torch.testing.assert_close(images.float(), model.eval().sample(seeds, 6), rtol=1e-4, atol=1e-4)
+
+
+def test_another_or_an_unknown_architecture_is_refused(trained):
+    _, path = trained
+    with pytest.raises(InputError, match="does not fit the architecture"):
+        Network(path, unet(channels=16))
+    with pytest.raises(InputError, match="does not tell its architecture: give net"):
+        Network(path)
