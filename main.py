@@ -30,7 +30,7 @@ FRAMES = (
 
 
 class CLI(LightningCLI):
-    """LightningCLI with one seed for everything."""
+    """LightningCLI with one seed for everything, whose options win over those saved in a checkpoint."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """`--seed_everything` also keys the random streams of the model and the order of the data."""

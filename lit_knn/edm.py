@@ -1,7 +1,6 @@
 """EDM diffusion models (Karras et al. 2022) whose regression target is any estimator's posterior mean: Table 2."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,6 +118,7 @@ class LitEDM(EstimatorTraining):
         augment_label, augmented = None, torch.zeros(len(x), dtype=torch.bool, device=x.device)
         if self.augmentation is not None and key[-1] == TRAIN_STREAM:
             x, augment_label, augmented = self.augmentation(x, generator)
+            self.log("train/augmented", augmented.float().mean())
         z = forward_noise(x, sigma, torch.randn(x.shape, device=x.device, generator=generator))
         target = self._target(z, sigma, x, augmented, generator)
         if self.trainer.validating and h.measure_target:
@@ -132,7 +132,6 @@ class LitEDM(EstimatorTraining):
         """The estimator's mean where z comes from the reference set, x itself where it was augmented."""
         if self.augmentation is None:
             return self.posterior_mean(x, generator)(z, sigma)
-        self.log("train/augmented", augmented.float().mean())
         target = x.clone()
         plain = ~augmented
         if plain.any():
@@ -140,7 +139,7 @@ class LitEDM(EstimatorTraining):
         return target
 
     def _log_target_error(self, z: Tensor, sigma: Tensor, target: Tensor) -> None:
-        reference = getattr(getattr(self.trainer, "datamodule", None), "reference", None)
+        reference = self.data_reference()
         if reference is not None:
             mu = Exact().bind(reference).posterior_mean(z, sigma)
             self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
@@ -158,15 +157,10 @@ class LitEDM(EstimatorTraining):
         """
         h = self.hparams
         noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
-
-        def denoise(z: Tensor, sigma: Tensor) -> Tensor:
-            return self.denoiser(z.float(), sigma)
-
-        images = heun_sampler(
-            denoise, noise, num_steps or h.sampling_steps, sigma_min=h.sigma_min, sigma_max=h.sigma_max, rho=h.rho
+        return heun_sampler(
+            self.denoiser, noise, num_steps or h.sampling_steps, sigma_min=h.sigma_min, sigma_max=h.sigma_max, rho=h.rho
         )
-        return images.float()
 
-    def interval_metrics(self) -> dict[str, Any]:
+    def interval_metrics(self) -> dict[str, float]:
         """The decay of the averaged weights."""
         return {"train/ema_decay": self.average_decay()}

@@ -78,7 +78,7 @@ def heun_step(
     mu_next = posterior_mean(euler.to(z.dtype), t_eval).double()
     velocity_next = pf_ode_velocity(euler, t_eval, mu_next, process)
     heun = z.double() + step * (velocity + velocity_next) / 2
-    return torch.where(per_item(second.double(), z) > 0, heun, euler).to(z.dtype)
+    return torch.where(per_item(second, z), heun, euler).to(z.dtype)
 
 
 def _times(z: Tensor, t: Tensor | float) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import Estimator
 from lit_knn.monitor import TrainingMonitor
+from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.solvers import PosteriorMean
 
@@ -89,7 +90,7 @@ class EstimatorTraining(pl.LightningModule):
         if device.type == "mps":
             raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
         self.monitor = TrainingMonitor(*self.noise_range, device)
-        reference = getattr(getattr(self.trainer, "datamodule", None), "reference", None)
+        reference = self.data_reference()
         if reference is not None:
             if stage != "predict":
                 reference.to(device)
@@ -98,6 +99,10 @@ class EstimatorTraining(pl.LightningModule):
             self._set_image_shape(reference.shape)
         elif stage != "predict" and self.estimator.needs_reference:
             self._set_image_shape(self.estimator.reference.shape)
+
+    def data_reference(self) -> ReferenceSet | None:
+        """The data module's reference set; None with other data."""
+        return getattr(getattr(self.trainer, "datamodule", None), "reference", None)
 
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
         self._check_image_shape(shape)
