@@ -1,6 +1,7 @@
 """The application: `python main.py fit|validate|predict -c configs/….yaml`."""
 
 import argparse
+import pkgutil
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 import lit_knn.augment
 import lit_knn.data
 import lit_knn.edm
+import lit_knn.evaluation
 import lit_knn.ict
 import lit_knn.nets  # noqa: F401
 from callbacks import StepProgressBar
@@ -51,8 +53,12 @@ class CLI(LightningCLI):
         command = self.config.get("subcommand")
         if command is None:
             return
-        path = self.config[command].ckpt_path
-        if path is None and command != "fit":
+        options = self.config[command]
+        path = options.ckpt_path
+        trained = getattr(pkgutil.resolve_name(options.model.class_path), "needs_checkpoint", True)
+        if command == "fit" and not trained:
+            raise InputError(f"fit: {options.model.class_path} has nothing to train; use validate or predict")
+        if path is None and command != "fit" and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
         if path is not None and not Path(path).is_file():
             raise InputError(f"--ckpt_path {path}: no such file")

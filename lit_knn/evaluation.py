@@ -1,0 +1,111 @@
+"""An estimator in the place of a trained model: `validate` measures estimators, `predict` samples with one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import Estimator
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+from lit_knn.sampling import heun_sampler, seeded_noise
+from lit_knn.training import check_positive
+
+SAMPLING_STREAM = 3
+
+
+class LitEstimator(pl.LightningModule):
+    """Nothing is trained: `validate` runs the callbacks, which do the measuring, and needs no checkpoint.
+
+    Args:
+        estimator: what `sample` integrates the probability flow ODE with, for `predict` and callbacks that sample:
+            a trained `Network`, or any other estimator (one that averages over the data set copies it); null if
+            nothing samples.
+        sigma_min: smallest noise level of the sampler.
+        sigma_max: largest noise level of the sampler.
+        rho: exponent of the sampler's grid.
+        sampling_steps: steps of the Heun sampler.
+        seed: first part of the key of every random draw.
+
+    Raises:
+        InputError: an option out of its range; at `setup`, no reference set to bind to.
+    """
+
+    needs_checkpoint = False
+    """Whether `fit` makes sense, and `validate` and `predict` do not without a checkpoint."""
+
+    hparams: Any
+
+    def __init__(
+        self,
+        estimator: Estimator | None = None,
+        sigma_min: float = 0.002,
+        sigma_max: float = 80.0,
+        rho: float = 7.0,
+        sampling_steps: int = 18,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["estimator"])
+        check_positive("LitEstimator", sigma_min=sigma_min, rho=rho, sampling_steps=sampling_steps)
+        if sigma_min >= sigma_max:
+            raise InputError(f"LitEstimator: need sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
+        self.estimator = estimator
+        self.step = 0
+        self.images_seen = 0
+
+    def setup(self, stage: str) -> None:
+        """Bind the estimator, if any, to the data module's reference set, on the device of the run."""
+        reference = self.data_reference()
+        reference.to(self.trainer.strategy.root_device)
+        if self.estimator is not None and self.estimator.needs_reference:
+            self.estimator.bind(reference)
+
+    def data_reference(self) -> ReferenceSet:
+        """The data module's reference set.
+
+        Raises:
+            InputError: the run's data is not one of `lit_knn.data`.
+        """
+        reference = getattr(getattr(self.trainer, "datamodule", None), "reference", None)
+        if reference is None:
+            raise InputError("LitEstimator: the data has no reference set; use a data module of lit_knn.data")
+        return reference
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Leave the measuring to the callbacks."""
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Samples for a batch of seeds (B,)."""
+        return self.sample(batch)
+
+    @torch.no_grad()
+    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
+        """Draw one image per seed by EDM's deterministic Heun sampler.
+
+        With a sampling estimator an image depends on the estimator's draws, too, and so on the batch.
+
+        Args:
+            seeds: (B,), non-negative integers.
+            num_steps: sampling steps; by default `sampling_steps`.
+
+        Returns:
+            (B, *shape), float32, model space.
+        """
+        if self.estimator is None:
+            raise InputError("LitEstimator: estimator is null, so there is nothing to sample with")
+        h = self.hparams
+        seeds = torch.as_tensor(seeds)
+        generator = keyed_generator(self.device, h.seed, *seeds[:1].tolist(), SAMPLING_STREAM)
+        estimator = self.estimator
+
+        def mean(z: Tensor, t: Tensor) -> Tensor:
+            return estimator.posterior_mean(z, t, generator=generator)
+
+        noise = seeded_noise(seeds, self.data_reference().shape, device=self.device)
+        return heun_sampler(
+            mean, noise, num_steps or h.sampling_steps, sigma_min=h.sigma_min, sigma_max=h.sigma_max, rho=h.rho
+        )
