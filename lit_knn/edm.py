@@ -1,6 +1,7 @@
 """EDM diffusion models (Karras et al. 2022) whose regression target is any estimator's posterior mean: Table 2."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,10 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.precond import EDMPrecond
 from lit_knn.process import forward_noise
-from lit_knn.rng import keyed_default_rng, keyed_generator
+from lit_knn.rng import keyed_default_rng, keyed_generator, seed_from_key
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import log_normal_sigmas
-from lit_knn.training import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
+from lit_knn.training import CLASS_STREAM, DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
 
 # Early in training EDM shortens the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
@@ -35,8 +36,8 @@ class LitEDM(EstimatorTraining):
             given with `augmentation`.
         estimator: score estimator, bound to the data module's reference set in `setup`.
         augmentation: `lit_knn.augment.GeometricAugmentation`, or null for none.
-        class_conditional: give the net class labels. Only with `OneSample` so far: the other estimators average over
-            all classes.
+        class_conditional: give the net class labels; it must have as many `num_classes` as the data. Only with
+            `OneSample` so far: the other estimators average over all classes.
         lr: learning rate of Adam.
         lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
         ema_half_life_images: half-life of the averaged weights.
@@ -47,6 +48,7 @@ class LitEDM(EstimatorTraining):
         sigma_max: largest noise level of the sampler.
         rho: exponent of the sampler's grid.
         sampling_steps: steps of the Heun sampler, for pictures and `predict`.
+        sampling_class: class to sample, of a class-conditional net; null draws one for each seed.
         measure_target: at validation, log `val/target_mse`, the squared error per dimension of the estimator's target
             against the exact posterior mean. Costs one `Exact` call per batch.
         seed: first part of the key of every random draw.
@@ -71,6 +73,7 @@ class LitEDM(EstimatorTraining):
         sigma_max: float = 80.0,
         rho: float = 7.0,
         sampling_steps: int = 18,
+        sampling_class: int | None = None,
         measure_target: bool = True,
         seed: int = 0,
     ) -> None:
@@ -86,9 +89,33 @@ class LitEDM(EstimatorTraining):
             raise InputError(f"LitEDM: lr_ramp_up_images must be at least 0, got {lr_ramp_up_images}")
         if sigma_min >= sigma_max:
             raise InputError(f"LitEDM: need sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
-        if class_conditional and estimator.needs_reference:
+        self._check_classes(getattr(net, "num_classes", 0), estimator)
+
+    def _check_classes(self, num_classes: int, estimator: Estimator) -> None:
+        conditional, chosen = self.hparams.class_conditional, self.hparams.sampling_class
+        if conditional and estimator.needs_reference:
             raise InputError(
                 f"LitEDM: class_conditional=True needs OneSample; {type(estimator).__name__} averages over all classes"
+            )
+        if conditional != (num_classes > 0):
+            raise InputError(f"LitEDM: class_conditional={conditional}, but the net has num_classes={num_classes}")
+        if chosen is not None and not 0 <= chosen < num_classes:
+            raise InputError(f"LitEDM: sampling_class={chosen}, but the net has num_classes={num_classes}")
+        self.num_classes = num_classes
+
+    def setup(self, stage: str) -> None:
+        """See `EstimatorTraining.setup`; a class-conditional net must know every label of the data."""
+        super().setup(stage)
+        reference = self.data_reference()
+        if not self.hparams.class_conditional or reference is None:
+            return
+        if reference.labels is None:
+            raise InputError("LitEDM: class_conditional=True, but the data has no labels")
+        lowest, highest = int(reference.labels.min()), int(reference.labels.max())
+        if lowest < 0 or highest >= self.num_classes:
+            raise InputError(
+                f"LitEDM: the labels of the data are {lowest} to {highest}, but the net has "
+                f"num_classes={self.num_classes}"
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -146,7 +173,7 @@ class LitEDM(EstimatorTraining):
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed by EDM's deterministic Heun sampler.
+        """Draw one image per seed by EDM's deterministic Heun sampler, of `sampling_class` or a class of the seed's.
 
         Args:
             seeds: (B,), non-negative integers.
@@ -157,9 +184,18 @@ class LitEDM(EstimatorTraining):
         """
         h = self.hparams
         noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
-        return heun_sampler(
-            self.denoiser, noise, num_steps or h.sampling_steps, sigma_min=h.sigma_min, sigma_max=h.sigma_max, rho=h.rho
-        )
+        denoiser = partial(self.denoiser, class_label=self._sampled_classes(seeds))
+        steps = h.sampling_steps if num_steps is None else num_steps
+        return heun_sampler(denoiser, noise, steps, sigma_min=h.sigma_min, sigma_max=h.sigma_max, rho=h.rho)
+
+    def _sampled_classes(self, seeds: Sequence[int] | Tensor) -> Tensor | None:
+        """The class of each seed, (B,) int64, a function of it alone; None for an unconditional net."""
+        if not self.hparams.class_conditional:
+            return None
+        if self.hparams.sampling_class is not None:
+            return torch.full((len(seeds),), self.hparams.sampling_class, device=self.device)
+        draws = [seed_from_key(int(seed), CLASS_STREAM) % self.num_classes for seed in seeds]
+        return torch.tensor(draws, device=self.device)
 
     def interval_metrics(self) -> dict[str, float]:
         """The decay of the averaged weights."""

@@ -12,9 +12,7 @@ from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
-from lit_knn.training import check_positive
-
-SAMPLING_STREAM = 3
+from lit_knn.training import SAMPLING_STREAM, check_positive
 
 
 class LitEstimator(pl.LightningModule):
@@ -107,5 +105,10 @@ class LitEstimator(pl.LightningModule):
 
         noise = seeded_noise(seeds, self.data_reference().shape, device=self.device)
         return heun_sampler(
-            mean, noise, num_steps or h.sampling_steps, sigma_min=h.sigma_min, sigma_max=h.sigma_max, rho=h.rho
+            mean,
+            noise,
+            h.sampling_steps if num_steps is None else num_steps,
+            sigma_min=h.sigma_min,
+            sigma_max=h.sigma_max,
+            rho=h.rho,
         )

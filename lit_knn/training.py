@@ -17,7 +17,7 @@ from lit_knn.rng import keyed_default_rng
 from lit_knn.solvers import PosteriorMean
 
 # What a random stream is for: the last part of its key, so that no two streams coincide.
-TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM = 0, 1, 2
+TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM, CLASS_STREAM = range(5)
 
 
 class EstimatorTraining(pl.LightningModule):

@@ -28,9 +28,10 @@ TRAINER = {
 class ConstantNet(nn.Module):
     """Outputs its parameter everywhere and remembers what it was given."""
 
-    def __init__(self):
+    def __init__(self, num_classes=0):
         super().__init__()
         self.value = nn.Parameter(torch.tensor(0.3))
+        self.num_classes = num_classes
         self.calls = []
 
     def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
@@ -166,12 +167,44 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_are_touched(tmp_path
 
 
 def test_class_labels_reach_the_net():
-    net = ConstantNet()
+    net = ConstantNet(num_classes=10)
     train(LitEDM(net, OneSample(), class_conditional=True), Digits(batch_size=64), 1)
     assert net.calls[-1][2].dtype == torch.int64
     assert set(net.calls[-1][2].tolist()) <= set(range(10))
+
+
+def test_a_class_conditional_model_samples_a_class_of_the_seed_or_the_chosen_one():
+    def classes(seeds, **options):
+        net = ConstantNet(num_classes=10)
+        model = LitEDM(net, OneSample(), class_conditional=True, **options)
+        model.image_shape = (1, 8, 8)
+        model.sample(seeds, num_steps=2)
+        assert all(torch.equal(call[2], net.calls[0][2]) for call in net.calls)
+        return net.calls[0][2]
+
+    drawn = classes(range(2000))
+    assert torch.equal(classes([7, 1234]), drawn[[7, 1234]])
+    # Uniform over the ten: 200 ± 13.4 each.
+    assert (drawn.bincount(minlength=10) - 200).abs().max() < 60
+    assert classes([7, 1234], sampling_class=3).tolist() == [3, 3]
+
+
+def test_classes_that_do_not_fit_are_refused():
+    def model(num_classes, estimator=None, **options):
+        return LitEDM(ConstantNet(num_classes), estimator or OneSample(), **options)
+
     with pytest.raises(InputError, match="class_conditional=True needs OneSample; KNN"):
-        LitEDM(ConstantNet(), KNN(8, 4), class_conditional=True)
+        model(10, KNN(8, 4), class_conditional=True)
+    with pytest.raises(InputError, match="class_conditional=True, but the net has num_classes=0"):
+        model(0, class_conditional=True)
+    with pytest.raises(InputError, match="class_conditional=False, but the net has num_classes=10"):
+        model(10)
+    with pytest.raises(InputError, match="sampling_class=10, but the net has num_classes=10"):
+        model(10, class_conditional=True, sampling_class=10)
+    with pytest.raises(InputError, match="labels of the data are 0 to 9, but the net has num_classes=9"):
+        train(model(9, class_conditional=True), Digits(batch_size=64), 1)
+    with pytest.raises(InputError, match="the data has no labels"):
+        train(model(9, class_conditional=True), Images(), 1)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
