@@ -165,7 +165,8 @@ def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
     write_images(tmp_path / "images")
     args = ["--data", str(ROOT / "configs" / "data" / "image_files.yaml"), "--data.path", "images"]
     args += ["--data.hflip", "true", "--data.index.factory", "IVF4,SQ8", "--data.index.nprobe", "2"]
-    args += ["--model.net.channels", "8", "--model.estimator.k", "16", "--model.estimator.n", "8"]
+    args += ["--model.net", str(ROOT / "configs" / "models" / "unet.yaml"), "--model.net.channels", "8"]
+    args += ["--model.estimator.k", "16", "--model.estimator.n", "8"]
     args += ["--data.batch_size", "8", "--trainer.accumulate_grad_batches", "2"]
     args += ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
     Path("often.yaml").write_text(

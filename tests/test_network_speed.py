@@ -1,0 +1,96 @@
+"""What makes training faster leaves what is computed as it was: compilation, memory layout, mixed precision."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.precision import MixedPrecision
+
+from callbacks import LastCheckpoint, NetworkSpeed
+from lit_knn.data import Digits
+from lit_knn.edm import LitEDM
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN
+from lit_knn.ict import LitICT
+from lit_knn.nets import DDPMpp
+from lit_knn.rng import keyed_default_rng
+
+MODELS = {"EDM": (LitEDM, {"lr_ramp_up_images": 0}), "iCT": (LitICT, {})}
+
+
+def small_net(dropout=0.0):
+    return DDPMpp(
+        image_size=8, in_channels=1, channels=16, multipliers=[1, 2], blocks=1, attention_at=[4], dropout=dropout
+    )
+
+
+def losses(name, *callbacks, steps=4, lr=1e-2, **trainer_args):
+    pl.seed_everything(0)
+    cls, options = MODELS[name]
+    model, seen = cls(small_net(), KNN(64, 16), lr=lr, **options), []
+    model.log = lambda name, value, **_: seen.append(value.item()) if name == "train/loss" else None
+    trainer = pl.Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        enable_checkpointing=any(isinstance(c, LastCheckpoint) for c in callbacks),
+        callbacks=list(callbacks),
+        **trainer_args,
+    )
+    trainer.fit(model, Digits(batch_size=32))
+    return model, seen
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_compiled_and_channels_last_training_is_the_same(name, tmp_path):
+    _, plain = losses(name)
+    speed = NetworkSpeed(backend="aot_eager")
+    model, fast = losses(name, speed, LastCheckpoint(dirpath=str(tmp_path)))
+    assert fast == pytest.approx(plain, rel=1e-4)
+    network = model.denoiser.model if name == "EDM" else model.consistency_function.net
+    assert network._compiled_call_impl is not None
+    convolutions = [p for p in network.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in convolutions)
+    # The checkpoint is that of a run without it.
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
+    assert set(saved) == set(losses(name, steps=1)[0].state_dict())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_student_and_its_teacher_share_dropout_masks(backend):
+    # One runs with gradients, the other without: two compiled graphs.
+    torch.manual_seed(0)
+    net = small_net(dropout=0.5).train()
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    net.compile(backend=backend)
+    z, noise = torch.randn(8, 1, 8, 8), torch.rand(8)
+
+    def output(key):
+        with keyed_default_rng(z.device, key):
+            return net(z, noise)
+
+    student = output(1)
+    with torch.no_grad():
+        teacher = output(1)
+    torch.testing.assert_close(student, teacher, rtol=1e-4, atol=1e-4)
+    assert (student - output(2)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+def test_mixed_precision_stays_near_full_precision(name, precision):
+    _, full = losses(name, steps=8, lr=1e-3)
+    # Lightning's own 16-mixed is for GPUs alone; the plug-in with a CPU's scaler is the same code.
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if precision == "16-mixed" else None
+    model, mixed = losses(name, steps=8, lr=1e-3, plugins=[MixedPrecision(precision, "cpu", scaler=scaler)])
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert mixed == pytest.approx(full, rel=0.05)
+    assert mixed != full
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(InputError, match="backend=nonsense is not one of"):
+        NetworkSpeed(backend="nonsense")
