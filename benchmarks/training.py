@@ -1,0 +1,114 @@
+"""Throughput of training, and what each estimator adds to a step: images a second and the estimator's share.
+
+    python benchmarks/training.py -c configs/table1/ict_knn.yaml [--data.batch_size 1024 …]
+
+trains a few steps of a run, once for each estimator in float32, then once more in bf16 and in bf16 with a compiled
+network, all in one process, and prints images a second as ratios to the first row. Options of the run follow its
+config as for `main.py fit`.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import yaml
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # the application is run from a checkout, not installed
+
+from main import make_cli  # noqa: E402
+
+ESTIMATORS = ("one_sample", "stf", "knn", "exact")
+PRECISIONS = {
+    "fp32": ["--trainer.precision", "32-true"],
+    "bf16": ["--trainer.precision", "bf16-mixed"],
+    "bf16 compiled": ["--trainer.precision", "bf16-mixed", "--trainer.callbacks+", "callbacks.NetworkSpeed"],
+}
+
+
+class StepClock(pl.Callback):
+    """Reads the module's own monitor over the steps after a warm-up.
+
+    Args:
+        warmup: batches before the clock starts.
+        batches: batches measured.
+    """
+
+    def __init__(self, warmup: int, batches: int) -> None:
+        self.warmup = warmup
+        self.batches = batches
+        self.values: dict[str, float] = {}
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Start after the warm-up, stop after the last batch."""
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        if done not in (self.warmup, self.warmup + self.batches):
+            return
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize()
+        if done == self.warmup:
+            pl_module.monitor.restart()  # type: ignore[operator, union-attr]
+        else:
+            self.values = pl_module.monitor.read()  # type: ignore[operator, union-attr]
+            trainer.should_stop = True
+
+
+def measure(run: list[str], warmup: int, batches: int) -> tuple[dict[str, float], float]:
+    """Train one variant; its readings, and the peak of GPU memory in GiB (0 on a CPU)."""
+    quiet = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--trainer.callbacks", "[]"]
+    quiet += ["--trainer.limit_val_batches", "0", "--trainer.enable_checkpointing", "false"]
+    quiet += ["--trainer.enable_model_summary", "false", "--trainer.log_every_n_steps", "1000000"]
+    at = run.index("--trainer.callbacks+") if "--trainer.callbacks+" in run else len(run)
+    cli = make_cli([*run[:at], *quiet, *run[at:]], run=False)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    clock = StepClock(warmup, batches)
+    cli.trainer.callbacks.append(clock)  # type: ignore[attr-defined]
+    cli.trainer.fit(cli.model, cli.datamodule)
+    return clock.values, torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+
+
+def estimator_options(name: str, **counts: int | None) -> list[str]:
+    """Options that switch to an estimator of `configs/estimators`, with those counts that it has and that are given."""
+    path = ROOT / "configs" / "estimators" / f"{name}.yaml"
+    own = yaml.safe_load(path.read_text()).get("init_args", {})
+    given = {option: value for option, value in counts.items() if value is not None and option in own}
+    return ["--model.estimator", str(path), *(f"--model.estimator.{option}={value}" for option, value in given.items())]
+
+
+def main() -> None:
+    """Measure every variant and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-c", "--config", required=True, help="config file of the run")
+    parser.add_argument("--warmup", type=int, default=5, help="batches before the clock starts")
+    parser.add_argument("--batches", type=int, default=20, help="batches measured")
+    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), help="files in configs/estimators")
+    parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=list(PRECISIONS))
+    parser.add_argument("--k", type=int, help="neighbours, for small data sets")
+    parser.add_argument("--n", type=int, help="draws, for small data sets")
+    args, options = parser.parse_known_args()
+    first, rows = args.precisions[0], []
+    rows += [(name, first) for name in args.estimators]
+    rows += [(args.estimators[0], precision) for precision in args.precisions[1:]]
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{' '.join(sys.argv)}\n{device}, torch {torch.__version__}\n")
+    print("| estimator | precision | images/s | ratio | estimator's share | GPU memory |\n|---|---|---|---|---|---|")
+    base = None
+    for name, precision in rows:
+        run = ["-c", args.config, *estimator_options(name, k=args.k, n=args.n), *options, *PRECISIONS[precision]]
+        values, memory = measure(run, args.warmup, args.batches)
+        speed = values["time/images_per_s"]
+        base = base or speed
+        share = values["time/estimator_share"]
+        print(
+            f"| {name} | {precision} | {speed:.4g} | {speed / base:.3f} | {share:.1%} | {memory:.1f} GiB |", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
