@@ -9,6 +9,8 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex, Index
+from lit_knn.index.base import with_progress
+from lit_knn.projection import SAMPLE_BYTES, Projection, principal_basis, project_images
 from lit_knn.rng import keyed_generator
 
 # Rows that are converted to float at a time while building and streaming.
@@ -56,6 +58,8 @@ class ReferenceSet:
         self.N = len(images) * (2 if hflip else 1)
         self.labels = _expand_labels(labels, len(images), hflip)
         self._index_built = False
+        self._mean: Tensor | None = None
+        self._projections: dict[tuple[int, torch.dtype], Projection] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ReferenceSet":
         return self
@@ -70,6 +74,8 @@ class ReferenceSet:
         device = torch.device(device)
         if self._index_built:
             self.index.to(device)
+        if device != self.device:
+            self._mean, self._projections = None, {}
         self.images = self.images.to(device)
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
@@ -140,6 +146,36 @@ class ReferenceSet:
             for start in range(0, stored, rows):
                 x = _to_model_space(self.images[start : start + rows])
                 yield mirror * stored + start, x.flip(-1) if mirror else x
+
+    def mean(self) -> Tensor:
+        """The mean of all N images, (d,) float32; computed once."""
+        if self._mean is None:
+            total = torch.zeros(self.d, dtype=torch.float64, device=self.device)
+            for _, x in self.chunks(max(CHUNK_BYTES // (4 * self.d), 1)):
+                total += x.flatten(1).sum(0, dtype=torch.float64)
+            self._mean = (total / self.N).float()
+        return self._mean
+
+    def projection(self, r: int, dtype: torch.dtype = torch.float32) -> Projection:
+        """All N images in r principal components; computed once for each r and type, with a progress bar.
+
+        Args:
+            r: number of components, 1 <= r <= min(N, d).
+            dtype: of the coordinates.
+
+        Raises:
+            InputError: r outside its range.
+        """
+        if not 1 <= r <= min(self.N, self.d):
+            raise InputError(f"r={r} must be between 1 and min(N, d) = min({self.N}, {self.d})")
+        if (r, dtype) not in self._projections:
+            ids = torch.randperm(self.N, generator=keyed_generator("cpu", 0))
+            ids = ids[: max(SAMPLE_BYTES // (4 * self.d), r)].to(self.device)
+            basis = principal_basis(self.gather(ids).flatten(1), r)
+            rows = max(CHUNK_BYTES // (4 * self.d), 1)
+            pieces = with_progress(self.chunks(rows), self.N, f"projecting on {r} principal components")
+            self._projections[r, dtype] = project_images(pieces, self.N, self.mean(), basis, dtype)
+        return self._projections[r, dtype]
 
     def _stored_chunks(self) -> Iterator[Tensor]:
         rows = max(CHUNK_BYTES // (4 * self.d), 1)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -55,11 +56,14 @@ class Index(ABC):
         """
 
 
-def with_progress(chunks: Iterable[Tensor], total: int, description: str) -> Iterator[Tensor]:
-    """Yield the chunks while a progress bar counts their rows; silent where the output is not a terminal."""
+Piece = TypeVar("Piece", Tensor, tuple[int, Tensor])
+
+
+def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iterator[Piece]:
+    """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows; silent outside a terminal."""
     from tqdm import tqdm
 
     with tqdm(total=total, desc=description, unit=" images", unit_scale=True, disable=None, leave=False) as bar:
-        for chunk in chunks:
-            yield chunk
-            bar.update(len(chunk))
+        for piece in pieces:
+            yield piece
+            bar.update(len(piece if isinstance(piece, Tensor) else piece[1]))
