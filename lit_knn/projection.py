@@ -1,4 +1,4 @@
-"""Images in the coordinates of their leading principal components."""
+"""Principal components of the images, and the images in their coordinates."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,28 +8,23 @@ from torch import Tensor
 
 from lit_knn.rng import keyed_default_rng
 
-# The basis comes from a subset: it need not be the best one, only orthonormal. The coordinates are of all images.
-SAMPLE_BYTES = 256 * 2**20
+# The components come from a subset of the images: they need not be the best ones, only orthonormal.
+SAMPLE_BYTES = 128 * 2**20
 OVERSAMPLING = 32
 
 
-class Projection(NamedTuple):
-    """y_i = P'(x_i − mean) of N images, with the r orthonormal columns of P.
+class PrincipalComponents(NamedTuple):
+    """The r leading principal components of a set of images.
 
     Attributes:
         mean: (d,), mean of all images, float32.
-        basis: (d, r), P, float32.
-        coordinates: (N, r), y_i, in the type they are multiplied in. They define themselves what they are: whoever uses
-            them must use these rounded values throughout.
-        half_sq_norms: (N,), ‖y_i‖²/2 of these values, float32.
-        variances: (r,), mean of y² over the images, float32.
-        residual_variance: mean square of x − mean − P·y over images and all d dimensions.
+        basis: (d, r), P, float32, orthonormal columns.
+        variances: (r,), variance of the images along them, float32.
+        residual_variance: variance per dimension outside them, on average over the d − r others; 0 if r = d.
     """
 
     mean: Tensor
     basis: Tensor
-    coordinates: Tensor
-    half_sq_norms: Tensor
     variances: Tensor
     residual_variance: float
 
@@ -42,49 +37,58 @@ class Projection(NamedTuple):
         return y.float() @ self.basis.T
 
 
-def principal_basis(sample: Tensor, r: int) -> Tensor:
-    """The r leading principal directions of a sample by randomised SVD (Halko et al. 2011).
+class Projection(NamedTuple):
+    """All N images in principal components, y_i = P'(x_i − mean).
+
+    Attributes:
+        components: P and the mean.
+        coordinates: (N, r), y_i, in the type they are multiplied in. Rounded to it they still define a distribution
+            over the images, so whoever uses them must use the rounded values throughout.
+        half_sq_norms: (N,), ‖y_i‖²/2 of the rounded values, float32.
+    """
+
+    components: PrincipalComponents
+    coordinates: Tensor
+    half_sq_norms: Tensor
+
+
+def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalComponents:
+    """The r leading principal components of a sample, by randomised SVD (Halko et al. 2011).
 
     Args:
         sample: (m, d), float32.
-        r: number of directions, r <= min(m, d).
+        mean: (d,), about which variances are taken.
+        r: number of components, r <= min(m, d).
 
     Returns:
-        (d, r), float32, orthonormal columns.
+        The components, leading ones first.
     """
-    centred = sample - sample.mean(0)
+    centred = sample - mean
     with keyed_default_rng(sample.device, r):
         _, _, v = torch.svd_lowrank(centred, q=min(r + OVERSAMPLING, *sample.shape), niter=2)
-    # Once more orthonormal in full precision: what lies outside is measured against it.
-    return torch.linalg.qr(v[:, :r])[0]
+    # Once more orthonormal in full precision: the estimators split a vector into P·P'v and the rest.
+    basis = torch.linalg.qr(v[:, :r])[0]
+    variances = (centred @ basis).square().mean(0)
+    d = len(mean)
+    outside = centred.square().sum(1, dtype=torch.float64).mean() - variances.sum(dtype=torch.float64)
+    return PrincipalComponents(mean, basis, variances, outside.item() / (d - r) if r < d else 0.0)
 
 
 def project_images(
-    chunks: Iterator[tuple[int, Tensor]], N: int, mean: Tensor, basis: Tensor, dtype: torch.dtype
+    chunks: Iterator[tuple[int, Tensor]], N: int, components: PrincipalComponents, dtype: torch.dtype
 ) -> Projection:
     """Project a stream of images.
 
     Args:
         chunks: first row and images (c, *shape) of each piece, as `ReferenceSet.chunks`; all N in order.
         N: number of images.
-        mean: (d,), their mean.
-        basis: (d, r), orthonormal columns.
+        components: to project on.
         dtype: of the coordinates.
-
-    Returns:
-        The projection.
     """
-    d, r = basis.shape
-    coordinates = torch.empty(N, r, dtype=dtype, device=basis.device)
-    half_sq_norms = torch.empty(N, device=basis.device)
-    variances = torch.zeros(r, dtype=torch.float64, device=basis.device)
-    residual = torch.zeros((), dtype=torch.float64, device=basis.device)
+    coordinates = components.basis.new_empty(N, components.basis.shape[1], dtype=dtype)
+    half_sq_norms = components.basis.new_empty(N)
     for start, x in chunks:
-        centred = x.flatten(1) - mean
-        y = centred @ basis
-        residual += centred.square().sum(dtype=torch.float64) - y.square().sum(dtype=torch.float64)
+        y = components.project(x).to(dtype)
         coordinates[start : start + len(y)] = y
-        sq_norms = y.to(dtype).float().square()
-        half_sq_norms[start : start + len(y)] = sq_norms.sum(1) / 2
-        variances += sq_norms.sum(0)
-    return Projection(mean, basis, coordinates, half_sq_norms, (variances / N).float(), residual.item() / (N * d))
+        half_sq_norms[start : start + len(y)] = y.float().square().sum(1) / 2
+    return Projection(components, coordinates, half_sq_norms)

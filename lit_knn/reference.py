@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex, Index
 from lit_knn.index.base import with_progress
-from lit_knn.projection import SAMPLE_BYTES, Projection, principal_basis, project_images
+from lit_knn.projection import SAMPLE_BYTES, PrincipalComponents, Projection, principal_components, project_images
 from lit_knn.rng import keyed_generator
 
 # Rows that are converted to float at a time while building and streaming.
@@ -59,6 +59,7 @@ class ReferenceSet:
         self.labels = _expand_labels(labels, len(images), hflip)
         self._index_built = False
         self._mean: Tensor | None = None
+        self._components: dict[int, PrincipalComponents] = {}
         self._projections: dict[tuple[int, torch.dtype], Projection] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ReferenceSet":
@@ -75,7 +76,7 @@ class ReferenceSet:
         if self._index_built:
             self.index.to(device)
         if device != self.device:
-            self._mean, self._projections = None, {}
+            self._mean, self._components, self._projections = None, {}, {}
         self.images = self.images.to(device)
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
@@ -156,25 +157,35 @@ class ReferenceSet:
             self._mean = (total / self.N).float()
         return self._mean
 
+    def principal_components(self, r: int) -> PrincipalComponents:
+        """The r leading principal components, of a seeded subset of the images; computed once for each r.
+
+        Raises:
+            InputError: r outside [1, min(N, d)].
+        """
+        if not 1 <= r <= min(self.N, self.d):
+            raise InputError(f"r={r} must be between 1 and min(N, d) = min({self.N}, {self.d})")
+        if r not in self._components:
+            ids = torch.randperm(self.N, generator=keyed_generator("cpu", 0))
+            ids = ids[: max(SAMPLE_BYTES // (4 * self.d), 2 * r)].to(self.device)
+            self._components[r] = principal_components(self.gather(ids).flatten(1), self.mean(), r)
+        return self._components[r]
+
     def projection(self, r: int, dtype: torch.dtype = torch.float32) -> Projection:
         """All N images in r principal components; computed once for each r and type, with a progress bar.
 
         Args:
-            r: number of components, 1 <= r <= min(N, d).
+            r: number of components.
             dtype: of the coordinates.
 
         Raises:
-            InputError: r outside its range.
+            InputError: r outside [1, min(N, d)].
         """
-        if not 1 <= r <= min(self.N, self.d):
-            raise InputError(f"r={r} must be between 1 and min(N, d) = min({self.N}, {self.d})")
         if (r, dtype) not in self._projections:
-            ids = torch.randperm(self.N, generator=keyed_generator("cpu", 0))
-            ids = ids[: max(SAMPLE_BYTES // (4 * self.d), r)].to(self.device)
-            basis = principal_basis(self.gather(ids).flatten(1), r)
-            rows = max(CHUNK_BYTES // (4 * self.d), 1)
-            pieces = with_progress(self.chunks(rows), self.N, f"projecting on {r} principal components")
-            self._projections[r, dtype] = project_images(pieces, self.N, self.mean(), basis, dtype)
+            components = self.principal_components(r)
+            chunks = self.chunks(max(CHUNK_BYTES // (4 * self.d), 1))
+            pieces = with_progress(chunks, self.N, f"projecting on {r} principal components")
+            self._projections[r, dtype] = project_images(pieces, self.N, components, dtype)
         return self._projections[r, dtype]
 
     def _stored_chunks(self) -> Iterator[Tensor]:

@@ -60,7 +60,7 @@ class SubspaceKNN(Estimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         projection = self.reference.projection(self.r, self.dtype)
-        y = projection.project(z)
+        y = projection.components.project(z)
         step = max(work_bytes(z.device) // (12 * self.reference.N), 1)
         pieces = [self._draw(projection, y[i : i + step], t[i : i + step], generator) for i in range(0, len(z), step)]
         draws = Draws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
@@ -70,7 +70,9 @@ class SubspaceKNN(Estimator):
         for size in classes.unique().tolist():
             rows = (classes == size).nonzero()[:, 0]
             places = min(2**size, self.n)
-            mu[rows] = self._corrected_mean(projection, Draws(*(part[rows] for part in draws)), places, z[rows], t[rows])
+            mu[rows] = self._corrected_mean(
+                projection, Draws(*(part[rows] for part in draws)), places, z[rows], t[rows]
+            )
         return mu
 
     def _draw(self, projection: Projection, y: Tensor, t: Tensor, generator: torch.Generator | None) -> Draws:
@@ -93,7 +95,9 @@ class SubspaceKNN(Estimator):
         draws = (used - kept).unsqueeze(1)
         u = torch.rand(len(y), 1, dtype=torch.float64, device=y.device, generator=generator)
         drawn = torch.searchsorted(cdf, (u + place - kept.unsqueeze(1)) / draws, right=True).clamp(max=cdf.shape[1] - 1)
-        rest_mean = (q.to(self.dtype) @ projection.coordinates).float() / q.to(self.dtype).sum(1, keepdim=True, dtype=torch.float32)
+        rest_mean = (q.to(self.dtype) @ projection.coordinates).float() / q.to(self.dtype).sum(
+            1, keepdim=True, dtype=torch.float32
+        )
         sampled = ~is_kept & (place < used.unsqueeze(1))
         log_q = q.gather(1, drawn).double().log()
         log_correction = torch.where(is_kept, 0.0, (rest / draws).log() - log_q)
@@ -137,4 +141,4 @@ class SubspaceKNN(Estimator):
         drawn = projection.coordinates[ids].float()
         mean = (drawn * sampled.unsqueeze(2)).sum(1) / sampled.sum(1, keepdim=True).clamp(min=1)
         excess = torch.where(sampled.any(1, keepdim=True), share.float() * (mean - draws.rest_mean), 0.0)
-        return mu - projection.expand(excess).reshape(mu.shape).to(mu.dtype)
+        return mu - projection.components.expand(excess).reshape(mu.shape).to(mu.dtype)

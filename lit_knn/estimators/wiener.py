@@ -1,0 +1,48 @@
+"""The linear estimator of the posterior mean."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.sampled import check_count
+from lit_knn.process import per_item
+from lit_knn.reference import ReferenceSet
+
+
+class Wiener(Estimator):
+    """The posterior mean of a Gaussian with the mean and the covariance of the data: the Wiener filter.
+
+    μ̂ = m + P·Λ(Λ + t²)⁻¹·P'(z − m) + c/(c + t²)·(I − PP')(z − m), with the r leading principal components P, their
+    variances Λ, and one variance c for all other directions. Deterministic and the best linear estimate up to the
+    variances outside P, so its error does not vanish with any budget; that error falls as t⁻⁶ (of the mean, squared),
+    because at large t the posterior mean becomes linear in z. The cheapest and the best estimator at very large t,
+    useless at small t.
+
+    Args:
+        r: principal components.
+
+    Raises:
+        InputError: r < 1; at `bind`, r > min(N, d).
+    """
+
+    def __init__(self, r: int = 512) -> None:
+        self.r = check_count("Wiener", "r", r)
+
+    def bind(self, reference: ReferenceSet) -> Self:
+        """See `Estimator.bind`; computes the principal components."""
+        reference.principal_components(self.r)
+        return super().bind(reference)
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        p = self.reference.principal_components(self.r)
+        noise = per_item(t, z.flatten(1)).float().square()
+        centred = z.flatten(1).float() - p.mean
+        y = centred @ p.basis
+        # The filter is c/(c + t²) everywhere and more than that along P.
+        outside = p.residual_variance / (p.residual_variance + noise)
+        along = p.variances / (p.variances + noise) - outside
+        return (p.mean + outside * centred + p.expand(along * y)).reshape(z.shape)
