@@ -109,8 +109,11 @@ def main(args: Sequence[str] | None = None) -> None:
         message = _message(error)
         if message is None:
             raise
-        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+        rank = rank_zero_only.rank  # type: ignore[attr-defined]
+        if rank == 0:
             print(f"error: {message}", file=sys.stderr)
+        elif isinstance(error, NonFiniteLossError):  # each rank has losses of its own
+            print(f"error: rank {rank}: {message}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
