@@ -102,9 +102,8 @@ def main() -> None:
     rows += [(args.estimators[0], precision) for precision in args.precisions[1:]]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     print(f"{' '.join(sys.argv)}\n{device}, torch {torch.__version__}\n")
-    print(
-        "| estimator | precision | images/s | ratio | estimator's share | GPU memory (PyTorch) |\n|---|---|---|---|---|---|"
-    )
+    print("| estimator | precision | images/s | ratio | estimator's share | GPU memory (PyTorch) |")
+    print("|---" * 6 + "|")
     base = None
     for name, precision in rows:
         run = ["-c", args.config, *estimator_options(name, k=args.k, n=args.n), *options, *PRECISIONS[precision]]
