@@ -74,6 +74,7 @@ class CLI(LightningCLI):
         """Show progress over the whole run, unless another bar, or none, was asked for."""
         options = self._get(self.config_init, "trainer")
         callbacks = options["callbacks"] or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
         return super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
