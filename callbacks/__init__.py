@@ -1,6 +1,7 @@
 """Lightning callbacks of the application."""
 
 from callbacks.checkpoints import CheckpointByImages, LastCheckpoint
+from callbacks.estimator_error import EstimatorError
 from callbacks.fidelity import PixelFrechetDistance
 from callbacks.progress import StepProgressBar
 from callbacks.run_summary import RunSummary
@@ -9,6 +10,7 @@ from callbacks.sample_writer import SampleWriter
 
 __all__ = [
     "CheckpointByImages",
+    "EstimatorError",
     "LastCheckpoint",
     "PixelFrechetDistance",
     "RunSummary",

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.sampled import check_count, snis_mean, uniform_ids
+from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws, uniform_ids
 
 
-class STF(Estimator):
+class STF(SampledEstimator):
     """The stable target field: uniform SNIS over a random batch into which the source of z is put.
 
     The source was not drawn from the proposal yet is weighted as if it were, so the estimate is biased, most at
@@ -20,12 +19,12 @@ class STF(Estimator):
         InputError: n < 1.
     """
 
+    uses_source = True
+
     def __init__(self, n: int = 256) -> None:
         self.n = check_count("STF", "n", n)
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         drawn = self.n if x_source is None else self.n - 1
         ids = uniform_ids(self.reference, len(z), drawn, generator)
-        return snis_mean(self.reference, ids, z, t, x_source=x_source)
+        return snis_draws(ids, t, x_source=x_source)
