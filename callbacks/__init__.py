@@ -3,6 +3,8 @@
 from callbacks.checkpoints import CheckpointByImages, LastCheckpoint
 from callbacks.estimator_error import EstimatorError
 from callbacks.fidelity import PixelFrechetDistance
+from callbacks.mean_picture import MeanPicture
+from callbacks.posterior_picture import PosteriorPicture
 from callbacks.progress import StepProgressBar
 from callbacks.run_summary import RunSummary
 from callbacks.sample_grid import SampleGrid
@@ -12,7 +14,9 @@ __all__ = [
     "CheckpointByImages",
     "EstimatorError",
     "LastCheckpoint",
+    "MeanPicture",
     "PixelFrechetDistance",
+    "PosteriorPicture",
     "RunSummary",
     "SampleGrid",
     "SampleWriter",

@@ -45,11 +45,14 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def save_figure(figure: Figure, path: Path) -> list[Path]:
     """Save as `path`.png and `path`.pdf; the paths written."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Laid out once, not at each drawing, of which a figure sees several.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     written = []
     for suffix in ("png", "pdf"):
         target = path.with_name(f"{path.name}.{suffix}")
         temporary = path.with_name(f".{path.name}.tmp.{suffix}")
-        figure.savefig(temporary, dpi=PNG_DPI, bbox_inches="tight")
+        figure.savefig(temporary, dpi=PNG_DPI)
         os.replace(temporary, target)
         written.append(target)
     return written
