@@ -16,6 +16,7 @@ from callbacks.latents import (
     bind_all,
     check_at_least,
     check_estimators,
+    check_stage,
     data_reference,
     noise_grid,
     run_seed,
@@ -67,8 +68,8 @@ class EstimatorError(pl.Callback):
             then counts as variance, while with a fixed source, as in the paper, it counts as bias.
 
     Raises:
-        InputError: an option out of its range; at `setup`, more latents than images, or results of an earlier run in
-            the run's folder.
+        InputError: an option out of its range; at `setup`, a run of `fit`, more latents than images, or results of
+            an earlier run in the run's folder.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class EstimatorError(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what cannot work before anything long begins."""
+        check_stage("EstimatorError", stage)
         N = data_reference("EstimatorError", trainer).N
         if self.num_z > N:
             raise InputError(f"EstimatorError: num_z={self.num_z} is more than the {N} images of the reference set")

@@ -84,6 +84,12 @@ def check_at_least(owner: str, least: int, **options: int) -> None:
             raise InputError(f"{owner}: {name} must be at least {least}, got {value}")
 
 
+def check_stage(owner: str, stage: str) -> None:
+    """Refuse to measure in `fit`, where each validation would write over the results of the one before."""
+    if stage == "fit":
+        raise InputError(f"{owner} is for validate, not for fit")
+
+
 def data_reference(owner: str, trainer: pl.Trainer) -> ReferenceSet:
     """The reference set of the run's data module, which is set up before callbacks are.
 
@@ -104,6 +110,7 @@ def run_seed(pl_module: pl.LightningModule) -> int:
 
 def bind_all(estimators: Mapping[str, Estimator], reference: ReferenceSet) -> None:
     """Bind the estimators that need a reference set."""
-    for estimator in estimators.values():
+    # The largest k first: what is more than N is refused before an index is built.
+    for estimator in sorted(estimators.values(), key=lambda e: getattr(e, "k", 0), reverse=True):
         if estimator.needs_reference:
             estimator.bind(reference)

@@ -15,6 +15,7 @@ from callbacks.latents import (
     bind_all,
     check_at_least,
     check_estimators,
+    check_stage,
     data_reference,
     noise_grid,
     run_seed,
@@ -43,8 +44,8 @@ class MeanPicture(pl.Callback):
         num_images: number of pictures.
 
     Raises:
-        InputError: an option out of its range; at `setup`, data that are not images of 1 or 3 channels, or results of
-            an earlier run in the run's folder.
+        InputError: an option out of its range; at `setup`, a run of `fit`, data that are not images of 1 or 3
+            channels, or results of an earlier run in the run's folder.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class MeanPicture(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what cannot be drawn."""
+        check_stage("MeanPicture", stage)
         reference = data_reference("MeanPicture", trainer)
         if len(reference.shape) != 3 or reference.shape[0] not in (1, 3):
             raise InputError(f"MeanPicture: the data must be images of 1 or 3 channels, not {reference.shape}")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pytorch_lightning.utilities import rank_zero_info
 
-from callbacks.latents import data_reference, noise_grid
+from callbacks.latents import check_stage, data_reference, noise_grid
 from callbacks.results import check_new, save_figure, show_figure
 from lit_knn.bounds import normaliser_ratio
 from lit_knn.errors import InputError
@@ -35,8 +35,8 @@ class PosteriorPicture(pl.Callback):
         noise_levels: the panels.
 
     Raises:
-        InputError: a noise level that is not above 0; at `setup`, data of more than one dimension, k > N, or results of
-            an earlier run in the run's folder.
+        InputError: a noise level that is not above 0; at `setup`, a run of `fit`, data of more than one dimension,
+            k > N, or results of an earlier run in the run's folder.
     """
 
     def __init__(self, k: int = 8, z: float = 0.12, noise_levels: tuple[float, ...] = (0.02, 0.2, 3.0)) -> None:
@@ -46,6 +46,7 @@ class PosteriorPicture(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what cannot be drawn."""
+        check_stage("PosteriorPicture", stage)
         reference = data_reference("PosteriorPicture", trainer)
         if reference.d != 1:
             raise InputError(f"PosteriorPicture: the data must have one dimension, it has {reference.d}")
