@@ -19,7 +19,7 @@ DECADES = 8.0
 def error_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw score errors above and posterior mean errors below, one column per quantity, one colour per estimator.
 
-    The squared bias is the corrected one, shown where it is above two standard errors. Bands are one standard error.
+    The squared bias is the corrected one, shown where it is above three standard errors. Bands are one standard error.
 
     Args:
         rows: of `estimator_error.csv`, one for each estimator and noise level.
@@ -47,7 +47,7 @@ def _draw_curve(
     t, values, errors = [], [], []
     for row in rows:
         value, error = (math.nan if row[name] == "" else row[name] for name in (column, f"{column}_se"))
-        hidden = not value > 0 or ("bias" in column and value < 2 * error)
+        hidden = not value > 0 or ("bias" in column and value < 3 * error)
         t.append(row["t"])
         values.append(math.nan if hidden else value)
         errors.append(error if math.isfinite(error) else 0.0)

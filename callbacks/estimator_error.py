@@ -65,7 +65,7 @@ class EstimatorError(pl.Callback):
         batch_size: latents at a time.
         resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that z was
             made from. The MSE is the same in expectation. What `STF` and `OneSample` owe to the choice of their source
-            then counts as variance, while with a fixed source, as in the paper, it counts as bias.
+            then counts as variance, while with a fixed source, as in the paper, it counts as bias: all of STF's bias.
 
     Raises:
         InputError: an option out of its range; at `setup`, a run of `fit`, more latents than images, or results of
