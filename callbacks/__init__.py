@@ -1,8 +1,11 @@
 """Lightning callbacks of the application."""
 
 from callbacks.checkpoints import CheckpointByImages, LastCheckpoint
+from callbacks.estimator_error import EstimatorError
 from callbacks.fidelity import PixelFrechetDistance
+from callbacks.mean_picture import MeanPicture
 from callbacks.network_speed import NetworkSpeed
+from callbacks.posterior_picture import PosteriorPicture
 from callbacks.progress import StepProgressBar
 from callbacks.run_summary import RunSummary
 from callbacks.sample_grid import SampleGrid
@@ -10,9 +13,12 @@ from callbacks.sample_writer import SampleWriter
 
 __all__ = [
     "CheckpointByImages",
+    "EstimatorError",
     "LastCheckpoint",
+    "MeanPicture",
     "NetworkSpeed",
     "PixelFrechetDistance",
+    "PosteriorPicture",
     "RunSummary",
     "SampleGrid",
     "SampleWriter",

@@ -27,6 +27,7 @@ class Network(Estimator):
     """
 
     needs_reference = False
+    deterministic = True
 
     def __init__(self, path: str | PathLike[str], net: nn.Module | None = None) -> None:
         config, state_dict = load_network_parts(path)
