@@ -111,7 +111,8 @@ class HybridSampling(pl.Callback):
         rank_zero_info(f"Hybrid sampling: {len(self._rows) - len(todo)} of {len(self._rows)} points are finished")
         if todo:
             self._prepare_distance(trainer)
-        with tqdm(total=len(todo) * self.num_samples, unit=" samples", disable=not trainer.is_global_zero) as bar:
+        hidden = not trainer.is_global_zero or trainer.progress_bar_callback is None
+        with tqdm(total=len(todo) * self.num_samples, unit=" samples", disable=hidden) as bar:
             for point in todo:
                 bar.set_description(f"{point[0]}, t_switch={point[1]:g}")
                 self._rows[point] = self._measure(point, trainer, bar)
