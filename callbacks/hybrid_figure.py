@@ -30,8 +30,10 @@ def hybrid_figure(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
         for number, method in enumerate(methods):
             points = sorted((row["t_switch"], row[column]) for row in rows if row["method"] == method)
             style = {"color": "black", "linestyle": "--", "zorder": 3} if method == baseline else {}
-            axes.plot(*zip(*points, strict=True), label=method, marker=MARKERS[number % 8], markersize=4, **style)
+            marker = {"marker": MARKERS[number % len(MARKERS)], "markersize": 5, "markerfacecolor": "none"}
+            axes.plot(*zip(*points, strict=True), label=method, **marker, **style)
         _dress(axes)
+    left.set_yscale("log")
     left.set_ylabel(metric)
     right.set_ylabel("copied fraction")
     right.set_ylim(-0.03, 1.03)

@@ -96,6 +96,13 @@ class HybridSampling(pl.Callback):
         for name, estimator in self.estimators.items():
             if estimator is not None:
                 self._try(f"estimators.{name}", estimator)
+        # A search that cannot tell copies would be found out after the first batch.
+        nearest_images(
+            reference.gather(torch.tensor([0], device=reference.device)),
+            reference.search,
+            reference.gather,
+            reference.N,
+        )
         self._settings = self._describe()
         self._table = self._open_table()
         finished = trainer.strategy.broadcast(self._table.load() if trainer.is_global_zero else [])

@@ -15,12 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from callbacks.fingerprint import describe, describe_reference
 from callbacks.hybrid_point import HybridSamples
+from callbacks.results_table import ResultsTable
 from lit_knn.estimators import KNN, Network
 from lit_knn.index import FaissIndex
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
 from main import main
-from tests.networks import write_own
+from tests.networks import write_own, write_published
 
 ROOT = Path(__file__).parent.parent
 RUN = str(ROOT / "configs" / "figure5" / "digits.yaml")
@@ -132,24 +133,21 @@ def test_an_interrupted_sweep_goes_on_where_it_was(drawn, monkeypatch):
 
 def test_other_settings_are_other_points(drawn):
     main(arguments(["KNN"], t_switch=[1.0]))
-    assert len(drawn) == 4
-    for change in ({"num_steps": 4}, {"num_samples": 30}, {"threshold": 0.5}):
+    drawn.clear()
+    # One more estimator: its points alone.
+    main(arguments(["KNN", "STF"], t_switch=[1.0]))
+    assert {method for method, *_ in drawn} == {"STF"}
+    # Another option, another seed, another network under the old name: all points.
+    for change, seed in (({"num_steps": 4}, "0"), ({}, "1")):
         drawn.clear()
-        main(arguments(["KNN"], **{"t_switch": [1.0], **change}))
-        assert len(drawn) == 4, change
-    # Another network: all points. Another argument of an estimator: its points alone.
+        main([*arguments(["KNN"], **{"t_switch": [1.0], **change}), "--seed_everything", seed])
+        assert len(drawn) == 4
     write_own("network.ckpt", seed=1)
     drawn.clear()
     main(arguments(["KNN"], t_switch=[1.0]))
     assert len(drawn) == 4
-    drawn.clear()
-    main([*arguments(["KNN", "STF"], t_switch=[1.0]), "--seed_everything", "0"])
-    assert {method for method, *_ in drawn} == {"STF"}
-    drawn.clear()
-    main([*arguments(["KNN"], t_switch=[1.0]), "--seed_everything", "1"])
-    assert len(drawn) == 4
     keys = [(row["method"], row["settings"]) for row in rows()]
-    assert len(keys) == len(set(keys)) == 6 * 2 + 1
+    assert len(keys) == len(set(keys)) == 4 * 2 + 1
 
 
 def test_the_fingerprint_knows_weights_images_and_index_but_not_where_the_file_was():
@@ -176,24 +174,39 @@ def test_the_fingerprint_knows_weights_images_and_index_but_not_where_the_file_w
     [
         lambda text: text[:-7],
         lambda text: text[: len(text) // 2],
+        lambda text: text[:-1],
         lambda text: text.replace("fd_pixels", "fid"),
         lambda text: "\x00garbage",
         lambda text: text.replace("1.0,", "one,"),
         lambda text: "",
     ],
-    ids=["last line cut", "half", "other columns", "garbage", "no number", "empty"],
+    ids=["last line cut", "half", "last newline cut", "other columns", "garbage", "no number", "empty"],
 )
-def test_a_damaged_table_is_kept_aside_and_named(damage, drawn, capsys):
-    main(arguments(["STF"], t_switch=[1.0]))
-    text = damage(RESULTS.read_text())
-    RESULTS.write_text(text)
-    RESULTS.with_name("hybrid_sampling_fd_pixels.damaged-1.csv").write_text("from before")
-    drawn.clear()
-    with pytest.warns(UserWarning, match=r"is damaged .* kept as results/hybrid_sampling_fd_pixels.damaged-2.csv"):
+def test_a_damaged_table_is_kept_aside_and_named(damage):
+    columns = {"method": str, "t_switch": float, "fd_pixels": float, "settings": str}
+    table = ResultsTable("results/table.csv", columns, key=("method", "settings"))
+    row = {"method": "STF", "t_switch": 1.0, "fd_pixels": 0.1 + 0.2, "settings": 12 * "f"}
+    table.append(row)
+    table.append({**row, "method": "KNN"})
+    assert table.load() == [row, {**row, "method": "KNN"}]
+    assert table.find(table.load(), method="STF", settings=12 * "f") == row
+    assert table.find(table.load(), method="STF", settings=12 * "0") is None
+    text = damage(table.path.read_text())
+    table.path.write_text(text)
+    table.path.with_name("table.damaged-1.csv").write_text("from before")
+    with pytest.warns(UserWarning, match=r"table.csv is damaged .* kept as results/table.damaged-2.csv"):
+        assert table.load() == []
+    assert table.path.with_name("table.damaged-1.csv").read_text() == "from before"
+    assert table.path.with_name("table.damaged-2.csv").read_text() == text
+    assert not table.path.exists()
+
+
+def test_a_sweep_goes_on_after_a_damaged_table(drawn):
+    RESULTS.parent.mkdir()
+    RESULTS.write_text("method,t_switch,fd_pix")
+    with pytest.warns(UserWarning, match=r"kept as results/hybrid_sampling_fd_pixels.damaged-1.csv"):
         main(arguments(["STF"], t_switch=[1.0]))
-    assert len(drawn) == 4
-    assert RESULTS.with_name("hybrid_sampling_fd_pixels.damaged-1.csv").read_text() == "from before"
-    assert RESULTS.with_name("hybrid_sampling_fd_pixels.damaged-2.csv").read_text() == text
+    assert RESULTS.with_name("hybrid_sampling_fd_pixels.damaged-1.csv").read_text() == "method,t_switch,fd_pix"
     assert len(rows()) == 2
 
 
@@ -220,6 +233,7 @@ def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network
         ({"threshold": 2.0}, ["threshold", "2.0"]),
         ({"network": "nowhere.ckpt"}, ["path=nowhere.ckpt", "no such file"]),
         ({"network": "colour.ckpt", "net": {**NET, "init_args": {**NET["init_args"], "in_channels": 3}}}, ["network"]),
+        ({"network": "published.pkl", "net": None}, ["network", "(1, 8, 8)", "in_channels=3"]),
         ({"net": {**NET, "init_args": {**NET["init_args"], "channels": 16}}}, ["does not fit the architecture"]),
         ({"folder": "network.ckpt"}, ["folder=network.ckpt cannot be made"]),
     ],
@@ -227,6 +241,7 @@ def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network
 )
 def test_bad_input_ends_in_one_line_before_sampling(options, words, drawn, capsys):
     write_own("colour.ckpt", image_channels=3)
+    write_published("published.pkl")
     with pytest.raises(SystemExit):
         main(arguments(**options))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
@@ -288,6 +303,18 @@ def test_memorisation_finds_the_copies_of_the_exact_flow_and_shows_them_beside_t
         upper, lower = pair[2:34], pair[36:68]
         assert np.abs(upper - lower).max() <= 2
         assert upper.std() > 30
+
+
+def test_a_network_of_another_resolution_than_the_data_is_refused(drawn, capsys):
+    np.save("images.npy", np.zeros((60, 3, 16, 16), dtype=np.uint8))
+    write_published("published.pkl")
+    args = arguments(["STF"], network="published.pkl", net=None)
+    with pytest.raises(SystemExit):
+        main([*args, "--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "10"])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert "network cannot be used on images (3, 16, 16)" in line
+    assert "image_size=32, but the images are 16x16" in line
+    assert drawn == []
 
 
 @pytest.mark.parametrize("option", ["num_samples", "batch_size", "threshold"])
