@@ -33,7 +33,7 @@ def hybrid_figure(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
             marker = {"marker": MARKERS[number % len(MARKERS)], "markersize": 5, "markerfacecolor": "none"}
             axes.plot(*zip(*points, strict=True), label=method, **marker, **style)
         _dress(axes)
-    left.set_yscale("log")
+    left.set_ylim(bottom=0)  # not logarithmic: that would blow up the differences between draws of equal quality
     left.set_ylabel(metric)
     right.set_ylabel("copied fraction")
     right.set_ylim(-0.03, 1.03)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from callbacks.files import written_whole
 from callbacks.fingerprint import describe, describe_reference, fingerprint
 from callbacks.hybrid_figure import figure_pixels, hybrid_figure
 from callbacks.hybrid_point import HybridSamples, PixelDistance
+from callbacks.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
 from callbacks.results_table import ResultsTable, Row
 from callbacks.sample_grid import image_grid
 from lit_knn.errors import InputError
@@ -119,7 +121,9 @@ class HybridSampling(pl.Callback):
         if todo:
             self._prepare_distance(trainer)
         hidden = not trainer.is_global_zero or trainer.progress_bar_callback is None
-        with tqdm(total=len(todo) * self.num_samples, unit=" samples", disable=hidden) as bar:
+        seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
+        total = len(todo) * self.num_samples
+        with tqdm(total=total, unit=" samples", mininterval=seconds, disable=hidden) as bar:
             for point in todo:
                 bar.set_description(f"{point[0]}, t_switch={point[1]:g}")
                 self._rows[point] = self._measure(point, trainer, bar)
