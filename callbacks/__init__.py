@@ -3,7 +3,9 @@
 from callbacks.checkpoints import CheckpointByImages, LastCheckpoint
 from callbacks.estimator_error import EstimatorError
 from callbacks.fidelity import PixelFrechetDistance
+from callbacks.hybrid_sampling import HybridSampling
 from callbacks.mean_picture import MeanPicture
+from callbacks.memorisation import Memorisation
 from callbacks.network_speed import NetworkSpeed
 from callbacks.posterior_picture import PosteriorPicture
 from callbacks.progress import StepProgressBar
@@ -14,8 +16,10 @@ from callbacks.sample_writer import SampleWriter
 __all__ = [
     "CheckpointByImages",
     "EstimatorError",
+    "HybridSampling",
     "LastCheckpoint",
     "MeanPicture",
+    "Memorisation",
     "NetworkSpeed",
     "PixelFrechetDistance",
     "PosteriorPicture",

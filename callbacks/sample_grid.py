@@ -53,12 +53,12 @@ class SampleGrid(pl.Callback):
                 trainer.logger.experiment.add_image(f"samples/{steps}-step", grid, pl_module.step)
 
 
-def image_grid(images: Tensor) -> Tensor:
-    """Tile images (B, C, H, W) in model space into one near-square picture (3, H', W') in [0, 1]."""
+def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
+    """Tile images (B, C, H, W) in model space into one picture (3, H', W') in [0, 1], by default nearly square."""
     enlarge = max(-(-MIN_SIDE // images.shape[-1]), 1)
     pixels = to_uint8(images).cpu().float() / 255
     pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)
-    return make_grid(pixels, nrow=max(round(len(images) ** 0.5), 1), padding=2, pad_value=1.0)
+    return make_grid(pixels, nrow=columns or max(round(len(images) ** 0.5), 1), padding=2, pad_value=1.0)
 
 
 def to_uint8(images: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ import torch
 import yaml
 from pytorch_lightning.cli import LightningArgumentParser
 
-from lit_knn.estimators import KNN, STF, Estimator, OneSample
+from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample
 from lit_knn.evaluation import LitEstimator
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training import EstimatorTraining
-from main import make_cli
+from main import main, make_cli
+from tests.networks import write_own, write_published
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 PARTS = ("data", "models", "estimators", "trainer")
@@ -24,6 +25,15 @@ def parse(*args):
     return make_cli(args, run=False)
 
 
+@pytest.fixture
+def trained_networks(tmp_path, monkeypatch):
+    """A folder with the network files that runs ask for."""
+    monkeypatch.chdir(tmp_path)
+    write_own("runs/table2_digits/version_0/checkpoints/last.ckpt", channels=32)
+    write_published("data/edm-cifar10-32x32-uncond-vp.pkl")
+
+
+@pytest.mark.usefixtures("trained_networks")
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_run_is_parsed_and_instantiated(path, tmp_path):
     cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path))
@@ -127,3 +137,22 @@ def test_table2_runs_have_the_hyperparameters_of_edm(name, estimator):
     # 55,732,739 parameters without augmentation labels, and a layer of 9 x 128 for them.
     assert sum(p.numel() for p in cli.model.parameters()) == 55_732_739 + 9 * 128
     assert type(cli.model.estimator) is estimator
+
+
+@pytest.mark.usefixtures("trained_networks")
+def test_figure5_has_the_estimators_and_the_number_of_samples_of_the_paper():
+    cli = parse("-c", str(CONFIGS / "figure5" / "cifar10.yaml"), "--trainer.accelerator", "cpu")
+    (sweep,) = (c for c in cli.trainer.callbacks if type(c).__name__ == "HybridSampling")
+    assert {name: type(e) for name, e in sweep.estimators.items()} == {
+        "KNN": KNN, "STF": STF, "Exact": Exact, "forward": type(None)
+    }  # fmt: skip
+    assert (sweep.estimators["KNN"].k, sweep.estimators["KNN"].n, sweep.estimators["STF"].n) == (2048, 256, 256)
+    assert (sweep.num_samples, sweep.num_steps) == (50_000, 18)
+
+
+def test_a_run_without_its_network_file_names_it_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["validate", "-c", str(CONFIGS / "figure5" / "cifar10.yaml")])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert "path=data/edm-cifar10-32x32-uncond-vp.pkl: no such file" in line
