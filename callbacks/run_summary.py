@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from callbacks.checkpoints import LastCheckpoint
@@ -24,6 +25,8 @@ class RunSummary(pl.Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Fidelity):
                 lines.extend(f"{NAMES.get(name, name)}: {value:.3f}" for name, value in callback.last_values.items())
+            elif isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
+                lines.append(f"Best {callback.monitor}: {_short(callback.best_model_path)}")
             elif isinstance(callback, LastCheckpoint):
                 lines.append(f"Checkpoint:   {_short(callback.best_model_path)}")
             elif isinstance(callback, SampleGrid):
