@@ -13,3 +13,13 @@ def _quiet_and_deterministic():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         yield
+
+
+@pytest.fixture(scope="session")
+def random_weights(tmp_path_factory):
+    """A file of random Inception weights."""
+    from tests.inception import write_random_weights
+
+    path = tmp_path_factory.mktemp("weights") / "random.pth"
+    write_random_weights(path)
+    return str(path)

@@ -10,7 +10,6 @@ import torch
 import torch_fidelity
 from PIL import Image
 from torch.utils.data import Dataset
-from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from callbacks.csv_rows import read_rows, write_rows
@@ -28,6 +27,7 @@ from lit_knn.metrics import (
 )
 from lit_knn.metrics.features import to_rgb_uint8, to_uint8
 from lit_knn.metrics.statistics_cache import cache_path, data_fingerprint, load_statistics, save_statistics
+from tests.inception import blobs
 
 
 class Pictures(Dataset):
@@ -39,36 +39,6 @@ class Pictures(Dataset):
 
     def __getitem__(self, i):
         return self.pixels[i]
-
-
-@pytest.fixture(scope="module")
-def random_weights(tmp_path_factory):
-    """A weights file in torch-fidelity's layout, of no use but to compare two computations."""
-    path = tmp_path_factory.mktemp("weights") / "random.pth"
-    torch.save({}, path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
-        network = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
-    torch.manual_seed(0)
-    for module in network.modules():
-        # Strong enough that pictures end in features that differ, and in logits of more than one class.
-        if isinstance(module, torch.nn.Conv2d):
-            torch.nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-    weight = network.fc.weight.data.normal_(std=2.0)
-    with torch.no_grad():
-        mean = network(blobs(4, seed=2))[0].mean(0)
-    # Without what all pictures have in common, which would make one class of them.
-    weight -= torch.outer(weight @ mean, mean) / mean.square().sum()
-    torch.save(network.state_dict(), path)
-    return str(path)
-
-
-def blobs(number, seed):
-    """Colourful pictures that differ in more than noise, uint8 (number, 3, 32, 32)."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.rand(number, 3, 3, 3, generator=generator)
-    smooth = torch.nn.functional.interpolate(coarse, size=(32, 32), mode="bicubic", align_corners=False)
-    return (smooth.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def model_space(pixels):
@@ -84,7 +54,7 @@ def statistics(extractor, images, batch_size=7, **options):
 
 
 def test_numbers_are_those_of_torch_fidelity_on_the_same_images_and_weights(random_weights):
-    generated, real = blobs(20, seed=0), (blobs(14, seed=1) // 2) + 60
+    generated, real = blobs(14, seed=0), (blobs(11, seed=1) // 2) + 60
     theirs = torch_fidelity.calculate_metrics(
         input1=Pictures(generated),
         input2=Pictures(real),
@@ -264,6 +234,13 @@ def test_wrong_weights_are_refused_in_one_line(tmp_path, random_weights):
     (tmp_path / "text.pth").write_text("no weights")
     with pytest.raises(InputError, match=r"text\.pth are not those"):
         InceptionV3(tmp_path / "text.pth").load((3, 32, 32), "cpu")
+
+
+def test_dinov2_says_that_it_needs_a_network(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match=rf"DINOv2: torch.hub could not load .*{tmp_path}"):
+        DINOv2().load((3, 32, 32), "cpu")
 
 
 @pytest.mark.parametrize("extractor", [InceptionV3, EfficientNetLite0, DINOv2])

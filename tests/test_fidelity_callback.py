@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch_fidelity
 import yaml
+from PIL import Image
 
 from callbacks.csv_rows import read_rows
 from main import main
+from tests.inception import blobs
 
 ROOT = Path(__file__).parent.parent
 DEMO = ["-c", str(ROOT / "configs" / "demo.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
@@ -60,6 +63,33 @@ def test_validate_logs_and_writes_what_it_measured():
     assert "inception_score" not in row
     # Few steps of the exact score's flow end near the data, and noise would not.
     assert 0 < float(row["precision"]) <= 1
+
+
+def test_fid_is_that_of_torch_fidelity_on_the_files_of_predict(random_weights):
+    np.save("images.npy", blobs(11, seed=1).numpy())
+    data = ("Arrays", "--data.path", "images.npy", "--data.batch_size", "5", "--data.predict_samples", "12")
+    with pytest.warns(UserWarning, match=r"fid: weights=.* are not the published ones"):
+        _, (row,) = quick_on(
+            *data, num_samples=12, batch_size=5, extractor=extractor("InceptionV3", weights=random_weights)
+        )
+    Path("writer.yaml").write_text(
+        "trainer:\n  callbacks:\n    - {class_path: callbacks.SampleWriter, init_args: {folder: out}}\n"
+    )
+    main(["predict", "--data", *data, *QUICK, "-c", "writer.yaml", "--data.batch_size", "5"])
+    Path("out/grid.png").unlink()
+    Path("real").mkdir()
+    for number, image in enumerate(np.load("images.npy")):
+        Image.fromarray(image.transpose(1, 2, 0)).save(f"real/{number}.png")
+    theirs = torch_fidelity.calculate_metrics(
+        input1="out",
+        input2="real",
+        feature_extractor_weights_path=random_weights,
+        **dict.fromkeys(("fid", "isc", "save_cpu_ram"), True),
+        **dict.fromkeys(("cuda", "verbose", "cache"), False),
+    )
+    assert float(row["fid"]) == pytest.approx(theirs["frechet_inception_distance"], abs=1e-3)
+    assert float(row["inception_score"]) == pytest.approx(theirs["inception_score_mean"], abs=1e-3)
+    assert float(row["inception_score_std"]) == pytest.approx(theirs["inception_score_std"], abs=1e-3)
 
 
 def test_the_exact_score_reaches_the_data_and_few_samples_are_warned_about():
