@@ -8,6 +8,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser
 
 from lit_knn.estimators import KNN, STF, Estimator, OneSample
+from lit_knn.evaluation import LitEstimator
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
 from lit_knn.solvers import euler_step, heun_step
@@ -25,9 +26,11 @@ def parse(*args):
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_every_run_is_parsed_and_instantiated(path, tmp_path):
-    cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path))
-    assert isinstance(cli.model, EstimatorTraining)
+def test_every_run_is_parsed_and_instantiated(path, tmp_path, small_network):
+    # A published network is the user's to fetch.
+    own = ("--model.estimator.path", small_network) if path.stem == "published" else ()
+    cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path), *own)
+    assert isinstance(cli.model, LitEstimator if path.stem == "published" else EstimatorTraining)
     assert isinstance(cli.datamodule, pl.LightningDataModule)
     assert path.read_text().startswith("#")
     assert "python main.py" in path.read_text()

@@ -116,6 +116,20 @@ def test_statistics_of_the_data_are_kept_and_damaged_ones_computed_anew(capsys):
     assert len(list(Path("cache").iterdir())) == 2
 
 
+def test_a_published_network_is_measured(small_network):
+    np.save("images.npy", np.random.default_rng(0).integers(0, 256, (20, 3, 16, 16), dtype=np.uint8))
+    args = ["-c", str(ROOT / "configs" / "table2" / "published.yaml"), "--model.estimator.path", small_network]
+    args += ["--data", "Arrays", "--data.path", "images.npy", "--trainer.accelerator", "cpu"]
+    Path("pixels.yaml").write_text("trainer:\n  callbacks:\n    - {class_path: callbacks.PixelFrechetDistance}\n")
+    main(
+        ["validate", *args, "-c", "pixels.yaml", "--trainer.callbacks.num_samples", "4", "--model.sampling_steps", "3"]
+    )
+    (row,) = read_rows(Path("runs/table2_published/version_0/fidelity.csv"))
+    assert float(row["fd_pixels"]) > 0
+    with pytest.raises(SystemExit):
+        main(["validate", *args, "--model.estimator.path", "no.pkl"])
+
+
 def test_two_callbacks_share_a_row_of_the_table():
     both = [
         {"class_path": "callbacks.Fidelity", "init_args": {"num_samples": 20, "extractor": extractor(name)}}
