@@ -1,6 +1,7 @@
 """Figure 4 (fig:ablation): FID against images seen, from the tables that training runs left.
 
 `python -m callbacks.figure4 RUN_FOLDER... [--metric fid] [--output figure4]` draws figure4.png and figure4.pdf.
+Folders of `validate` runs, one for each checkpoint, do as well as one of a training run that measured as it went.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from callbacks.csv_rows import read_rows
 from callbacks.fidelity import CSV_NAME
@@ -88,14 +90,17 @@ def draw(curves: Sequence[Curve], metric: str) -> Figure:
     """
     knn = [curve for curve in curves if curve.k is not None]
     baselines = [curve for curve in curves if curve.k is None]
-    panels = [(varied, title) for varied, title in ((_vary(knn, "k"), "search size k"), (_vary(knn, "n"), "samples n"))]
+    panels = [(_vary(knn, "k"), "search size k"), (_vary(knn, "n"), "sample size n")]
+    # Thousands for the digits, millions for the paper's runs.
+    last = max(seen for curve in curves for seen, _ in curve.points)
+    unit, divisor = ("millions", 1e6) if last >= 1e6 else ("thousands", 1e3)
     figure = Figure(figsize=(6, 7), layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)
     for ax, (varied, title) in zip(axes, panels, strict=True):
-        _panel(ax, [*baselines, *varied])
+        _panel(ax, [*baselines, *varied], divisor)
         ax.set_title(f"Effect of the {title}", fontsize=10)
         ax.set_ylabel(NAMES.get(metric, metric))
-    axes[-1].set_xlabel("Training images seen (millions)")
+    axes[-1].set_xlabel(f"Training images seen ({unit})")
     return figure
 
 
@@ -109,19 +114,21 @@ def _vary(curves: Sequence[Curve], name: str) -> list[Curve]:
     return sorted((c for c in curves if getattr(c, other) == common), key=lambda curve: getattr(curve, name))
 
 
-def _panel(ax: Axes, curves: Sequence[Curve]) -> None:
+def _panel(ax: Axes, curves: Sequence[Curve], divisor: float) -> None:
     baseline = next((curve for curve in curves if curve.estimator == "OneSample"), None)
     for number, curve in enumerate(curves):
         color = "black" if curve is baseline else f"C{number}"
         label = curve.estimator if curve.k is None else f"{curve.estimator} k={curve.k}, n={curve.n}"
-        images = [seen / 1e6 for seen, _ in curve.points]
+        images = [seen / divisor for seen, _ in curve.points]
         ax.plot(images, [value for _, value in curve.points], color=color, marker=".", label=label)
         ax.axhline(curve.best, color=color, linestyle=":", linewidth=1)
         if baseline is not None and curve is not baseline:
             passed = next((seen for seen, value in curve.points if value < baseline.best), None)
             if passed is not None:
-                ax.axvline(passed / 1e6, color=color, linestyle="--", linewidth=1)
+                ax.axvline(passed / divisor, color=color, linestyle="--", linewidth=1)
     ax.set_yscale("log")
+    for set_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+        set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     ax.grid(alpha=0.3, which="both")
     ax.legend(fontsize=8)
 

