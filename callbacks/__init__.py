@@ -2,7 +2,7 @@
 
 from callbacks.checkpoints import CheckpointByImages, LastCheckpoint
 from callbacks.estimator_error import EstimatorError
-from callbacks.fidelity import PixelFrechetDistance
+from callbacks.fidelity import Fidelity, PixelFrechetDistance
 from callbacks.hybrid_sampling import HybridSampling
 from callbacks.mean_picture import MeanPicture
 from callbacks.memorisation import Memorisation
@@ -16,6 +16,7 @@ from callbacks.sample_writer import SampleWriter
 __all__ = [
     "CheckpointByImages",
     "EstimatorError",
+    "Fidelity",
     "HybridSampling",
     "LastCheckpoint",
     "MeanPicture",

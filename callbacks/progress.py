@@ -46,3 +46,15 @@ class StepProgressBar(TQDMProgressBar):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep counting."""
+
+
+def counting_bar(trainer: pl.Trainer, total: int, description: str, unit: str = "img") -> tqdm:
+    """A bar with the time left, for long work within a validation: on rank zero, unless the run shows no bars."""
+    return tqdm(
+        total=total,
+        desc=description,
+        unit=unit,
+        disable=not trainer.is_global_zero or trainer.progress_bar_callback is None,
+        mininterval=0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE,
+        leave=False,
+    )
