@@ -22,7 +22,7 @@ from callbacks.latents import (
     run_seed,
 )
 from callbacks.progress import measuring_bar
-from callbacks.results import check_new, save_figure, show_figure, write_csv
+from callbacks.results import check_new, save_figure, show_figure, write_rows
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.metrics import LatentMeans, MeanAndError
@@ -126,7 +126,7 @@ class EstimatorError(pl.Callback):
                     self._row(name, level, mean.compute()) for name, mean in zip(self.estimators, means, strict=True)
                 ]
                 if trainer.is_global_zero:
-                    write_csv(folder / CSV_NAME, self.rows)
+                    write_rows(folder / CSV_NAME, self.rows)
         for name in self.estimators:
             peak = max(row["score_mse"] for row in self.rows if row["estimator"] == name)
             pl_module.log(f"peak_score_mse/{name}", peak, rank_zero_only=True)

@@ -7,8 +7,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from callbacks.csv_rows import read_rows, write_rows
 from callbacks.fidelity_measure import FidelityMeasure
+from callbacks.results import read_rows, write_rows
 from lit_knn.errors import InputError
 from lit_knn.metrics import FeatureExtractor, InceptionV3, Pixels
 

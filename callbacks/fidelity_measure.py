@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from callbacks.progress import counting_bar
+from callbacks.progress import measuring_bar
 from lit_knn.errors import InputError
 from lit_knn.metrics import (
     FeatureExtractor,
@@ -21,7 +21,7 @@ from lit_knn.metrics import (
     precision_recall,
 )
 from lit_knn.metrics.fidelity import INCEPTION_SCORE_SPLITS
-from lit_knn.metrics.statistics_cache import cache_path, data_fingerprint, load_statistics, save_statistics
+from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
 from lit_knn.reference import ReferenceSet
 
 EXTRA_METRICS = ("kid", "precision", "recall")
@@ -162,9 +162,12 @@ class FidelityMeasure:
     def _cache_path(self, reference: ReferenceSet) -> Path | None:
         if self.cache_dir is None:
             return None
-        data = data_fingerprint(reference.images, reference.hflip)
         return cache_path(
-            self.cache_dir, self.extractor.metric, data, self.extractor.fingerprint(), bool(self.extra_metrics)
+            self.cache_dir,
+            self.extractor.metric,
+            reference.fingerprint(),
+            self.extractor.fingerprint(),
+            bool(self.extra_metrics),
         )
 
     def _real_batches(self, trainer: pl.Trainer, reference: ReferenceSet) -> Iterator[tuple[Tensor, Tensor]]:
@@ -181,7 +184,7 @@ class FidelityMeasure:
         # A rank without images still takes part in adding up.
         nothing = torch.zeros(0, extractor.num_features, device=device)
         sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, extractor.num_logits))
-        with counting_bar(trainer, total // trainer.world_size, description) as bar:
+        with measuring_bar(trainer, total // trainer.world_size, description, " images", leave=False) as bar:
             for numbers, images in batches:
                 sums.update(numbers, *extractor(images.to(device)))
                 bar.update(len(images))

@@ -5,7 +5,6 @@ Folders of `validate` runs, one for each checkpoint, do as well as one of a trai
 """
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from callbacks.csv_rows import read_rows
 from callbacks.fidelity import CSV_NAME
+from callbacks.results import read_rows, save_figure
 from lit_knn.errors import InputError
 
 NAMES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
@@ -133,21 +132,11 @@ def _panel(ax: Axes, curves: Sequence[Curve], divisor: float) -> None:
     ax.legend(fontsize=8)
 
 
-def save(figure: Figure, stem: str) -> list[Path]:
-    """Write `stem`.png and `stem`.pdf, each at once or not at all.
-
-    Raises:
-        InputError: one of them is there already.
-    """
-    paths = [Path(f"{stem}.{kind}") for kind in ("png", "pdf")]
-    for path in paths:
+def check_absent(stem: str) -> None:
+    """Raise InputError if `stem`.png or `stem`.pdf is there already."""
+    for path in (Path(f"{stem}.png"), Path(f"{stem}.pdf")):
         if path.exists():
             raise InputError(f"figure4: --output {stem}: {path} is there already; nothing is overwritten")
-    for path in paths:
-        part = path.with_name(f".{path.name}.tmp")
-        figure.savefig(part, format=path.suffix[1:], dpi=200)
-        os.replace(part, path)
-    return paths
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -158,7 +147,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", default="figure4", help="path of the pictures, without .png and .pdf")
     options = parser.parse_args(args)
     try:
-        paths = save(draw(read_curves(options.folders, options.metric), options.metric), options.output)
+        check_absent(options.output)
+        paths = save_figure(draw(read_curves(options.folders, options.metric), options.metric), Path(options.output))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error

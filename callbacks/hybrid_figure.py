@@ -2,12 +2,8 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from callbacks.results_table import Row
 
@@ -39,13 +35,6 @@ def hybrid_figure(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
     right.set_ylim(-0.03, 1.03)
     left.legend()
     return figure
-
-
-def figure_pixels(figure: Figure) -> Tensor:
-    """The figure as TensorBoard takes it: (3, H, W), uint8."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return torch.from_numpy(np.array(canvas.buffer_rgba())[..., :3]).permute(2, 0, 1)
 
 
 def _dress(axes: Axes) -> None:

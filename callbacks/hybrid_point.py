@@ -1,14 +1,12 @@
-"""One point of Figure 5: how its samples are drawn, and what they are judged by."""
+"""One point of Figure 5: how its samples are drawn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from lit_knn.estimators import Estimator
-from lit_knn.metrics import pixel_frechet_distance
 from lit_knn.process import forward_noise
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
@@ -63,32 +61,3 @@ class HybridSamples:
         ids = torch.randint(self.reference.N, (len(seeds),), generator=drawn)
         z = forward_noise(self.reference.gather(ids.to(device)), t_switch, noise)
         return integrate_flow(self.network.posterior_mean, z, below).float()
-
-
-class PixelDistance:
-    """The Fréchet distance to the data on pixels, which is not FID. Anything with these members can take its place."""
-
-    name = "fd_pixels"
-
-    def prepare(self, reference: ReferenceSet, trainer: pl.Trainer) -> None:
-        """Take the statistics of the data, split over the ranks, whose sums `compute` adds up."""
-        self._metric = pixel_frechet_distance(reference.d).to(reference.device)
-        for start, x in reference.chunks(4096):
-            if (start // 4096) % trainer.world_size == trainer.global_rank:
-                self._metric.update(x, real=True)
-
-    def num_features(self, reference: ReferenceSet) -> int:
-        """Dimension of what is compared."""
-        return reference.d
-
-    def reset(self) -> None:
-        """Forget the samples."""
-        self._metric.reset()
-
-    def update(self, samples: Tensor) -> None:
-        """Add samples (B, *shape), model space."""
-        self._metric.update(samples, real=False)
-
-    def compute(self) -> float:
-        """The distance, of the samples of all ranks; a collective."""
-        return float(self._metric.compute())

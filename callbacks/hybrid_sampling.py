@@ -2,30 +2,32 @@
 
 import json
 import re
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torchvision.utils import save_image
 from tqdm import tqdm
 
-from callbacks.files import written_whole
+from callbacks.fidelity_measure import FidelityMeasure
 from callbacks.fingerprint import describe, describe_reference, fingerprint
-from callbacks.hybrid_figure import figure_pixels, hybrid_figure
-from callbacks.hybrid_point import HybridSamples, PixelDistance
-from callbacks.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
+from callbacks.hybrid_figure import hybrid_figure
+from callbacks.hybrid_point import HybridSamples
+from callbacks.progress import measuring_bar
+from callbacks.results import save_figure, show_figure
 from callbacks.results_table import ResultsTable, Row
 from callbacks.sample_grid import image_grid
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
 from lit_knn.evaluation import LitEstimator
-from lit_knn.metrics import MemorisationMetric, nearest_images
+from lit_knn.files import written_whole
+from lit_knn.metrics import FeatureExtractor, InceptionV3, MemorisationMetric, nearest_images
 from lit_knn.sampling import hybrid_sigmas
 
 FORWARD = "forward"
@@ -52,7 +54,9 @@ class HybridSampling(pl.Callback):
         num_samples: samples of each point, with the seeds 0 to num_samples − 1.
         num_steps: levels of the sampler's grid, into which t_switch is put.
         batch_size: samples drawn at a time, on each rank. What an estimator draws depends on it.
+        extractor: what samples and data are compared by; null for Inception, whose distance is FID.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
+        cache_dir: where the statistics of the data are kept for other runs; null to keep none.
 
     Raises:
         InputError: an option out of its range; at `setup`, a t_switch outside the noise levels, an estimator that
@@ -68,7 +72,9 @@ class HybridSampling(pl.Callback):
         num_samples: int = 50_000,
         num_steps: int = 18,
         batch_size: int = 500,
+        extractor: FeatureExtractor | None = None,
         threshold: float = 1 / 3,
+        cache_dir: str | None = "runs/fidelity_cache",
     ) -> None:
         _check_options(t_switch, list(estimators), num_samples, num_steps, batch_size)
         MemorisationMetric(threshold)  # refuses a bad one now
@@ -80,7 +86,13 @@ class HybridSampling(pl.Callback):
         self.num_steps = num_steps
         self.batch_size = batch_size
         self.threshold = threshold
-        self.distance = PixelDistance()
+        extractor = InceptionV3() if extractor is None else extractor
+        self.distance = FidelityMeasure(extractor, batch_size, cache_dir=cache_dir)
+
+    @property
+    def metric(self) -> str:
+        """Name of the distance, a column of the results."""
+        return self.distance.extractor.metric
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Check everything that can be wrong, and find the points that are finished, before any sample is drawn."""
@@ -105,6 +117,7 @@ class HybridSampling(pl.Callback):
             reference.gather,
             reference.N,
         )
+        self.distance.prepare(trainer, reference, self.num_samples)
         self._settings = self._describe()
         self._table = self._open_table()
         finished = trainer.strategy.broadcast(self._table.load() if trainer.is_global_zero else [])
@@ -118,12 +131,7 @@ class HybridSampling(pl.Callback):
             return
         todo = [point for point, row in self._rows.items() if row is None]
         rank_zero_info(f"Hybrid sampling: {len(self._rows) - len(todo)} of {len(self._rows)} points are finished")
-        if todo:
-            self._prepare_distance(trainer)
-        hidden = not trainer.is_global_zero or trainer.progress_bar_callback is None
-        seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
-        total = len(todo) * self.num_samples
-        with tqdm(total=total, unit=" samples", mininterval=seconds, disable=hidden) as bar:
+        with measuring_bar(trainer, len(todo) * self.num_samples, "Hybrid sampling", " samples") as bar:
             for point in todo:
                 bar.set_description(f"{point[0]}, t_switch={point[1]:g}")
                 self._rows[point] = self._measure(point, trainer, bar)
@@ -134,16 +142,19 @@ class HybridSampling(pl.Callback):
         method, t_switch = point
         reference, start = self._samples.reference, time.monotonic()
         memorisation = MemorisationMetric(self.threshold).to(reference.device)
-        self.distance.reset()
-        batches = torch.arange(self.num_samples).split(self.batch_size)
-        for batch in batches[trainer.global_rank :: trainer.world_size]:
-            samples = self._samples.draw(self.estimators[method], t_switch, batch)
-            self.distance.update(samples)
-            memorisation.update(nearest_images(samples, reference.search, reference.gather, reference.N))
-            if batch[0] == 0:
-                self._save_grid(point, samples[:GRID_SAMPLES], trainer)
-            bar.update(min(len(batch) * trainer.world_size, bar.total - bar.n))
-        measured = {self.distance.name: self.distance.compute(), **memorisation.compute()}
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            all_batches = torch.arange(self.num_samples).split(self.batch_size)
+            for batch in all_batches[trainer.global_rank :: trainer.world_size]:
+                samples = self._samples.draw(self.estimators[method], t_switch, batch)
+                memorisation.update(nearest_images(samples, reference.search, reference.gather, reference.N))
+                if batch[0] == 0:
+                    self._save_grid(point, samples[:GRID_SAMPLES], trainer)
+                bar.update(min(len(batch) * trainer.world_size, bar.total - bar.n))
+                yield batch, samples
+
+        distances = self.distance(trainer, reference, batches(), self.num_samples)
+        measured = {self.metric: distances[self.metric], **memorisation.compute()}
         row: Row = {**self._key(point), **measured, "num_samples": self.num_samples, "num_steps": self.num_steps}
         row |= {"seed": self._samples.seed, "seconds": round(time.monotonic() - start, 2)}
         if trainer.is_global_zero:
@@ -175,6 +186,7 @@ class HybridSampling(pl.Callback):
         shared: dict[str, Any] = {
             "network": describe(self.network),
             "data": describe_reference(self._samples.reference),
+            "extractor": self.distance.extractor.fingerprint(),
             "num_samples": self.num_samples,
             "num_steps": self.num_steps,
             "batch_size": self.batch_size,
@@ -192,22 +204,12 @@ class HybridSampling(pl.Callback):
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"HybridSampling: folder={self.folder} cannot be made: {error.strerror}") from error
-        measured = {self.distance.name: float, "copied_fraction": float, "mean_nearest_distance": float}
+        measured = {self.metric: float, "copied_fraction": float, "mean_nearest_distance": float}
         options = {"num_samples": int, "num_steps": int, "seed": int, "seconds": float, "settings": str}
         columns = {"method": str, "t_switch": float, **measured, **options}
         # Another distance has another file: one of other columns would be a damaged one.
-        path = self.folder / f"hybrid_sampling_{self.distance.name}.csv"
+        path = self.folder / f"hybrid_sampling_{self.metric}.csv"
         return ResultsTable(path, columns, key=("method", "t_switch", "settings"))
-
-    def _prepare_distance(self, trainer: pl.Trainer) -> None:
-        reference, features = self._samples.reference, self.distance.num_features(self._samples.reference)
-        fewest = min(self.num_samples, reference.N)
-        if fewest <= features:
-            rank_zero_warn(
-                f"{self.distance.name}: {fewest} images give a rank-deficient covariance of {features} features; "
-                "compare it only between equal numbers of samples"
-            )
-        self.distance.prepare(reference, trainer)
 
     def _write_settings(self, method: str) -> None:
         path = self.folder / "settings" / f"{fingerprint(self._settings[method])}.json"
@@ -225,13 +227,10 @@ class HybridSampling(pl.Callback):
 
     def _draw(self, trainer: pl.Trainer, folder: Path) -> None:
         rows = [row for row in self._rows.values() if row is not None]
-        figure = hybrid_figure(rows, self.distance.name, FORWARD)
-        for suffix in ("png", "pdf"):
-            with written_whole(folder / f"hybrid_sampling.{suffix}") as partial:
-                figure.savefig(partial, dpi=150)
-        if isinstance(trainer.logger, TensorBoardLogger):
-            trainer.logger.experiment.add_image("hybrid_sampling", figure_pixels(figure), 0)
-        rank_zero_info(f"Results: {self._table.path}\nPicture: {folder / 'hybrid_sampling.png'}")
+        figure = hybrid_figure(rows, self.metric, FORWARD)
+        picture, _ = save_figure(figure, folder / "hybrid_sampling")
+        show_figure(trainer, "hybrid_sampling", figure)
+        rank_zero_info(f"Results: {self._table.path}\nPicture: {picture}")
 
 
 def _check_options(t_switch: list[float], names: list[str], num_samples: int, num_steps: int, batch_size: int) -> None:

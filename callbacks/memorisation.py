@@ -8,9 +8,9 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 from torchvision.utils import save_image
 
-from callbacks.files import written_whole
 from callbacks.sample_grid import image_grid
 from lit_knn.errors import InputError
+from lit_knn.files import written_whole
 from lit_knn.metrics import MemorisationMetric, NearestImages, nearest_images
 from lit_knn.reference import ReferenceSet
 

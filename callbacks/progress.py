@@ -11,11 +11,12 @@ from tqdm import tqdm
 SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
 
 
-def measuring_bar(trainer: pl.Trainer, total: int, description: str, unit: str) -> tqdm:
+def measuring_bar(trainer: pl.Trainer, total: int, description: str, unit: str, leave: bool = True) -> tqdm:
     """A bar with the time left for a callback that measures for long; on the first rank, unless bars are off."""
     shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
     between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
-    return tqdm(total=total, desc=description, unit=unit, unit_scale=True, disable=not shown, mininterval=between)
+    options = {"desc": description, "unit": unit, "unit_scale": True, "mininterval": between, "leave": leave}
+    return tqdm(total=total, disable=not shown, **options)
 
 
 class StepProgressBar(TQDMProgressBar):
@@ -46,15 +47,3 @@ class StepProgressBar(TQDMProgressBar):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep counting."""
-
-
-def counting_bar(trainer: pl.Trainer, total: int, description: str, unit: str = "img") -> tqdm:
-    """A bar with the time left, for long work within a validation: on rank zero, unless the run shows no bars."""
-    return tqdm(
-        total=total,
-        desc=description,
-        unit=unit,
-        disable=not trainer.is_global_zero or trainer.progress_bar_callback is None,
-        mininterval=0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE,
-        leave=False,
-    )

@@ -1,7 +1,6 @@
 """Files of results: written whole or not at all, never over earlier ones, and shown in TensorBoard."""
 
 import csv
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from lit_knn.errors import InputError
+from lit_knn.files import written_whole
 
 PNG_DPI = 200
 TENSORBOARD_DPI = 100
@@ -31,30 +31,39 @@ def check_new(owner: str, trainer: pl.Trainer, *names: str) -> None:
         raise InputError(f"{owner}: {Path(str(folder)) / taken} exists; nothing is overwritten, use another folder")
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows under the names of the first one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a CSV file at once or not at all; its columns are those of all rows, in the order they come up."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with written_whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
         writer.writerows(rows)
-    os.replace(temporary, path)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read what `write_rows` wrote.
+
+    Raises:
+        InputError: a row has more or fewer fields than the header, as in a file that was cut off.
+    """
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise InputError(f"{path}: line {number} has not the fields of the header; the file is damaged")
+    return rows
 
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:
-    """Save as `path`.png and `path`.pdf; the paths written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Save as `path`.png and `path`.pdf, each at once or not at all; the paths written."""
     # Laid out once, not at each drawing, of which a figure sees several.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    written = []
-    for suffix in ("png", "pdf"):
-        target = path.with_name(f"{path.name}.{suffix}")
-        temporary = path.with_name(f".{path.name}.tmp.{suffix}")
-        figure.savefig(temporary, dpi=PNG_DPI)
-        os.replace(temporary, target)
-        written.append(target)
+    written = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "pdf")]
+    for target in written:
+        with written_whole(target) as partial:
+            figure.savefig(partial, dpi=PNG_DPI)
     return written
 
 

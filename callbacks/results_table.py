@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pytorch_lightning.utilities import rank_zero_warn
 
-from callbacks.files import written_whole
 from lit_knn.errors import InputError
+from lit_knn.files import written_whole
 
 Row = dict[str, str | int | float]
 

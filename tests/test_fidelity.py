@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from callbacks.csv_rows import read_rows, write_rows
+from callbacks.results import read_rows, write_rows
 from lit_knn.errors import InputError
 from lit_knn.metrics import (
     DINOv2,
@@ -27,7 +27,7 @@ from lit_knn.metrics import (
     precision_recall,
 )
 from lit_knn.metrics.features import to_rgb_uint8, to_uint8
-from lit_knn.metrics.statistics_cache import cache_path, data_fingerprint, load_statistics, save_statistics
+from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
 from tests.inception import blobs
 
 
@@ -192,10 +192,12 @@ def test_fingerprints_tell_data_and_extractors_apart(tmp_path):
     images = torch.randint(0, 256, (5000, 1, 4, 4), dtype=torch.uint8)
     changed = images.clone()
     changed[4999, 0, 3, 3] += 1
-    prints = {data_fingerprint(x, flip) for x in (images, changed, images.float()) for flip in (False, True)}
-    prints |= {data_fingerprint(images.reshape(5000, 1, 2, 8), False)}
+    prints = {
+        ReferenceSet(x, hflip=flip).fingerprint() for x in (images, changed, images.float()) for flip in (False, True)
+    }
+    prints |= {ReferenceSet(images.reshape(5000, 1, 2, 8)).fingerprint()}
     assert len(prints) == 7
-    assert data_fingerprint(images, False) == data_fingerprint(images.clone(), False)
+    assert ReferenceSet(images).fingerprint() == ReferenceSet(images.clone()).fingerprint()
     paths = {cache_path(tmp_path, "fid", data, net, kept) for data in "ab" for net in "cd" for kept in (True, False)}
     assert len(paths) == 8
 

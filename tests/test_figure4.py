@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from callbacks.csv_rows import write_rows
 from callbacks.figure4 import draw, main, read_curves
+from callbacks.results import write_rows
 
 
 def leave_run(folder, estimator, values, **options):
