@@ -162,13 +162,8 @@ class FidelityMeasure:
     def _cache_path(self, reference: ReferenceSet) -> Path | None:
         if self.cache_dir is None:
             return None
-        return cache_path(
-            self.cache_dir,
-            self.extractor.metric,
-            reference.fingerprint(),
-            self.extractor.fingerprint(),
-            bool(self.extra_metrics),
-        )
+        data, extractor = reference.fingerprint(), self.extractor.fingerprint()
+        return cache_path(self.cache_dir, self.extractor.metric, data, extractor, bool(self.extra_metrics))
 
     def _real_batches(self, trainer: pl.Trainer, reference: ReferenceSet) -> Iterator[tuple[Tensor, Tensor]]:
         for number, (start, x) in enumerate(reference.chunks(self.batch_size)):

@@ -28,6 +28,7 @@ from lit_knn.metrics import (
 )
 from lit_knn.metrics.features import to_rgb_uint8, to_uint8
 from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
+from lit_knn.reference import ReferenceSet
 from tests.inception import blobs
 
 

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 RUN = str(ROOT / "configs" / "figure5" / "digits.yaml")
 RESULTS = Path("results/hybrid_sampling_fd_pixels.csv")
 SMALL = {"folder": "results", "num_samples": 40, "num_steps": 3, "batch_size": 20, "t_switch": [1.0, 10.0]}
+SMALL |= {"extractor": {"class_path": "lit_knn.metrics.Pixels"}, "cache_dir": None}
 NET = {"class_path": "lit_knn.nets.UNet"}
 NET["init_args"] = {"in_channels": 1, "channels": 8, "multipliers": [1, 2], "blocks": 1}
 
