@@ -74,6 +74,7 @@ class CLI(LightningCLI):
         """Show progress over the whole run, unless another bar, or none, was asked for."""
         options = self._get(self.config_init, "trainer")
         callbacks = options["callbacks"] or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
         return super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
@@ -109,8 +110,11 @@ def main(args: Sequence[str] | None = None) -> None:
         message = _message(error)
         if message is None:
             raise
-        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+        rank = rank_zero_only.rank  # type: ignore[attr-defined]
+        if rank == 0:
             print(f"error: {message}", file=sys.stderr)
+        elif isinstance(error, NonFiniteLossError):  # each rank has losses of its own
+            print(f"error: rank {rank}: {message}", file=sys.stderr)
         raise SystemExit(2) from error
 
 

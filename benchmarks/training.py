@@ -8,6 +8,7 @@ config as for `main.py fit`.
 """
 
 import argparse
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,44 +31,48 @@ PRECISIONS = {
 
 
 class StepClock(pl.Callback):
-    """Reads the module's own monitor over the steps after a warm-up.
+    """Reads the module's own monitor over the optimiser steps after a warm-up.
 
     Args:
-        warmup: batches before the clock starts.
-        batches: batches measured.
+        warmup: steps before the clock starts; the first of each kind allocates.
+        steps: steps measured.
     """
 
-    def __init__(self, warmup: int, batches: int) -> None:
+    def __init__(self, warmup: int, steps: int) -> None:
         self.warmup = warmup
-        self.batches = batches
+        self.steps = steps
+        self.started = False
         self.values: dict[str, float] = {}
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Start after the warm-up, stop after the last batch."""
-        done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
-        if done not in (self.warmup, self.warmup + self.batches):
+        """Start after the warm-up, stop after the last step."""
+        start, stop = trainer.global_step >= self.warmup and not self.started, trainer.global_step >= trainer.max_steps
+        if not (start or stop):
             return
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize()
-        if done == self.warmup:
+        if start:
+            self.started = True
             pl_module.monitor.restart()  # type: ignore[operator, union-attr]
         else:
             self.values = pl_module.monitor.read()  # type: ignore[operator, union-attr]
-            trainer.should_stop = True
 
 
-def measure(run: list[str], warmup: int, batches: int) -> tuple[dict[str, float], float]:
-    """Train one variant; its readings, and the peak of GPU memory in GiB (0 on a CPU)."""
+def measure(run: list[str], warmup: int, steps: int) -> tuple[dict[str, float], float]:
+    """Train one variant; its readings, and the peak of PyTorch's GPU memory in GiB (0 on a CPU)."""
     quiet = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--trainer.callbacks", "[]"]
     quiet += ["--trainer.limit_val_batches", "0", "--trainer.enable_checkpointing", "false"]
     quiet += ["--trainer.enable_model_summary", "false", "--trainer.log_every_n_steps", "1000000"]
+    quiet += ["--trainer.max_steps", str(warmup + steps)]
     at = run.index("--trainer.callbacks+") if "--trainer.callbacks+" in run else len(run)
     cli = make_cli([*run[:at], *quiet, *run[at:]], run=False)
     if torch.cuda.is_available():
+        gc.collect()  # of the variant before
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    clock = StepClock(warmup, batches)
+    clock = StepClock(warmup, steps)
     cli.trainer.callbacks.append(clock)  # type: ignore[attr-defined]
     cli.trainer.fit(cli.model, cli.datamodule)
     return clock.values, torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
@@ -85,8 +90,8 @@ def main() -> None:
     """Measure every variant and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-c", "--config", required=True, help="config file of the run")
-    parser.add_argument("--warmup", type=int, default=5, help="batches before the clock starts")
-    parser.add_argument("--batches", type=int, default=20, help="batches measured")
+    parser.add_argument("--warmup", type=int, default=5, help="optimiser steps before the clock starts")
+    parser.add_argument("--steps", type=int, default=20, help="optimiser steps measured")
     parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), help="files in configs/estimators")
     parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=list(PRECISIONS))
     parser.add_argument("--k", type=int, help="neighbours, for small data sets")
@@ -97,11 +102,12 @@ def main() -> None:
     rows += [(args.estimators[0], precision) for precision in args.precisions[1:]]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     print(f"{' '.join(sys.argv)}\n{device}, torch {torch.__version__}\n")
-    print("| estimator | precision | images/s | ratio | estimator's share | GPU memory |\n|---|---|---|---|---|---|")
+    print("| estimator | precision | images/s | ratio | estimator's share | GPU memory (PyTorch) |")
+    print("|---" * 6 + "|")
     base = None
     for name, precision in rows:
         run = ["-c", args.config, *estimator_options(name, k=args.k, n=args.n), *options, *PRECISIONS[precision]]
-        values, memory = measure(run, args.warmup, args.batches)
+        values, memory = measure(run, args.warmup, args.steps)
         speed = values["time/images_per_s"]
         base = base or speed
         share = values["time/estimator_share"]

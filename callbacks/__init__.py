@@ -1,8 +1,13 @@
 """Lightning callbacks of the application."""
 
 from callbacks.checkpoints import CheckpointByImages, LastCheckpoint
-from callbacks.fidelity import PixelFrechetDistance
+from callbacks.estimator_error import EstimatorError
+from callbacks.fidelity import Fidelity, PixelFrechetDistance
+from callbacks.hybrid_sampling import HybridSampling
+from callbacks.mean_picture import MeanPicture
+from callbacks.memorisation import Memorisation
 from callbacks.network_speed import NetworkSpeed
+from callbacks.posterior_picture import PosteriorPicture
 from callbacks.progress import StepProgressBar
 from callbacks.run_summary import RunSummary
 from callbacks.sample_grid import SampleGrid
@@ -10,9 +15,15 @@ from callbacks.sample_writer import SampleWriter
 
 __all__ = [
     "CheckpointByImages",
+    "EstimatorError",
+    "Fidelity",
+    "HybridSampling",
     "LastCheckpoint",
+    "MeanPicture",
+    "Memorisation",
     "NetworkSpeed",
     "PixelFrechetDistance",
+    "PosteriorPicture",
     "RunSummary",
     "SampleGrid",
     "SampleWriter",

@@ -4,12 +4,24 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.errors import InputError
 
 
-class CheckpointByImages(ModelCheckpoint):
+class FiniteCheckpoint(ModelCheckpoint):
+    """Saves nothing once a weight is not finite, so that the last good checkpoint stays."""
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        weights = trainer.lightning_module.parameters()
+        if all(weight.isfinite().all() for weight in weights):
+            super()._save_checkpoint(trainer, filepath)
+        else:
+            rank_zero_warn(f"the weights are not finite at step {trainer.global_step}; {filepath} is not written")
+
+
+class CheckpointByImages(FiniteCheckpoint):
     """Keep a checkpoint each time the images seen in training pass a multiple of `every_n_images`.
 
     Args:
@@ -37,7 +49,7 @@ class CheckpointByImages(ModelCheckpoint):
             super().on_train_batch_end(trainer, pl_module, *args)
 
 
-class LastCheckpoint(ModelCheckpoint):
+class LastCheckpoint(FiniteCheckpoint):
     """Keep `last.ckpt`: every `every_n_steps` steps, at the end of training, and when it is interrupted.
 
     Ctrl-C and SIGTERM are interruptions; with a single process errors are, too.

@@ -1,21 +1,113 @@
-"""Distance between generated samples and the data."""
+"""Fidelity of samples to the data: FID, Inception Score and their kin, at each validation."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
-from torchmetrics.image.fid import FrechetInceptionDistance
+from torch import Tensor
 
+from callbacks.fidelity_measure import FidelityMeasure
+from callbacks.results import read_rows, write_rows
 from lit_knn.errors import InputError
-from lit_knn.metrics import pixel_frechet_distance
-from lit_knn.reference import ReferenceSet
+from lit_knn.metrics import FeatureExtractor, InceptionV3, Pixels
+
+CSV_NAME = "fidelity.csv"
 
 
-class PixelFrechetDistance(pl.Callback):
-    """At each validation, log `fd_pixels`: the Fréchet distance of samples and the data, on pixels.
+class Fidelity(pl.Callback):
+    """At each validation, sample and log how close the samples are to the data; one row in `fidelity.csv` each time.
 
-    Fit for small images such as the digits; it is not FID. The model must have `sample(seeds)`, which draws with its
-    own number of steps (one, for consistency models, unless told otherwise); the data module a `reference`.
-    Samples are split over the ranks.
+    With Inception features it logs `fid` and `inception_score`, the numbers of torch-fidelity on the same images. The
+    model must have `sample(seeds)`, which draws with its own number of steps; the data module a `reference`. The seeds
+    are 0 to num_samples − 1 whatever the model, the checkpoint or the number of ranks, which share the work.
+
+    Args:
+        num_samples: samples drawn.
+        batch_size: images drawn, and images looked at, at a time, on each rank.
+        extractor: what images are compared by.
+        extra_metrics: any of `kid`, `precision`, `recall`, on the same features.
+        kid_subset_size: images of each set in one of KID's 100 subsets.
+        cache_dir: where the statistics of the data are kept for other runs; null to keep none.
+
+    Raises:
+        InputError: an option out of its range; at `setup`, weights, a package or images are missing or wrong.
+    """
+
+    def __init__(
+        self,
+        num_samples: int = 50_000,
+        batch_size: int = 128,
+        extractor: FeatureExtractor | None = None,
+        extra_metrics: Sequence[str] = (),
+        kid_subset_size: int = 1000,
+        cache_dir: str | None = "runs/fidelity_cache",
+    ) -> None:
+        name = type(self).__name__
+        if num_samples < 2:
+            raise InputError(f"{name}: num_samples must be at least 2, got {num_samples}")
+        self.num_samples = num_samples
+        try:
+            self.measure = FidelityMeasure(
+                InceptionV3() if extractor is None else extractor, batch_size, extra_metrics, kid_subset_size, cache_dir
+            )
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
+        self.last_values: dict[str, float] = {}
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Load what is needed, or say what is missing, before anything is sampled or trained."""
+        if stage in ("fit", "validate"):
+            reference = getattr(getattr(trainer, "datamodule", None), "reference", None)
+            if reference is None:
+                raise InputError(f"{type(self).__name__}: the data has no reference set; use one of lit_knn.data")
+            self.measure.prepare(trainer, reference, self.num_samples)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draw one sample before the hours of a validation, so that a model that cannot sample says so now."""
+        if not trainer.sanity_checking:
+            pl_module.sample(range(1))  # type: ignore[operator]
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Sample with the averaged weights, which are in place until the EMA callback's turn."""
+        log_dir = trainer.log_dir  # a collective: every rank must ask
+        if trainer.sanity_checking:
+            return
+        reference = trainer.datamodule.reference  # type: ignore[attr-defined]
+        values = self.measure(trainer, reference, self._samples(trainer, pl_module), self.num_samples)
+        self.last_values = values
+        for name, value in values.items():
+            # Every rank logs the value that all share, so that every rank can monitor it.
+            shown = name in (self.measure.extractor.metric, "inception_score")
+            pl_module.log(name, value, prog_bar=shown, rank_zero_only=True)
+        if trainer.is_global_zero and log_dir is not None:
+            self._write(trainer, pl_module, Path(log_dir) / CSV_NAME)
+
+    def _samples(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
+        # Ranks share whole batches: where an image depends on its batch, it is the same for any number of ranks.
+        batches = torch.arange(self.num_samples).split(self.measure.batch_size)
+        for seeds in batches[trainer.global_rank :: trainer.world_size]:
+            yield seeds, pl_module.sample(seeds)  # type: ignore[operator]
+
+    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> None:
+        """Add a row, or the columns to the row that another callback wrote at this validation."""
+        point = {
+            "step": str(pl_module.step),
+            "images_seen": str(pl_module.images_seen),
+            "num_samples": str(self.num_samples),
+            "checkpoint": str(trainer.ckpt_path or ""),
+        }
+        rows = read_rows(path) if path.exists() else []
+        if not rows or any(rows[-1].get(name) != value for name, value in point.items()):
+            rows.append(point)
+        rows[-1] |= {name: f"{value:.6g}" for name, value in self.last_values.items()}
+        write_rows(path, rows)
+
+
+class PixelFrechetDistance(Fidelity):
+    """`Fidelity` on the pixels themselves: at each validation, log `fd_pixels`, which is not FID.
+
+    Fit for small images such as the digits, and for latents; no weights are needed, and nothing is kept on disk.
 
     Args:
         num_samples: samples drawn, with the seeds 0 to num_samples − 1.
@@ -23,41 +115,4 @@ class PixelFrechetDistance(pl.Callback):
     """
 
     def __init__(self, num_samples: int = 5000, batch_size: int = 500) -> None:
-        if num_samples < 2 or batch_size < 1:
-            raise InputError(
-                f"PixelFrechetDistance: num_samples={num_samples} must be at least 2 and "
-                f"batch_size={batch_size} at least 1"
-            )
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.last_value: float | None = None
-        self._metric: FrechetInceptionDistance | None = None
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sample with the averaged weights, which are in place until the EMA callback's turn."""
-        if trainer.sanity_checking:
-            return
-        reference: ReferenceSet = trainer.datamodule.reference  # type: ignore[attr-defined]
-        if self._metric is None:
-            self._metric = self._real_statistics(trainer, reference).to(pl_module.device)
-        metric = self._metric
-        metric.reset()
-        seeds = torch.arange(trainer.global_rank, self.num_samples, trainer.world_size)
-        for batch in seeds.split(self.batch_size):
-            metric.update(pl_module.sample(batch), real=False)  # type: ignore[operator]
-        value = metric.compute()
-        self.last_value = float(value)
-        pl_module.log("fd_pixels", value, prog_bar=True, rank_zero_only=True)
-
-    def _real_statistics(self, trainer: pl.Trainer, reference: ReferenceSet) -> FrechetInceptionDistance:
-        if min(self.num_samples, reference.N) <= reference.d:
-            rank_zero_warn(
-                f"fd_pixels: {min(self.num_samples, reference.N)} images give a rank-deficient covariance of the "
-                f"{reference.d} pixels; compare it only between equal numbers of samples"
-            )
-        metric = pixel_frechet_distance(reference.d).to(reference.device)
-        for start, x in reference.chunks(4096):
-            # The metric adds up over ranks, so every image must count on one rank alone.
-            if (start // 4096) % trainer.world_size == trainer.global_rank:
-                metric.update(x, real=True)
-        return metric
+        super().__init__(num_samples, batch_size, Pixels(), cache_dir=None)

@@ -30,8 +30,10 @@ class NetworkSpeed(pl.Callback):
         self.channels_last = channels_last
         self.backend = backend
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Change the network in place, so that the names of its parameters stay."""
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Change the network in place, so that the names of its parameters stay, and before DDP looks at it."""
+        if stage != "fit":
+            return
         network = _network(pl_module)
         if self.channels_last:
             network.to(memory_format=torch.channels_last)

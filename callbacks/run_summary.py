@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from callbacks.checkpoints import LastCheckpoint
-from callbacks.fidelity import PixelFrechetDistance
+from callbacks.fidelity import Fidelity
 from callbacks.sample_grid import SampleGrid
+
+NAMES = {"fid": "FID", "inception_score": "Inception Score", "fd_pixels": "Fréchet distance on pixels"}
 
 
 class RunSummary(pl.Callback):
@@ -18,10 +21,12 @@ class RunSummary(pl.Callback):
         log_dir = trainer.log_dir  # a collective: every rank must ask
         if not trainer.is_global_zero:
             return
-        lines = []
+        lines: list[str] = []
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, PixelFrechetDistance) and callback.last_value is not None:
-                lines.append(f"Fréchet distance on pixels: {callback.last_value:.3f}")
+            if isinstance(callback, Fidelity):
+                lines.extend(f"{NAMES.get(name, name)}: {value:.3f}" for name, value in callback.last_values.items())
+            elif isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
+                lines.append(f"Best {callback.monitor}: {_short(callback.best_model_path)}")
             elif isinstance(callback, LastCheckpoint):
                 lines.append(f"Checkpoint:   {_short(callback.best_model_path)}")
             elif isinstance(callback, SampleGrid):

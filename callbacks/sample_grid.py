@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
 from lit_knn.errors import InputError
+from lit_knn.metrics.features import to_uint8
 
 # Small images are enlarged to about this many pixels a side, or nobody can see them.
 MIN_SIDE = 32
@@ -53,14 +53,9 @@ class SampleGrid(pl.Callback):
                 trainer.logger.experiment.add_image(f"samples/{steps}-step", grid, pl_module.step)
 
 
-def image_grid(images: Tensor) -> Tensor:
-    """Tile images (B, C, H, W) in model space into one near-square picture (3, H', W') in [0, 1]."""
+def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
+    """Tile images (B, C, H, W) in model space into one picture (3, H', W') in [0, 1], by default nearly square."""
     enlarge = max(-(-MIN_SIDE // images.shape[-1]), 1)
     pixels = to_uint8(images).cpu().float() / 255
     pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)
-    return make_grid(pixels, nrow=max(round(len(images) ** 0.5), 1), padding=2, pad_value=1.0)
-
-
-def to_uint8(images: Tensor) -> Tensor:
-    """Model space to pixels: round((x + 1)·127.5), cut off at 0 and 255, uint8."""
-    return torch.clamp((images + 1) * 127.5, 0, 255).round().to(torch.uint8)
+    return make_grid(pixels, nrow=columns or max(round(len(images) ** 0.5), 1), padding=2, pad_value=1.0)

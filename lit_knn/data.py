@@ -14,6 +14,7 @@ from lit_knn.errors import InputError
 from lit_knn.image_files import read_array_file, read_image_files
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
 
 Images = np.ndarray | Tensor
 Labels = np.ndarray | Tensor | None
@@ -135,6 +136,26 @@ class Digits(ReferenceDataModule):
 
         digits = load_digits()
         return np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None], digits.target
+
+
+class PointsOnALine(ReferenceDataModule):
+    """A toy: points on a line, (N, 1), drawn from three Gaussians around −0.6, 0.1 and 0.7; the same for each `seed`.
+
+    Args:
+        num_points: N.
+    """
+
+    def __init__(self, num_points: int = 40, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        _check_at_least(1, num_points=num_points)
+        self.num_points = num_points
+
+    def load(self) -> tuple[Images, Labels]:
+        """See `ReferenceDataModule.load`; labels are the numbers of the Gaussians."""
+        generator = keyed_generator("cpu", self.seed)
+        component = torch.randint(3, (self.num_points,), generator=generator)
+        centre, width = torch.tensor([[-0.6, 0.1, 0.7], [0.2, 0.2, 0.15]])[:, component]
+        return (centre + width * torch.randn(self.num_points, generator=generator)).unsqueeze(1), component
 
 
 class CIFAR10(ReferenceDataModule):

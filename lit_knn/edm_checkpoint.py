@@ -140,9 +140,9 @@ def read_own_checkpoint(path: str | os.PathLike[str]) -> Parts:
 
     Returns:
         The configuration and the averaged weights. The configuration is what the checkpoint holds under
-        `network_config` and, of its hyper-parameters, `sigma_min`, `sigma_max` and `sigma_data`. A network that is
-        none of the published ones has no `network_config`: then there is no `model_type` either, and who reads the
-        file has to know the network.
+        `network_config` (`LitEDM` writes it for DDPM++, NCSN++ and ADM) and, of its hyper-parameters, `sigma_min`,
+        `sigma_max` and `sigma_data`. With another network there is no `model_type`, and who reads the file has to
+        know it.
 
     Raises:
         InputError: no such file, damaged, a global that PyTorch does not allow in weights, or no denoiser in it.

@@ -53,6 +53,14 @@ def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int) 
     return Proposal(ids, log_neighbour - log_Zq.unsqueeze(1), log_tail - log_Zq, log_Zq, N)
 
 
+def dense_log_q(proposal: Proposal) -> Tensor:
+    """log q of all N images, for enumeration; (B, N), float64."""
+    dense = proposal.log_q_tail.unsqueeze(1).repeat(1, proposal.N + 1)
+    # Missing neighbours write into a column that is cut off.
+    columns = torch.where(proposal.ids >= 0, proposal.ids, proposal.N)
+    return dense.scatter(1, columns, proposal.log_q)[:, : proposal.N]
+
+
 def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """Draw n independent images from the proposal of each z (line 5 of Algorithm 1).
 

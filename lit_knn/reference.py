@@ -1,5 +1,6 @@
 """The reference set: the data set D an estimator averages over, in memory, with its neighbour index."""
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,6 +81,13 @@ class ReferenceSet:
         self.images = self.images.to(device)
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the images as they are stored and of whether their mirror images count, 64 hexadecimal digits."""
+        digest = hashlib.sha256(f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip}".encode())
+        for rows in self.images.split(4096):
+            digest.update(rows.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def build_index(self) -> None:
         """Build the neighbour index if that was not done before; shows a progress bar on a terminal.

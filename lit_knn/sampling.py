@@ -1,4 +1,4 @@
-"""EDM's sampler, the consistency sampler, and latents that depend on their seed alone."""
+"""EDM's sampler, the hybrid and the consistency sampler, and latents that depend on their seed alone."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from lit_knn.errors import InputError
 from lit_knn.process import EDM_PROCESS, Process, under_process
 from lit_knn.rng import keyed_generator
 from lit_knn.schedules import karras_sigmas
-from lit_knn.solvers import heun_step
+from lit_knn.solvers import PosteriorMean, heun_step
 
 
 def seeded_noise(
@@ -122,8 +122,7 @@ def heun_sampler(
     if S_churn > 0 and len(seeds) != len(latents):
         raise InputError(f"heun_sampler: S_churn > 0 needs a seed for each of {len(latents)} items, got {len(seeds)}")
     mean = under_process(lambda y, sigma: denoiser(y.to(latents.dtype), sigma).double(), process)
-    # karras_sigmas has both ends and goes up; a single level is sigma_max.
-    sigmas = karras_sigmas(max(num_steps, 2), sigma_min, sigma_max, rho).flip(0)[:num_steps]
+    sigmas = _sampler_sigmas(num_steps, sigma_min, sigma_max, rho)
     times = process.t_of_sigma(sigmas)
     z = process.noise_std(times[0]).item() * latents.double()
     growth = min(S_churn / num_steps, math.sqrt(2) - 1)
@@ -134,6 +133,99 @@ def heun_sampler(
             z, t = _add_noise(z, t, (1 + growth) * sigmas[step], noise, process)
         z = mean(z, t.expand(len(z))) if step == num_steps - 1 else heun_step(z, t, times[step + 1], mean, process)
     return z.to(latents.dtype)
+
+
+@torch.no_grad()
+def hybrid_sampler(
+    estimator_mean: PosteriorMean,
+    network_mean: PosteriorMean,
+    latents: Tensor,
+    t_switch: float,
+    num_steps: int = 18,
+    sigma_min: float = 0.002,
+    sigma_max: float = 80.0,
+    rho: float = 7.0,
+) -> Tensor:
+    """Integrate the PF-ODE, Eq. 3 (eq:pfode), with one posterior mean above t_switch and another below (Figure 5).
+
+    Heun steps in float64 along `hybrid_sigmas`, in the EDM process, where t is σ; at t_switch both means are evaluated.
+
+    Args:
+        estimator_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t], for t >= t_switch. It gets the dtype of `latents`.
+        network_mean: the same for t <= t_switch.
+        latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`.
+        t_switch: noise level between sigma_min and sigma_max.
+        num_steps: noise levels of the grid, t_switch not counted, at least 1.
+        sigma_min: smallest noise level.
+        sigma_max: noise level to start from.
+        rho: exponent of the grid; larger puts more levels at small noise.
+
+    Returns:
+        (B, *shape), model space, in the dtype of `latents`.
+
+    Raises:
+        InputError: as `hybrid_sigmas`.
+    """
+    above, below = hybrid_sigmas(t_switch, num_steps, sigma_min, sigma_max, rho)
+    z = integrate_flow(estimator_mean, above[0].item() * latents.double(), above, latents.dtype)
+    return integrate_flow(network_mean, z, below, latents.dtype).to(latents.dtype)
+
+
+def hybrid_sigmas(
+    t_switch: float, num_steps: int = 18, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0
+) -> tuple[Tensor, Tensor]:
+    """EDM's grid cut in two at t_switch, which is put in if it is not one of its levels.
+
+    The levels below t_switch are those of the whole grid, so the part below costs no more than it does in EDM's sampler
+    and is one and the same for everything that starts at t_switch.
+
+    Args:
+        t_switch: where to cut, sigma_min < t_switch < sigma_max.
+        num_steps: noise levels of the grid, t_switch not counted, at least 1.
+        sigma_min: smallest noise level.
+        sigma_max: largest noise level.
+        rho: exponent of the grid.
+
+    Returns:
+        Two descending float64 tensors: sigma_max … t_switch, and t_switch … sigma_min, 0.
+
+    Raises:
+        InputError: t_switch outside (sigma_min, sigma_max), num_steps < 1, not 0 < sigma_min < sigma_max, rho <= 0.
+    """
+    _check_levels(num_steps, sigma_min, sigma_max, rho, "hybrid_sampler")
+    if not sigma_min < t_switch < sigma_max:
+        raise InputError(
+            f"t_switch={t_switch} must be between sigma_min={sigma_min} and sigma_max={sigma_max}, both excluded"
+        )
+    sigmas = _sampler_sigmas(num_steps, sigma_min, sigma_max, rho)
+    switch = torch.tensor([t_switch], dtype=torch.float64)
+    return torch.cat([sigmas[sigmas > switch], switch]), torch.cat([switch, sigmas[sigmas < switch], switch * 0])
+
+
+@torch.no_grad()
+def integrate_flow(
+    posterior_mean: PosteriorMean, z: Tensor, sigmas: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Heun steps of the PF-ODE, Eq. 3 (eq:pfode), through given noise levels, in the EDM process.
+
+    Args:
+        posterior_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t].
+        z: (B, *shape), at noise level sigmas[0].
+        sigmas: (L,), descending, above 0 but for the last, to which the step is Euler's: the posterior mean.
+        dtype: what `posterior_mean` gets z in.
+
+    Returns:
+        (B, *shape), float64, at noise level sigmas[-1].
+    """
+    z = z.double()
+    for sigma, sigma_next in pairwise(sigmas):
+        z = heun_step(z, sigma, sigma_next, lambda y, t: posterior_mean(y.to(dtype), t).double())
+    return z
+
+
+def _sampler_sigmas(num_steps: int, sigma_min: float, sigma_max: float, rho: float) -> Tensor:
+    # karras_sigmas has both ends and goes up; a single level is sigma_max.
+    return karras_sigmas(max(num_steps, 2), sigma_min, sigma_max, rho).flip(0)[:num_steps]
 
 
 def _add_noise(z: Tensor, t: Tensor, sigma_hat: Tensor, noise: Tensor, process: Process) -> tuple[Tensor, Tensor]:
@@ -152,13 +244,13 @@ def _with_progress(steps: range, progress: bool) -> Iterable[int]:
     return tqdm(steps, desc="Sampling", unit=" steps", leave=False)
 
 
-def _check_levels(num_steps: int, sigma_min: float, sigma_max: float, rho: float) -> None:
+def _check_levels(num_steps: int, sigma_min: float, sigma_max: float, rho: float, caller: str = "heun_sampler") -> None:
     if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-        raise InputError(f"heun_sampler: num_steps must be an integer of at least 1, got {num_steps!r}")
+        raise InputError(f"{caller}: num_steps must be an integer of at least 1, got {num_steps!r}")
     if not 0 < sigma_min < sigma_max < math.inf:
-        raise InputError(f"heun_sampler: need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
+        raise InputError(f"{caller}: need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
     if not 0 < rho < math.inf:
-        raise InputError(f"heun_sampler: rho must be above 0, got {rho}")
+        raise InputError(f"{caller}: rho must be above 0, got {rho}")
 
 
 def _check_churn(S_churn: float, S_min: float, S_max: float, S_noise: float) -> None:

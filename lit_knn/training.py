@@ -7,6 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import WeightAveraging
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_knn.errors import InputError, NonFiniteLossError
@@ -41,7 +42,9 @@ class EstimatorTraining(pl.LightningModule):
         self.image_shape: tuple[int, ...] | None = None
         self.images_seen = 0
         self._images_per_batch = 0
-        self._logged_step = 0
+        self._images_before_step = 0
+        self._counted_batch = -1
+        self._last_step = 0
         self._loaded_step = 0
 
     # What a subclass defines
@@ -145,7 +148,7 @@ class EstimatorTraining(pl.LightningModule):
         batch_number = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
         loss, t = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_number, TRAIN_STREAM))
         self._check_finite(loss, t)
-        self._images_per_batch = len(x) * self.trainer.world_size
+        self._images_per_batch, self._counted_batch = len(x) * self.trainer.world_size, batch_number
         self.images_seen += self._images_per_batch
         self.monitor.update(loss.detach(), t, self._images_per_batch)
         self.log("train/loss", loss.mean(), prog_bar=True)
@@ -180,15 +183,25 @@ class EstimatorTraining(pl.LightningModule):
         return measured
 
     @property
-    def images_per_step(self) -> int:
-        """Images of one optimiser step over all ranks and accumulated batches."""
-        return self._images_per_batch * self.trainer.accumulate_grad_batches
+    def images_of_step(self) -> int:
+        """Images of the latest optimiser step, over all ranks and accumulated batches."""
+        return self.images_seen - self._images_before_step
 
     # Logging
 
     def on_fit_start(self) -> None:
         """Start the clock."""
         self.monitor.restart()
+
+    def on_train_start(self) -> None:
+        """Warn of a step at the end of each epoch that is made of fewer batches, and so of smaller gradients."""
+        self._last_step = self.trainer.global_step
+        batches, accumulated = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        if batches % accumulated:
+            rank_zero_warn(
+                f"an epoch of {batches} batches is no multiple of trainer.accumulate_grad_batches={accumulated}: "
+                "its last step has fewer; set trainer.limit_train_batches to a multiple"
+            )
 
     def on_validation_end(self) -> None:
         """Keep the time of a validation out of the training throughput."""
@@ -197,11 +210,13 @@ class EstimatorTraining(pl.LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log averages since the last time, every `log_every_n_steps` optimiser steps."""
         step = self.trainer.global_step
-        if step == self._logged_step or step % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]
-            return
-        self._logged_step = step
-        lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-        self.log_dict({"train/lr": lr, **self.interval_metrics(), **self.monitor.read()})
+        if step == self._last_step:
+            return  # the batch was only accumulated
+        if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+            self.log_dict({"train/lr": lr, **self.interval_metrics(), **self.monitor.read()})
+        # Only now: callbacks, whose turn is before, average the weights by the images of this step.
+        self._last_step, self._images_before_step = step, self.images_seen
 
     def interval_metrics(self) -> dict[str, float]:
         """What a subclass logs beside the averages."""
@@ -211,13 +226,16 @@ class EstimatorTraining(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what a resumed run and sampling need beside the weights."""
-        checkpoint["images_seen"] = self.images_seen
+        # A resumed run repeats a batch that was interrupted before its end.
+        processed = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
+        interrupted = self._counted_batch >= 0 and processed <= self._counted_batch
+        checkpoint["images_seen"] = self.images_seen - (self._images_per_batch if interrupted else 0)
         checkpoint["image_shape"] = self.image_shape
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another architecture in one line, before anything is loaded."""
         _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}))
-        self.images_seen = checkpoint.get("images_seen", 0)
+        self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
         self._loaded_step = checkpoint.get("global_step", 0)
         if checkpoint.get("image_shape") is not None:
             self._check_image_shape(checkpoint["image_shape"])

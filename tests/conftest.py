@@ -1,4 +1,6 @@
+import json
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,3 +15,26 @@ def _quiet_and_deterministic():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         yield
+
+
+@pytest.fixture(scope="session")
+def small_network(tmp_path_factory):
+    """A network file for 16x16 images, as if converted from a published one."""
+    from safetensors.torch import save_file
+
+    from lit_knn.edm_checkpoint import FORMAT
+
+    recorded = torch.load(Path(__file__).parent / "data" / "network-parity" / "ddpmpp.pt", weights_only=True)
+    path = tmp_path_factory.mktemp("network") / "small.safetensors"
+    save_file(recorded["state_dict"], path, {"format": FORMAT, "config": json.dumps(recorded["config"])})
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def random_weights(tmp_path_factory):
+    """A file of random Inception weights."""
+    from tests.inception import write_random_weights
+
+    path = tmp_path_factory.mktemp("weights") / "random.pth"
+    write_random_weights(path)
+    return str(path)

@@ -285,7 +285,7 @@ def test_training_brings_the_samples_closer_to_the_data(monkeypatch):
 
     def remember(self, trainer, pl_module):
         original(self, trainer, pl_module)
-        values.append(self.last_value)
+        values.append(self.last_values["fd_pixels"])
 
     monkeypatch.setattr(callbacks.PixelFrechetDistance, "on_validation_epoch_end", remember)
     args = ["--model.net.channels", "16", "--data.batch_size", "64", "--model.ema_decay", "0.9"]

@@ -4,17 +4,20 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser
 
-from lit_knn.estimators import KNN, STF, Estimator, OneSample
+from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample
+from lit_knn.evaluation import LitEstimator
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training import EstimatorTraining
-from main import make_cli
+from main import main, make_cli
+from tests.networks import write_own, write_published
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-PARTS = ("data", "models", "estimators", "trainer")
+PARTS = ("data", "models", "estimators", "trainer", "evaluate")
 RUNS = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in PARTS)
 PART_TYPES = {"data": pl.LightningDataModule, "models": torch.nn.Module, "estimators": Estimator}
 
@@ -23,10 +26,21 @@ def parse(*args):
     return make_cli(args, run=False)
 
 
+@pytest.fixture
+def trained_networks(tmp_path, monkeypatch):
+    """A folder with the network files that runs ask for."""
+    monkeypatch.chdir(tmp_path)
+    write_own("runs/table2_digits/version_0/checkpoints/last.ckpt", channels=32)
+    write_published("data/edm-cifar10-32x32-uncond-vp.pkl")
+
+
+@pytest.mark.usefixtures("trained_networks")
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_run_is_parsed_and_instantiated(path, tmp_path):
-    cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path))
-    assert isinstance(cli.model, EstimatorTraining)
+    # A published network is the user's to fetch.
+    own = ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl") if path.stem == "published" else ()
+    cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path), *own)
+    assert isinstance(cli.model, EstimatorTraining | LitEstimator)
     assert isinstance(cli.datamodule, pl.LightningDataModule)
     assert path.read_text().startswith("#")
     assert "python main.py" in path.read_text()
@@ -126,3 +140,63 @@ def test_table2_runs_have_the_hyperparameters_of_edm(name, estimator):
     # 55,732,739 parameters without augmentation labels, and a layer of 9 x 128 for them.
     assert sum(p.numel() for p in cli.model.parameters()) == 55_732_739 + 9 * 128
     assert type(cli.model.estimator) is estimator
+
+
+@pytest.mark.usefixtures("trained_networks")
+def test_figure5_has_the_estimators_and_the_number_of_samples_of_the_paper():
+    cli = parse("-c", str(CONFIGS / "figure5" / "cifar10.yaml"), "--trainer.accelerator", "cpu")
+    (sweep,) = (c for c in cli.trainer.callbacks if type(c).__name__ == "HybridSampling")
+    assert {name: type(e) for name, e in sweep.estimators.items()} == {
+        "KNN": KNN, "STF": STF, "Exact": Exact, "forward": type(None)
+    }  # fmt: skip
+    assert (sweep.estimators["KNN"].k, sweep.estimators["KNN"].n, sweep.estimators["STF"].n) == (2048, 256, 256)
+    assert (sweep.num_samples, sweep.num_steps) == (50_000, 18)
+
+
+def test_a_run_without_its_network_file_names_it_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["validate", "-c", str(CONFIGS / "figure5" / "cifar10.yaml")])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert "path=data/edm-cifar10-32x32-uncond-vp.pkl: no such file" in line
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("*.yaml")), ids=lambda p: p.stem)
+def test_evaluations_are_added_to_the_callbacks_of_any_run(path):
+    run = ("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "-c", str(path), "--trainer.accelerator", "cpu")
+    text = path.read_text()
+    cli = parse(*run, "--trainer.callbacks.num_samples", "99", "--trainer.callbacks.extra_metrics", "[kid]")
+    kinds = [type(callback).__name__ for callback in cli.trainer.callbacks]
+    assert {"SampleWriter", "CheckpointByImages", "Fidelity"} <= set(kinds)
+    fidelity = next(c for c in cli.trainer.callbacks if type(c).__name__ == "Fidelity")
+    assert fidelity.num_samples == 99
+    assert fidelity.measure.extra_metrics == ("kid",)
+    assert fidelity.measure.extractor.metric == path.stem
+    (best,) = [c for c in cli.trainer.callbacks if type(c) is ModelCheckpoint]
+    assert (best.monitor, best.mode) == (path.stem, "min")
+    assert text.startswith("#")
+    assert f"configs/evaluate/{path.name}" in text
+
+
+# Section "Score Estimation on Additional Datasets".
+@pytest.mark.parametrize(
+    ("name", "factory", "nprobe"), [("celeba64", "IVF1788,SQ8", 25), ("imagenet64", "IVF4527,SQ8", 100)]
+)
+def test_64x64_runs_have_the_index_of_the_paper(name, factory, nprobe):
+    cli = parse("-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu", "--data.path", "my.zip")
+    assert (cli.datamodule.index.factory, cli.datamodule.index.nprobe) == (factory, nprobe)
+    assert (cli.model.estimator.k, cli.model.estimator.n) == (2048, 256)
+    assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 1024
+    assert cli.datamodule.path == "my.zip"
+
+
+def test_figure4_halves_the_batch_of_table_1():
+    run = ("-c", str(CONFIGS / "figure4" / "cifar10.yaml"), "--trainer.accelerator", "cpu")
+    cli = parse(*run, "--model.estimator.k", "512")
+    assert cli.trainer.max_steps == 400_000
+    assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 512
+    assert (cli.model.estimator.k, cli.model.estimator.n) == (512, 256)
+    baseline = ("--model.estimator", str(CONFIGS / "estimators" / "one_sample.yaml"))
+    cli = parse(*run, *baseline, "--model.solver", "lit_knn.solvers.euler_step")
+    assert type(cli.model.estimator) is OneSample
+    assert cli.model.solver is euler_step

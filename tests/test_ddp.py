@@ -24,6 +24,8 @@ def run_demo(folder, devices, batch_size):
         "trainer:\n  callbacks:\n"
         "    - {class_path: callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
         "    - {class_path: callbacks.LastCheckpoint}\n"
+        "    - class_path: pytorch_lightning.callbacks.ModelCheckpoint\n"
+        "      init_args: {monitor: fd_pixels, mode: min, filename: best}\n"
         f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {folder}}}}}\n"
     )
     command = [sys.executable, "main.py", "fit", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "-c", str(probe)]
@@ -49,7 +51,8 @@ def test_two_processes_train_the_demo(tmp_path):
     assert ranks[0]["weights"] == ranks[1]["weights"]
     assert ranks[0]["weights"] != single["weights"]
     assert {rank["images_seen"] for rank in (*ranks, single)} == {4 * 32}
-    # Samples are split over the ranks, and every rank has the distance of all of them.
+    # Samples are split over the ranks, and every rank has the distance of all of them, and can monitor it.
+    assert list((tmp_path / "two").rglob("best.ckpt"))
     assert ranks[0]["fd_pixels"] == ranks[1]["fd_pixels"]
 
 

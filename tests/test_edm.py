@@ -1,17 +1,20 @@
+import contextlib
 import math
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
 
 from callbacks import LastCheckpoint
-from lit_knn.augment import GeometricAugmentation
+from lit_knn.augment import Augmented, GeometricAugmentation, flip
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import KNN, Exact, OneSample
-from lit_knn.nets import UNet
+from lit_knn.nets import DDPMpp, UNet
 from lit_knn.posterior import posterior_mean
 from lit_knn.reference import ReferenceSet
 
@@ -28,10 +31,11 @@ TRAINER = {
 class ConstantNet(nn.Module):
     """Outputs its parameter everywhere and remembers what it was given."""
 
-    def __init__(self, num_classes=0):
+    def __init__(self, num_classes=0, augment_dim=0):
         super().__init__()
         self.value = nn.Parameter(torch.tensor(0.3))
         self.num_classes = num_classes
+        self.augment_dim = augment_dim
         self.calls = []
 
     def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
@@ -40,15 +44,16 @@ class ConstantNet(nn.Module):
 
 
 class Images(pl.LightningDataModule):
-    """Sixty images of 1x4x4, all of them in every batch."""
+    """Sixty images of 1x4x4, by default all of them in every batch."""
 
-    def __init__(self):
+    def __init__(self, batch_size=60):
         super().__init__()
+        self.batch_size = batch_size
         self.x = torch.randn(60, 1, 4, 4, generator=torch.Generator().manual_seed(3)) * 0.5
         self.reference = ReferenceSet(self.x)
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(self.x, batch_size=60)
+        return torch.utils.data.DataLoader(self.x, batch_size=self.batch_size)
 
 
 def train(model, data, steps, **trainer_args):
@@ -94,21 +99,24 @@ def test_noise_levels_are_log_normal():
     assert log_sigma.std().item() == pytest.approx(0.7, abs=0.05)
 
 
-def test_augmented_items_keep_their_own_image_as_target_and_the_others_use_the_estimator():
+def test_warped_items_keep_their_own_image_as_target_and_the_others_use_the_estimator():
     seen = {}
 
-    class Half:
+    class EveryOther:
+        label_dim = 1
+
         def __call__(self, images, generator):
-            changed = torch.arange(len(images)) % 2 == 0
-            return torch.where(changed[:, None, None, None], images + 5, images), changed[:, None].float(), changed
+            warped = torch.arange(len(images)) % 2 == 0
+            flips = torch.zeros(len(images), 2, dtype=torch.bool)
+            return Augmented(images + 5 * warped[:, None, None, None], warped[:, None].float(), flips, warped)
 
     class Marker(Exact):
         def _posterior_mean(self, z, t, x_source, generator):
             seen["x_source"] = x_source
             return torch.full_like(z, 7.0)
 
-    data, net = Images(), ConstantNet()
-    model = LitEDM(net, Marker(), augmentation=Half())
+    data, net = Images(), ConstantNet(augment_dim=1)
+    model = LitEDM(net, Marker(), augmentation=EveryOther())
     targets = []
     original = model._target
     model._target = lambda *args: targets.append(original(*args)) or targets[-1]
@@ -117,6 +125,34 @@ def test_augmented_items_keep_their_own_image_as_target_and_the_others_use_the_e
     assert (targets[0][1::2] == 7).all()
     torch.testing.assert_close(seen["x_source"], data.x[1::2])
     assert net.calls[-1][3].flatten().tolist() == [1.0, 0.0] * 30
+
+
+def test_flipped_items_have_the_exact_mean_over_the_flipped_set_as_target():
+    class AllFlips:
+        label_dim = 9
+
+        def __call__(self, images, generator):
+            flips = torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1]]).bool().repeat(len(images) // 4, 1)
+            labels = torch.nn.functional.pad(flips.float(), (0, 7))
+            return Augmented(flip(images, flips), labels, flips, torch.zeros(len(images), dtype=torch.bool))
+
+    data = Images()
+    model = LitEDM(ConstantNet(augment_dim=9), Exact(), augmentation=AllFlips(), P_mean=0.5)
+    calls = []
+    original = model._target
+    model._target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
+    train(model, data, 1)
+    (z, sigma, *_), target = calls[0]
+    for kind, axes in enumerate([(), (-1,), (-2,), (-2, -1)]):
+        expected = posterior_mean(z[kind::4], data.x.flip(axes).double(), sigma[kind::4])
+        torch.testing.assert_close(target[kind::4].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_labels_of_the_augmentation_and_of_the_net_must_agree():
+    with pytest.raises(InputError, match=r"augmentation=GeometricAugmentation gives 9 labels, .* augment_dim=0"):
+        LitEDM(ConstantNet(), OneSample(), augmentation=GeometricAugmentation())
+    with pytest.raises(InputError, match=r"augmentation=NoneType gives 0 labels, .* augment_dim=9"):
+        LitEDM(ConstantNet(augment_dim=9), OneSample())
 
 
 def test_learning_rate_ramps_up_over_images_and_never_is_zero():
@@ -130,22 +166,25 @@ def test_learning_rate_ramps_up_over_images_and_never_is_zero():
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
 
-def test_average_has_the_half_life_in_images_with_accumulation(tmp_path):
-    values = []
+@pytest.mark.parametrize("batch_size", [30, 20])  # 20: the second step of an epoch is made of one batch alone
+def test_average_has_the_half_life_in_images_with_accumulation(batch_size, tmp_path):
+    values, images = [], []
 
     class History(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, *_):
             if len(values) < trainer.global_step:
                 values.append(pl_module.denoiser.model.value.item())
+                images.append(pl_module.images_seen)
 
-    model = LitEDM(ConstantNet(), OneSample(), lr=0.1, lr_ramp_up_images=0, ema_half_life_images=9)
+    model = LitEDM(ConstantNet(), OneSample(), lr=0.1, lr_ramp_up_images=0, ema_half_life_images=15)
     callbacks = [History(), LastCheckpoint(dirpath=str(tmp_path))]
-    trainer = pl.Trainer(max_steps=4, accumulate_grad_batches=2, callbacks=callbacks, **TRAINER)
-    trainer.fit(model, Images())
+    trainer = pl.Trainer(max_steps=8, accumulate_grad_batches=2, callbacks=callbacks, **TRAINER)
+    trainer.fit(model, Images(batch_size))
+    assert images[:4] == ([60, 120, 180, 240] if batch_size == 30 else [40, 60, 100, 120])
     average = values[0]
-    for step, value in enumerate(values[1:], start=2):
-        half_life = min(9, 0.05 * step * 120)
-        decay = 0.5 ** (120 / half_life)
+    for (before, seen), value in zip(pairwise(images), values[1:], strict=True):
+        half_life = min(15, 0.05 * seen)
+        decay = 0.5 ** ((seen - before) / half_life)
         average = decay * average + (1 - decay) * value
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]["denoiser.model.value"]
     assert saved.item() == pytest.approx(average, rel=1e-5)
@@ -164,6 +203,51 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_are_touched(tmp_path
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
     assert checkpoint["global_step"] == 3
     assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
+
+
+def test_weights_that_are_not_finite_never_replace_the_last_checkpoint(tmp_path):
+    class Exploding(ConstantNet):
+        """Its output is finite, its gradient is not."""
+
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            if len(self.calls) > 4:
+                output.register_hook(lambda gradient: gradient * math.inf)
+            return output
+
+    trainer = pl.Trainer(max_steps=9, callbacks=[LastCheckpoint(2, dirpath=str(tmp_path))], **TRAINER)
+    model = LitEDM(Exploding(), OneSample(), lr=0.1, lr_ramp_up_images=0)
+    with pytest.raises(NonFiniteLossError), pytest.warns(UserWarning, match="not finite at step 4; .* is not written"):
+        trainer.fit(model, Images())
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert checkpoint["global_step"] == 2
+    assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
+
+
+def test_a_batch_interrupted_half_way_is_counted_once(tmp_path):
+    def run(interrupt_at, **fit_args):
+        torch.manual_seed(0)
+        model = LitEDM(unet(), OneSample(), lr_ramp_up_images=400)
+        calls = []
+
+        def backward(loss, *args, **kwargs):
+            calls.append(loss)
+            if len(calls) == interrupt_at:
+                raise KeyboardInterrupt
+            loss.backward()
+
+        model.backward = backward
+        trainer = pl.Trainer(max_steps=5, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            trainer.fit(model, Digits(batch_size=32), **fit_args)
+        return torch.load(tmp_path / "last.ckpt", weights_only=False)
+
+    whole = run(None)
+    assert run(3)["images_seen"] == 2 * 32
+    resumed = run(None, ckpt_path=tmp_path / "last.ckpt")
+    assert resumed["images_seen"] == whole["images_seen"] == 5 * 32
+    for name, weight in whole["state_dict"].items():
+        assert torch.equal(weight, resumed["state_dict"][name])
 
 
 def test_class_labels_reach_the_net():
@@ -205,6 +289,14 @@ def test_classes_that_do_not_fit_are_refused():
         train(model(9, class_conditional=True), Digits(batch_size=64), 1)
     with pytest.raises(InputError, match="the data has no labels"):
         train(model(9, class_conditional=True), Images(), 1)
+
+
+def test_augmentation_trains_in_mixed_precision():
+    net = DDPMpp(image_size=8, in_channels=1, channels=8, multipliers=[1], blocks=1, attention_at=[], augment_dim=9)
+    model = LitEDM(net, KNN(64, 16), augmentation=GeometricAugmentation(0.5), lr=1e-2, lr_ramp_up_images=0)
+    train(model, Digits(batch_size=64), 3, precision="bf16-mixed")
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert net.map_augment.weight.grad is None or net.map_augment.weight.abs().sum() > 0
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
@@ -252,36 +344,70 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_augmentation_tells_what_it_did_and_leaves_the_others_alone():
-    images = torch.rand(4000, 1, 8, 8, generator=generator(1)) * 2 - 1
-    augmented, labels, changed = GeometricAugmentation(p=0.12)(images, generator())
-    assert labels.shape == (4000, 9)
-    assert torch.equal(augmented[~changed], images[~changed])
-    assert (labels[~changed] == 0).all()
-    different = (augmented != images).flatten(1).any(1)
-    assert torch.equal(different, changed)
-    # Seven independent draws of 0.12: two flips, scale, rotation, anisotropy, two shifts.
-    assert changed.float().mean().item() == pytest.approx(1 - 0.88**7, abs=0.03)
-    for column in (0, 1, 2, 4, 7, 8):
-        assert labels[:, column].ne(0).float().mean().item() == pytest.approx(0.12, abs=0.02)
+def test_augmentation_draws_as_edm_does():
+    images = torch.rand(20000, 1, 4, 4, generator=generator(1))
+    result = GeometricAugmentation(p=0.12)(images, generator())
+    assert result.labels.shape == (20000, 9)
+    applied = result.labels.ne(0)
+    rates = {0: 0.5, 1: 0.06, 2: 0.12, 4: 0.12, 5: 0.12, 6: 0.06, 7: 0.12, 8: 0.12}  # half of the axes are 0
+    for column, rate in rates.items():
+        assert applied[:, column].float().mean().item() == pytest.approx(rate, abs=5 * (rate / 20000) ** 0.5)
+    assert torch.equal(applied[:, 7], applied[:, 8])
+    for column in (2, 7, 8):
+        assert result.labels[applied[:, column], column].std().item() == pytest.approx(1, abs=0.07)
+    assert result.warped.float().mean().item() == pytest.approx(1 - 0.88**4, abs=0.02)
+    assert torch.equal(result.flips, result.labels[:, :2].bool())
+    untouched = ~result.labels.ne(0).any(1)
+    assert torch.equal(result.images[untouched], images[untouched])
+    only_x = result.flips[:, 0] & ~result.flips[:, 1] & ~result.warped
+    assert torch.equal(result.images[only_x], images[only_x].flip(-1))
+    only_y = ~result.flips[:, 0] & result.flips[:, 1] & ~result.warped
+    assert only_y.sum() > 100
+    assert torch.equal(result.images[only_y], images[only_y].flip(-2))
+    assert torch.equal(GeometricAugmentation(p=0)(images, generator()).images, images)
 
 
-def test_augmentation_is_the_map_its_label_says():
-    images = torch.rand(3000, 1, 8, 8, generator=generator(1)) * 2 - 1
-    augmented, labels, _ = GeometricAugmentation(p=0.12)(images, generator())
-    only = lambda column: labels[:, column].ne(0) & (labels.ne(0).sum(1) == 1)  # noqa: E731
-    torch.testing.assert_close(augmented[only(0)], images[only(0)].flip(-1), atol=1e-5, rtol=0)
-    torch.testing.assert_close(augmented[only(1)], images[only(1)].flip(-2), atol=1e-5, rtol=0)
-    assert only(0).sum() > 20
-    # A larger scale shows less of a ramp along x, a smaller one more; a shift to the right moves its values right.
-    ramp = torch.linspace(-1, 1, 32).expand(3000, 1, 32, 32)
-    warped, labels, _ = GeometricAugmentation(p=0.12)(ramp, generator())
-    center = warped[:, 0, 16, 15:17].diff(dim=1)[:, 0] / (2 / 31)
-    scaled = labels[:, 2].ne(0) & (labels.ne(0).sum(1) == 1)
-    torch.testing.assert_close(center[scaled], torch.exp2(-labels[scaled, 2]), atol=1e-3, rtol=0)
-    shifted = labels[:, 7].ne(0) & (labels.ne(0).sum(1) == 1) & (labels[:, 7].abs() < 0.3)
-    moved = -warped[shifted, 0, 16, 15:17].mean(1) / (2 / 31) / 32
-    torch.testing.assert_close(moved, labels[shifted, 7], atol=1e-3, rtol=0)
+def homogeneous(label, sign):
+    """The map from places of the result to places of the source that a label means, in sides from the centre.
+
+    EDM's label does not tell a stretch along an axis from a compression along its opposite, so `sign` must.
+    """
+    x_flip, y_flip, scale, cos, sin, stretch_cos, stretch_sin, shift_x, shift_y = label.double().numpy()
+    angle, axis = np.arctan2(sin, cos + 1), np.arctan2(stretch_sin, stretch_cos)
+    stretch = sign * 0.2 * np.hypot(stretch_cos, stretch_sin)
+
+    def rotation(a):
+        return np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
+
+    flips = np.diag([1 - 2 * x_flip, 1 - 2 * y_flip, 1])
+    scaling = np.diag([2 ** (0.2 * scale), 2 ** (0.2 * scale), 1])
+    stretching = rotation(-axis) @ np.diag([2**stretch, 2**-stretch, 1]) @ rotation(axis)
+    shift = np.array([[1, 0, 0.125 * shift_x], [0, 1, 0.125 * shift_y], [0, 0, 1]])
+    # What happens to the image, first to last; EDM rotates by minus the angle it tells.
+    return np.linalg.inv(shift @ stretching @ rotation(-angle) @ scaling @ flips)
+
+
+@pytest.mark.parametrize("side", [32, 33])
+def test_augmentation_is_the_map_that_its_label_says(side):
+    # The images are their own coordinates, so that the result shows where it comes from.
+    axis = (torch.arange(side) + 0.5) / side - 0.5
+    images = torch.stack(torch.meshgrid(axis, axis, indexing="xy"))[None].expand(300, -1, -1, -1)
+    images = images.contiguous()
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # of no consequence
+        result = GeometricAugmentation(p=0.7)(images, generator())
+    checked = 0
+    for image, label in zip(result.images, result.labels, strict=True):
+        errors = []
+        for sign in (1, -1):
+            back = homogeneous(label, sign)
+            for row, column in ((side // 2, side // 2), (side // 2 - 3, side // 2 + 2)):
+                source = (back @ np.array([axis[column], axis[row], 1]))[:2]
+                errors.append(np.abs(image[:, row, column].numpy() - source).max())
+            inside = np.abs(source).max() < 0.35  # away from the reflected border
+        if inside:
+            assert min(max(errors[:2]), max(errors[2:])) < 1e-4
+            checked += 1
+    assert checked > 150
 
 
 def test_augmentation_of_vectors_or_bad_probability_is_refused():

@@ -25,11 +25,10 @@ def test_validate_needs_no_checkpoint(capsys):
 
 def test_predict_with_the_exact_score_returns_images_of_the_reference_set():
     # The exact score's flow ends in training images: memorisation is what it is right to do.
-    Path("writer.yaml").write_text(
-        "trainer:\n  callbacks:\n    - {class_path: callbacks.SampleWriter, init_args: {format: npz, folder: out}}\n"
-    )
     exact = ["--model.estimator", "Exact", "--model.sampling_steps", "40"]
-    main(["predict", *RUN, "-c", "writer.yaml", *exact, "--data.predict_samples", "40"])
+    writer = ["--trainer.callbacks", "callbacks.SampleWriter", "--trainer.callbacks.format", "npz"]
+    bar = ["--trainer.enable_progress_bar", "true"]
+    main(["predict", *RUN, *exact, "--data.predict_samples", "40", *writer, "--trainer.callbacks.folder", "out", *bar])
     samples = np.load("out/samples.npz")["images"].reshape(40, 64).astype(int)
     digits = np.rint(load_digits().data * (255 / 16)).astype(int)
     distance = np.abs(samples[:, None] - digits[None]).max(2).min(1)

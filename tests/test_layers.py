@@ -76,7 +76,7 @@ def test_only_their_files_import_lightning_faiss_and_callbacks(path):
 @pytest.mark.parametrize("path", files_of(*MATHS), ids=module_of)
 def test_maths_imports_nothing_above_the_posterior(path):
     own = path.relative_to(ROOT / "lit_knn").parts[0].removesuffix(".py")
-    allowed = {"process", "posterior", "rng", "errors", own}
+    allowed = {"process", "posterior", "rng", "errors", "files", own}
     if own == "sampling":
         allowed |= {"solvers", "schedules"}  # a sampler takes the one's steps along the other's grid
     assert second_level(imports_of(path)) <= allowed

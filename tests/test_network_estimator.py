@@ -7,7 +7,7 @@ from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
 from lit_knn.estimators import Network, OneSample
-from lit_knn.nets import UNet
+from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.sampling import heun_sampler, seeded_noise
 
 
@@ -50,6 +50,26 @@ def test_it_samples_in_the_sampler_what_its_model_samples(trained):
     network = Network(path, unet())
     images = heun_sampler(network.posterior_mean, seeded_noise(seeds, (1, 8, 8)), 6)
     torch.testing.assert_close(images.float(), model.eval().sample(seeds, 6), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", [DDPMpp, NCSNpp, ADM])
+def test_checkpoints_of_the_published_families_tell_their_architecture(family, tmp_path):
+    net = family(image_size=8, in_channels=1, channels=32, multipliers=[1, 2], blocks=1, attention_at=[4], dropout=0.2)
+    trainer = pl.Trainer(
+        max_steps=1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        callbacks=[LastCheckpoint(dirpath=str(tmp_path))],
+    )
+    model = LitEDM(net, OneSample())
+    trainer.fit(model, Digits(batch_size=8))
+    z = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        expected = model.denoiser.eval()(z, torch.tensor(2.0))
+    torch.testing.assert_close(Network(tmp_path / "last.ckpt").posterior_mean(z, 2.0), expected)
 
 
 def test_another_or_an_unknown_architecture_is_refused(trained):

@@ -21,6 +21,12 @@ class Estimator(ABC):
     needs_reference = True
     """Whether `bind` must be called before use."""
 
+    deterministic = False
+    """Whether equal z, t and x_source give equal estimates, whatever the generator."""
+
+    uses_source = False
+    """Whether the estimate depends on `x_source`."""
+
     _reference: ReferenceSet | None = None
 
     def bind(self, reference: ReferenceSet) -> Self:

@@ -17,6 +17,8 @@ class Exact(Estimator):
     bounded whatever B and N. All of it in float64: float32 sums over a chunk of many images drift.
     """
 
+    deterministic = True
+
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.sampled import check_count, snis_mean
+from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws
 from lit_knn.posterior import direct_sq_dist
-from lit_knn.proposal import neighbour_proposal, sample_proposal
+from lit_knn.proposal import Proposal, neighbour_proposal, sample_proposal
 from lit_knn.reference import ReferenceSet
 
 # At small t the likelihood ratio of two near neighbours hangs on digits that a search does not have, and only a
@@ -17,7 +16,7 @@ from lit_knn.reference import ReferenceSet
 RECOMPUTED_NEIGHBOURS = 16
 
 
-class KNN(Estimator):
+class KNN(SampledEstimator):
     """SNIS (Eq. 11) with the nearest-neighbour proposal (Eq. 13, eq:proposal): Algorithm 1 (alg:estimator).
 
     Biased, O(1/n); the variance is that of `MonteCarlo` times at most Z_q/p_t(z) (Theorem 4.1). The search may be
@@ -46,14 +45,15 @@ class KNN(Estimator):
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
         return super().bind(reference)
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def proposal(self, z: Tensor, t: Tensor) -> Proposal:
+        """The proposal that draws for z (B, *shape) at t (B,) come from, Eq. 13 (eq:proposal)."""
         sq_dist, neighbours = self.reference.search(z, self.k)
         sq_dist = self._recompute_nearest(z, sq_dist, neighbours)
-        proposal = neighbour_proposal(sq_dist, neighbours, t, self.reference.N)
-        ids, log_q = sample_proposal(proposal, self.n, generator)
-        return snis_mean(self.reference, ids, z, t, log_q)
+        return neighbour_proposal(sq_dist, neighbours, t, self.reference.N)
+
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+        ids, log_q = sample_proposal(self.proposal(z, t), self.n, generator)
+        return snis_draws(ids, t, log_q)
 
     def _recompute_nearest(self, z: Tensor, sq_dist: Tensor, ids: Tensor) -> Tensor:
         """Replace the distances of the first few neighbours by exact ones; (B, k), float64."""

@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.sampled import check_count, gathered_mean
+from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count
 from lit_knn.estimators.streaming import batches_of, stream_sq_dist
 from lit_knn.posterior import unnormalised_log_likelihood
 
 
-class MonteCarlo(Estimator):
+class MonteCarlo(SampledEstimator):
     """μ̂ = (1/n) Σ x_i with x_i drawn from the exact posterior: Eq. 9 (eq:simple_mc).
 
     Unbiased, variance Var(x|z)/n. As expensive as `Exact`: the yardstick of sampling estimators, not for use.
@@ -24,16 +23,18 @@ class MonteCarlo(Estimator):
     def __init__(self, n: int = 256) -> None:
         self.n = check_count("MonteCarlo", "n", n)
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+        ids = self.posterior_ids(z, t, generator)
+        return Draws(ids, lambda sq_dist, rows: torch.full_like(sq_dist, 1 / self.n))
+
+    def posterior_ids(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw n ids for each z (B, *shape) at t (B,) from p_t(x|z), Eq. 2 (eq:posterior); (B, n)."""
         ids = torch.empty(len(z), self.n, dtype=torch.long, device=z.device)
         for rows in batches_of(z, self.reference.N):
-            ids[rows] = self._draw(z[rows], t[rows], generator)
-        return gathered_mean(self.reference, ids, z, lambda sq_dist, rows: torch.full_like(sq_dist, 1 / self.n))
+            ids[rows] = self._invert_cdf(z[rows], t[rows], generator)
+        return ids
 
-    def _draw(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Draw n ids of each z from p_t(x|z), Eq. 2, by inverting its cumulative distribution; (B, n)."""
+    def _invert_cdf(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
         log_p = torch.empty(len(z), self.reference.N, dtype=torch.float64, device=z.device)
         for ids, _, sq_dist in stream_sq_dist(self.reference, z):
             log_p[:, ids] = unnormalised_log_likelihood(sq_dist, t)

@@ -1,6 +1,7 @@
 """A trained EDM network as an estimator."""
 
 from os import PathLike
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +24,16 @@ class Network(Estimator):
         net: the architecture, for a `.ckpt`, which does not tell it; null for published networks.
 
     Raises:
-        InputError: the file cannot be read, holds another architecture, or tells none and `net` is not given.
+        InputError: the file is missing, cannot be read, holds another architecture, or tells none and `net` is not
+            given.
     """
 
     needs_reference = False
+    deterministic = True
 
     def __init__(self, path: str | PathLike[str], net: nn.Module | None = None) -> None:
+        if not Path(path).is_file():
+            raise InputError(f"Network: path={path}: no such file")
         config, state_dict = load_network_parts(path)
         if net is None and "model_type" not in config:
             raise InputError(f"Network: path={path} does not tell its architecture: give net")

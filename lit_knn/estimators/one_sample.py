@@ -14,6 +14,8 @@ class OneSample(Estimator):
     """
 
     needs_reference = False
+    deterministic = True
+    uses_source = True
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None

@@ -3,15 +3,17 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.sampled import check_count, snis_mean, uniform_ids
+from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws, uniform_ids
 
 
-class STF(Estimator):
+class STF(SampledEstimator):
     """The stable target field: uniform SNIS over a random batch into which the source of z is put.
 
-    The source was not drawn from the proposal yet is weighted as if it were, so the estimate is biased, most at
-    intermediate t; the bias vanishes as n → ∞. Batches of different z are independent.
+    The source was not drawn from the proposal yet is weighted as if it were, so that for a given source the estimate is
+    biased towards it, most at intermediate t; this bias vanishes as n → ∞. Averaged over the sources that z may have
+    been made from, which are draws of p_t(x|z), there is no bias at any n: the expectation of w_1/Z · Σ w_i x_i / Σ w_i
+    over uniform draws is the same with w_2, …, w_n in the place of w_1, and in their sum Σ w_i cancels. Batches of
+    different z are independent.
 
     Args:
         n: images averaged per z, the source included when it is given. Without a source it is `UniformSNIS`.
@@ -20,12 +22,12 @@ class STF(Estimator):
         InputError: n < 1.
     """
 
+    uses_source = True
+
     def __init__(self, n: int = 256) -> None:
         self.n = check_count("STF", "n", n)
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         drawn = self.n if x_source is None else self.n - 1
         ids = uniform_ids(self.reference, len(z), drawn, generator)
-        return snis_mean(self.reference, ids, z, t, x_source=x_source)
+        return snis_draws(ids, t, x_source=x_source)

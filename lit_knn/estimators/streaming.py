@@ -26,6 +26,14 @@ def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
         yield slice(start, min(start + step, len(z)))
 
 
+def all_sq_dist(reference: ReferenceSet, z: Tensor) -> Tensor:
+    """‖z − x‖² of each z (B, *shape) with all images; (B, N), float64, which must fit in memory, see `batches_of`."""
+    sq_dist = torch.empty(len(z), reference.N, dtype=torch.float64, device=z.device)
+    for ids, _, chunk in stream_sq_dist(reference, z):
+        sq_dist[:, ids] = chunk
+    return sq_dist
+
+
 def stream_sq_dist(reference: ReferenceSet, z: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Stream the reference set past the latents.
 

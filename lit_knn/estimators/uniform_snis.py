@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.sampled import check_count, snis_mean, uniform_ids
+from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws, uniform_ids
 
 
-class UniformSNIS(Estimator):
+class UniformSNIS(SampledEstimator):
     """Eq. 11 (eq:SNIS_estimator) with q = 1/N, the μ̂_U of Theorem 4.2 (thm:knn_vs_stf).
 
     Biased, O(1/n), and useless below the t at which n random images include likely ones.
@@ -22,7 +21,5 @@ class UniformSNIS(Estimator):
     def __init__(self, n: int = 256) -> None:
         self.n = check_count("UniformSNIS", "n", n)
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        return snis_mean(self.reference, uniform_ids(self.reference, len(z), self.n, generator), z, t)
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+        return snis_draws(uniform_ids(self.reference, len(z), self.n, generator), t)

@@ -1,5 +1,35 @@
 """Metrics of estimators and of generated samples."""
 
-from lit_knn.metrics.frechet import pixel_frechet_distance
+from lit_knn.metrics.estimator_error import ErrorTerms, LatentMeans, MeanAndError, error_terms
+from lit_knn.metrics.features import DINOv2, EfficientNetLite0, FeatureExtractor, InceptionV3, Pixels
+from lit_knn.metrics.fidelity import (
+    FeatureStatistics,
+    FeatureSums,
+    frechet_distance,
+    inception_score,
+    kernel_distance,
+    precision_recall,
+)
+from lit_knn.metrics.memorisation import MemorisationMetric, NearestImages, is_copied, nearest_images
 
-__all__ = ["pixel_frechet_distance"]
+__all__ = [
+    "DINOv2",
+    "EfficientNetLite0",
+    "ErrorTerms",
+    "FeatureExtractor",
+    "FeatureStatistics",
+    "FeatureSums",
+    "InceptionV3",
+    "LatentMeans",
+    "MeanAndError",
+    "MemorisationMetric",
+    "NearestImages",
+    "Pixels",
+    "error_terms",
+    "frechet_distance",
+    "inception_score",
+    "is_copied",
+    "kernel_distance",
+    "nearest_images",
+    "precision_recall",
+]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from lit_knn.errors import InputError
 from lit_knn.nets.adm import ADM
 from lit_knn.nets.residual_unet import ResidualUNet
@@ -85,6 +87,15 @@ def network_from_config(config: Mapping[str, Any]) -> ResidualUNet:
         return net(**{OPTIONS[name]: value for name, value in options.items()})
     except TypeError as error:
         raise InputError(f"{model_type}: an option of the wrong type among {options}") from error
+
+
+def network_to_config(net: nn.Module) -> dict[str, Any] | None:
+    """The published constructor arguments that describe a network, for `network_from_config`; None for other kinds."""
+    families = {DDPMpp: ("SongUNet", DDPMPP_OPTIONS), NCSNpp: ("SongUNet", NCSNPP_OPTIONS), ADM: ("DhariwalUNet", {})}
+    if type(net) not in families:
+        return None
+    model_type, family = families[type(net)]
+    return {"model_type": model_type, **family, **{name: getattr(net, option) for name, option in OPTIONS.items()}}
 
 
 def _song_family(config: dict[str, Any]) -> type[DDPMpp] | type[NCSNpp]:

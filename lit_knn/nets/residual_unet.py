@@ -64,9 +64,10 @@ class ResidualUNet(nn.Module):
         self.label_dropout = label_dropout
         self.augment_dim = augment_dim
         self.embedding_width = 4 * channels
+        self.multipliers = list(multipliers)
         self.widths = [channels * m for m in multipliers]
         self.blocks = blocks
-        self.attention_at = frozenset(attention_at)
+        self.attention_at = sorted(attention_at)
         self.dropout = dropout
 
     def _check_options(

@@ -121,11 +121,13 @@ class NoiseEmbedding(nn.Module):
 
     def forward(self, noise_label: Tensor, class_label: Tensor | None) -> Tensor:
         """(B,) and (B,) or None to (B, width)."""
-        angles = noise_label.unsqueeze(1) * self.frequencies
-        embedding = self.mlp(torch.cat([angles.sin(), angles.cos()], 1))
-        if self.classes is not None and class_label is not None:
-            embedding = embedding + self.classes(class_label)
-        return F.silu(embedding)
+        # Neighbouring noise levels of a fine grid would be one in half precision.
+        with torch.autocast(noise_label.device.type, enabled=False):
+            angles = noise_label.unsqueeze(1) * self.frequencies
+            embedding = self.mlp(torch.cat([angles.sin(), angles.cos()], 1))
+            if self.classes is not None and class_label is not None:
+                embedding = embedding + self.classes(class_label)
+            return F.silu(embedding)
 
 
 class ResBlock(nn.Module):

@@ -1,0 +1,99 @@
+"""One estimator at one batch of latents: its errors, its weights, its search and its time."""
+
+import torch
+from torch import Tensor
+
+from callbacks.latents import ESTIMATOR_STREAM, SOURCE_STREAM
+from lit_knn.estimators import KNN, Estimator, MonteCarlo
+from lit_knn.estimators.diagnostics import SearchDiagnostics, search_diagnostics
+from lit_knn.estimators.sampled import SampledEstimator, WeightStatistics
+from lit_knn.metrics import ErrorTerms, error_terms
+from lit_knn.monitor import Stopwatch
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+
+TIME = "ms_per_estimate"
+
+
+class FixedSource:
+    """The clean x that z was made from, in every repeat."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __call__(self, repeat: int) -> Tensor:
+        """`x_source` of a repeat, (B, *shape)."""
+        return self.x
+
+
+class PosteriorSource:
+    """A draw from the posterior p_t(x|z) for each repeat: as the clean x is distributed, given z.
+
+    Args:
+        reference: the data set.
+        z: (B, *shape).
+        t: noise level.
+        repeats: number of draws.
+        key: of the draws.
+    """
+
+    def __init__(self, reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]) -> None:
+        generator = keyed_generator(z.device, *key, SOURCE_STREAM)
+        levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
+        self.reference = reference
+        self.ids = MonteCarlo(repeats).bind(reference).posterior_ids(z, levels, generator)
+
+    def __call__(self, repeat: int) -> Tensor:
+        """`x_source` of a repeat, (B, *shape)."""
+        return self.reference.gather(self.ids[:, repeat])
+
+
+Source = FixedSource | PosteriorSource
+
+
+def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
+    """The names of what `measure` returns for an estimator."""
+    names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
+    if isinstance(estimator, SampledEstimator):
+        names += WeightStatistics._fields
+    if isinstance(estimator, KNN):
+        names += SearchDiagnostics._fields
+    return (*names, TIME)
+
+
+def measure(
+    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """Estimate the posterior mean `repeats` times and compare with the exact one.
+
+    Args:
+        estimator: bound; one that is deterministic given its source where `repeats` is 1.
+        repeats: R.
+        z: (B, *shape).
+        t: noise level.
+        mu: (B, *shape), float64, the exact posterior mean.
+        source: gives `x_source` of each repeat.
+        key: of the random draws.
+
+    Returns:
+        (B,) for each of `quantities`: see `ErrorTerms`, `WeightStatistics` and `SearchDiagnostics`; and the time of
+        one estimate of one posterior mean, in milliseconds.
+    """
+    error_sum = torch.zeros_like(mu)
+    sq_error_sum = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    watch = Stopwatch(z.device)
+    for repeat in range(repeats):
+        generator = keyed_generator(z.device, *key, repeat, ESTIMATOR_STREAM)
+        with watch.measure():
+            estimate = estimator.posterior_mean(z, t, x_source=source(repeat), generator=generator)
+        error = estimate.double() - mu
+        error_sum += error
+        sq_error_sum += error.flatten(1).square().sum(1)
+    milliseconds = 1000 * watch.read_and_reset() / (repeats * len(z))
+    values = error_terms(error_sum, sq_error_sum, repeats)._asdict()
+    if isinstance(estimator, SampledEstimator):
+        generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
+        values |= estimator.weight_statistics(z, t, source(0), generator)._asdict()
+    if isinstance(estimator, KNN):
+        values |= search_diagnostics(estimator, z, t, mu)._asdict()
+    return {**values, TIME: torch.full_like(sq_error_sum, milliseconds)}

@@ -1,0 +1,191 @@
+"""Fidelity of any images to the data of a run: what `Fidelity` does with samples."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from callbacks.progress import measuring_bar
+from lit_knn.errors import InputError
+from lit_knn.metrics import (
+    FeatureExtractor,
+    FeatureStatistics,
+    FeatureSums,
+    InceptionV3,
+    frechet_distance,
+    inception_score,
+    kernel_distance,
+    precision_recall,
+)
+from lit_knn.metrics.fidelity import INCEPTION_SCORE_SPLITS
+from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
+from lit_knn.reference import ReferenceSet
+
+EXTRA_METRICS = ("kid", "precision", "recall")
+
+
+class FidelityMeasure:
+    """Compares images with the reference set of a run; all ranks take part, and all get the same numbers.
+
+    The real set is the reference set, its mirror images included if the data has `hflip`.
+
+    Args:
+        extractor: what images are compared by.
+        batch_size: real images that go through the extractor at a time.
+        extra_metrics: any of `kid`, `precision`, `recall`, on the same features.
+        kid_subset_size: images of each set in one of KID's 100 subsets.
+        cache_dir: where the statistics of the real set are kept for other runs; null to keep none.
+
+    Raises:
+        InputError: an option out of its range, an unknown metric.
+    """
+
+    def __init__(
+        self,
+        extractor: FeatureExtractor,
+        batch_size: int = 128,
+        extra_metrics: Sequence[str] = (),
+        kid_subset_size: int = 1000,
+        cache_dir: str | None = None,
+    ) -> None:
+        unknown = [name for name in extra_metrics if name not in EXTRA_METRICS]
+        if unknown:
+            raise InputError(f"extra_metrics: unknown metric {unknown[0]!r}; there are {', '.join(EXTRA_METRICS)}")
+        if batch_size < 1 or kid_subset_size < 2:
+            raise InputError(
+                f"batch_size={batch_size} must be at least 1 and kid_subset_size={kid_subset_size} at least 2"
+            )
+        self.extractor = extractor
+        self.batch_size = batch_size
+        self.extra_metrics = tuple(extra_metrics)
+        self.kid_subset_size = kid_subset_size
+        self.cache_dir = cache_dir
+        self._ready = False
+        self._real: FeatureStatistics | None = None
+
+    def prepare(self, trainer: pl.Trainer, reference: ReferenceSet, num_images: int) -> None:
+        """Load the extractor and check that `num_images` images can be compared with the data, before long work.
+
+        Raises:
+            InputError: weights or a package are missing or wrong; too few images for a metric.
+        """
+        # The first rank downloads, if need be, and all ranks hear of what went wrong.
+        problem = self._load(reference) if trainer.is_global_zero else None
+        problem = trainer.strategy.broadcast(problem) or self._load(reference)
+        if problem is not None:
+            raise InputError(problem)
+        fewest = min(num_images, reference.N)
+        self._check_enough(fewest, num_images)
+        name, num_features = self.extractor.metric, self.extractor.num_features
+        if fewest <= num_features:
+            rank_zero_warn(
+                f"{name}: {fewest} images give a rank-deficient covariance of {num_features} features; compare it "
+                "only between equal numbers of images"
+            )
+        if isinstance(self.extractor, InceptionV3) and not self.extractor.is_published:
+            rank_zero_warn(
+                f"fid: weights={self.extractor.weights} are not the published ones, so neither are FID and Inception "
+                "Score comparable with published values"
+            )
+
+    def _load(self, reference: ReferenceSet) -> str | None:
+        try:
+            self.extractor.load(reference.shape, "cpu")
+        except InputError as error:
+            return str(error)
+        return None
+
+    def _check_enough(self, fewest: int, num_images: int) -> None:
+        if self.extractor.num_logits and num_images < INCEPTION_SCORE_SPLITS:
+            raise InputError(f"inception_score: {num_images} images are fewer than its {INCEPTION_SCORE_SPLITS} splits")
+        if "kid" in self.extra_metrics and fewest < self.kid_subset_size:
+            raise InputError(f"kid: kid_subset_size={self.kid_subset_size} is more than the {fewest} images")
+        if {"precision", "recall"} & set(self.extra_metrics) and fewest < 4:
+            raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
+
+    def __call__(
+        self, trainer: pl.Trainer, reference: ReferenceSet, batches: Iterable[tuple[Tensor, Tensor]], total: int
+    ) -> dict[str, float]:
+        """Compare images with the data; on all ranks, after `prepare`.
+
+        Args:
+            trainer: of the run.
+            reference: the data.
+            batches: this rank's share of the images, as numbers (B,) int64, each used once over all ranks, and images
+                (B, *shape) in model space. They are asked for one by one, under a progress bar.
+            total: number of images over all ranks, for the progress bar.
+
+        Returns:
+            The distance under the extractor's name, the Inception Score and the extra metrics.
+        """
+        device = trainer.strategy.root_device
+        self.extractor.load(reference.shape, device)
+        if not self._ready:
+            self._real = self._real_statistics(trainer, reference)
+            self._ready = True
+        statistics = self._statistics(trainer, batches, "Samples", total)
+        values = self._values(statistics) if trainer.is_global_zero else {}
+        return trainer.strategy.broadcast(values)
+
+    def _values(self, generated: FeatureStatistics) -> dict[str, float]:
+        real = self._real
+        assert real is not None
+        values = {self.extractor.metric: frechet_distance(generated, real)}
+        if generated.logits is not None:
+            values |= inception_score(generated.logits)
+        if generated.features is None or real.features is None:
+            return values
+        if "kid" in self.extra_metrics:
+            values |= kernel_distance(generated.features, real.features, self.kid_subset_size)
+        if {"precision", "recall"} & set(self.extra_metrics):
+            shares = precision_recall(generated.features, real.features)
+            values |= {name: value for name, value in shares.items() if name in self.extra_metrics}
+        return values
+
+    def _real_statistics(self, trainer: pl.Trainer, reference: ReferenceSet) -> FeatureStatistics | None:
+        """Statistics of the data, from the cache or by all ranks together; the first rank alone needs them."""
+        path = self._cache_path(reference) if trainer.is_global_zero else None
+        real = None if path is None else load_statistics(path, self.extractor.num_features)
+        if path is not None and real is None and path.exists():
+            rank_zero_warn(f"{path} is damaged; the statistics of the data are computed anew")
+        if trainer.strategy.broadcast(real is not None):
+            return None if real is None else _to_device(real, trainer.strategy.root_device)
+        real = self._statistics(trainer, self._real_batches(trainer, reference), "Data", reference.N)
+        if path is not None:
+            save_statistics(path, real)
+            rank_zero_info(f"Statistics of the data ({self.extractor.metric}) are kept in {path}")
+        return real
+
+    def _cache_path(self, reference: ReferenceSet) -> Path | None:
+        if self.cache_dir is None:
+            return None
+        data, extractor = reference.fingerprint(), self.extractor.fingerprint()
+        return cache_path(self.cache_dir, self.extractor.metric, data, extractor, bool(self.extra_metrics))
+
+    def _real_batches(self, trainer: pl.Trainer, reference: ReferenceSet) -> Iterator[tuple[Tensor, Tensor]]:
+        for number, (start, x) in enumerate(reference.chunks(self.batch_size)):
+            if number % trainer.world_size == trainer.global_rank:
+                yield torch.arange(start, start + len(x)), x
+
+    def _statistics(
+        self, trainer: pl.Trainer, batches: Iterable[tuple[Tensor, Tensor]], description: str, total: int
+    ) -> FeatureStatistics:
+        device = trainer.strategy.root_device
+        extractor = self.extractor
+        sums = FeatureSums(extractor.num_features, extractor.num_logits, bool(self.extra_metrics)).to(device)
+        # A rank without images still takes part in adding up.
+        nothing = torch.zeros(0, extractor.num_features, device=device)
+        sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, extractor.num_logits))
+        with measuring_bar(trainer, total // trainer.world_size, description, " images", leave=False) as bar:
+            for numbers, images in batches:
+                sums.update(numbers, *extractor(images.to(device)))
+                bar.update(len(images))
+        return sums.compute()
+
+
+def _to_device(statistics: FeatureStatistics, device: torch.device) -> FeatureStatistics:
+    features = None if statistics.features is None else statistics.features.to(device)
+    return FeatureStatistics(statistics.mean.to(device), statistics.cov.to(device), statistics.count, features)

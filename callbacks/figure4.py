@@ -1,0 +1,159 @@
+"""Figure 4 (fig:ablation): FID against images seen, from the tables that training runs left.
+
+`python -m callbacks.figure4 RUN_FOLDER... [--metric fid] [--output figure4]` draws figure4.png and figure4.pdf.
+Folders of `validate` runs, one for each checkpoint, do as well as one of a training run that measured as it went.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+
+from callbacks.fidelity import CSV_NAME
+from callbacks.results import read_rows, save_figure
+from lit_knn.errors import InputError
+
+NAMES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
+
+
+@dataclass
+class Curve:
+    """The metric over the training of one estimator; a resumed run's folders make one curve.
+
+    Attributes:
+        estimator: class name.
+        k: neighbours searched, or None.
+        n: samples drawn, or None.
+        points: images seen and value, ascending.
+    """
+
+    estimator: str
+    k: int | None
+    n: int | None
+    points: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        """The smallest value."""
+        return min(value for _, value in self.points)
+
+
+def read_curves(folders: Sequence[str | Path], metric: str) -> list[Curve]:
+    """Read config.yaml and fidelity.csv of each run folder.
+
+    Raises:
+        InputError: a file is missing or damaged, or has no values of `metric`.
+    """
+    curves: dict[tuple[str, int | None, int | None], Curve] = {}
+    for folder in map(Path, folders):
+        key = _read_estimator(folder / "config.yaml")
+        curve = curves.setdefault(key, Curve(*key))
+        curve.points = sorted({**dict(curve.points), **_read_points(folder / CSV_NAME, metric)}.items())
+    return list(curves.values())
+
+
+def _read_estimator(path: Path) -> tuple[str, int | None, int | None]:
+    if not path.is_file():
+        raise InputError(f"figure4: {path}: no such file; give the folders of training runs, such as runs/x/version_0")
+    try:
+        estimator = yaml.safe_load(path.read_text())["model"]["init_args"]["estimator"]
+        options = estimator.get("init_args") or {}
+        return estimator["class_path"].rpartition(".")[2], options.get("k"), options.get("n")
+    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise InputError(f"figure4: {path} tells no model.init_args.estimator") from error
+
+
+def _read_points(path: Path, metric: str) -> dict[int, float]:
+    if not path.is_file():
+        raise InputError(f"figure4: {path}: no such file; the run must have callbacks.Fidelity")
+    try:
+        points = {int(row["images_seen"]): float(row[metric]) for row in read_rows(path) if row.get(metric)}
+    except (KeyError, ValueError) as error:
+        raise InputError(f"figure4: {path}: {error}") from error
+    if not points:
+        raise InputError(f"figure4: {path} has no values of --metric {metric}")
+    return points
+
+
+def draw(curves: Sequence[Curve], metric: str) -> Figure:
+    """Two panels, k above and n below, each against the baseline, the one-sample estimator where there is a run of it.
+
+    Dotted lines are the best value of each curve; dashed ones where a curve passes the baseline's best.
+    """
+    knn = [curve for curve in curves if curve.k is not None]
+    baselines = [curve for curve in curves if curve.k is None]
+    panels = [(_vary(knn, "k"), "search size k"), (_vary(knn, "n"), "sample size n")]
+    # Thousands for the digits, millions for the paper's runs.
+    last = max(seen for curve in curves for seen, _ in curve.points)
+    unit, divisor = ("millions", 1e6) if last >= 1e6 else ("thousands", 1e3)
+    figure = Figure(figsize=(6, 7), layout="constrained")
+    axes = figure.subplots(2, 1, sharex=True)
+    for ax, (varied, title) in zip(axes, panels, strict=True):
+        _panel(ax, [*baselines, *varied], divisor)
+        ax.set_title(f"Effect of the {title}", fontsize=10)
+        ax.set_ylabel(NAMES.get(metric, metric))
+    axes[-1].set_xlabel(f"Training images seen ({unit})")
+    return figure
+
+
+def _vary(curves: Sequence[Curve], name: str) -> list[Curve]:
+    """The curves that differ in this option alone: those with the most common value of the other, the larger first."""
+    other = "n" if name == "k" else "k"
+    values = Counter(getattr(curve, other) for curve in curves)
+    if not values:
+        return []
+    common = max(values, key=lambda value: (values[value], value))
+    return sorted((c for c in curves if getattr(c, other) == common), key=lambda curve: getattr(curve, name))
+
+
+def _panel(ax: Axes, curves: Sequence[Curve], divisor: float) -> None:
+    baseline = next((curve for curve in curves if curve.estimator == "OneSample"), None)
+    for number, curve in enumerate(curves):
+        color = "black" if curve is baseline else f"C{number}"
+        label = curve.estimator if curve.k is None else f"{curve.estimator} k={curve.k}, n={curve.n}"
+        images = [seen / divisor for seen, _ in curve.points]
+        ax.plot(images, [value for _, value in curve.points], color=color, marker=".", label=label)
+        ax.axhline(curve.best, color=color, linestyle=":", linewidth=1)
+        if baseline is not None and curve is not baseline:
+            passed = next((seen for seen, value in curve.points if value < baseline.best), None)
+            if passed is not None:
+                ax.axvline(passed / divisor, color=color, linestyle="--", linewidth=1)
+    ax.set_yscale("log")
+    for set_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+        set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+    ax.grid(alpha=0.3, which="both")
+    ax.legend(fontsize=8)
+
+
+def check_absent(stem: str) -> None:
+    """Raise InputError if `stem`.png or `stem`.pdf is there already."""
+    for path in (Path(f"{stem}.png"), Path(f"{stem}.pdf")):
+        if path.exists():
+            raise InputError(f"figure4: --output {stem}: {path} is there already; nothing is overwritten")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Draw the figure of the runs on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m callbacks.figure4", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folders", nargs="+", metavar="RUN_FOLDER", help="holds config.yaml and fidelity.csv")
+    parser.add_argument("--metric", default="fid", help="column of fidelity.csv")
+    parser.add_argument("--output", default="figure4", help="path of the pictures, without .png and .pdf")
+    options = parser.parse_args(args)
+    try:
+        check_absent(options.output)
+        paths = save_figure(draw(read_curves(options.folders, options.metric), options.metric), Path(options.output))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    print("\n".join(map(str, paths)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Figure 5: samples of the probability flow that an estimator begins and a trained network ends."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+from torchvision.utils import save_image
+from tqdm import tqdm
+
+from callbacks.fidelity_measure import FidelityMeasure
+from callbacks.fingerprint import describe, describe_reference, fingerprint
+from callbacks.hybrid_figure import hybrid_figure
+from callbacks.hybrid_point import HybridSamples
+from callbacks.progress import measuring_bar
+from callbacks.results import save_figure, show_figure
+from callbacks.results_table import ResultsTable, Row
+from callbacks.sample_grid import image_grid
+from lit_knn.errors import InputError
+from lit_knn.estimators import Estimator
+from lit_knn.evaluation import LitEstimator
+from lit_knn.files import written_whole
+from lit_knn.metrics import FeatureExtractor, InceptionV3, MemorisationMetric, nearest_images
+from lit_knn.sampling import hybrid_sigmas
+
+FORWARD = "forward"
+GRID_SAMPLES = 64
+Point = tuple[str, float]
+
+
+class HybridSampling(pl.Callback):
+    """For each t_switch, sample with each estimator down to it and with the network below, and measure the samples.
+
+    The baseline, `forward`, starts the network from noisy data. Measured are the distance to the data, the copied
+    fraction and the mean distance to the nearest training image.
+
+    Each finished point is a row of a CSV file in `folder`, and is not computed again by a run of the same settings: its
+    last column is a hash of estimator, network, data, index and options, which the JSON file of that name spells. At
+    the end the run's own folder gets the picture of its points. Samples are split over the ranks by batches, which are
+    the same for any number of ranks.
+
+    Args:
+        network: what integrates below t_switch, a `lit_knn.estimators.Network`.
+        estimators: what integrates above it, by name.
+        t_switch: noise levels, each between the model's sigma_min and sigma_max.
+        folder: where finished points are kept, over all runs, with a grid of samples of each.
+        num_samples: samples of each point, with the seeds 0 to num_samples − 1.
+        num_steps: levels of the sampler's grid, into which t_switch is put.
+        batch_size: samples drawn at a time, on each rank. What an estimator draws depends on it.
+        extractor: what samples and data are compared by; null for Inception, whose distance is FID.
+        threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
+        cache_dir: where the statistics of the data are kept for other runs; null to keep none.
+
+    Raises:
+        InputError: an option out of its range; at `setup`, a t_switch outside the noise levels, an estimator that
+            cannot sample, or a network that does not fit the data.
+    """
+
+    def __init__(
+        self,
+        network: Estimator,
+        estimators: dict[str, Estimator],
+        t_switch: list[float],
+        folder: str,
+        num_samples: int = 50_000,
+        num_steps: int = 18,
+        batch_size: int = 500,
+        extractor: FeatureExtractor | None = None,
+        threshold: float = 1 / 3,
+        cache_dir: str | None = "runs/fidelity_cache",
+    ) -> None:
+        _check_options(t_switch, list(estimators), num_samples, num_steps, batch_size)
+        MemorisationMetric(threshold)  # refuses a bad one now
+        self.network = network
+        self.estimators: dict[str, Estimator | None] = {**estimators, FORWARD: None}
+        self.t_switch = sorted(set(t_switch), reverse=True)
+        self.folder = Path(folder)
+        self.num_samples = num_samples
+        self.num_steps = num_steps
+        self.batch_size = batch_size
+        self.threshold = threshold
+        extractor = InceptionV3() if extractor is None else extractor
+        self.distance = FidelityMeasure(extractor, batch_size, cache_dir=cache_dir)
+
+    @property
+    def metric(self) -> str:
+        """Name of the distance, a column of the results."""
+        return self.distance.extractor.metric
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Check everything that can be wrong, and find the points that are finished, before any sample is drawn."""
+        if stage != "validate":
+            return
+        if not isinstance(pl_module, LitEstimator):
+            raise InputError(f"HybridSampling: needs the model LitEstimator, got {type(pl_module).__name__}")
+        h = pl_module.hparams
+        levels = {"sigma_min": h.sigma_min, "sigma_max": h.sigma_max, "rho": h.rho}
+        for t in self.t_switch:
+            hybrid_sigmas(t, self.num_steps, **levels)
+        reference = pl_module.data_reference().to(trainer.strategy.root_device)
+        self._samples = HybridSamples(self.network, reference, self.num_steps, levels, h.seed)
+        self._try("network", self.network)
+        for name, estimator in self.estimators.items():
+            if estimator is not None:
+                self._try(f"estimators.{name}", estimator)
+        # A search that cannot tell copies would be found out after the first batch.
+        nearest_images(
+            reference.gather(torch.tensor([0], device=reference.device)),
+            reference.search,
+            reference.gather,
+            reference.N,
+        )
+        self.distance.prepare(trainer, reference, self.num_samples)
+        self._settings = self._describe()
+        self._table = self._open_table()
+        finished = trainer.strategy.broadcast(self._table.load() if trainer.is_global_zero else [])
+        points = [(method, t) for t in self.t_switch for method in self.estimators]
+        self._rows = {point: self._table.find(finished, **self._key(point)) for point in points}
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Measure the points that are not finished, and draw all of them."""
+        log_dir = trainer.log_dir  # a collective: every rank must ask
+        if trainer.sanity_checking:
+            return
+        todo = [point for point, row in self._rows.items() if row is None]
+        rank_zero_info(f"Hybrid sampling: {len(self._rows) - len(todo)} of {len(self._rows)} points are finished")
+        with measuring_bar(trainer, len(todo) * self.num_samples, "Hybrid sampling", " samples") as bar:
+            for point in todo:
+                bar.set_description(f"{point[0]}, t_switch={point[1]:g}")
+                self._rows[point] = self._measure(point, trainer, bar)
+        if trainer.is_global_zero:
+            self._draw(trainer, Path(log_dir or self.folder))
+
+    def _measure(self, point: Point, trainer: pl.Trainer, bar: tqdm) -> Row:
+        method, t_switch = point
+        reference, start = self._samples.reference, time.monotonic()
+        memorisation = MemorisationMetric(self.threshold).to(reference.device)
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            all_batches = torch.arange(self.num_samples).split(self.batch_size)
+            for batch in all_batches[trainer.global_rank :: trainer.world_size]:
+                samples = self._samples.draw(self.estimators[method], t_switch, batch)
+                memorisation.update(nearest_images(samples, reference.search, reference.gather, reference.N))
+                if batch[0] == 0:
+                    self._save_grid(point, samples[:GRID_SAMPLES], trainer)
+                bar.update(min(len(batch) * trainer.world_size, bar.total - bar.n))
+                yield batch, samples
+
+        distances = self.distance(trainer, reference, batches(), self.num_samples)
+        measured = {self.metric: distances[self.metric], **memorisation.compute()}
+        row: Row = {**self._key(point), **measured, "num_samples": self.num_samples, "num_steps": self.num_steps}
+        row |= {"seed": self._samples.seed, "seconds": round(time.monotonic() - start, 2)}
+        if trainer.is_global_zero:
+            self._write_settings(method)
+            self._table.append(row)
+        return row
+
+    def _key(self, point: Point) -> Row:
+        return {"method": point[0], "t_switch": point[1], "settings": fingerprint(self._settings[point[0]])}
+
+    def _try(self, option: str, estimator: Estimator) -> None:
+        """Bind an estimator and call it once."""
+        reference, sigma_max = self._samples.reference, self._samples.levels["sigma_max"]
+        if estimator.needs_reference:
+            estimator.bind(reference)
+        z = torch.zeros(1, *reference.shape, device=reference.device)
+        try:
+            mu = estimator.posterior_mean(z, sigma_max)
+        except (ValueError, RuntimeError, TypeError, IndexError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(
+                f"HybridSampling: {option} cannot be used on images {reference.shape}: {reason}"
+            ) from error
+        if mu.shape != z.shape:
+            raise InputError(f"HybridSampling: {option} turns images {reference.shape} into {tuple(mu.shape[1:])}")
+
+    def _describe(self) -> dict[str, Any]:
+        """What the results of each method depend on."""
+        shared: dict[str, Any] = {
+            "network": describe(self.network),
+            "data": describe_reference(self._samples.reference),
+            "extractor": self.distance.extractor.fingerprint(),
+            "num_samples": self.num_samples,
+            "num_steps": self.num_steps,
+            "batch_size": self.batch_size,
+            "threshold": self.threshold,
+            "seed": self._samples.seed,
+            **self._samples.levels,
+        }
+        return {
+            name: {"estimator": None if estimator is None else describe(estimator), **shared}
+            for name, estimator in self.estimators.items()
+        }
+
+    def _open_table(self) -> ResultsTable:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"HybridSampling: folder={self.folder} cannot be made: {error.strerror}") from error
+        measured = {self.metric: float, "copied_fraction": float, "mean_nearest_distance": float}
+        options = {"num_samples": int, "num_steps": int, "seed": int, "seconds": float, "settings": str}
+        columns = {"method": str, "t_switch": float, **measured, **options}
+        # Another distance has another file: one of other columns would be a damaged one.
+        path = self.folder / f"hybrid_sampling_{self.metric}.csv"
+        return ResultsTable(path, columns, key=("method", "t_switch", "settings"))
+
+    def _write_settings(self, method: str) -> None:
+        path = self.folder / "settings" / f"{fingerprint(self._settings[method])}.json"
+        with written_whole(path) as partial:
+            partial.write_text(json.dumps(self._settings[method], indent=2) + "\n")
+
+    def _save_grid(self, point: Point, samples: Tensor, trainer: pl.Trainer) -> None:
+        if samples.ndim != 4 or samples.shape[1] not in (1, 3):
+            return  # latents and vectors have no picture
+        grid, name = image_grid(samples), f"{point[0]}_t{point[1]:g}_{self._key(point)['settings']}.png"
+        with written_whole(self.folder / "samples" / name) as partial:
+            save_image(grid, partial)
+        if isinstance(trainer.logger, TensorBoardLogger):
+            trainer.logger.experiment.add_image(f"samples/{point[0]}/t_switch={point[1]:g}", grid, 0)
+
+    def _draw(self, trainer: pl.Trainer, folder: Path) -> None:
+        rows = [row for row in self._rows.values() if row is not None]
+        figure = hybrid_figure(rows, self.metric, FORWARD)
+        picture, _ = save_figure(figure, folder / "hybrid_sampling")
+        show_figure(trainer, "hybrid_sampling", figure)
+        rank_zero_info(f"Results: {self._table.path}\nPicture: {picture}")
+
+
+def _check_options(t_switch: list[float], names: list[str], num_samples: int, num_steps: int, batch_size: int) -> None:
+    options = (("num_samples", num_samples, 2), ("num_steps", num_steps, 1), ("batch_size", batch_size, 1))
+    for option, value, least in options:
+        if value < least:
+            raise InputError(f"HybridSampling: {option} must be at least {least}, got {value}")
+    if not t_switch:
+        raise InputError("HybridSampling: t_switch is empty")
+    for name in names:
+        if name == FORWARD or not re.fullmatch(r"[\w.+-]+", name):
+            raise InputError(
+                f"HybridSampling: an estimator cannot be called {name!r}: letters, digits and _.+- only, "
+                f"and {FORWARD!r} is the baseline"
+            )

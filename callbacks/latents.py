@@ -1,0 +1,116 @@
+"""What the callbacks that measure estimators share: their options, and the latents they measure at."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import Estimator
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+
+# Last parts of keys, beyond those of training and sampling.
+LATENT_STREAM, SOURCE_STREAM, ESTIMATOR_STREAM = 10, 11, 12
+
+
+class NoisyLatents:
+    """z = x + t ε, with images x drawn from the reference set without replacement, and ε a function of z's number.
+
+    Images and noise are the same at all noise levels, so that curves over t are smooth, and depend neither on the
+    batch nor on the number of ranks.
+
+    Args:
+        reference: where x is drawn from.
+        num: number of latents, at most N.
+        seed: first part of the key of every draw.
+    """
+
+    def __init__(self, reference: ReferenceSet, num: int, seed: int) -> None:
+        self.reference = reference
+        self.seed = seed
+        order = torch.randperm(reference.N, generator=keyed_generator("cpu", seed, LATENT_STREAM))
+        self.ids = order[:num]
+
+    def batch(self, numbers: range, t: float) -> tuple[Tensor, Tensor]:
+        """The latents of these numbers at t, (B, *shape), float32, and the x they were made from."""
+        x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
+        noise = [
+            torch.randn(*self.reference.shape, generator=keyed_generator("cpu", self.seed, i, LATENT_STREAM))
+            for i in numbers
+        ]
+        return x + t * torch.stack(noise).to(x.device), x
+
+
+def noise_grid(owner: str, noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
+    """The noise levels of an option: as listed, or a number of them, equally spaced in ln t from t_min to t_max.
+
+    Raises:
+        InputError: no level, one that is not a finite number above 0, or not t_min < t_max.
+    """
+    if isinstance(noise_levels, int):
+        if noise_levels < 2:
+            raise InputError(f"{owner}: noise_levels={noise_levels}, a number of levels, must be at least 2")
+        if not 0 < t_min < t_max < float("inf"):
+            raise InputError(f"{owner}: need 0 < t_min < t_max, got t_min={t_min} and t_max={t_max}")
+        ratio = t_max / t_min
+        return [t_min * ratio ** (i / (noise_levels - 1)) for i in range(noise_levels)]
+    levels = [float(t) for t in noise_levels]
+    if not levels:
+        raise InputError(f"{owner}: noise_levels is empty")
+    for t in levels:
+        if not 0 < t < float("inf"):
+            raise InputError(f"{owner}: noise_levels must be finite and above 0, got {t}")
+    return levels
+
+
+def check_estimators(owner: str, estimators: Mapping[str, Estimator]) -> dict[str, Estimator]:
+    """Return the named estimators.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not estimators:
+        raise InputError(f"{owner}: estimators is empty; name at least one")
+    return dict(estimators)
+
+
+def check_at_least(owner: str, least: int, **options: int) -> None:
+    """Refuse options that are too small, by name."""
+    for name, value in options.items():
+        if value < least:
+            raise InputError(f"{owner}: {name} must be at least {least}, got {value}")
+
+
+def check_stage(owner: str, stage: str) -> None:
+    """Refuse to measure in `fit`, where each validation would write over the results of the one before."""
+    if stage == "fit":
+        raise InputError(f"{owner} is for validate, not for fit")
+
+
+def data_reference(owner: str, trainer: pl.Trainer) -> ReferenceSet:
+    """The reference set of the run's data module, which is set up before callbacks are.
+
+    Raises:
+        InputError: the run's data is not one of `lit_knn.data`.
+    """
+    reference: ReferenceSet | None = getattr(getattr(trainer, "datamodule", None), "reference", None)
+    if reference is None:
+        raise InputError(f"{owner}: the data has no reference set; use a data module of lit_knn.data")
+    return reference
+
+
+def run_seed(pl_module: pl.LightningModule) -> int:
+    """The seed of the run, `--seed_everything`."""
+    hparams: Any = pl_module.hparams
+    return int(hparams.seed)
+
+
+def bind_all(estimators: Mapping[str, Estimator], reference: ReferenceSet) -> None:
+    """Bind the estimators that need a reference set."""
+    # The largest k first: what is more than N is refused before an index is built.
+    for estimator in sorted(estimators.values(), key=lambda e: getattr(e, "k", 0), reverse=True):
+        if estimator.needs_reference:
+            estimator.bind(reference)

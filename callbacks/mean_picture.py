@@ -1,0 +1,122 @@
+"""Figure 2 (fig:denoiser_viz): the posterior mean and its estimates, as pictures over noise levels."""
+
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+
+from callbacks.latents import (
+    ESTIMATOR_STREAM,
+    NoisyLatents,
+    bind_all,
+    check_at_least,
+    check_estimators,
+    check_stage,
+    data_reference,
+    noise_grid,
+    run_seed,
+)
+from callbacks.results import check_new, save_figure, show_figure
+from callbacks.sample_grid import to_uint8
+from lit_knn.errors import InputError
+from lit_knn.estimators import Estimator, Exact
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+
+FIGURE_NAME = "figure2"
+
+
+class MeanPicture(pl.Callback):
+    """At validation, draw z, the exact posterior mean and each estimate of it: a row each, a column per noise level.
+
+    One picture for each of a few images of the data, `figure2_0.png` and `.pdf` and so on in the run's folder, and in
+    TensorBoard. The z of all columns have the same noise, and are shown divided by sqrt(1 + t²).
+
+    Args:
+        estimators: by name, in the order of the rows.
+        noise_levels: the columns; or how many, equally spaced in ln t from `t_min` to `t_max`.
+        t_min: smallest level, where `noise_levels` is a number.
+        t_max: largest level, where `noise_levels` is a number.
+        num_images: number of pictures.
+
+    Raises:
+        InputError: an option out of its range; at `setup`, a run of `fit`, data that are not images of 1 or 3
+            channels, or results of an earlier run in the run's folder.
+    """
+
+    def __init__(
+        self,
+        estimators: dict[str, Estimator],
+        noise_levels: list[float] | int = 10,
+        t_min: float = 0.2,
+        t_max: float = 80.0,
+        num_images: int = 2,
+    ) -> None:
+        self.estimators = check_estimators("MeanPicture", estimators)
+        self.levels = noise_grid("MeanPicture", noise_levels, t_min, t_max)
+        check_at_least("MeanPicture", 1, num_images=num_images)
+        self.num_images = num_images
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse what cannot be drawn."""
+        check_stage("MeanPicture", stage)
+        reference = data_reference("MeanPicture", trainer)
+        if len(reference.shape) != 3 or reference.shape[0] not in (1, 3):
+            raise InputError(f"MeanPicture: the data must be images of 1 or 3 channels, not {reference.shape}")
+        if self.num_images > reference.N:
+            raise InputError(f"MeanPicture: num_images={self.num_images} is more than the {reference.N} of the data")
+        check_new("MeanPicture", trainer, *(f"{FIGURE_NAME}_{i}.png" for i in range(self.num_images)))
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Estimate on the first rank, and draw."""
+        log_dir = trainer.log_dir  # a collective: every rank must ask
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        reference = data_reference("MeanPicture", trainer)
+        bind_all(self.estimators, reference)
+        rows = self._rows(reference, run_seed(pl_module))
+        for i in range(self.num_images):
+            figure = mean_figure({name: images[:, i] for name, images in rows.items()}, self.levels)
+            paths = save_figure(figure, Path(log_dir or trainer.default_root_dir) / f"{FIGURE_NAME}_{i}")
+            show_figure(trainer, f"{FIGURE_NAME}/{i}", figure)
+            rank_zero_info(f"Posterior means are in {paths[0]}")
+
+    def _rows(self, reference: ReferenceSet, seed: int) -> dict[str, Tensor]:
+        """The pictures of each row by its name, (levels, images, *shape), model space."""
+        latents = NoisyLatents(reference, self.num_images, seed)
+        exact = Exact().bind(reference)
+        rows: dict[str, list[Tensor]] = {"$z$": [], "true mean": [], **{name: [] for name in self.estimators}}
+        for level, t in enumerate(self.levels):
+            z, x = latents.batch(range(self.num_images), t)
+            rows["$z$"].append(z / (1 + t**2) ** 0.5)
+            rows["true mean"].append(exact.posterior_mean(z, t))
+            for index, (name, estimator) in enumerate(self.estimators.items()):
+                generator = keyed_generator(z.device, seed, level, index, ESTIMATOR_STREAM)
+                rows[name].append(estimator.posterior_mean(z, t, x_source=x, generator=generator))
+        return {name: torch.stack(images).cpu() for name, images in rows.items()}
+
+
+def mean_figure(rows: dict[str, Tensor], levels: list[float]) -> Figure:
+    """Draw pictures in rows.
+
+    Args:
+        rows: by name, (levels, C, H, W), model space; cut off at black and white.
+        levels: noise levels of the columns.
+    """
+    side = 0.9  # inches
+    layout = ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.01, wspace=0.0, hspace=0.0)
+    figure = Figure(figsize=(side * len(levels) + 1.1, side * len(rows) + 0.4), layout=layout)
+    grid = figure.subplots(len(rows), len(levels), squeeze=False)
+    for row_of_axes, (name, images) in zip(grid, rows.items(), strict=True):
+        for axes, image in zip(row_of_axes, to_uint8(images.float()), strict=True):
+            axes.imshow(image.permute(1, 2, 0).expand(-1, -1, 3).numpy(), interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        row_of_axes[0].set_ylabel(name, rotation=0, ha="right", va="center", labelpad=6)
+    for axes, t in zip(grid[0], levels, strict=True):
+        axes.set_title(f"$t = {t:.2g}$", fontsize=9)
+    return figure

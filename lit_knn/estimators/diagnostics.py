@@ -1,0 +1,77 @@
+"""What the neighbour search finds, and what the theorems say about it, by enumeration of the whole reference set."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_knn.bounds import (
+    monte_carlo_trace,
+    normaliser_ratio,
+    snis_trace,
+    theorem_4_1_bound,
+    theorem_4_2_bound,
+    uniform_trace,
+)
+from lit_knn.estimators.knn import KNN
+from lit_knn.estimators.streaming import all_sq_dist, batches_of
+from lit_knn.posterior import log_posterior, unnormalised_log_likelihood
+from lit_knn.proposal import dense_log_q
+
+
+class SearchDiagnostics(NamedTuple):
+    """Of the nearest-neighbour estimator at each z; all (B,), float64. Variances are traces divided by d.
+
+    Attributes:
+        recall: share of the k nearest images that the search found.
+        found_mass: posterior probability of the images that the search found.
+        normaliser_ratio: Z_q / p_t(z).
+        eq12_variance: Eq. 12 (eq:SNIS_Var) with the proposal that is drawn from, left-hand side of both theorems.
+        bound_4_1: right-hand side of Theorem 4.1.
+        bound_4_2: right-hand side of Theorem 4.2.
+    """
+
+    recall: Tensor
+    found_mass: Tensor
+    normaliser_ratio: Tensor
+    eq12_variance: Tensor
+    bound_4_1: Tensor
+    bound_4_2: Tensor
+
+
+@torch.no_grad()
+def search_diagnostics(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
+    """Enumerate the posterior and the proposal of each z; costs two products of z and all images, as `Exact` does.
+
+    The theorems assume that the search is exact; with an approximate index they need not hold.
+
+    Args:
+        estimator: bound.
+        z: (B, *shape).
+        t: noise level.
+        mu: (B, *shape), the exact posterior mean, float64.
+    """
+    parts = [_diagnose(estimator, z[rows], t, mu[rows]) for rows in batches_of(z, estimator.reference.N)]
+    return SearchDiagnostics(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def _diagnose(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
+    reference, k, n = estimator.reference, estimator.k, estimator.n
+    proposal = estimator.proposal(z, torch.full((len(z),), t, dtype=torch.float64, device=z.device))
+    sq_dist, sq_deviation = all_sq_dist(reference, z), all_sq_dist(reference, mu)
+    log_p = log_posterior(sq_dist, t)
+
+    found, ids = proposal.ids >= 0, proposal.ids.clamp(min=0)
+    # By distance, not by id: of two images at the same distance either is a k-th neighbour.
+    farthest = sq_dist.kthvalue(k, dim=1, keepdim=True).values
+    recall = ((sq_dist.gather(1, ids) <= farthest) & found).double().mean(1)
+    found_mass = torch.where(found, log_p.gather(1, ids).exp(), 0.0).sum(1)
+
+    ratio = normaliser_ratio(unnormalised_log_likelihood(sq_dist, t), proposal.log_Zq)
+    trace_mc, trace_uniform = monte_carlo_trace(log_p, sq_deviation, n), uniform_trace(log_p, sq_deviation, n)
+    bounds = (
+        snis_trace(log_p, dense_log_q(proposal), sq_deviation, n),
+        theorem_4_1_bound(ratio, trace_mc),
+        theorem_4_2_bound(found_mass, trace_mc, trace_uniform, k, reference.N),
+    )
+    return SearchDiagnostics(recall, found_mass, ratio, *(trace / reference.d for trace in bounds))

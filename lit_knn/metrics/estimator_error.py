@@ -1,0 +1,85 @@
+"""Error of an estimator at one noise level: squared bias, variance and MSE, Eq. 15 (eq:mse), averaged over latents."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class ErrorTerms(NamedTuple):
+    """Error of the posterior mean at each latent z, per dimension; all (B,), float64. For the score divide by t⁴.
+
+    Attributes:
+        mse: mean of ‖μ̂ − μ‖² / d over the repeats.
+        bias_sq: ‖m − μ‖² / d with m the mean over the repeats; too large by variance / R in expectation.
+        bias_sq_corrected: `bias_sq` − `variance` / R, unbiased, so that it can be negative.
+        variance: Σ ‖μ̂ − m‖² / ((R − 1) d), unbiased.
+    """
+
+    mse: Tensor
+    bias_sq: Tensor
+    bias_sq_corrected: Tensor
+    variance: Tensor
+
+
+def error_terms(error_sum: Tensor, sq_error_sum: Tensor, repeats: int) -> ErrorTerms:
+    """Split Eq. 15 (eq:mse) into squared bias and variance, from sums over R repeats at each z.
+
+    Args:
+        error_sum: (B, *shape), float64, Σ_r (μ̂_r − μ).
+        sq_error_sum: (B,), float64, Σ_r ‖μ̂_r − μ‖².
+        repeats: R; 1 means a deterministic estimator, whose variance is 0.
+
+    Returns:
+        The terms, with mse = bias_sq_corrected + variance.
+    """
+    d = error_sum[0].numel()
+    mse = sq_error_sum / (repeats * d)
+    bias_sq = (error_sum / repeats).flatten(1).square().sum(1) / d
+    if repeats == 1:
+        return ErrorTerms(mse, bias_sq, bias_sq, torch.zeros_like(mse))
+    variance = (mse - bias_sq) * repeats / (repeats - 1)
+    return ErrorTerms(mse, bias_sq, bias_sq - variance / repeats, variance)
+
+
+class MeanAndError(NamedTuple):
+    """A mean over latents and its standard error (NaN for a single latent)."""
+
+    mean: float
+    standard_error: float
+
+
+class LatentMeans(Metric):
+    """Means over latents of named quantities and their standard errors; state that adds up over batches and ranks.
+
+    Args:
+        names: of the quantities.
+    """
+
+    full_state_update = False
+    count: Tensor
+    total: Tensor
+    sq_total: Tensor
+
+    def __init__(self, names: tuple[str, ...], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.names = names
+        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(len(names), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("sq_total", torch.zeros(len(names), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, **values: Tensor) -> None:
+        """Take in a batch of latents: one (B,) tensor for each name."""
+        stacked = torch.stack([values[name].double() for name in self.names])
+        self.count += stacked.shape[1]
+        self.total += stacked.sum(1)
+        self.sq_total += stacked.square().sum(1)
+
+    def compute(self) -> dict[str, MeanAndError]:
+        """Mean and standard error of each quantity over the latents of all batches and ranks."""
+        mean = self.total / self.count
+        variance = (self.sq_total - self.total * mean).clamp(min=0) / (self.count - 1)
+        error = (variance / self.count).sqrt()
+        pairs = zip(mean.tolist(), error.tolist(), strict=True)
+        return {name: MeanAndError(*pair) for name, pair in zip(self.names, pairs, strict=True)}

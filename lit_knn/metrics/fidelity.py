@@ -1,0 +1,158 @@
+"""Distances between sets of images by their features: FID and its kin, and the Inception Score."""
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+INCEPTION_SCORE_SPLITS = 10
+
+
+class FeatureStatistics:
+    """What is known of a set of images.
+
+    Args:
+        mean: (F,) float64, of the features.
+        cov: (F, F) float64, unbiased (divided by count − 1).
+        count: number of images.
+        features: (count, F) float32 in the order of the images' numbers, or None if they were not kept.
+        logits: (count, L) float32 in that order, or None.
+    """
+
+    # Not a data class or a tuple: torchmetrics would look into it and squeeze the mean of a single feature.
+    def __init__(
+        self, mean: Tensor, cov: Tensor, count: int, features: Tensor | None = None, logits: Tensor | None = None
+    ) -> None:
+        self.mean = mean
+        self.cov = cov
+        self.count = count
+        self.features = features
+        self.logits = logits
+
+
+class FeatureSums(Metric):
+    """Adds up features over batches and ranks; `compute` gives their `FeatureStatistics`, the same on every rank.
+
+    Sums and outer products are kept in float64, so that the order in which images arrive does not show. Logits, and
+    features if asked, are gathered and put in the order of the images' numbers.
+
+    Args:
+        num_features: F.
+        num_logits: L; 0 for none.
+        keep_features: keep the features themselves, too.
+    """
+
+    full_state_update = False
+    feature_sum: Tensor
+    outer_sum: Tensor
+    count: Tensor
+    numbers: list[Tensor]
+    features: list[Tensor]
+    logits: list[Tensor]
+
+    def __init__(self, num_features: int, num_logits: int = 0, keep_features: bool = False) -> None:
+        super().__init__()
+        self.num_logits = num_logits
+        self.keep_features = keep_features
+        self.add_state("feature_sum", torch.zeros(num_features, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("outer_sum", torch.zeros(num_features, num_features, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        for name in ("numbers", "features", "logits"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(self, numbers: Tensor, features: Tensor, logits: Tensor | None = None) -> None:
+        """Add a batch, which may be empty (each rank needs at least one batch).
+
+        Args:
+            numbers: (B,) int64, what each image is known by, such as its seed.
+            features: (B, F).
+            logits: (B, L), if there are any.
+        """
+        doubles = features.double()
+        self.feature_sum += doubles.sum(0)
+        self.outer_sum += doubles.T @ doubles
+        self.count += len(features)
+        self.numbers.append(numbers.to(features.device))
+        if self.keep_features:
+            self.features.append(features)
+        if self.num_logits and logits is not None:
+            self.logits.append(logits)
+
+    def compute(self) -> FeatureStatistics:
+        """The statistics of all images so far."""
+        order = dim_zero_cat(self.numbers).argsort()
+        count = int(self.count)
+        mean = self.feature_sum / count
+        cov = (self.outer_sum - count * torch.outer(mean, mean)) / (count - 1)
+        features = dim_zero_cat(self.features)[order] if self.keep_features else None
+        logits = dim_zero_cat(self.logits)[order] if self.num_logits else None
+        return FeatureStatistics(mean, cov, count, features, logits)
+
+
+def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
+    """Squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½); with Inception features, FID."""
+    # Tr (C C')^½ is the sum of the singular values of C^½ C'^½. Their absolute error is that of the arithmetic, where
+    # the square roots of the eigenvalues of C C', which is not symmetric, have an error of its square root.
+    cross = torch.linalg.svdvals(_symmetric_root(a.cov) @ _symmetric_root(b.cov)).sum()
+    return float((a.mean - b.mean).square().sum() + a.cov.trace() + b.cov.trace() - 2 * cross)
+
+
+def _symmetric_root(cov: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(cov)
+    # A covariance has no negative eigenvalues but those that rounding makes.
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+
+
+def inception_score(logits: Tensor) -> dict[str, float]:
+    """Inception Score (Salimans et al. 2016) as torch-fidelity computes it: its shuffle, its ten splits.
+
+    Args:
+        logits: (N, L), N >= 10, in the order of the images.
+
+    Returns:
+        `inception_score`, the mean over the splits, and `inception_score_std`.
+    """
+    from torch_fidelity.metric_isc import isc_features_to_metric
+
+    score = isc_features_to_metric(logits.cpu(), splits=INCEPTION_SCORE_SPLITS)
+    return {
+        "inception_score": score["inception_score_mean"],
+        "inception_score_std": score["inception_score_std"],
+    }
+
+
+def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) -> dict[str, float]:
+    """KID (Bińkowski et al. 2018) by torch-fidelity: the mean over 100 random subsets, and its spread.
+
+    Args:
+        generated: (N, F), N >= subset_size, features.
+        real: (M, F), M >= subset_size.
+        subset_size: images of each set in a subset.
+
+    Returns:
+        `kid` and `kid_std`.
+    """
+    from torch_fidelity.metric_kid import kid_features_to_metric
+
+    distance = kid_features_to_metric(generated, real, kid_subset_size=subset_size, verbose=False)
+    return {
+        "kid": distance["kernel_inception_distance_mean"],
+        "kid_std": distance["kernel_inception_distance_std"],
+    }
+
+
+def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
+    """Improved precision and recall (Kynkäänniemi et al. 2019) with three neighbours, by torch-fidelity.
+
+    Args:
+        generated: (N, F), N > 3, features.
+        real: (M, F), M > 3.
+
+    Returns:
+        `precision`, the share of generated images within the real set, and `recall`, the converse.
+    """
+    from torch_fidelity.metric_prc import prc_features_to_metric
+
+    # Block by block, because the full matrix of distances of 50,000 images takes 10 GB.
+    shares = prc_features_to_metric(generated, real, save_cpu_ram=True, verbose=False)
+    return {"precision": shares["precision"], "recall": shares["recall"]}

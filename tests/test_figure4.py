@@ -1,0 +1,83 @@
+"""Figure 4 from the tables of training runs."""
+
+import pytest
+import yaml
+
+from callbacks.figure4 import draw, main, read_curves
+from callbacks.results import write_rows
+
+
+def leave_run(folder, estimator, values, **options):
+    folder.mkdir(parents=True)
+    config = {"class_path": f"lit_knn.estimators.{estimator}", "init_args": options}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"init_args": {"estimator": config}}}))
+    write_rows(
+        folder / "fidelity.csv", [{"images_seen": str(at), "fid": str(v), "kid": ""} for at, v in values.items()]
+    )
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [
+        leave_run(tmp_path / "0", "OneSample", {1000000: 9.0, 2000000: 4.0, 3000000: 5.0}),
+        leave_run(tmp_path / "1", "KNN", {1000000: 8.0}, k=2048, n=256),
+        # The same training, resumed.
+        leave_run(tmp_path / "2", "KNN", {2000000: 3.5, 3000000: 3.0}, k=2048, n=256),
+        leave_run(tmp_path / "3", "KNN", {1000000: 3.0, 2000000: 2.5}, k=512, n=256),
+        leave_run(tmp_path / "4", "KNN", {1000000: 7.0, 2000000: 4.5}, k=2048, n=64),
+        leave_run(tmp_path / "5", "KNN", {1000000: 7.0, 2000000: 4.5}, k=64, n=8),
+    ]
+
+
+def test_curves_are_named_by_the_configs_and_resumed_runs_joined(runs):
+    curves = {(curve.estimator, curve.k, curve.n): curve for curve in read_curves(runs, "fid")}
+    assert len(curves) == 5
+    joined = curves["KNN", 2048, 256]
+    assert joined.points == [(1000000, 8.0), (2000000, 3.5), (3000000, 3.0)]
+    assert joined.best == 3.0
+    assert curves["OneSample", None, None].best == 4.0
+
+
+def lines(ax, style):
+    return [line for line in ax.get_lines() if line.get_linestyle() == style]
+
+
+def test_each_panel_varies_one_option_and_marks_where_the_baseline_is_passed(runs):
+    upper, lower = draw(read_curves(runs, "fid"), "fid").axes
+    labels = [[text.get_text() for text in ax.get_legend().get_texts()] for ax in (upper, lower)]
+    assert labels[0] == ["OneSample", "KNN k=512, n=256", "KNN k=2048, n=256"]
+    assert labels[1] == ["OneSample", "KNN k=2048, n=64", "KNN k=2048, n=256"]
+    assert [line.get_ydata()[0] for line in lines(upper, ":")] == [4.0, 2.5, 3.0]
+    # k=512 is below 4 after one million images, k=2048 after two; n=64 never is.
+    assert [line.get_xdata()[0] for line in lines(upper, "--")] == [1.0, 2.0]
+    assert [line.get_xdata()[0] for line in lines(lower, "--")] == [2.0]
+
+
+def test_pictures_are_written_and_not_overwritten(runs, tmp_path, capsys):
+    output = str(tmp_path / "out")
+    main([*map(str, runs), "--output", output])
+    assert capsys.readouterr().out.split() == [f"{output}.png", f"{output}.pdf"]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(SystemExit):
+        main([*map(str, runs), "--output", output])
+    assert "out.png is there already" in capsys.readouterr().err
+
+
+def test_what_cannot_be_drawn_is_said_in_one_line(runs, tmp_path, capsys):
+    def complaint(*args):
+        with pytest.raises(SystemExit) as stop:
+            main([*args, "--output", str(tmp_path / "out")])
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "no such file; give the folders of training runs" in complaint(str(tmp_path))
+    assert "has no values of --metric kid" in complaint(str(runs[0]), "--metric", "kid")
+    (runs[1] / "fidelity.csv").write_text("images_seen,fid\n1,2\n3")
+    assert "line 3" in complaint(str(runs[1]))
+    (runs[2] / "fidelity.csv").unlink()
+    assert "the run must have callbacks.Fidelity" in complaint(str(runs[2]))
+    (runs[3] / "config.yaml").write_text("model: 3")
+    assert "tells no model.init_args.estimator" in complaint(str(runs[3]))

@@ -1,0 +1,90 @@
+"""Copies of training images, by the ratio of the two nearest distances."""
+
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.index import FaissIndex
+from lit_knn.metrics import MemorisationMetric, is_copied, nearest_images
+from lit_knn.reference import ReferenceSet
+
+# Corners of a square of side 6 in two dimensions: distances can be done in the head.
+SQUARE = torch.tensor([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0], [6.0, 6.0]])
+
+
+def nearest(samples, reference):
+    return nearest_images(torch.as_tensor(samples), reference.search, reference.gather, reference.N)
+
+
+def test_distances_and_ratio_on_a_square():
+    # On the edge between two corners: 1 and 5 apart, 1.5 and 4.5 (ratio 1/3), 3 and 3.
+    found = nearest([[1.0, 0.0], [0.0, 4.5], [6.0, 3.0], [6.0, 6.0]], ReferenceSet(SQUARE))
+    assert found.distance.tolist() == pytest.approx([1, 1.5, 3, 0])
+    assert found.second_distance.tolist() == pytest.approx([5, 4.5, 3, 6])
+    assert found.ids.tolist()[:2] == [0, 2]
+    assert found.ids[3] == 3
+    assert found.ratio.tolist() == pytest.approx([1 / 5, 1 / 3, 1, 0])
+    # The ratio of distances, not of their squares; the threshold itself is no copy.
+    assert is_copied(found).tolist() == [True, False, False, True]
+    assert is_copied(found, 0.34).tolist() == [True, True, False, True]
+    assert is_copied(found, 0.1).tolist() == [False, False, False, True]
+
+
+def test_sums_over_batches_are_those_of_all_samples():
+    torch.manual_seed(1)
+    reference, samples = ReferenceSet(torch.randn(50, 5)), torch.randn(40, 5)
+    samples[:10] = reference.images[:10] + 0.01 * torch.randn(10, 5)
+    metric = MemorisationMetric()
+    for part in samples.split([1, 19, 20]):
+        metric.update(nearest(part, reference))
+    distance, _ = torch.cdist(samples.double(), reference.images.double()).sort(1)
+    measured = metric.compute()
+    assert measured["copied_fraction"] == (distance[:, 0] < distance[:, 1] / 3).double().mean()
+    assert measured["copied_fraction"] >= 0.25
+    assert measured["mean_nearest_distance"] == pytest.approx(distance[:, 0].mean().item(), rel=1e-6)
+    metric.reset()
+    assert metric.compute()["copied_fraction"] != metric.compute()["copied_fraction"]  # NaN: nothing was measured
+
+
+def test_an_image_that_is_in_the_set_twice_is_copied_all_the_same():
+    twice = ReferenceSet(torch.cat([SQUARE, SQUARE[:1]]))
+    found = nearest([[0.0, 0.0], [1.0, 0.0]], twice)
+    assert found.second_distance.tolist() == pytest.approx([6, 5])
+    assert is_copied(found).all()
+    # A set of nothing but one image has no second: the ratio is 1, and nothing is a copy.
+    one = ReferenceSet(torch.zeros(5, 2))
+    assert nearest([[0.0, 0.0], [1.0, 0.0]], one).ratio.tolist() == [1, 1]
+    assert not is_copied(nearest([[0.0, 0.0], [1.0, 0.0]], one)).any()
+
+
+def test_a_mirrored_image_is_an_image_of_the_set():
+    torch.manual_seed(1)
+    images = torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8)
+    symmetric = torch.cat([images[:1, ..., :2], images[:1, ..., :2].flip(-1)], -1)
+    reference = ReferenceSet(torch.cat([images, symmetric]), hflip=True)
+    found = nearest(reference.gather(torch.tensor([3, 20])).flip(-1), reference)
+    assert found.distance.tolist() == [0, 0]
+    # The mirror of image 3 has a number of its own; the symmetric one is its own mirror, and still has a second.
+    assert found.ids.tolist()[0] == 21 + 3
+    assert is_copied(found).all()
+
+
+def test_distances_are_exact_where_those_of_the_search_are_not():
+    torch.manual_seed(1)
+    images = torch.randn(300, 16)
+    reference = ReferenceSet(images, index=FaissIndex("SQ8"))
+    samples = images[:50] + 1e-3
+    found = nearest(samples, reference)
+    assert found.ids.tolist() == list(range(50))
+    assert found.distance.tolist() == pytest.approx([4e-3] * 50, rel=1e-3)
+
+
+def test_what_cannot_be_compared_is_said():
+    with pytest.raises(InputError, match="N=1"):
+        nearest([[0.0, 0.0]], ReferenceSet(SQUARE[:1]))
+    with pytest.raises(InputError, match="fewer than two neighbours"):
+        nearest_images(
+            SQUARE, lambda z, k: (torch.full((4, k), torch.inf), torch.tensor([[0, -1]] * 4)), SQUARE.__getitem__, 4
+        )
+    with pytest.raises(InputError, match="threshold must be"):
+        MemorisationMetric(0.0)
