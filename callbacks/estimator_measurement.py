@@ -6,13 +6,14 @@ from torch import Tensor
 from callbacks.latents import ESTIMATOR_STREAM, SOURCE_STREAM
 from lit_knn.estimators import KNN, Estimator, MonteCarlo
 from lit_knn.estimators.diagnostics import SearchDiagnostics, search_diagnostics
-from lit_knn.estimators.sampled import SampledEstimator, WeightStatistics
+from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.metrics import ErrorTerms, error_terms
 from lit_knn.monitor import Stopwatch
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
 TIME = "ms_per_estimate"
+CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")
 
 
 class FixedSource:
@@ -54,8 +55,8 @@ Source = FixedSource | PosteriorSource
 def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
     """The names of what `measure` returns for an estimator."""
     names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
-    if isinstance(estimator, SampledEstimator):
-        names += WeightStatistics._fields
+    if isinstance(estimator, CertifiedEstimator):
+        names += CERTIFIED
     if isinstance(estimator, KNN):
         names += SearchDiagnostics._fields
     return (*names, TIME)
@@ -76,7 +77,7 @@ def measure(
         key: of the random draws.
 
     Returns:
-        (B,) for each of `quantities`: see `ErrorTerms`, `WeightStatistics` and `SearchDiagnostics`; and the time of
+        (B,) for each of `quantities`: see `ErrorTerms`, `Certificate` and `SearchDiagnostics`; and the time of
         one estimate of one posterior mean, in milliseconds.
     """
     error_sum = torch.zeros_like(mu)
@@ -91,9 +92,10 @@ def measure(
         sq_error_sum += error.flatten(1).square().sum(1)
     milliseconds = 1000 * watch.read_and_reset() / (repeats * len(z))
     values = error_terms(error_sum, sq_error_sum, repeats)._asdict()
-    if isinstance(estimator, SampledEstimator):
+    if isinstance(estimator, CertifiedEstimator):
         generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
-        values |= estimator.weight_statistics(z, t, source(0), generator)._asdict()
+        certificate = estimator.certified_mean(z, t, source(0), generator)
+        values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
     if isinstance(estimator, KNN):
         values |= search_diagnostics(estimator, z, t, mu)._asdict()
     return {**values, TIME: torch.full_like(sq_error_sum, milliseconds)}

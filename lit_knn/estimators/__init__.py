@@ -7,6 +7,19 @@ from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
 from lit_knn.estimators.one_sample import OneSample
 from lit_knn.estimators.stf import STF
+from lit_knn.estimators.subspace_knn import SubspaceKNN
 from lit_knn.estimators.uniform_snis import UniformSNIS
+from lit_knn.estimators.wiener import Wiener
 
-__all__ = ["KNN", "STF", "Estimator", "Exact", "MonteCarlo", "Network", "OneSample", "UniformSNIS"]
+__all__ = [
+    "Estimator",
+    "Exact",
+    "KNN",
+    "MonteCarlo",
+    "Network",
+    "OneSample",
+    "STF",
+    "SubspaceKNN",
+    "UniformSNIS",
+    "Wiener",
+]

@@ -33,54 +33,88 @@ class Draws(NamedTuple):
     x_source: Tensor | None = None
 
 
-class WeightStatistics(NamedTuple):
-    """How evenly the weights w of one estimate are spread.
+class Certificate(NamedTuple):
+    """An estimate with what it knows of its own error.
 
     Attributes:
+        mean: (B, *shape), the estimate of the posterior mean.
         effective_sample_size: (B,), float64, 1 / Σ w_i², between 1 and n.
         largest_weight: (B,), float64, max w_i.
+        sq_error: (B,), float64, estimated squared error per dimension. What is not among the draws it cannot see: where
+            one draw has all the weight it is 0.
     """
 
+    mean: Tensor
     effective_sample_size: Tensor
     largest_weight: Tensor
+    sq_error: Tensor
 
 
-class SampledEstimator(Estimator):
-    """An estimator that draws n images for each z and averages them; subclasses implement `_draw`."""
+class CertifiedEstimator(Estimator):
+    """An estimator from n weighted images that can tell how far off it may be; subclasses implement `_certify`."""
 
     n: int
 
     @torch.no_grad()
-    def weight_statistics(
+    def certified_mean(
         self,
         z: Tensor,
         t: Tensor | float,
         x_source: Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> WeightStatistics:
-        """The weights behind `posterior_mean` with the same arguments and a generator in the same state."""
+    ) -> Certificate:
+        """`posterior_mean` of the same arguments, and a generator in the same state, with its estimated error.
+
+        The error is the variance of Eq. 12 (eq:SNIS_Var) with the weights of the draws in the place of the posterior.
+        """
         t = self._check(z, t, x_source)
         with torch.autocast(z.device.type, enabled=False):
-            draws = self._draw(z, t, x_source, generator)
-            parts = [
-                draws.weights(direct_sq_dist(z[rows], x), rows).double()
-                for rows, x in _gather(self.reference, z, draws)
-            ]
-        weights = torch.cat(parts)
-        return WeightStatistics(1 / weights.square().sum(1), weights.amax(1))
+            certificate = self._certify(z, t, x_source, generator)
+        return certificate._replace(mean=certificate.mean.to(z.dtype))
+
+    @abstractmethod
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+        """As `certified_mean`, with checked arguments."""
+
+
+class SampledEstimator(CertifiedEstimator):
+    """An estimator that draws n images for each z and averages them; subclasses implement `_draw`."""
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        draws = self._draw(z, t, x_source, generator)
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
-        for rows, x in _gather(self.reference, z, draws):
-            mu[rows] = weighted_mean(draws.weights(direct_sq_dist(z[rows], x), rows), x).to(mu.dtype)
+        for rows, x, weights in self._weighted(z, t, x_source, generator):
+            mu[rows] = weighted_mean(weights, x).to(mu.dtype)
         return mu
+
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+        parts = []
+        for _, x, weights in self._weighted(z, t, x_source, generator):
+            mean = weighted_mean(weights, x)
+            spread = (weights.square() * direct_sq_dist(mean, x)).sum(1) / self.reference.d
+            # The mean is itself that of the draws: for equal weights this is the n − 1 of a sample variance.
+            left = 1 - weights.square().sum(1)
+            sq_error = torch.where(left > 0, spread / left, 0.0)
+            parts.append(Certificate(mean, *weight_spread(weights), sq_error))
+        return Certificate(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def _weighted(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield rows of z, the images drawn for them (b, n, *shape), and their weights (b, n), float64."""
+        draws = self._draw(z, t, x_source, generator)
+        for rows, x in gather(self.reference, draws.ids, draws.x_source):
+            yield rows, x, draws.weights(direct_sq_dist(z[rows], x), rows).double()
 
     @abstractmethod
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         """Draw the images of each z; arguments as `_posterior_mean`."""
+
+
+def weight_spread(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Effective sample size and largest weight of weights (B, n) that sum to 1: (B,) each."""
+    return 1 / weights.square().sum(1), weights.amax(1)
 
 
 def check_count(owner: str, option: str, value: int) -> int:
@@ -118,14 +152,14 @@ def uniform_ids(reference: ReferenceSet, batch: int, n: int, generator: torch.Ge
     return torch.randint(reference.N, (batch, n), device=reference.device, generator=generator)
 
 
-def _gather(reference: ReferenceSet, z: Tensor, draws: Draws) -> Iterator[tuple[slice, Tensor]]:
-    """Yield rows of z and the images drawn for them, (b, n, *shape), the source first if there is one."""
-    n = draws.ids.shape[1] + (draws.x_source is not None)
-    budget = GATHER_BYTES if z.device.type == "cpu" else GATHER_BYTES * GPU_FACTOR
+def gather(reference: ReferenceSet, ids: Tensor, x_source: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Yield rows of `ids` (B, n) and their images, (b, n, *shape), in bounded memory; the source first if given."""
+    n = ids.shape[1] + (x_source is not None)
+    budget = GATHER_BYTES if ids.device.type == "cpu" else GATHER_BYTES * GPU_FACTOR
     step = max(budget // (4 * n * reference.d), 1)
-    for start in range(0, len(z), step):
+    for start in range(0, len(ids), step):
         rows = slice(start, start + step)
-        x = reference.gather(draws.ids[rows])
-        if draws.x_source is not None:
-            x = torch.cat([draws.x_source[rows].unsqueeze(1).to(x.dtype), x], dim=1)
+        x = reference.gather(ids[rows])
+        if x_source is not None:
+            x = torch.cat([x_source[rows].unsqueeze(1).to(x.dtype), x], dim=1)
         yield rows, x

@@ -1,144 +1,166 @@
 """The subspace estimator: propose from all images in their leading principal components, and correct with them."""
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from lit_knn.compute import check_compute, compute_dtype
 from lit_knn.errors import InputError
-from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.sampled import check_count, gathered_mean
+from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, check_count, gather, weight_spread
 from lit_knn.estimators.streaming import work_bytes
-from lit_knn.posterior import unnormalised_log_likelihood
+from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.projection import Projection
 from lit_knn.reference import ReferenceSet
+from lit_knn.snis import weighted_mean
+from lit_knn.stratified import stratified_draws
 
-# Images are left out whose share of the proposal is below this, all of them together: so much of the posterior is
-# expected outside, and the squared error is at most that times a squared distance in the data.
-NEGLIGIBLE_MASS = 1e-8
+# Images are left out that have less than this share of the proposal, all of them together. So much of the posterior is
+# expected in them, and the squared error of leaving them out is at most that times a squared distance in the data.
+NEGLIGIBLE_SHARE = 1e-8
 
 
-class Draws(NamedTuple):
-    """The images gathered for each z, `n` places of which the last may be unused.
-
-    Attributes:
-        ids: (B, n).
-        log_correction: (B, n), float64, log of base weight over proposal: an image's weight is its exact likelihood
-            times this, up to a constant per row; −inf at unused places.
-        sampled: (B, n), bool, whether a place is drawn from the rest rather than kept.
-        rest_mean: (B, r), float32, the proposal's mean of y over the images that are not kept.
-        used: (B,), number of used places.
-    """
+class SubspaceDraws(NamedTuple):
+    """What is gathered for each z: see `StratifiedDraws`, but for `rest_mean` (B, r), the exact E_q[y] of the rest."""
 
     ids: Tensor
     log_correction: Tensor
     sampled: Tensor
-    rest_mean: Tensor
     used: Tensor
+    rest_mean: Tensor
+
+    def rows(self, rows: Tensor | slice, places: int) -> "SubspaceDraws":
+        """Some rows, with their first places."""
+        ids, log_correction, sampled = (part[rows, :places] for part in self[:3])
+        return SubspaceDraws(ids, log_correction, sampled, self.used[rows], self.rest_mean[rows])
 
 
-class SubspaceKNN(Estimator):
-    """SNIS (Eq. 11) from the posterior given P'z, corrected by its exact mean."""
+class SubspaceKNN(CertifiedEstimator):
+    """SNIS (Eq. 11) that proposes from the posterior given P'z over all images and is corrected by its exact mean.
+
+    In r leading principal components, y = P'(x − mean), the posterior of the images given P'z alone,
+    q_i ∝ exp(−‖P'(z − mean) − y_i‖²/2t²), costs a product of r dimensions instead of d, and so does its mean of y.
+    Of n gathered images the most probable are kept, the others drawn from the rest of q in proportion to it; all are
+    weighted by exact likelihood over q. What drawing changed about the mean of y is known, and is subtracted: the
+    control variate π·P(mean of the drawn y − E_q[y]), both over the rest, with π the estimated posterior share of the
+    rest.
+
+    Biased, O(1/n) in the sampled part, consistent; exact where n images hold the whole posterior, and where r = d. The
+    images are never searched, so there is no k. `docs/subspace_knn.md` derives it.
+
+    Args:
+        r: principal components. Error falls and time grows with it.
+        m: most probable images kept for each z; null for as many as a draw of n without repetition is sure to contain.
+        n: images gathered for each z at most; where fewer hold the whole posterior, only these are.
+        compute: type of the two products: `float32`, `bfloat16`, or `auto` for the fastest that the device has.
+
+    Raises:
+        InputError: r, m or n < 1, m > n, an unknown type; at `bind`, r > min(N, d), n > N, or a type that the device
+            does not multiply.
+    """
 
     def __init__(self, r: int = 512, m: int | None = None, n: int = 256, compute: str = "auto") -> None:
         self.r = check_count("SubspaceKNN", "r", r)
-        self.n = check_count("SubspaceKNN", "n", n)
         self.m = None if m is None else check_count("SubspaceKNN", "m", m)
+        self.n = check_count("SubspaceKNN", "n", n)
         if m is not None and m > n:
             raise InputError(f"SubspaceKNN: m={m} is more than n={n}")
-        self.dtype = torch.bfloat16 if compute == "bfloat16" else torch.float32
+        self.compute = check_compute("SubspaceKNN", compute)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`; projects the set."""
+        """See `Estimator.bind`; projects the images."""
         if self.n > reference.N:
             raise InputError(f"SubspaceKNN: n={self.n} is more than the {reference.N} images of the reference set")
-        reference.projection(self.r, self.dtype)
-        return super().bind(reference)
+        super().bind(reference)
+        self._projection()
+        return self
+
+    def _projection(self) -> Projection:
+        reference = self.reference
+        return reference.projection(self.r, compute_dtype("SubspaceKNN", self.compute, reference.device))
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        projection = self.reference.projection(self.r, self.dtype)
-        y = projection.components.project(z)
-        step = max(work_bytes(z.device) // (12 * self.reference.N), 1)
-        pieces = [self._draw(projection, y[i : i + step], t[i : i + step], generator) for i in range(0, len(z), step)]
-        draws = Draws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
-        # Rows that need few images are gathered together, so that they do not pay for those that need many.
-        classes = draws.used.double().log2().ceil().long()
-        for size in classes.unique().tolist():
-            rows = (classes == size).nonzero()[:, 0]
-            places = min(2**size, self.n)
-            mu[rows] = self._corrected_mean(
-                projection, Draws(*(part[rows] for part in draws)), places, z[rows], t[rows]
-            )
+        for rows, x, weights, draws in self._gathered(z, t, generator):
+            mu[rows] = (weighted_mean(weights, x) - self._excess(weights, draws).view(-1, *z.shape[1:])).to(mu.dtype)
         return mu
 
-    def _draw(self, projection: Projection, y: Tensor, t: Tensor, generator: torch.Generator | None) -> Draws:
-        """Keep the most probable images and draw the others, from the posterior given y = P'(z − mean)."""
-        variance = t.unsqueeze(1).float().square()
-        q = (y.to(self.dtype) @ projection.coordinates.T).float().sub_(projection.half_sq_norms).div_(variance)
-        log_top, ids = q.topk(self.n, dim=1)
-        log_top, maximum = (log_top - log_top[:, :1]).double(), log_top[:, :1]
-        q = q.sub_(maximum).exp_()
-        total = q.sum(1, keepdim=True, dtype=torch.float64)
-        used = self._used(projection, y, t, log_top)
-        kept = self._kept(log_top.exp() / total, used)
-        place = torch.arange(self.n, device=y.device)
-        is_kept = place < kept.unsqueeze(1)
-        # The rest: what is kept is taken out of the proposal.
-        q.scatter_(1, ids, torch.where(is_kept, 0.0, log_top.exp().float()))
-        cdf = q.cumsum(1, dtype=torch.float64)
-        rest = cdf[:, -1:].clone()
-        cdf /= rest
-        draws = (used - kept).unsqueeze(1)
-        u = torch.rand(len(y), 1, dtype=torch.float64, device=y.device, generator=generator)
-        drawn = torch.searchsorted(cdf, (u + place - kept.unsqueeze(1)) / draws, right=True).clamp(max=cdf.shape[1] - 1)
-        rest_mean = (q.to(self.dtype) @ projection.coordinates).float() / q.to(self.dtype).sum(
-            1, keepdim=True, dtype=torch.float32
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+        parts, order = [], []
+        for rows, x, weights, draws in self._gathered(z, t, generator):
+            mean = weighted_mean(weights, x) - self._excess(weights, draws).view(-1, *z.shape[1:])
+            parts.append(Certificate(mean, *weight_spread(weights), self._sq_error(weights, x, mean, draws)))
+            order.append(rows)
+        position = torch.cat(order).argsort()
+        return Certificate(*(torch.cat(part)[position] for part in zip(*parts, strict=True)))
+
+    def _gathered(
+        self, z: Tensor, t: Tensor, generator: torch.Generator | None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, SubspaceDraws]]:
+        """Yield rows (b,), their images (b, places, *shape), weights (b, places) and draws, in some order."""
+        projection = self._projection()
+        y = projection.components.project(z)
+        step = max(work_bytes(z.device) // (12 * self.reference.N), 1)
+        pieces = [
+            self._draw_rows(projection, y[i : i + step], t[i : i + step], generator) for i in range(0, len(z), step)
+        ]
+        draws = SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
+        # Rows that need few images are gathered together, so that they do not pay for those that need many.
+        size_class = draws.used.double().log2().ceil().long()
+        for size in size_class.unique().tolist():
+            rows, places = (size_class == size).nonzero()[:, 0], min(2**size, self.n)
+            chosen = draws.rows(rows, places)
+            for part, x in gather(self.reference, chosen.ids):
+                log_p = unnormalised_log_likelihood(direct_sq_dist(z[rows[part]], x), t[rows[part]])
+                weights = torch.softmax(log_p + chosen.log_correction[part], dim=1)
+                yield rows[part], x, weights, chosen.rows(part, places)
+
+    def _draw_rows(
+        self, projection: Projection, y: Tensor, t: Tensor, generator: torch.Generator | None
+    ) -> SubspaceDraws:
+        """Choose the images of some rows from the posterior given y = P'(z − mean), (b, r)."""
+        coordinates, half_sq_norms = projection.coordinates, projection.half_sq_norms
+        log_q = (y.to(coordinates.dtype) @ coordinates.T).float().sub_(half_sq_norms)
+        log_q.div_(t.square().unsqueeze(1).float())
+        # A product in few digits can be off by this; nothing is negligible that rounding may have hidden.
+        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * (2 * half_sq_norms.max()).sqrt() / t.square()
+        log_negligible = math.log(NEGLIGIBLE_SHARE) - 2 * rounding.double()
+        draws = stratified_draws(log_q, self.n, log_negligible, self.m, generator)
+        rest = draws.rest.to(coordinates.dtype)
+        rest_mean = (rest @ coordinates).float() / rest.sum(1, keepdim=True, dtype=torch.float32)
+        return SubspaceDraws(draws.ids, draws.log_correction, draws.sampled, draws.used, rest_mean)
+
+    def _excess(self, weights: Tensor, draws: SubspaceDraws) -> Tensor:
+        """By how much the drawn images move the mean, along P, for being these and not others: (b, d), float32."""
+        projection, sampled = self._projection(), draws.sampled
+        count = sampled.sum(1, keepdim=True)
+        drawn = projection.coordinates[draws.ids].float()
+        mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1) / count.clamp(min=1)
+        share = (weights * sampled).sum(1, keepdim=True).float()
+        # Where nothing is drawn the rest may be empty, and its mean undefined.
+        return projection.components.expand(torch.where(count > 0, share * (mean - draws.rest_mean), 0.0))
+
+    def _sq_error(self, weights: Tensor, x: Tensor, mean: Tensor, draws: SubspaceDraws) -> Tensor:
+        """Estimated squared error per dimension, (b,), float64: the spread of what single draws contribute.
+
+        A draw contributes w(x − μ̂) − π/s·P(y − E_q[y]), with s draws that together weigh π. Draws without repetition
+        spread less than the independent ones that this is exact for.
+        """
+        projection, sampled = self._projection(), draws.sampled
+        count = sampled.sum(1, keepdim=True)
+        weights = torch.where(sampled, weights, 0.0)
+        share = weights.sum(1, keepdim=True) / count.clamp(min=1)
+        along = projection.coordinates[draws.ids].float()
+        from_mean = along - projection.components.project(mean).unsqueeze(1)
+        from_rest = torch.where(sampled.unsqueeze(2), along - draws.rest_mean.unsqueeze(1), 0.0)
+        sq_error = (
+            weights.square() * direct_sq_dist(mean, x)
+            - 2 * weights * share * (from_mean * from_rest).sum(2)
+            + share.square() * from_rest.square().sum(2)
         )
-        sampled = ~is_kept & (place < used.unsqueeze(1))
-        log_q = q.gather(1, drawn).double().log()
-        log_correction = torch.where(is_kept, 0.0, (rest / draws).log() - log_q)
-        log_correction = log_correction.masked_fill(place >= used.unsqueeze(1), -math.inf)
-        return Draws(torch.where(is_kept, ids, drawn), log_correction, sampled, rest_mean, used)
-
-    def _used(self, projection: Projection, y: Tensor, t: Tensor, log_top: Tensor) -> Tensor:
-        """How many of the most probable images hold all but a negligible part of the proposal; n if they do not."""
-        bound = torch.full_like(log_top[:, :1], math.log(self.reference.N))
-        # Mass behind each place: of the later places, and at most N times the last for all others.
-        later = torch.cat([log_top[:, 1:], log_top[:, -1:] + bound], dim=1).flip(1).logcumsumexp(1).flip(1)
-        rounding = torch.finfo(self.dtype).eps * y.norm(dim=1) * (2 * projection.half_sq_norms.max()).sqrt()
-        limit = math.log(NEGLIGIBLE_MASS) - 2 * rounding.double() / t.square()
-        negligible = later < limit.unsqueeze(1)
-        return torch.where(negligible.any(1), negligible.int().argmax(1) + 1, self.n)
-
-    def _kept(self, q_top: Tensor, used: Tensor) -> Tensor:
-        """How many of the most probable images to keep: those that a draw of n from q without repetition is sure of."""
-        if self.m is not None:
-            return torch.full_like(used, self.m).minimum(used)
-        place = torch.arange(self.n, device=q_top.device)
-        rest = 1 - q_top.cumsum(1) + q_top
-        sure = q_top * (self.n - place) >= rest
-        kept = sure.long().cumprod(1).sum(1).clamp(max=self.n - 1)
-        return torch.where(used < self.n, used, kept)
-
-    def _corrected_mean(self, projection: Projection, draws: Draws, places: int, z: Tensor, t: Tensor) -> Tensor:
-        ids, log_correction = draws.ids[:, :places], draws.log_correction[:, :places]
-        weights = torch.empty(ids.shape, dtype=torch.float64, device=z.device)
-
-        def exact_weights(sq_dist: Tensor, rows: slice) -> Tensor:
-            log_p = unnormalised_log_likelihood(sq_dist, t[rows])
-            weights[rows] = torch.softmax(log_p + log_correction[rows], dim=1)
-            return weights[rows]
-
-        mu = gathered_mean(self.reference, ids, z, exact_weights)
-        sampled = draws.sampled[:, :places]
-        if not sampled.any():
-            return mu
-        share = (weights * sampled).sum(1, keepdim=True)
-        drawn = projection.coordinates[ids].float()
-        mean = (drawn * sampled.unsqueeze(2)).sum(1) / sampled.sum(1, keepdim=True).clamp(min=1)
-        excess = torch.where(sampled.any(1, keepdim=True), share.float() * (mean - draws.rest_mean), 0.0)
-        return mu - projection.components.expand(excess).reshape(mu.shape).to(mu.dtype)
+        correction = count / (count - 1).clamp(min=1)
+        return (sq_error.sum(1, keepdim=True) * correction).squeeze(1) / self.reference.d

@@ -1,0 +1,213 @@
+"""The subspace estimator against enumeration, in its limits, and what its certificate says of its error."""
+
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, Exact, SubspaceKNN
+from lit_knn.posterior import posterior_mean
+from lit_knn.process import VP, forward_noise, under_process
+from lit_knn.reference import ReferenceSet
+
+N, D, R = 60, 12, 4
+SCALES = 3 * 0.6 ** torch.arange(D)
+
+
+def images(N=N, d=D, seed=0):
+    """Vectors whose variance lies mostly in a few directions, as that of images does."""
+    generator = torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(d, d, generator=generator))[0]
+    return (torch.randn(N, d, generator=generator) * SCALES[:d]) @ rotation + 0.3
+
+
+def noisy(x, t, seed=1):
+    return x + t * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def squared_error(estimator, z, t, mu, repeats=400):
+    generator = torch.Generator().manual_seed(5)
+    z, t = z.repeat_interleave(repeats, 0), t
+    error = estimator.posterior_mean(z, t, generator=generator).double() - mu.repeat_interleave(repeats, 0)
+    return error.square().sum(1).reshape(-1, repeats).mean(1)
+
+
+@pytest.mark.parametrize("t", [0.02, 0.5, 1.0, 3.0, 50.0])
+def test_all_components_make_it_exact_with_few_images(t):
+    # Proposal and posterior are then one, and the control variate is the whole of x.
+    x = images()
+    z = noisy(x[:20], t)
+    estimator = SubspaceKNN(r=D, n=8, compute="float32").bind(ReferenceSet(x))
+    torch.testing.assert_close(estimator.posterior_mean(z, t).double(), posterior_mean(z, x, t), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("t", [0.02, 0.5, 1.0, 3.0, 50.0])
+@pytest.mark.parametrize("r", [1, R, D])
+def test_all_images_make_it_exact_with_few_components(r, t):
+    x = images()
+    z = noisy(x[:20], t)
+    estimator = SubspaceKNN(r=r, n=N, compute="float32").bind(ReferenceSet(x))
+    torch.testing.assert_close(estimator.posterior_mean(z, t).double(), posterior_mean(z, x, t), rtol=1e-4, atol=1e-5)
+
+
+def test_error_falls_to_zero_as_n_grows_to_N_and_as_r_grows_to_d():
+    x = images()
+    reference, z, t = ReferenceSet(x), noisy(x[:12], 1.0), 1.0
+    mu = posterior_mean(z, x, t)
+
+    def mse(r, n):
+        return squared_error(SubspaceKNN(r=r, n=n, compute="float32").bind(reference), z, t, mu).mean().item()
+
+    by_n = [mse(R, n) for n in (4, 10, 25, 55, 60)]
+    assert by_n == sorted(by_n, reverse=True)
+    assert by_n[-1] < 1e-9 < by_n[0] / 1e5
+    by_r = [mse(r, 10) for r in (1, 4, 8, 11, 12)]
+    assert by_r == sorted(by_r, reverse=True)
+
+
+def enumerated_mean_squared_error(x, z, t, r, n, m, control, grid=2000):
+    """By all outcomes of the one random number: the error of the estimator, with or without the control variate."""
+    estimator = SubspaceKNN(r=r, m=m, n=n, compute="float32").bind(ReferenceSet(x))
+    if not control:
+        estimator._excess = lambda weights, draws: torch.zeros(len(weights), x.shape[1])
+    u = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid
+    rand, torch.rand = torch.rand, lambda *_, **__: u.unsqueeze(1)
+    try:
+        mean = estimator.posterior_mean(z.expand(grid, -1).contiguous(), t).double()
+    finally:
+        torch.rand = rand
+    return (mean - posterior_mean(z, x, t)).square().sum(1).mean().item()
+
+
+def variance_of_independent_draws(x, z, t, r, n, m, control):
+    """The claim of docs/subspace_knn.md: Eq. 12 of the sampled part, the control variate subtracted, in float64."""
+    projection = ReferenceSet(x).projection(r)
+    basis, mean = projection.components.basis.double(), projection.components.mean.double()
+    x, z = x.double(), z.double()
+    y = (x - mean) @ basis
+    q = torch.softmax(-((z - mean) @ basis - y).square().sum(1) / (2 * t * t), 0)
+    p = torch.softmax(-(z - x).square().sum(1) / (2 * t * t), 0)
+    rest = q.argsort(descending=True)[m:]
+    q_rest, p_rest = q[rest].sum(), p[rest].sum()
+    contribution = (p / q)[rest, None] * (x[rest] - p @ x)
+    if control:
+        y_mean = (q[rest] @ y[rest]) / q_rest
+        contribution = contribution - p_rest / q_rest * (y[rest] - y_mean) @ basis.T
+    share = q[rest] / q_rest
+    centred = contribution - share @ contribution
+    return (q_rest**2 * share @ centred.square().sum(1) / (n - m)).item()
+
+
+def test_error_is_at_most_the_derived_variance_which_the_control_variate_shrinks():
+    x = images(seed=3)
+    t, r, n, m = 1.5, R, 20, 8
+    ratios, gains = [], []
+    for row in range(12):
+        z = noisy(x[row : row + 1], t, seed=row)
+        for control in (True, False):
+            derived = variance_of_independent_draws(x, z[0], t, r, n, m, control)
+            ratios.append(enumerated_mean_squared_error(x, z, t, r, n, m, control) / derived)
+        gains.append(derived / variance_of_independent_draws(x, z[0], t, r, n, m, control=True))
+    # Systematic draws without repetition spread less than independent ones, and their error is not zero.
+    assert 0.2 < sum(ratios) / len(ratios) < 1
+    assert min(gains) > 2
+
+
+@pytest.mark.parametrize("t", [0.7, 1.5, 4.0])
+def test_certificate_is_the_size_of_the_error(t):
+    x = images(N=400, seed=2)
+    reference, z = ReferenceSet(x), noisy(images(N=400, seed=2)[:60], t).repeat_interleave(20, 0)
+    mu = posterior_mean(z, x, t)
+    for estimator in (SubspaceKNN(r=R, n=24, compute="float32"), KNN(k=40, n=60)):
+        certificate = estimator.bind(reference).certified_mean(z, t, generator=torch.Generator().manual_seed(1))
+        plain = estimator.posterior_mean(z, t, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(certificate.mean, plain)
+        true = (certificate.mean.double() - mu).square().mean(1)
+        # Systematic draws are better than the independent ones that the certificate speaks of.
+        assert 0.3 < true.mean() / certificate.sq_error.mean() < 1.4
+        assert (true < 10 * certificate.sq_error + 1e-9).double().mean() > 0.95
+
+
+def test_better_than_the_nearest_neighbour_estimator_with_the_same_number_of_images():
+    x = images(N=2000, seed=4)
+    reference, t = ReferenceSet(x), 1.0
+    z = noisy(x[:100], t)
+    mu = posterior_mean(z, x, t)
+    subspace = squared_error(SubspaceKNN(r=6, n=32, compute="float32").bind(reference), z, t, mu, 20).mean()
+    knn = squared_error(KNN(k=256, n=32).bind(reference), z, t, mu, 20).mean()
+    assert subspace < knn / 5
+
+
+def test_flips_pictures_and_the_variance_preserving_process():
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    reference = ReferenceSet(pictures, hflip=True)
+    doubled = torch.cat([pictures, pictures.flip(-1)]).float() / 127.5 - 1
+    z = noisy(doubled[:10], 0.8)
+    estimator = SubspaceKNN(r=6, n=80, compute="float32").bind(reference)
+    expected = posterior_mean(z, doubled, 0.8)
+    torch.testing.assert_close(estimator.posterior_mean(z, 0.8).double(), expected, rtol=1e-4, atol=1e-5)
+    process, t = VP(), torch.full((10,), 0.4, dtype=torch.float64)
+    z = forward_noise(doubled[:10], t, torch.randn(10, 1, 4, 4, generator=generator), process)
+    scaled = z.double() / process.scale(t)[:, None, None, None]
+    expected = posterior_mean(scaled, doubled, process.sigma(t))
+    mean = under_process(estimator.posterior_mean, process)(z, t)
+    torch.testing.assert_close(mean.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("t", [0.002, 1.0, 80.0])
+@pytest.mark.parametrize(
+    ("x", "options"),
+    [
+        (torch.full((30, 5), 0.7), {"r": 2, "n": 4}),  # constant
+        (images(N=1), {"r": 1, "n": 1}),
+        (images(N=20)[:, :1].contiguous(), {"r": 1, "n": 3}),  # d = 1
+        (images(N=10).repeat(4, 1), {"r": 3, "n": 12}),  # duplicates
+    ],
+    ids=["constant", "N=1", "d=1", "duplicated"],
+)
+def test_degenerate_sets(x, options, t):
+    estimator = SubspaceKNN(compute="float32", **options).bind(ReferenceSet(x))
+    z = noisy(x[:1].expand(50, -1), t)
+    mean = estimator.posterior_mean(z, t).double()
+    assert mean.isfinite().all()
+    expected = posterior_mean(z, x, t)
+    assert (mean - expected).square().mean() <= 0.1 * x.double().var(0, correction=0).mean() + 1e-9
+    assert estimator.certified_mean(z, t).sq_error.isfinite().all()
+
+
+def test_bfloat16_is_only_a_proposal():
+    # Rounded coordinates define another proposal, from which the same mean is estimated.
+    if not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this CPU does not multiply bfloat16")
+    x = images(N=400, seed=2)
+    z = noisy(x[:30], 1.0)
+    reference, mu = ReferenceSet(x), posterior_mean(z, x, 1.0)
+    rough, fine = (
+        squared_error(SubspaceKNN(r=R, n=32, compute=compute).bind(reference), z, 1.0, mu, 50).mean()
+        for compute in ("bfloat16", "float32")
+    )
+    assert rough < 2 * fine
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"r": 0}, "r must be at least 1, got 0"),
+        ({"m": 9, "n": 8}, "m=9 is more than n=8"),
+        ({"n": 61}, "n=61 is more than the 60 images"),
+        ({"r": 13, "n": 8}, r"r=13 must be between 1 and min\(N, d\) = min\(60, 12\)"),
+        ({"compute": "float8"}, "compute='float8' must be one of auto, float32"),
+        ({"r": 2, "n": 8, "compute": "float16"}, "compute=float16: this cpu does not multiply it natively"),
+    ],
+)
+def test_options_that_cannot_work_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        SubspaceKNN(**options).bind(ReferenceSet(images()))
+
+
+def test_the_exact_estimator_agrees():
+    x = images()
+    z = noisy(x[:8], 1.0)
+    reference = ReferenceSet(x)
+    ours = SubspaceKNN(r=2, n=N, compute="float32").bind(reference).posterior_mean(z, 1.0)
+    torch.testing.assert_close(ours, Exact().bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
