@@ -1,48 +1,64 @@
 """Number types for the products that only find or propose images."""
 
 import torch
+from torch import Tensor
 
 from lit_knn.errors import InputError
 
 COMPUTE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def check_compute(owner: str, compute: str) -> str:
-    """Return `compute` if it is `auto` or a known type.
+def check_compute(owner: str, compute: str, *more: str) -> str:
+    """Return `compute` if it is `auto`, a float type or one of `more`.
 
     Raises:
         InputError: it is not.
     """
-    if compute != "auto" and compute not in COMPUTE_TYPES:
-        raise InputError(f"{owner}: compute={compute!r} must be one of auto, {', '.join(COMPUTE_TYPES)}")
+    known = ("auto", *COMPUTE_TYPES, *more)
+    if compute not in known:
+        raise InputError(f"{owner}: compute={compute!r} must be one of {', '.join(known)}")
     return compute
 
 
-def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype:
+def compute_dtype(owner: str, compute: str, device: torch.device, int8: bool = False) -> torch.dtype:
     """The type that a checked option `compute` means on a device.
 
     Args:
         owner: for the error message.
-        compute: `float32`, `bfloat16`, `float16`, or `auto`: bfloat16 where the device multiplies it natively.
+        compute: a type, or `auto` for the fastest that the device multiplies natively.
         device: where the products run.
+        int8: whether `auto` may be int8.
 
     Raises:
         InputError: the device does not multiply the type natively.
     """
     if compute == "auto":
-        return torch.bfloat16 if _is_native(torch.bfloat16, device) else torch.float32
-    dtype = COMPUTE_TYPES[compute]
-    if not _is_native(dtype, device):
+        fastest = (torch.int8, torch.bfloat16, torch.float32) if int8 else (torch.bfloat16, torch.float32)
+        return next(dtype for dtype in fastest if is_native(dtype, device))
+    dtype = torch.int8 if compute == "int8" else COMPUTE_TYPES[compute]
+    if not is_native(dtype, device):
         raise InputError(f"{owner}: compute={compute}: this {device.type} does not multiply it natively; use float32")
     return dtype
 
 
-def _is_native(dtype: torch.dtype, device: torch.device) -> bool:
+def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of matrices of one type as float32; not rounded to that type on the way where the device can do that."""
+    if a.dtype == torch.float32 or not a.is_cuda:
+        return (a @ b).float()
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def is_native(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the device has instructions that multiply the type."""
     if dtype == torch.float32:
         return True
     if device.type == "cuda":
+        if dtype == torch.int8:
+            return False  # PyTorch's product of integers wants shapes that searches do not have
         major, _ = torch.cuda.get_device_capability(device)
         return major >= (8 if dtype == torch.bfloat16 else 7)
+    if device.type == "cpu" and dtype == torch.int8:
+        return torch.cpu._is_vnni_supported()
     if device.type == "cpu" and dtype == torch.bfloat16:
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return False

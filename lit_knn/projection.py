@@ -32,6 +32,10 @@ class PrincipalComponents(NamedTuple):
         """P'(z − mean): (B, *shape) to (B, r), float32."""
         return (z.flatten(1).float() - self.mean) @ self.basis
 
+    def to(self, device: torch.device) -> "PrincipalComponents":
+        """A copy on another device."""
+        return self._replace(**{name: getattr(self, name).to(device) for name in ("mean", "basis", "variances")})
+
     def expand(self, y: Tensor) -> Tensor:
         """P·y, without the mean: (B, r) to (B, d), float32."""
         return y.float() @ self.basis.T

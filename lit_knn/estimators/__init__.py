@@ -12,13 +12,13 @@ from lit_knn.estimators.uniform_snis import UniformSNIS
 from lit_knn.estimators.wiener import Wiener
 
 __all__ = [
+    "KNN",
+    "STF",
     "Estimator",
     "Exact",
-    "KNN",
     "MonteCarlo",
     "Network",
     "OneSample",
-    "STF",
     "SubspaceKNN",
     "UniformSNIS",
     "Wiener",

@@ -2,5 +2,6 @@
 
 from lit_knn.index.base import Index
 from lit_knn.index.faiss_index import FaissIndex
+from lit_knn.index.torch_index import TorchIndex
 
-__all__ = ["FaissIndex", "Index"]
+__all__ = ["FaissIndex", "Index", "TorchIndex"]

@@ -29,7 +29,7 @@ class Index(ABC):
         """Build from all vectors.
 
         Args:
-            chunks: called once, yields all N vectors in order, (c, d) float32 each.
+            chunks: yields all N vectors in order, (c, d) float32 each; may be called again.
             sample: (m) -> (m, d) float32, a seeded random subset of m <= N vectors, to train on.
             N: number of vectors.
         """

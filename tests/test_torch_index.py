@@ -1,0 +1,150 @@
+"""Search in PyTorch against an exhaustive search in float64."""
+
+import pytest
+import torch
+
+from lit_knn.compute import is_native
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN
+from lit_knn.index import FaissIndex, TorchIndex
+from lit_knn.posterior import posterior_mean
+from lit_knn.quantised import BASE, digits_of, product, quantise
+from lit_knn.reference import ReferenceSet
+
+CPU = torch.device("cpu")
+TYPES = ["float32", *(name for name in ("int8", "bfloat16") if is_native(getattr(torch, name), CPU))]
+
+
+def pixels(N=300, shape=(3, 6, 6), seed=0):
+    """Smooth pictures, so that neighbours mean something."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(N, shape[0], 2, 2, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, size=shape[1:], mode="bilinear")
+    return (smooth * 235 + 20 * torch.rand(N, *shape, generator=generator)).to(torch.uint8)
+
+
+def exhaustive(reference, z, k):
+    x = reference.gather(torch.arange(reference.N)).flatten(1).double()
+    sq_dist = torch.cdist(z.flatten(1).double(), x).square()
+    return sq_dist.topk(k, dim=1, largest=False)
+
+
+def noisy(reference, t, rows=20):
+    generator = torch.Generator().manual_seed(1)
+    x = reference.gather(torch.arange(rows))
+    return x + t * torch.randn(x.shape, generator=generator)
+
+
+@pytest.mark.parametrize("compute", TYPES)
+@pytest.mark.parametrize("hflip", [False, True])
+@pytest.mark.parametrize("t", [0.01, 0.5, 5.0])
+def test_finds_the_nearest_of_pictures(compute, hflip, t):
+    reference = ReferenceSet(pixels(), index=TorchIndex(compute), hflip=hflip)
+    z, k = noisy(reference, t), 12
+    sq_dist, ids = reference.search(z, k)
+    expected, nearest = exhaustive(reference, z, k)
+    recall = (ids.unsqueeze(2) == nearest.unsqueeze(1)).any(2).double().mean()
+    assert recall > (0.999 if compute == "float32" else 0.9)
+    assert (sq_dist.diff(dim=1) >= 0).all()
+    # Rounding the query moves a distance by at most a few per cent of the spread of distances.
+    found = (reference.gather(ids) - z.unsqueeze(1)).double().flatten(2).square().sum(2)
+    tolerance = {"float32": 1e-5, "int8": 0.02, "bfloat16": 0.05}[compute]
+    assert ((sq_dist - found).abs() / found.mean()).max() < tolerance
+    assert (found.sort(1).values / expected).max() < 1.1
+
+
+@pytest.mark.parametrize("compute", [name for name in TYPES if name != "int8"])
+def test_all_components_find_what_all_dimensions_find(compute):
+    x = torch.randn(200, 10, generator=torch.Generator().manual_seed(0))
+    reference = ReferenceSet(x, index=TorchIndex(compute, r=10))
+    z = noisy(reference, 0.5)
+    sq_dist, ids = reference.search(z, 5)
+    expected, nearest = exhaustive(reference, z, 5)
+    assert (ids[:, 0] == nearest[:, 0]).double().mean() > 0.9
+    torch.testing.assert_close(sq_dist.double(), expected, rtol=0.05, atol=0.3 if compute == "bfloat16" else 1e-3)
+
+
+def test_few_components_keep_most_of_the_nearest_of_pictures():
+    reference = ReferenceSet(pixels(), index=TorchIndex("float32", r=12))
+    z = noisy(reference, 1.0)
+    sq_dist, ids = reference.search(z, 40)
+    expected, nearest = exhaustive(reference, z, 40)
+    recall = (ids.unsqueeze(2) == nearest.unsqueeze(1)).any(2).double().mean()
+    assert recall > 0.8
+    # The query's own distance from the subspace is counted, the images' is not.
+    assert ((sq_dist - expected) / expected).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("k", [1, 7, 300])
+def test_chunks_make_no_difference(k, monkeypatch):
+    reference = ReferenceSet(pixels(), index=TorchIndex("float32"))
+    z = noisy(reference, 0.5)
+    whole = reference.search(z, k)
+    monkeypatch.setattr("lit_knn.index.torch_index.SCORE_BYTES", 4 * len(z) * 11)
+    torch.testing.assert_close(reference.search(z, k), whole)
+
+
+def test_pixels_take_a_quarter_of_the_memory_and_lose_nothing():
+    x = pixels()
+    chunks = lambda: (rows.flatten(1).float() / 127.5 - 1 for rows in x.split(70))  # noqa: E731
+    codes = quantise(chunks, len(x))
+    assert codes.exact
+    assert codes.values.element_size() * codes.values.numel() == x.numel()
+    restored = (codes.values.float() + codes.offset) * codes.scale
+    torch.testing.assert_close(restored, torch.cat(list(chunks())))
+    latents = torch.randn(50, 8, generator=torch.Generator().manual_seed(0)) * 3
+    codes = quantise(lambda: iter(latents.split(20)), 50)
+    assert not codes.exact
+    assert ((codes.values * codes.scale) - latents).abs().max() <= codes.scale / 2 * 1.001
+
+
+@pytest.mark.skipif("int8" not in TYPES, reason="this CPU does not multiply int8")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_digits_multiply_to_the_stated_precision(count):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(5, 400, generator=generator) * torch.logspace(-3, 3, 5)[:, None]
+    matrix = torch.randint(-128, 128, (400, 60), generator=generator).to(torch.int8)
+    digits, unit = digits_of(rows, count)
+    error = product(digits, matrix).double() * unit - rows.double() @ matrix.double()
+    # Rounding errors of 400 entries, each at most half a last digit, and of float32 at the end.
+    limit = 2 * unit / BASE ** (count - 1) * 400**0.5 * 128 + 1e-6 * rows.norm(dim=1, keepdim=True) * 128 * 20
+    assert (error.abs() < limit).all()
+
+
+@pytest.mark.parametrize("t", [0.3, 1.0, 4.0])
+def test_the_estimator_is_as_good_as_with_faiss(t):
+    x = pixels(N=1500)
+    errors = []
+    for index in (FaissIndex("Flat"), TorchIndex(), TorchIndex(r=12)):
+        reference = ReferenceSet(x, index=index)
+        z = noisy(reference, t, rows=100)
+        mu = posterior_mean(z, reference.gather(torch.arange(reference.N)), t)
+        estimator = KNN(k=100, n=64).bind(reference)
+        generator = torch.Generator().manual_seed(0)
+        estimates = [estimator.posterior_mean(z, t, generator=generator) for _ in range(10)]
+        errors.append(sum((estimate - mu).square().mean().item() for estimate in estimates))
+    assert max(errors[1:]) < 1.3 * errors[0] + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compute": "int4"}, "compute='int4' must be one of auto, float32"),
+        ({"r": 0}, "r must be at least 1, got 0"),
+        ({"r": 3, "compute": "int8"}, "compute=int8 does not go with r"),
+        ({"r": 109}, r"r=109 is more than min\(N, d\) = min\(300, 108\)"),
+        ({"compute": "float16"}, "compute=float16: this cpu does not multiply it natively"),
+    ],
+)
+def test_options_that_cannot_work_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        ReferenceSet(pixels(), index=TorchIndex(**options)).build_index()
+
+
+@pytest.mark.parametrize("compute", TYPES)
+def test_degenerate_sets(compute):
+    for x in (torch.full((9, 4), 0.3), torch.zeros(5, 3), torch.randn(1, 2), torch.randn(6, 1)):
+        reference = ReferenceSet(x, index=TorchIndex(compute))
+        sq_dist, ids = reference.search(torch.randn(3, x.shape[1]), len(x))
+        assert sq_dist.isfinite().all()
+        assert (ids.sort(1).values == torch.arange(len(x))).all()
