@@ -60,6 +60,7 @@ class ReferenceSet:
         self.labels = _expand_labels(labels, len(images), hflip)
         self._index_built = False
         self._mean: Tensor | None = None
+        self._half_sq_norms: Tensor | None = None
         self._components: dict[int, PrincipalComponents] = {}
         self._projections: dict[tuple[int, torch.dtype], Projection] = {}
 
@@ -77,7 +78,8 @@ class ReferenceSet:
         if self._index_built:
             self.index.to(device)
         if device != self.device:
-            self._mean, self._components, self._projections = None, {}, {}
+            self._mean = self._half_sq_norms = None
+            self._components, self._projections = {}, {}
         self.images = self.images.to(device)
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
@@ -164,6 +166,18 @@ class ReferenceSet:
                 total += x.flatten(1).sum(0, dtype=torch.float64)
             self._mean = (total / self.N).float()
         return self._mean
+
+    def codes(self, rows: slice) -> Tensor:
+        """Stored pixels p as int8, p − 128: (c, d), of uint8 images."""
+        return (self.images[rows] ^ 128).view(torch.int8).flatten(1)
+
+    def half_sq_norms_of_codes(self) -> Tensor:
+        """‖code‖²/2 of each stored image, (N,) or half as many with hflip, float32; computed once."""
+        if self._half_sq_norms is None:
+            starts = range(0, len(self.images), 8192)
+            norms = [self.codes(slice(i, i + 8192)).float().square().sum(1) / 2 for i in starts]
+            self._half_sq_norms = torch.cat(norms)
+        return self._half_sq_norms
 
     def principal_components(self, r: int) -> PrincipalComponents:
         """The r leading principal components, of a seeded subset of the images; computed once for each r.

@@ -1,27 +1,56 @@
 """The exact posterior mean, streamed over the reference set."""
 
 import math
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from lit_knn.compute import is_native
+from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.integer_sums import integer_sums
 from lit_knn.estimators.streaming import batches_of, stream_sq_dist
 from lit_knn.posterior import unnormalised_log_likelihood
+from lit_knn.reference import ReferenceSet
 
 
 class Exact(Estimator):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean): no bias and no variance, cost O(N·d) per z.
 
-    Streams the images in chunks with a running maximum, normaliser and weighted sum, so that memory stays
-    bounded whatever B and N. All of it in float64: float32 sums over a chunk of many images drift.
+    In float64 it streams the images in chunks with a running maximum, normaliser and weighted sum, so that memory stays
+    bounded whatever B and N. In `int8` both products are those of pixels, which are integers, with z and the weights
+    split into three digits of 8 bits: several times faster, and off by less than 1e-9 (squared, per dimension; measured
+    on CIFAR-10, t from 0.5 to 80).
+
+    Args:
+        compute: `float64`; `int8`, for pixels on a CPU; or `auto`, int8 where it goes.
+
+    Raises:
+        InputError: another type; at `bind`, `int8` where the images are not uint8 or the device does not multiply it.
     """
 
     deterministic = True
 
+    def __init__(self, compute: str = "float64") -> None:
+        if compute not in ("float64", "int8", "auto"):
+            raise InputError(f"Exact: compute={compute!r} must be float64, int8 or auto")
+        self.compute = compute
+
+    def bind(self, reference: ReferenceSet) -> Self:
+        """See `Estimator.bind`."""
+        if self.compute == "int8" and not _suits_integers(reference):
+            raise InputError(
+                f"Exact: compute=int8 needs uint8 images and a CPU that multiplies int8, got {reference.images.dtype} "
+                f"on {reference.device}; use float64"
+            )
+        return super().bind(reference)
+
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
+        if self.compute == "int8" or (self.compute == "auto" and _suits_integers(self.reference)):
+            return integer_sums(self.reference, z, t).to(z.dtype)
         mu = torch.empty_like(z)
         for rows in batches_of(z, self.reference.d):
             mu[rows] = self._stream(z[rows], t[rows]).to(z.dtype)
@@ -41,3 +70,7 @@ class Exact(Estimator):
             weighted_sum = weighted_sum.mul_(rescale).add_(weights @ x.double())
             maximum = new_maximum
         return (weighted_sum / normaliser).reshape(z.shape)
+
+
+def _suits_integers(reference: ReferenceSet) -> bool:
+    return reference.images.dtype == torch.uint8 and is_native(torch.int8, reference.device)
