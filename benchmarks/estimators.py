@@ -1,130 +1,248 @@
-"""Error, time and memory of the estimators on a real data set (design: mean squared error against the exact mean).
+"""Error, time and memory of the estimators on a data set, as ratios to the plain method in the same run.
 
-    python benchmarks/estimators.py --data PATH [--t 5 10 20 80] [--batch 128] [--repeats 4]
+    python benchmarks/estimators.py --data PATH [--t 1 3 10 20 80] [--batch 128] [--repeats 4] [--output STEM]
+    python benchmarks/estimators.py --data PATH --scaling 12500 25000 50000 100000 200000 [--output STEM]
 
-prints, for each noise level, the mean squared error per dimension of each estimator's posterior mean against the exact
-one (Eq. 15, eq:mse), its time per call as a ratio to the plain KNN estimator, and the largest difference of `Exact`
-from a float64 sum over all images. Peak memory is that of a process of its own for each estimator.
+The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. Printed, in Markdown, are
+for each noise level the mean squared error per dimension of each posterior mean against the exact one in float64
+(Eq. 15, eq:mse) and the time of a call. The first call of each is not timed, the others take turns. Peak memory is that
+of a process of its own for each estimator. `--output` also writes STEM.csv, STEM.md and STEM.png, error against time.
+
+With `--scaling`, the time of a call at those numbers of images: the first ones, or mirrored and shifted copies as well.
 """
 
 import argparse
+import csv
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, UniformSNIS
+from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.image_files import read_array_file, read_image_files
-from lit_knn.index import FaissIndex
+from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.process import forward_noise
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
-PLAIN = "KNN"
+PLAIN = "KNN, FAISS Flat"
+SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact, int8")
+MARKERS = "osD^vPX*<>hp"
 
 
-def estimators(k: int, n: int) -> dict[str, Estimator]:
-    """The estimators by name; the plain method first, so that every later time is a ratio to it."""
+class Entry(NamedTuple):
+    """An estimator and the kind of index it searches; None where it searches none."""
+
+    estimator: Callable[[], Estimator]
+    search: Callable[[], Index] | None = None
+
+
+def entries(k: int, n: int) -> dict[str, Entry]:
+    """The estimators by name, the plain method first."""
     return {
-        PLAIN: KNN(k, n),
-        "OneSample": OneSample(),
-        "STF": STF(n),
-        "UniformSNIS": UniformSNIS(n),
-        "MonteCarlo": MonteCarlo(n),
-        "Exact": Exact(),
+        PLAIN: Entry(lambda: KNN(k, n), FaissIndex),
+        "KNN, TorchIndex": Entry(lambda: KNN(k, n), TorchIndex),
+        "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda: TorchIndex(r=256)),
+        "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, None, n)),
+        "SubspaceKNN, r=512": Entry(lambda: SubspaceKNN(512, None, n)),
+        "OneSample": Entry(OneSample),
+        "STF": Entry(lambda: STF(n)),
+        "UniformSNIS": Entry(lambda: UniformSNIS(n)),
+        "MonteCarlo": Entry(lambda: MonteCarlo(n)),
+        "Wiener": Entry(Wiener),
+        "Exact, float64": Entry(Exact),
+        "Exact, int8": Entry(lambda: Exact("int8")),
     }
 
 
-def load(path: Path) -> ReferenceSet:
-    """A reference set from a zip or folder of images, or an .npy or .npz file."""
+def bound(entry: Entry, images: Tensor) -> Estimator:
+    """The estimator, bound to a set of these images with its own index."""
+    reference = ReferenceSet(images, index=None if entry.search is None else entry.search())
+    return entry.estimator().bind(reference)
+
+
+def load(path: Path) -> Tensor:
+    """Images of a zip or folder, or of an .npy or .npz file."""
     read = read_array_file if path.suffix in (".npy", ".npz") else read_image_files
-    images, _ = read(path)
-    return ReferenceSet(images, index=FaissIndex("Flat"))
+    return torch.as_tensor(read(path)[0])
 
 
-def brute_force_mean(reference: ReferenceSet, z: Tensor, t: float) -> Tensor:
-    """E[x|z,t] of each z by subtracting every image from it in float64, one z at a time: slow and plain."""
-    x = reference.gather(torch.arange(reference.N)).flatten(1)
-    means = []
-    for row in z.flatten(1).double():
-        sq_dist = torch.cat([(chunk.double() - row).square().sum(1) for chunk in x.split(2048)])
-        weights = torch.softmax(-sq_dist / (2 * t * t), dim=0)
-        means.append(sum(w @ c.double() for w, c in zip(weights.split(2048), x.split(2048), strict=True)))
-    return torch.stack(means).reshape(z.shape)
+def latents(reference: ReferenceSet, t: float, batch: int, repeat: int) -> tuple[Tensor, Tensor, torch.Generator]:
+    """Images, z made from them, and a generator for the estimators."""
+    generator = keyed_generator("cpu", repeat)
+    x = reference.gather(torch.randint(reference.N, (batch,), generator=generator))
+    return x, forward_noise(x, t, torch.randn(x.shape, generator=generator)), generator
 
 
-def measure(reference: ReferenceSet, args: argparse.Namespace) -> None:
-    """Print the table of error and time."""
-    bound = {name: estimator.bind(reference) for name, estimator in estimators(args.k, args.n).items()}
-    print(f"N={reference.N} d={reference.d} B={args.batch} k={args.k} n={args.n} threads={torch.get_num_threads()}")
-    print(f"{'t':>5}  {'estimator':<12} {'MSE':>9} {'± s.e.':>8} {'s/call':>7} {'ratio':>6}")
+def measure(images: Tensor, args: argparse.Namespace) -> list[dict[str, float | str]]:
+    """One row for each noise level and estimator: `mse` and its standard error, `seconds` of a call."""
+    estimators = {name: bound(entry, images) for name, entry in entries(args.k, args.n).items()}
+    reference, exact = ReferenceSet(images), Exact().bind(ReferenceSet(images))
+    rows: list[dict[str, float | str]] = []
     for t in args.t:
-        rows: dict[str, tuple[list[Tensor], float]] = {name: ([], 0.0) for name in bound}
-        for repeat in range(args.repeats):
-            generator = keyed_generator("cpu", repeat)
-            x = reference.gather(torch.randint(reference.N, (args.batch,), generator=generator))
-            z = forward_noise(x, t, torch.randn(x.shape, generator=generator))
-            mu = bound["Exact"].posterior_mean(z.double(), t)
-            for name, estimator in bound.items():
+        errors: dict[str, list[Tensor]] = {name: [] for name in estimators}
+        seconds = dict.fromkeys(estimators, 0.0)
+        for repeat in range(-1, args.repeats):
+            x, z, generator = latents(reference, t, args.batch, repeat + 1)
+            mu = exact.posterior_mean(z.double(), t) if repeat >= 0 else z
+            for name, estimator in estimators.items():
                 start = time.perf_counter()
                 mu_hat = estimator.posterior_mean(z, t, x_source=x, generator=generator)
-                seconds = time.perf_counter() - start
-                errors, total = rows[name]
-                errors.append((mu_hat - mu).square().flatten(1).mean(1))
-                rows[name] = errors, total + seconds / args.repeats
-        for name, (errors, seconds) in rows.items():
-            error = torch.cat(errors)
-            spread = error.std() / len(error) ** 0.5
-            ratio = seconds / rows[PLAIN][1]
-            print(f"{t:5g}  {name:<12} {error.mean():9.2e} {spread:8.1e} {seconds:7.3f} {ratio:6.2f}", flush=True)
-        checked = z[: args.checked]
-        difference = bound["Exact"].posterior_mean(checked, t) - brute_force_mean(reference, checked, t)
-        print(f"{t:5g}  Exact - brute force in float64, {len(checked)} z: at most {difference.abs().max():.1e}")
+                if repeat >= 0:
+                    seconds[name] += (time.perf_counter() - start) / args.repeats
+                    errors[name].append((mu_hat - mu).square().flatten(1).mean(1))
+        for name in estimators:
+            error = torch.cat(errors[name])
+            spread = (error.std() / len(error) ** 0.5).item()
+            rows.append({"t": t, "estimator": name, "mse": error.mean().item(), "mse_se": spread})
+            rows[-1]["seconds"] = seconds[name]
+        print(f"t={t:g} measured", file=sys.stderr, flush=True)
+    return rows
 
 
-def print_peak_memory(args: argparse.Namespace) -> None:
-    """Print the peak resident memory of one call of each estimator, each in a process of its own."""
-    print(f"\n{'peak memory':<16} {'MiB':>7}  above the images alone")
-    base = None
-    for name in ("images alone", *estimators(args.k, args.n)):
+def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
+    """Peak resident memory above that of the images alone, MiB, each in a process of its own."""
+    peaks = {}
+    for name in ("images alone", *entries(args.k, args.n)):
         command = [sys.executable, __file__, *sys.argv[1:], "--peak-memory-of", name]
-        peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        base = peak if base is None else base
-        print(f"{name:<16} {peak:7d}  {peak - base:+d}", flush=True)
+        peaks[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {name: peak - peaks["images alone"] for name, peak in peaks.items() if name != "images alone"}
 
 
-def peak_memory(reference: ReferenceSet, args: argparse.Namespace) -> int:
+def peak_memory(images: Tensor, args: argparse.Namespace) -> int:
     """Peak resident memory of this process, MiB, after one call of `args.peak_memory_of` at B = args.batch (Linux)."""
-    x = reference.gather(torch.arange(args.batch))
-    if args.peak_memory_of in estimators(args.k, args.n):
-        estimator = estimators(args.k, args.n)[args.peak_memory_of].bind(reference)
-        estimator.posterior_mean(forward_noise(x, 10.0, torch.randn_like(x)), 10.0, x_source=x)
+    x, z, _ = latents(ReferenceSet(images), 10.0, args.batch, 0)
+    entry = entries(args.k, args.n).get(args.peak_memory_of)
+    if entry is not None:
+        bound(entry, images).posterior_mean(z, 10.0, x_source=x)
     # Not ru_maxrss: that of a child starts at the size of its parent.
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
 
+def table(rows: list[dict[str, float | str]], memory: dict[str, int]) -> str:
+    """Markdown: error at each noise level, time over all of them, as ratios to the plain method, and memory."""
+    levels = list(dict.fromkeys(row["t"] for row in rows))
+    of = {(row["t"], row["estimator"]): row for row in rows}
+    seconds = {name: np.mean([float(of[t, name]["seconds"]) for t in levels]) for name in memory}
+    head = ["estimator", *(f"MSE, t = {t:g}" for t in levels), "time", "of plain", "memory of one call"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for name, mib in memory.items():
+        mse = [f"{float(of[t, name]['mse']):.1e}" for t in levels]
+        ratio = seconds[name] / seconds[PLAIN]
+        lines.append("| " + " | ".join([name, *mse, f"{seconds[name]:.3f} s", f"{ratio:.2f}", f"{mib} MiB"]) + " |")
+    lines += [
+        "",
+        "Squared error as a share of the plain method's:",
+        "",
+        "| estimator | " + " | ".join(head[1:-3]) + " |",
+    ]
+    lines.append("|---" * (len(levels) + 1) + "|")
+    for name in memory:
+        shares = [float(of[t, name]["mse"]) / float(of[t, PLAIN]["mse"]) for t in levels]
+        lines.append(f"| {name} | " + " | ".join(f"{share:.2g}" for share in shares) + " |")
+    return "\n".join(lines)
+
+
+def pareto_figure(rows: list[dict[str, float | str]], path: Path) -> None:
+    """Error against time, a panel for each noise level."""
+    from matplotlib.figure import Figure
+
+    levels = list(dict.fromkeys(float(row["t"]) for row in rows))
+    figure = Figure(figsize=(3 * len(levels), 4.2), layout="constrained")
+    for axes, t in zip(np.atleast_1d(figure.subplots(1, len(levels))), levels, strict=True):
+        here = [row for row in rows if row["t"] == t]
+        for number, row in enumerate(here):
+            error = max(float(row["mse"]), 1e-13)  # a log axis has no place for 0
+            axes.loglog(row["seconds"], error, MARKERS[number % len(MARKERS)], label=row["estimator"], markersize=7)
+        axes.set(title=f"t = {t:g}", xlabel="seconds a call")
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("MSE per dimension (below 1e-13: at 1e-13)")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def resized(images: Tensor, N: int) -> Tensor:
+    """The first N images; or all, with mirrored and then shifted copies, up to N."""
+    copies, shift = [images], 0
+    while sum(map(len, copies)) < N:
+        shift += 1
+        rolled = images.roll(shift // 2, dims=-1)
+        copies.append(rolled.flip(-1) if shift % 2 else rolled)
+    return torch.cat(copies)[:N]
+
+
+def scaling(images: Tensor, args: argparse.Namespace) -> list[dict[str, float | str]]:
+    """Seconds of a call, averaged over the noise levels, of some estimators at each number of images."""
+    rows: list[dict[str, float | str]] = []
+    for N in args.scaling:
+        some = resized(images, N)
+        estimators = {name: bound(entries(args.k, args.n)[name], some) for name in SCALED}
+        seconds = dict.fromkeys(SCALED, 0.0)
+        for t in args.t:
+            for repeat in range(-1, args.repeats):
+                _, z, generator = latents(ReferenceSet(some), t, args.batch, repeat + 1)
+                for name, estimator in estimators.items():
+                    start = time.perf_counter()
+                    estimator.posterior_mean(z, t, generator=generator)
+                    share = 1 / (args.repeats * len(args.t)) if repeat >= 0 else 0.0
+                    seconds[name] += (time.perf_counter() - start) * share
+        rows += [{"N": N, "estimator": name, "seconds": seconds[name]} for name in SCALED]
+        print(f"N={N} measured", file=sys.stderr, flush=True)
+    return rows
+
+
+def scaling_table(rows: list[dict[str, float | str]]) -> str:
+    """Markdown: seconds at each N, and the slope of a straight line through them."""
+    sizes = list(dict.fromkeys(float(row["N"]) for row in rows))
+    slopes = {}
+    lines = ["| estimator | " + " | ".join(f"N = {N:g}" for N in sizes) + " | ms per 1,000 images | of plain |"]
+    lines.append("|---" * (len(sizes) + 3) + "|")
+    for name in SCALED:
+        seconds = [float(row["seconds"]) for row in rows if row["estimator"] == name]
+        slopes[name] = np.polyfit(sizes, seconds, 1)[0] * 1e6
+        cells = [name, *(f"{s:.3f} s" for s in seconds), f"{slopes[name]:.2f}", f"{slopes[name] / slopes[PLAIN]:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Parse the command line and print the tables."""
+    """Parse the command line, measure, print, and write what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="zip or folder of images, .npy or .npz")
-    parser.add_argument("--t", type=float, nargs="+", default=[2, 5, 10, 20, 80], help="noise levels")
+    parser.add_argument("--t", type=float, nargs="+", default=[1, 2, 3, 5, 7, 10, 20, 80], help="noise levels")
     parser.add_argument("--batch", type=int, default=128, help="latents per call")
     parser.add_argument("--repeats", type=int, default=4, help="calls averaged, each with new latents")
     parser.add_argument("--k", type=int, default=2048, help="neighbours")
-    parser.add_argument("--n", type=int, default=256, help="samples")
-    parser.add_argument("--checked", type=int, default=16, help="latents compared with the brute-force sum")
+    parser.add_argument("--n", type=int, default=256, help="images gathered")
+    parser.add_argument("--scaling", type=int, nargs="+", help="numbers of images")
+    parser.add_argument("--output", type=Path, help="stem of the files to write")
     parser.add_argument("--peak-memory-of", default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    reference = load(args.data)
+    images = load(args.data)
     if args.peak_memory_of:
-        print(peak_memory(reference, args))
+        print(peak_memory(images, args))
         return
-    measure(reference, args)
-    print_peak_memory(args)
+    rows = scaling(images, args) if args.scaling else measure(images, args)
+    text = scaling_table(rows) if args.scaling else table(rows, peak_memory_of_each(args))
+    shape = f"N = {len(images)}, d = {images[0].numel()}, B = {args.batch}, k = {args.k}, n = {args.n}"
+    text = f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{text}\n"
+    print(text)
+    if args.output is not None:
+        args.output.with_suffix(".md").write_text(text)
+        with args.output.with_suffix(".csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        if not args.scaling:
+            pareto_figure(rows, args.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":
