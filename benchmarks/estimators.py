@@ -32,7 +32,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
 PLAIN = "KNN, FAISS Flat"
-SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact, int8")
+SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact, int8, 2 digits")
 MARKERS = "osD^vPX*<>hp"
 
 
@@ -57,7 +57,8 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         "MonteCarlo": Entry(lambda: MonteCarlo(n)),
         "Wiener": Entry(Wiener),
         "Exact, float64": Entry(Exact),
-        "Exact, int8": Entry(lambda: Exact("int8")),
+        "Exact, int8, 3 digits": Entry(lambda: Exact("int8", 3)),
+        "Exact, int8, 2 digits": Entry(lambda: Exact("int8", 2)),
     }
 
 

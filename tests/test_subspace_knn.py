@@ -68,7 +68,7 @@ def enumerated_mean_squared_error(x, z, t, r, n, m, control, grid=2000):
     """By all outcomes of the one random number: the error of the estimator, with or without the control variate."""
     estimator = SubspaceKNN(r=r, m=m, n=n, compute="float32").bind(ReferenceSet(x))
     if not control:
-        estimator._excess = lambda weights, draws: torch.zeros(len(weights), x.shape[1])
+        estimator._excess = lambda weights, draws: torch.zeros(len(weights), r)
     u = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid
     rand, torch.rand = torch.rand, lambda *_, **__: u.unsqueeze(1)
     try:

@@ -9,8 +9,6 @@ from lit_knn.quantised import BASE, PIXEL_OFFSET, PIXEL_SCALE, digits_of, produc
 from lit_knn.reference import ReferenceSet
 from lit_knn.snis import weighted_mean
 
-# Digits of 8 bits into which z and the weights are split; three are about float32.
-DIGITS = 3
 # At small t the weights of the nearest images hang on digits that the product does not have, and only they matter.
 RECOMPUTED = 32
 # Images outside the recomputed ones are left out where they have less than this share of the posterior.
@@ -20,24 +18,25 @@ SCORE_BYTES = 64 * 2**20
 CHUNK = 8192
 
 
-def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor) -> Tensor:
+def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:
     """E[x|z,t], Eq. 8 (eq:posterior_mean), over a set of uint8 images, on a CPU.
 
     Args:
         reference: the set.
         z: (B, *shape).
         t: (B,).
+        count: digits of 8 bits into which z and the weights are split; three are about float32.
 
     Returns:
         (B, *shape), float64.
     """
     step = max(SCORE_BYTES // (4 * reference.N), 1)
     rows = [slice(start, start + step) for start in range(0, len(z), step)]
-    return torch.cat([_mean(reference, z[part], t[part]) for part in rows])
+    return torch.cat([_mean(reference, z[part], t[part], count) for part in rows])
 
 
-def _mean(reference: ReferenceSet, z: Tensor, t: Tensor) -> Tensor:
-    log_p = _log_likelihood(reference, z, t)
+def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:
+    log_p = _log_likelihood(reference, z, t, count)
     nearest = log_p.topk(min(RECOMPUTED, reference.N), dim=1).indices
     exact = torch.cat(
         [unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows]) for rows, x in gather(reference, nearest)]
@@ -52,11 +51,11 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor) -> Tensor:
     mu = torch.cat(near).flatten(1) * total_near / total
     needed = (total_rest > NEGLIGIBLE_SHARE * total).flatten().nonzero()[:, 0]
     if len(needed) > 0:
-        mu[needed] += _weighted_sum(reference, rest[needed]) * (total_rest / total)[needed]
+        mu[needed] += _weighted_sum(reference, rest[needed], count) * (total_rest / total)[needed]
     return mu.reshape(z.shape)
 
 
-def _log_likelihood(reference: ReferenceSet, z: Tensor, t: Tensor) -> Tensor:
+def _log_likelihood(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:
     """log p_t(z|x) of all N images up to the Gaussian's constant: (B, N), float32."""
     out = torch.empty(len(z), reference.N)
     stored, half_sq_norms = len(reference.images), reference.half_sq_norms_of_codes()
@@ -65,7 +64,7 @@ def _log_likelihood(reference: ReferenceSet, z: Tensor, t: Tensor) -> Tensor:
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖.
         u = ((z.flip(-1) if mirror else z).double() / PIXEL_SCALE - PIXEL_OFFSET).flatten(1)
         half_sq_norm = u.square().sum(1, keepdim=True) / 2
-        digits, unit = digits_of(u.float(), DIGITS)
+        digits, unit = digits_of(u.float(), count)
         for start in range(0, stored, CHUNK):
             rows = slice(start, min(start + CHUNK, stored))
             scores = product(digits, reference.codes(rows).T).mul_(unit).sub_(half_sq_norms[rows])
@@ -75,11 +74,11 @@ def _log_likelihood(reference: ReferenceSet, z: Tensor, t: Tensor) -> Tensor:
     return out
 
 
-def _weighted_sum(reference: ReferenceSet, weights: Tensor) -> Tensor:
-    """Σ w x / Σ w over all N images, (B, d) float64, weights rounded to three digits."""
+def _weighted_sum(reference: ReferenceSet, weights: Tensor, count: int) -> Tensor:
+    """Σ w x / Σ w over all N images, (B, d) float64, weights rounded to `count` digits."""
     stored = len(reference.images)
     mu = torch.zeros(len(weights), reference.d, dtype=torch.float64)
-    digits, _ = digits_of(weights, DIGITS)
+    digits, _ = digits_of(weights, count)
     for mirror in range(reference.N // stored):
         sums = torch.zeros_like(mu)
         for start in range(0, stored, CHUNK):
@@ -88,5 +87,5 @@ def _weighted_sum(reference: ReferenceSet, weights: Tensor) -> Tensor:
             sums += product(digits[:, :, columns].contiguous(), reference.codes(rows))
         sums = sums.reshape(-1, *reference.shape)
         mu += (sums.flip(-1) if mirror else sums).flatten(1)
-    total = sum(digits[j].sum(1, keepdim=True, dtype=torch.float64) / BASE**j for j in range(DIGITS))
+    total = sum(digits[j].sum(1, keepdim=True, dtype=torch.float64) / BASE**j for j in range(count))
     return (mu / total + PIXEL_OFFSET) * PIXEL_SCALE

@@ -15,7 +15,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.snis import snis_weights, weighted_mean
 
 # Images gathered at a time on a CPU, as float32: near the size of its cache, where passes over them are cheapest.
-GATHER_BYTES = 8 * 2**20
+GATHER_BYTES = 4 * 2**20
 
 
 class Draws(NamedTuple):

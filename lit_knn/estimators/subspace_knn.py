@@ -20,6 +20,8 @@ from lit_knn.stratified import stratified_draws
 # Images are left out that have less than this share of the proposal, all of them together. So much of the posterior is
 # expected in them, and the squared error of leaving them out is at most that times a squared distance in the data.
 NEGLIGIBLE_SHARE = 1e-8
+# Pieces may be this many times as large as other work arrays; on a CPU just below what is fresh memory at each use.
+PIECE_FACTOR = 2
 
 
 class SubspaceDraws(NamedTuple):
@@ -85,14 +87,18 @@ class SubspaceKNN(CertifiedEstimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
+        excess = torch.empty(len(z), self.r, device=z.device)
         for rows, x, weights, draws in self._gathered(z, t, generator):
-            mu[rows] = (weighted_mean(weights, x) - self._excess(weights, draws).view(-1, *z.shape[1:])).to(mu.dtype)
-        return mu
+            mu[rows] = weighted_mean(weights, x).to(mu.dtype)
+            excess[rows] = self._excess(weights, draws)
+        # For all rows at once: P is larger than what a few rows need of it.
+        return mu - self._projection().components.expand(excess).view(mu.shape)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
         parts, order = [], []
         for rows, x, weights, draws in self._gathered(z, t, generator):
-            mean = weighted_mean(weights, x) - self._excess(weights, draws).view(-1, *z.shape[1:])
+            excess = self._projection().components.expand(self._excess(weights, draws))
+            mean = weighted_mean(weights, x) - excess.view(-1, *z.shape[1:])
             parts.append(Certificate(mean, *weight_spread(weights), self._sq_error(weights, x, mean, draws)))
             order.append(rows)
         position = torch.cat(order).argsort()
@@ -104,7 +110,9 @@ class SubspaceKNN(CertifiedEstimator):
         """Yield rows (b,), their images (b, places, *shape), weights (b, places) and draws, in some order."""
         projection = self._projection()
         y = projection.components.project(z)
-        step = max(work_bytes(z.device) // (12 * self.reference.N), 1)
+        # The largest array of a piece is (b, N) in float64. Few pieces: each reads all coordinates twice.
+        num_pieces = -(-len(z) * 8 * self.reference.N // (PIECE_FACTOR * work_bytes(z.device)))
+        step = -(-len(z) // num_pieces)
         pieces = [
             self._draw_rows(projection, y[i : i + step], t[i : i + step], generator) for i in range(0, len(z), step)
         ]
@@ -135,14 +143,14 @@ class SubspaceKNN(CertifiedEstimator):
         return SubspaceDraws(draws.ids, draws.log_correction, draws.sampled, draws.used, rest_mean)
 
     def _excess(self, weights: Tensor, draws: SubspaceDraws) -> Tensor:
-        """By how much the drawn images move the mean, along P, for being these and not others: (b, d), float32."""
+        """By how much the drawn images move the mean of y for being these and not others: (b, r), float32."""
         projection, sampled = self._projection(), draws.sampled
         count = sampled.sum(1, keepdim=True)
         drawn = projection.coordinates[draws.ids].float()
         mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1) / count.clamp(min=1)
         share = (weights * sampled).sum(1, keepdim=True).float()
         # Where nothing is drawn the rest may be empty, and its mean undefined.
-        return projection.components.expand(torch.where(count > 0, share * (mean - draws.rest_mean), 0.0))
+        return torch.where(count > 0, share * (mean - draws.rest_mean), 0.0)
 
     def _sq_error(self, weights: Tensor, x: Tensor, mean: Tensor, draws: SubspaceDraws) -> Tensor:
         """Estimated squared error per dimension, (b,), float64: the spread of what single draws contribute.
