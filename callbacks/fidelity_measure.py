@@ -107,7 +107,7 @@ class FidelityMeasure:
             raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
 
     def __call__(
-        self, trainer: pl.Trainer, reference: ReferenceSet, batches: Iterable[tuple[Tensor, Tensor]], total: int
+        self, trainer: pl.Trainer, reference: ReferenceSet, batches: Iterable[tuple[Tensor, Tensor]], total: int | None
     ) -> dict[str, float]:
         """Compare images with the data; on all ranks, after `prepare`.
 
@@ -116,7 +116,7 @@ class FidelityMeasure:
             reference: the data.
             batches: this rank's share of the images, as numbers (B,) int64, each used once over all ranks, and images
                 (B, *shape) in model space. They are asked for one by one, under a progress bar.
-            total: number of images over all ranks, for the progress bar.
+            total: number of images over all ranks, for the progress bar; None where the caller shows one.
 
         Returns:
             The distance under the extractor's name, the Inception Score and the extra metrics.
@@ -171,7 +171,7 @@ class FidelityMeasure:
                 yield torch.arange(start, start + len(x)), x
 
     def _statistics(
-        self, trainer: pl.Trainer, batches: Iterable[tuple[Tensor, Tensor]], description: str, total: int
+        self, trainer: pl.Trainer, batches: Iterable[tuple[Tensor, Tensor]], description: str, total: int | None
     ) -> FeatureStatistics:
         device = trainer.strategy.root_device
         extractor = self.extractor
@@ -179,7 +179,8 @@ class FidelityMeasure:
         # A rank without images still takes part in adding up.
         nothing = torch.zeros(0, extractor.num_features, device=device)
         sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, extractor.num_logits))
-        with measuring_bar(trainer, total // trainer.world_size, description, " images", leave=False) as bar:
+        share = None if total is None else total // trainer.world_size
+        with measuring_bar(trainer, share, description, " images", leave=False) as bar:
             for numbers, images in batches:
                 sums.update(numbers, *extractor(images.to(device)))
                 bar.update(len(images))

@@ -153,7 +153,7 @@ class HybridSampling(pl.Callback):
                 bar.update(min(len(batch) * trainer.world_size, bar.total - bar.n))
                 yield batch, samples
 
-        distances = self.distance(trainer, reference, batches(), self.num_samples)
+        distances = self.distance(trainer, reference, batches(), total=None)
         measured = {self.metric: distances[self.metric], **memorisation.compute()}
         row: Row = {**self._key(point), **measured, "num_samples": self.num_samples, "num_steps": self.num_steps}
         row |= {"seed": self._samples.seed, "seconds": round(time.monotonic() - start, 2)}
