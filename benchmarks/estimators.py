@@ -3,9 +3,9 @@
     python benchmarks/estimators.py --data PATH [--t 1 3 10 20 80] [--batch 128] [--repeats 4] [--output STEM]
     python benchmarks/estimators.py --data PATH --scaling 12500 25000 50000 100000 200000 [--output STEM]
 
-The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. Printed, in Markdown, are
-for each noise level the mean squared error per dimension of each posterior mean against the exact one in float64
-(Eq. 15, eq:mse) and the time of a call. The first call of each is not timed, the others take turns. Peak memory is that
+The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. Printed as Markdown is
+the mean squared error per dimension of each posterior mean against the exact one in float64, at each noise level
+(Eq. 15, eq:mse), and the time of a call; the first of each is not timed, the others take turns. Peak memory is that
 of a process of its own for each estimator. `--output` also writes STEM.csv, STEM.md and STEM.png, error against time.
 
 With `--scaling`, the time of a call at those numbers of images: the first ones, or mirrored and shifted copies as well.
