@@ -73,12 +73,13 @@ class ReferenceSet:
 
     def to(self, device: torch.device | str) -> "ReferenceSet":
         """Move the images and the index to `device`; returns self."""
-        device = torch.device(device)
+        device, before = torch.device(device), self.device
         if self._index_built:
             self.index.to(device)
-        if device != self.device:
-            self._mean, self._components, self._projections = None, {}, {}
         self.images = self.images.to(device)
+        # Of the images, for "cuda" may mean the "cuda:0" where they are.
+        if self.device != before:
+            self._mean, self._components, self._projections = None, {}, {}
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
 
