@@ -1,5 +1,6 @@
 """Score estimators: each estimates the posterior mean E[x|z,t] over a reference set."""
 
+from lit_knn.estimators.adaptive import Adaptive
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.knn import KNN
@@ -12,13 +13,14 @@ from lit_knn.estimators.uniform_snis import UniformSNIS
 from lit_knn.estimators.wiener import Wiener
 
 __all__ = [
+    "KNN",
+    "STF",
+    "Adaptive",
     "Estimator",
     "Exact",
-    "KNN",
     "MonteCarlo",
     "Network",
     "OneSample",
-    "STF",
     "SubspaceKNN",
     "UniformSNIS",
     "Wiener",
