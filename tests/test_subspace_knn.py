@@ -112,6 +112,48 @@ def test_certificate_is_the_size_of_the_error(t):
         assert (true < 10 * certificate.sq_error + 1e-9).double().mean() > 0.95
 
 
+@pytest.mark.parametrize("t", [0.7, 1.5, 4.0])
+def test_certificate_follows_the_error_as_components_are_added(t):
+    # What the kept images balance is no error: counted as one, it would be all of the certificate at r = d.
+    x = low_rank_vectors(N=400, seed=2)
+    reference, z = ReferenceSet(x), noisy(x[:60], t).repeat_interleave(20, 0)
+    mu = posterior_mean(z, x, t)
+    for r, least in ((4, 1e-4), (6, 1e-5), (8, 1e-6)):
+        certificate = SubspaceKNN(r=r, n=24, compute="float32").bind(reference).certified_mean(z, t)
+        true = (certificate.mean.double() - mu).square().mean()
+        assert true > least
+        assert 0.4 < true / certificate.sq_error.mean() < 1.2
+    exact = SubspaceKNN(r=D, n=24, compute="float32").bind(reference).certified_mean(z, t)
+    assert exact.sq_error.mean() < 1e-8
+
+
+def test_certificate_is_infinite_where_the_rest_was_left_out():
+    x = low_rank_vectors()
+    z = noisy(x[:20], 3.0)
+    estimator = SubspaceKNN(r=R, m=8, n=8, compute="float32").bind(ReferenceSet(x))
+    assert estimator.certified_mean(z, 3.0).sq_error.isinf().all()
+    # At small t eight images hold everything, and there is no rest.
+    assert (estimator.certified_mean(noisy(x[:20], 0.01), 0.01).sq_error < 1e-8).all()
+    all_kept = SubspaceKNN(r=R, m=N, n=N, compute="float32").bind(ReferenceSet(x)).certified_mean(z, 3.0)
+    assert (all_kept.sq_error == 0).all()
+
+
+def test_the_proposal_is_the_posterior_averaged_over_what_it_does_not_see():
+    # E[p_i(z) | P'z] = q_i: the source is drawn from q, its noise outside P anew, and the posterior is averaged.
+    x, t = low_rank_vectors(), 1.5
+    reference = ReferenceSet(x)
+    basis = reference.principal_components(2).basis.double()
+    along = noisy(x[:1], t).double() @ basis
+    q = torch.softmax(-(along - x.double() @ basis).square().sum(1) / (2 * t * t), 0)
+    generator = torch.Generator().manual_seed(0)
+    source = x.double()[torch.multinomial(q, 200_000, replacement=True, generator=generator)]
+    z = source + t * torch.randn(source.shape, dtype=torch.float64, generator=generator)
+    z = z - (z @ basis) @ basis.T + along @ basis.T
+    posterior = torch.softmax(-torch.cdist(z, x.double()).square() / (2 * t * t), 1)
+    assert (posterior.std(0) > 0.2 * q)[q > 0.01].all()  # a single z tells more than P'z does
+    torch.testing.assert_close(posterior.mean(0), q, rtol=0.02, atol=2e-5)
+
+
 def test_better_than_the_nearest_neighbour_estimator_with_the_same_number_of_images():
     x = low_rank_vectors(N=2000, seed=4)
     reference, t = ReferenceSet(x), 1.0

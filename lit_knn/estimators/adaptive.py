@@ -27,8 +27,7 @@ class Adaptive(CertifiedEstimator):
     A certificate is an estimate, not a bound, and what is not among the draws it cannot see: where one draw has all
     the weight it is 0, which is no proof that no likelier image was missed. Keeping the estimates that seem certain
     prefers those that missed something, a bias of its own beside that of the estimator, which `growth` cannot remove.
-    Wrap an estimator whose proposal covers the posterior (SubspaceKNN, KNN), not the uniform ones, and one that draws:
-    SubspaceKNN with m = n certifies 0 everywhere.
+    Wrap an estimator whose proposal covers the posterior (SubspaceKNN, KNN), not the uniform ones.
 
     One generator gives one result; the later draws for a z depend on which others of its batch are repeated.
 
