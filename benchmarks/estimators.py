@@ -214,6 +214,14 @@ def scaling_table(rows: list[dict[str, float | str]]) -> str:
     return "\n".join(lines)
 
 
+def write_csv(rows: list[dict[str, float | str]], path: Path) -> None:
+    """All rows, under the names of the first."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main() -> None:
     """Parse the command line, measure, print, and write what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -232,16 +240,14 @@ def main() -> None:
         print(peak_memory(images, args))
         return
     rows = scaling(images, args) if args.scaling else measure(images, args)
+    if args.output is not None:  # before memory is measured, so that an error there costs nothing
+        write_csv(rows, args.output.with_suffix(".csv"))
     text = scaling_table(rows) if args.scaling else table(rows, peak_memory_of_each(args))
     shape = f"N = {len(images)}, d = {images[0].numel()}, B = {args.batch}, k = {args.k}, n = {args.n}"
     text = f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{text}\n"
     print(text)
     if args.output is not None:
         args.output.with_suffix(".md").write_text(text)
-        with args.output.with_suffix(".csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
         if not args.scaling:
             pareto_figure(rows, args.output.with_suffix(".png"))
 

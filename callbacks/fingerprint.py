@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 
 DIGITS = 12
@@ -31,6 +32,8 @@ def describe_reference(reference: ReferenceSet) -> dict[str, Any]:
 def _describe_value(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Estimator):
+        return describe(value)
     if isinstance(value, nn.Module):
         numbers = {name: n for name, n in vars(value).items() if isinstance(n, (int, float)) and name != "training"}
         sha = hashlib.sha256(json.dumps([str(value), numbers], sort_keys=True).encode())

@@ -74,13 +74,14 @@ class ReferenceSet:
 
     def to(self, device: torch.device | str) -> "ReferenceSet":
         """Move the images and the index to `device`; returns self."""
-        device = torch.device(device)
+        device, before = torch.device(device), self.device
         if self._index_built:
             self.index.to(device)
-        if device != self.device:
+        self.images = self.images.to(device)
+        # Of the images, for "cuda" may mean the "cuda:0" where they are.
+        if self.device != before:
             self._mean = self._half_sq_norms = None
             self._components, self._projections = {}, {}
-        self.images = self.images.to(device)
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
 

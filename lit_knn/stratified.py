@@ -15,7 +15,7 @@ class StratifiedDraws(NamedTuple):
     """n places for each row, of which the last may be unused.
 
     Attributes:
-        ids: (B, n), distinct within the used places of a row, up to rounding.
+        ids: (B, n); where m is None distinct within the used places of a row, up to rounding.
         log_correction: (B, n), float64, log of base weight over proposal probability, up to a constant of each row. An
             image's weight is its exact likelihood times the exponential of this; −inf at unused places.
         sampled: (B, n), bool: drawn from the rest, not kept.

@@ -1,5 +1,6 @@
 import json
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,23 @@ def _quiet_and_deterministic():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         yield
+
+
+@pytest.fixture
+def every_u(monkeypatch):
+    """`with every_u(grid):` makes the one uniform number of each of `grid` rows run evenly through (0, 1).
+
+    Averages over the rows are then integrals over that number, without sampling noise.
+    """
+
+    @contextmanager
+    def block(grid):
+        u = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "rand", lambda *_, **__: u.unsqueeze(1))
+            yield
+
+    return block
 
 
 @pytest.fixture(scope="session")

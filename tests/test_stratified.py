@@ -1,52 +1,87 @@
 """Draws without repetition, by enumeration of the one random number of each row."""
 
+import math
+
 import pytest
 import torch
 
 from lit_knn.stratified import stratified_draws
 
-
-def distribution(kind, rows=3, N=40):
-    generator = torch.Generator().manual_seed(1)
-    log_q = torch.randn(rows, N, generator=generator) * {"flat": 0.1, "spread": 2.0, "peaked": 6.0}[kind]
-    return log_q
+N = 40
+KINDS = pytest.mark.parametrize("spread", [0.1, 2.0, 6.0], ids=["flat", "spread", "peaked"])
 
 
-def outcomes(log_q, n, m=None, grid=4000):
-    """All outcomes of one row over an even grid of u: base weights (grid, N), draws."""
-    repeated = log_q.expand(grid, -1).clone()
-    u = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid
-
-    class Grid(torch.Generator):
-        pass
-
-    rand, torch.rand = torch.rand, lambda *_, **__: u.unsqueeze(1)
-    try:
-        draws = stratified_draws(repeated, n, torch.full((grid,), -1e9), m)
-    finally:
-        torch.rand = rand
-    q = log_q.double().softmax(0)
-    # Base weight = correction times q, up to the constant that makes kept images weigh q.
-    weights = torch.zeros(grid, log_q.numel(), dtype=torch.float64)
-    return weights.scatter_add_(1, draws.ids, q[draws.ids] * draws.log_correction.exp()), draws, q
+def log_probabilities(spread, rows=3):
+    return torch.randn(rows, N, generator=torch.Generator().manual_seed(1)) * spread
 
 
-@pytest.mark.parametrize("m", [None, 1, 5])
-@pytest.mark.parametrize("kind", ["flat", "spread", "peaked"])
-def test_expected_base_weights_are_the_probabilities(kind, m):
-    for row in distribution(kind):
-        weights, draws, q = outcomes(row, n=12, m=m)
-        # The correction holds 1/q in the scale of the row's maximum.
-        drawn = draws.sampled
-        kept = (~drawn).sum(1)
-        assert (kept == kept[0]).all()
-        weights = torch.zeros_like(weights)
-        mass = draws.rest.double().sum(1) / row.double().sub(row.max().double()).exp().sum()
-        base = torch.where(drawn, mass.unsqueeze(1) / drawn.sum(1, keepdim=True), q[draws.ids])
-        weights.scatter_add_(1, draws.ids, base)
+@pytest.fixture
+def outcomes(every_u):
+    """The draws of one row for every u, and the base weight that each gives to each image, (grid, N)."""
+
+    def enumerate_draws(log_q, n, m=None, grid=4000):
+        with every_u(grid):
+            draws = stratified_draws(log_q.expand(grid, -1).clone(), n, torch.full((grid,), -1e9), m)
+        # The correction is the log of base weight over probability.
+        base = log_q.double().softmax(0)[draws.ids] * draws.log_correction.exp()
+        return draws, torch.zeros(grid, N, dtype=torch.float64).scatter_add_(1, draws.ids, base)
+
+    return enumerate_draws
+
+
+@pytest.mark.parametrize("m", [None, 1, 5, 12])
+@KINDS
+def test_base_weights_sum_to_one_and_are_the_probabilities_in_expectation(outcomes, spread, m):
+    for row in log_probabilities(spread):
+        _, weights = outcomes(row, n=12, m=m)
+        q = row.double().softmax(0)
+        if m == 12:  # all are kept, and the rest is lost
+            top = q.topk(12).indices
+            torch.testing.assert_close(weights[:, top], q[top].expand(len(weights), -1), rtol=1e-5, atol=1e-9)
+            continue
         torch.testing.assert_close(weights.mean(0), q, rtol=0.02, atol=2e-4)
-        torch.testing.assert_close(weights.sum(1), torch.ones(len(weights), dtype=torch.float64))
-        # The correction gives each image that base weight over its probability, up to a constant.
-        expected = (base / q[draws.ids]).log()
-        difference = (draws.log_correction - expected)[:, 0:1]
-        torch.testing.assert_close(draws.log_correction - expected, difference.expand_as(expected), atol=1e-4, rtol=0)
+        torch.testing.assert_close(weights.sum(1), torch.ones(len(weights), dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+@KINDS
+def test_no_image_is_drawn_twice_and_the_likely_ones_are_kept(outcomes, spread):
+    for row in log_probabilities(spread):
+        draws, weights = outcomes(row, n=12)
+        assert (draws.ids.sort(1).values.diff(dim=1) > 0).all()
+        # Kept is what has more than what each of the others stands for when it is drawn.
+        q = row.double().softmax(0)
+        kept = int((~draws.sampled[0]).sum())
+        even_share = q.sort(descending=True).values[kept:].sum() / (12 - kept)
+        assert (q > even_share).sum() == kept
+        torch.testing.assert_close(weights[weights > 0].min(), even_share, rtol=1e-4, atol=0)
+
+
+@KINDS
+def test_weights_spread_least_where_m_is_chosen(outcomes, spread):
+    # Fearnhead & Clifford's optimality.
+    for row in log_probabilities(spread):
+        q = row.double().softmax(0)
+        chosen, *others = (
+            (outcomes(row, n=12, m=m)[1] - q).square().sum(1).mean().item() for m in (None, 1, 3, 6, 9, 11)
+        )
+        assert chosen <= min(others) * 1.01
+
+
+def test_few_images_that_hold_everything_are_all_that_is_used():
+    log_q = torch.full((2, N), -60.0)
+    log_q[0, [3, 17, 30]] = torch.tensor([0.0, -1.0, -2.0])
+    log_q[1, 8] = 0.0
+    draws = stratified_draws(log_q, 12, torch.full((2,), math.log(1e-8)))
+    assert draws.used.tolist() == [3, 1]
+    assert draws.ids[0, :3].tolist() == [3, 17, 30]
+    assert draws.ids[1, 0] == 8
+    assert not draws.sampled.any()
+    assert (draws.log_correction[0] == torch.tensor([0.0] * 3 + [-math.inf] * 9)).all()
+
+
+@pytest.mark.parametrize("spread", [0.1, 6.0])
+def test_all_places_represent_the_distribution_exactly(outcomes, spread):
+    for row in log_probabilities(spread):
+        _, weights = outcomes(row, n=N, grid=50)
+        expected = row.double().softmax(0).expand(50, -1)
+        torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-9)

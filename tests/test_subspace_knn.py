@@ -8,20 +8,9 @@ from lit_knn.estimators import KNN, Exact, SubspaceKNN
 from lit_knn.posterior import posterior_mean
 from lit_knn.process import VP, forward_noise, under_process
 from lit_knn.reference import ReferenceSet
+from tests.toys import low_rank_vectors, noisy
 
 N, D, R = 60, 12, 4
-SCALES = 3 * 0.6 ** torch.arange(D)
-
-
-def images(N=N, d=D, seed=0):
-    """Vectors whose variance lies mostly in a few directions, as that of images does."""
-    generator = torch.Generator().manual_seed(seed)
-    rotation = torch.linalg.qr(torch.randn(d, d, generator=generator))[0]
-    return (torch.randn(N, d, generator=generator) * SCALES[:d]) @ rotation + 0.3
-
-
-def noisy(x, t, seed=1):
-    return x + t * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
 
 
 def squared_error(estimator, z, t, mu, repeats=400):
@@ -34,7 +23,7 @@ def squared_error(estimator, z, t, mu, repeats=400):
 @pytest.mark.parametrize("t", [0.02, 0.5, 1.0, 3.0, 50.0])
 def test_all_components_make_it_exact_with_few_images(t):
     # Proposal and posterior are then one, and the control variate is the whole of x.
-    x = images()
+    x = low_rank_vectors()
     z = noisy(x[:20], t)
     estimator = SubspaceKNN(r=D, n=8, compute="float32").bind(ReferenceSet(x))
     torch.testing.assert_close(estimator.posterior_mean(z, t).double(), posterior_mean(z, x, t), rtol=1e-4, atol=1e-4)
@@ -43,14 +32,14 @@ def test_all_components_make_it_exact_with_few_images(t):
 @pytest.mark.parametrize("t", [0.02, 0.5, 1.0, 3.0, 50.0])
 @pytest.mark.parametrize("r", [1, R, D])
 def test_all_images_make_it_exact_with_few_components(r, t):
-    x = images()
+    x = low_rank_vectors()
     z = noisy(x[:20], t)
     estimator = SubspaceKNN(r=r, n=N, compute="float32").bind(ReferenceSet(x))
     torch.testing.assert_close(estimator.posterior_mean(z, t).double(), posterior_mean(z, x, t), rtol=1e-4, atol=1e-5)
 
 
 def test_error_falls_to_zero_as_n_grows_to_N_and_as_r_grows_to_d():
-    x = images()
+    x = low_rank_vectors()
     reference, z, t = ReferenceSet(x), noisy(x[:12], 1.0), 1.0
     mu = posterior_mean(z, x, t)
 
@@ -64,17 +53,13 @@ def test_error_falls_to_zero_as_n_grows_to_N_and_as_r_grows_to_d():
     assert by_r == sorted(by_r, reverse=True)
 
 
-def enumerated_mean_squared_error(x, z, t, r, n, m, control, grid=2000):
+def enumerated_mean_squared_error(every_u, x, z, t, r, n, m, control, grid=2000):
     """By all outcomes of the one random number: the error of the estimator, with or without the control variate."""
     estimator = SubspaceKNN(r=r, m=m, n=n, compute="float32").bind(ReferenceSet(x))
     if not control:
         estimator._excess = lambda weights, draws: torch.zeros(len(weights), r)
-    u = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid
-    rand, torch.rand = torch.rand, lambda *_, **__: u.unsqueeze(1)
-    try:
+    with every_u(grid):
         mean = estimator.posterior_mean(z.expand(grid, -1).contiguous(), t).double()
-    finally:
-        torch.rand = rand
     return (mean - posterior_mean(z, x, t)).square().sum(1).mean().item()
 
 
@@ -97,15 +82,15 @@ def variance_of_independent_draws(x, z, t, r, n, m, control):
     return (q_rest**2 * share @ centred.square().sum(1) / (n - m)).item()
 
 
-def test_error_is_at_most_the_derived_variance_which_the_control_variate_shrinks():
-    x = images(seed=3)
+def test_error_is_at_most_the_derived_variance_which_the_control_variate_shrinks(every_u):
+    x = low_rank_vectors(seed=3)
     t, r, n, m = 1.5, R, 20, 8
     ratios, gains = [], []
     for row in range(12):
         z = noisy(x[row : row + 1], t, seed=row)
         for control in (True, False):
             derived = variance_of_independent_draws(x, z[0], t, r, n, m, control)
-            ratios.append(enumerated_mean_squared_error(x, z, t, r, n, m, control) / derived)
+            ratios.append(enumerated_mean_squared_error(every_u, x, z, t, r, n, m, control) / derived)
         gains.append(derived / variance_of_independent_draws(x, z[0], t, r, n, m, control=True))
     # Systematic draws without repetition spread less than independent ones, and their error is not zero.
     assert 0.2 < sum(ratios) / len(ratios) < 1
@@ -114,8 +99,8 @@ def test_error_is_at_most_the_derived_variance_which_the_control_variate_shrinks
 
 @pytest.mark.parametrize("t", [0.7, 1.5, 4.0])
 def test_certificate_is_the_size_of_the_error(t):
-    x = images(N=400, seed=2)
-    reference, z = ReferenceSet(x), noisy(images(N=400, seed=2)[:60], t).repeat_interleave(20, 0)
+    x = low_rank_vectors(N=400, seed=2)
+    reference, z = ReferenceSet(x), noisy(x[:60], t).repeat_interleave(20, 0)
     mu = posterior_mean(z, x, t)
     for estimator in (SubspaceKNN(r=R, n=24, compute="float32"), KNN(k=40, n=60)):
         certificate = estimator.bind(reference).certified_mean(z, t, generator=torch.Generator().manual_seed(1))
@@ -127,8 +112,50 @@ def test_certificate_is_the_size_of_the_error(t):
         assert (true < 10 * certificate.sq_error + 1e-9).double().mean() > 0.95
 
 
+@pytest.mark.parametrize("t", [0.7, 1.5, 4.0])
+def test_certificate_follows_the_error_as_components_are_added(t):
+    # What the kept images balance is no error: counted as one, it would be all of the certificate at r = d.
+    x = low_rank_vectors(N=400, seed=2)
+    reference, z = ReferenceSet(x), noisy(x[:60], t).repeat_interleave(20, 0)
+    mu = posterior_mean(z, x, t)
+    for r, least in ((4, 1e-4), (6, 1e-5), (8, 1e-6)):
+        certificate = SubspaceKNN(r=r, n=24, compute="float32").bind(reference).certified_mean(z, t)
+        true = (certificate.mean.double() - mu).square().mean()
+        assert true > least
+        assert 0.4 < true / certificate.sq_error.mean() < 1.2
+    exact = SubspaceKNN(r=D, n=24, compute="float32").bind(reference).certified_mean(z, t)
+    assert exact.sq_error.mean() < 1e-8
+
+
+def test_certificate_is_infinite_where_the_rest_was_left_out():
+    x = low_rank_vectors()
+    z = noisy(x[:20], 3.0)
+    estimator = SubspaceKNN(r=R, m=8, n=8, compute="float32").bind(ReferenceSet(x))
+    assert estimator.certified_mean(z, 3.0).sq_error.isinf().all()
+    # At small t eight images hold everything, and there is no rest.
+    assert (estimator.certified_mean(noisy(x[:20], 0.01), 0.01).sq_error < 1e-8).all()
+    all_kept = SubspaceKNN(r=R, m=N, n=N, compute="float32").bind(ReferenceSet(x)).certified_mean(z, 3.0)
+    assert (all_kept.sq_error == 0).all()
+
+
+def test_the_proposal_is_the_posterior_averaged_over_what_it_does_not_see():
+    # E[p_i(z) | P'z] = q_i: the source is drawn from q, its noise outside P anew, and the posterior is averaged.
+    x, t = low_rank_vectors(), 1.5
+    reference = ReferenceSet(x)
+    basis = reference.principal_components(2).basis.double()
+    along = noisy(x[:1], t).double() @ basis
+    q = torch.softmax(-(along - x.double() @ basis).square().sum(1) / (2 * t * t), 0)
+    generator = torch.Generator().manual_seed(0)
+    source = x.double()[torch.multinomial(q, 200_000, replacement=True, generator=generator)]
+    z = source + t * torch.randn(source.shape, dtype=torch.float64, generator=generator)
+    z = z - (z @ basis) @ basis.T + along @ basis.T
+    posterior = torch.softmax(-torch.cdist(z, x.double()).square() / (2 * t * t), 1)
+    assert (posterior.std(0) > 0.2 * q)[q > 0.01].all()  # a single z tells more than P'z does
+    torch.testing.assert_close(posterior.mean(0), q, rtol=0.02, atol=2e-5)
+
+
 def test_better_than_the_nearest_neighbour_estimator_with_the_same_number_of_images():
-    x = images(N=2000, seed=4)
+    x = low_rank_vectors(N=2000, seed=4)
     reference, t = ReferenceSet(x), 1.0
     z = noisy(x[:100], t)
     mu = posterior_mean(z, x, t)
@@ -159,9 +186,9 @@ def test_flips_pictures_and_the_variance_preserving_process():
     ("x", "options"),
     [
         (torch.full((30, 5), 0.7), {"r": 2, "n": 4}),  # constant
-        (images(N=1), {"r": 1, "n": 1}),
-        (images(N=20)[:, :1].contiguous(), {"r": 1, "n": 3}),  # d = 1
-        (images(N=10).repeat(4, 1), {"r": 3, "n": 12}),  # duplicates
+        (low_rank_vectors(N=1), {"r": 1, "n": 1}),
+        (low_rank_vectors(N=20)[:, :1].contiguous(), {"r": 1, "n": 3}),  # d = 1
+        (low_rank_vectors(N=10).repeat(4, 1), {"r": 3, "n": 12}),  # duplicates
     ],
     ids=["constant", "N=1", "d=1", "duplicated"],
 )
@@ -179,7 +206,7 @@ def test_bfloat16_is_only_a_proposal():
     # Rounded coordinates define another proposal, from which the same mean is estimated.
     if not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("this CPU does not multiply bfloat16")
-    x = images(N=400, seed=2)
+    x = low_rank_vectors(N=400, seed=2)
     z = noisy(x[:30], 1.0)
     reference, mu = ReferenceSet(x), posterior_mean(z, x, 1.0)
     rough, fine = (
@@ -202,11 +229,11 @@ def test_bfloat16_is_only_a_proposal():
 )
 def test_options_that_cannot_work_are_named(options, message):
     with pytest.raises(InputError, match=message):
-        SubspaceKNN(**options).bind(ReferenceSet(images()))
+        SubspaceKNN(**options).bind(ReferenceSet(low_rank_vectors()))
 
 
 def test_the_exact_estimator_agrees():
-    x = images()
+    x = low_rank_vectors()
     z = noisy(x[:8], 1.0)
     reference = ReferenceSet(x)
     ours = SubspaceKNN(r=2, n=N, compute="float32").bind(reference).posterior_mean(z, 1.0)

@@ -1,5 +1,6 @@
 """Score estimators: each estimates the posterior mean E[x|z,t] over a reference set."""
 
+from lit_knn.estimators.adaptive import Adaptive
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.knn import KNN
@@ -14,6 +15,7 @@ from lit_knn.estimators.wiener import Wiener
 __all__ = [
     "KNN",
     "STF",
+    "Adaptive",
     "Estimator",
     "Exact",
     "MonteCarlo",

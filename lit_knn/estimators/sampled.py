@@ -41,7 +41,7 @@ class Certificate(NamedTuple):
         effective_sample_size: (B,), float64, 1 / Σ w_i², between 1 and n.
         largest_weight: (B,), float64, max w_i.
         sq_error: (B,), float64, estimated squared error per dimension. What is not among the draws it cannot see: where
-            one draw has all the weight it is 0.
+            one draw has all the weight it is 0. Infinite where the estimator knows that it cannot tell.
     """
 
     mean: Tensor

@@ -97,9 +97,10 @@ class SubspaceKNN(CertifiedEstimator):
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
         parts, order = [], []
         for rows, x, weights, draws in self._gathered(z, t, generator):
-            excess = self._projection().components.expand(self._excess(weights, draws))
-            mean = weighted_mean(weights, x) - excess.view(-1, *z.shape[1:])
-            parts.append(Certificate(mean, *weight_spread(weights), self._sq_error(weights, x, mean, draws)))
+            excess = self._projection().components.expand(self._excess(weights, draws)).view(-1, *z.shape[1:])
+            mean = weighted_mean(weights, x) - excess
+            sq_error = self._sq_error(weights, x, mean, excess, draws)
+            parts.append(Certificate(mean, *weight_spread(weights), sq_error))
             order.append(rows)
         position = torch.cat(order).argsort()
         return Certificate(*(torch.cat(part)[position] for part in zip(*parts, strict=True)))
@@ -152,23 +153,28 @@ class SubspaceKNN(CertifiedEstimator):
         # Where nothing is drawn the rest may be empty, and its mean undefined.
         return torch.where(count > 0, share * (mean - draws.rest_mean), 0.0)
 
-    def _sq_error(self, weights: Tensor, x: Tensor, mean: Tensor, draws: SubspaceDraws) -> Tensor:
+    def _sq_error(self, weights: Tensor, x: Tensor, mean: Tensor, excess: Tensor, draws: SubspaceDraws) -> Tensor:
         """Estimated squared error per dimension, (b,), float64: the spread of what single draws contribute.
 
-        A draw contributes w(x − μ̂) − π/s·P(y − E_q[y]), with s draws that together weigh π. Draws without repetition
-        spread less than the independent ones that this is exact for.
+        A draw contributes c = w(x − μ̂) − π/s·P(y − E_q[y]), with s draws that together weigh π. Their sum has the
+        variance s/(s − 1)·Σ|c − c̄|² if they are independent; draws without repetition spread less. Of a single draw c
+        itself is taken; it is infinite where there is a rest and m = n leaves no place to draw from it.
         """
         projection, sampled = self._projection(), draws.sampled
-        count = sampled.sum(1, keepdim=True)
+        count = sampled.sum(1)
         weights = torch.where(sampled, weights, 0.0)
-        share = weights.sum(1, keepdim=True) / count.clamp(min=1)
+        share = weights.sum(1, keepdim=True) / count.clamp(min=1).unsqueeze(1)
         along = projection.coordinates[draws.ids].float()
         from_mean = along - projection.components.project(mean).unsqueeze(1)
         from_rest = torch.where(sampled.unsqueeze(2), along - draws.rest_mean.unsqueeze(1), 0.0)
-        sq_error = (
+        squares = (
             weights.square() * direct_sq_dist(mean, x)
             - 2 * weights * share * (from_mean * from_rest).sum(2)
             + share.square() * from_rest.square().sum(2)
-        )
-        correction = count / (count - 1).clamp(min=1)
-        return (sq_error.sum(1, keepdim=True) * correction).squeeze(1) / self.reference.d
+        ).sum(1)
+        # Kept images balance the draws, so Σc is not 0, and it does not vary: it is no error.
+        total = (weighted_mean(weights, x) - excess).flatten(1) - weights.sum(1, keepdim=True) * mean.flatten(1)
+        centred = squares - total.double().square().sum(1) / count.clamp(min=1)
+        variance = torch.where(count > 1, centred.clamp(min=0) * count / (count - 1).clamp(min=1), squares)
+        untold = (draws.used == self.n) & (self.m == self.n < self.reference.N)
+        return torch.where(untold, math.inf, variance / self.reference.d)

@@ -15,10 +15,11 @@ class Wiener(Estimator):
     """The posterior mean of a Gaussian with the mean and the covariance of the data: the Wiener filter.
 
     μ̂ = m + P·Λ(Λ + t²)⁻¹·P'(z − m) + c/(c + t²)·(I − PP')(z − m), with the r leading principal components P, their
-    variances Λ, and one variance c for all other directions. Deterministic and the best linear estimate up to the
-    variances outside P, so its error does not vanish with any budget; that error falls as t⁻⁶ (of the mean, squared),
-    because at large t the posterior mean becomes linear in z. The cheapest and the best estimator at very large t,
-    useless at small t.
+    variances Λ, and one variance c for all other directions. Deterministic, and at r = d the best linear estimate, so
+    its error does not vanish with any budget. It does with t, because the posterior mean becomes linear in z: at r = d
+    the squared error falls as t⁻⁴, with the third cumulants κ of the data its leading term Σ κ_ijk² / 2t⁴, and as t⁻⁶
+    where these vanish, as for symmetric data; at r < d it falls as t⁻² at last, as far as the variances outside P
+    differ from c. The cheapest estimator, the best one at very large t, useless at small t.
 
     Args:
         r: principal components.
@@ -26,6 +27,8 @@ class Wiener(Estimator):
     Raises:
         InputError: r < 1; at `bind`, r > min(N, d).
     """
+
+    deterministic = True
 
     def __init__(self, r: int = 512) -> None:
         self.r = check_count("Wiener", "r", r)

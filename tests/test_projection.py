@@ -1,0 +1,169 @@
+"""Principal components and coordinates of a reference set against numpy, and what is computed once."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lit_knn.estimators import SubspaceKNN
+from lit_knn.reference import ReferenceSet
+from tests.toys import low_rank_vectors
+
+N, D, R = 300, 60, 4
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def gapped():
+    """More dimensions than the randomised SVD looks at, R of them with far more variance than the others."""
+    scales = torch.cat([torch.tensor([8.0, 6.0, 5.0, 4.0]), torch.full((D - R,), 0.2)])
+    rotation = torch.linalg.qr(torch.randn(D, D, generator=rng()))[0]
+    return torch.randn(N, D, generator=rng(1)) * scales @ rotation.T + 1.0
+
+
+def spectrum(x):
+    """Eigenvectors (d, d) and eigenvalues of the covariance, leading ones first, in float64."""
+    values, vectors = np.linalg.eigh(np.cov(x.flatten(1).double().numpy().T, bias=True))
+    return vectors[:, ::-1], values[::-1]
+
+
+def test_the_basis_is_orthonormal_and_spans_the_leading_subspace(gapped):
+    reference = ReferenceSet(gapped)
+    components = reference.principal_components(R)
+    basis = components.basis.double().numpy()
+    np.testing.assert_allclose(basis.T @ basis, np.eye(R), atol=1e-6)
+    leading = spectrum(gapped)[0][:, :R]
+    np.testing.assert_allclose(basis @ basis.T, leading @ leading.T, atol=1e-4)
+    # The variances differ, so the directions agree one by one, up to their sign.
+    np.testing.assert_allclose(np.abs((basis * leading).sum(0)), 1, atol=1e-4)
+    np.testing.assert_allclose(components.mean, gapped.double().numpy().mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("r", [1, R, D])
+def test_variances_are_the_eigenvalues(gapped, r):
+    components = ReferenceSet(gapped).principal_components(r)
+    values = spectrum(gapped)[1]
+    np.testing.assert_allclose(components.variances[:R], values[: min(r, R)], rtol=1e-3)
+    outside = values[r:].mean() if r < D else 0.0
+    assert components.residual_variance == pytest.approx(outside, rel=1e-3)
+    total = components.variances.sum().item() + components.residual_variance * (D - r)
+    assert total == pytest.approx(values.sum(), rel=1e-5)
+
+
+def test_project_and_expand_are_adjoint(gapped):
+    components = ReferenceSet(gapped).principal_components(R)
+    z = gapped[:7] + torch.randn(7, D, generator=rng(2))
+    y = components.project(z)
+    # Projecting what was expanded changes nothing, and the remainder is orthogonal to it.
+    torch.testing.assert_close(components.project(components.expand(y) + components.mean), y, rtol=1e-5, atol=1e-5)
+    remainder = z - components.mean - components.expand(y)
+    assert (remainder @ components.basis).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_coordinates_are_the_projected_images_in_their_type(gapped, dtype):
+    projection = ReferenceSet(gapped).projection(R, dtype)
+    components = projection.components
+    exact = (gapped.double() - components.mean.double()) @ components.basis.double()
+    assert projection.coordinates.shape == (N, R)
+    assert projection.coordinates.dtype == dtype
+    eps = {torch.float32: 1e-5, torch.bfloat16: 2**-8}[dtype]
+    torch.testing.assert_close(projection.coordinates.double(), exact, rtol=eps, atol=1e-4)
+    # The norms are those of what is multiplied, not of what was rounded.
+    norms = projection.coordinates.double().square().sum(1) / 2
+    torch.testing.assert_close(projection.half_sq_norms.double(), norms, rtol=1e-6, atol=1e-6)
+
+
+def test_mirror_images_follow_the_images():
+    pictures = torch.randint(0, 256, (40, 3, 4, 4), dtype=torch.uint8, generator=rng())
+    reference = ReferenceSet(pictures, hflip=True)
+    projection = reference.projection(5)
+    x = pictures.float() / 127.5 - 1
+    for rows, images in ((slice(0, 40), x), (slice(40, 80), x.flip(-1))):
+        torch.testing.assert_close(projection.coordinates[rows], projection.components.project(images))
+    assert projection.coordinates.mean(0).abs().max() < 1e-5
+    doubled = ReferenceSet(torch.cat([x, x.flip(-1)]))
+    torch.testing.assert_close(projection.components.variances, doubled.principal_components(5).variances)
+
+
+def test_a_subset_of_the_images_serves_for_the_components(gapped, monkeypatch):
+    monkeypatch.setattr("lit_knn.reference.SAMPLE_BYTES", 4 * D * 100)
+    components = ReferenceSet(gapped).principal_components(R)
+    np.testing.assert_allclose(components.basis.T @ components.basis, np.eye(R), atol=1e-6)
+    torch.testing.assert_close(components.mean, gapped.mean(0))  # of all images
+    leading = spectrum(gapped)[0][:, :R]
+    overlap = np.linalg.svd(components.basis.double().numpy().T @ leading)[1]
+    assert overlap.min() > 0.99
+
+
+def test_components_do_not_hang_on_the_default_generator(gapped):
+    first = ReferenceSet(gapped).principal_components(R)
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert torch.equal(ReferenceSet(gapped).principal_components(R).basis, first.basis)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_each_is_computed_once(gapped):
+    reference = ReferenceSet(gapped)
+    projection = reference.projection(R)
+    assert reference.projection(R) is projection
+    assert reference.principal_components(R) is projection.components
+    assert reference.mean() is reference.mean()
+    assert reference.projection(R, torch.bfloat16) is not projection
+    assert reference.projection(R, torch.bfloat16).components is projection.components
+    assert reference.projection(R + 1) is not projection
+
+
+@pytest.mark.parametrize("shape", [(30, 5), (1, 5), (30, 1, 2, 2)])
+def test_constant_data_has_an_orthonormal_basis_and_no_variance(shape):
+    projection = ReferenceSet(torch.full(shape, 0.7)).projection(1)
+    assert projection.components.basis.norm().item() == pytest.approx(1, abs=1e-6)
+    assert projection.components.variances.abs().max() < 1e-12
+    assert projection.components.residual_variance == pytest.approx(0, abs=1e-12)
+    assert projection.coordinates.abs().max() < 1e-6
+
+
+def test_deepcopy_of_a_module_shares_the_projection(gapped):
+    # As the copy that averages a network's weights does.
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(2, 2)
+            self.estimator = SubspaceKNN(r=R, n=8, compute="float32").bind(ReferenceSet(gapped))
+
+    module = Module()
+    twin = copy.deepcopy(module)
+    assert twin.net.weight is not module.net.weight
+    assert twin.estimator is not module.estimator
+    assert twin.estimator.reference is module.estimator.reference
+    coordinates = [m.estimator.reference.projection(R).coordinates for m in (module, twin)]
+    assert coordinates[0].data_ptr() == coordinates[1].data_ptr()
+    means = [m.estimator.posterior_mean(gapped[:5], 1.0, generator=rng()) for m in (module, twin)]
+    assert torch.equal(*means)
+
+
+def test_staying_on_a_device_keeps_what_was_computed(gapped):
+    reference = ReferenceSet(gapped)
+    projection, mean = reference.projection(R), reference.mean()
+    for device in ("cpu", torch.device("cpu")):
+        reference.to(device)
+        assert reference.projection(R) is projection
+        assert reference.mean() is mean
+    reference.to("meta")
+    assert reference.mean().device.type == "meta"
+
+
+@pytest.mark.gpu
+def test_moving_to_a_gpu_projects_there_once(gapped):
+    reference = ReferenceSet(low_rank_vectors())
+    expected = reference.projection(R)
+    projection = reference.to("cuda").projection(R)
+    assert projection.coordinates.device.type == "cuda"
+    torch.testing.assert_close(projection.components.variances.cpu(), expected.components.variances)
+    assert reference.to("cuda").projection(R) is projection  # "cuda" is the "cuda:0" where it is
