@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))  # the application is run from a checkout, not ins
 
 from main import make_cli  # noqa: E402
 
-ESTIMATORS = ("one_sample", "stf", "knn", "exact")
+ESTIMATORS = ("one_sample", "stf", "knn", "subspace_knn", "exact")
 PRECISIONS = {
     "fp32": ["--trainer.precision", "32-true"],
     "bf16": ["--trainer.precision", "bf16-mixed"],
