@@ -156,17 +156,22 @@ def pareto_figure(rows: list[dict[str, float | str]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     levels = list(dict.fromkeys(float(row["t"]) for row in rows))
-    figure = Figure(figsize=(3 * len(levels), 4.2), layout="constrained")
-    for axes, t in zip(np.atleast_1d(figure.subplots(1, len(levels))), levels, strict=True):
-        here = [row for row in rows if row["t"] == t]
-        for number, row in enumerate(here):
+    columns = min(len(levels), 4)
+    lines = -(-len(levels) // columns)
+    figure = Figure(figsize=(3.2 * columns, 3 * lines + 1), layout="constrained")
+    all_axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
+    for axes, t in zip(all_axes, levels, strict=False):
+        for number, row in enumerate(row for row in rows if float(row["t"]) == t):
             error = max(float(row["mse"]), 1e-13)  # a log axis has no place for 0
-            axes.loglog(row["seconds"], error, MARKERS[number % len(MARKERS)], label=row["estimator"], markersize=7)
-        axes.set(title=f"t = {t:g}", xlabel="seconds a call")
+            marker = MARKERS[number % len(MARKERS)]
+            axes.loglog(float(row["seconds"]), error, marker, label=row["estimator"], markersize=7)
+        axes.set_title(f"t = {t:g}")
         axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("MSE per dimension (below 1e-13: at 1e-13)")
+    for axes in figure.axes[-columns:]:
+        axes.set_xlabel("seconds a call")
+    figure.supylabel("MSE per dimension (below 1e-13: at 1e-13)")
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=150)
 
 

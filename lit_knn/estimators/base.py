@@ -73,6 +73,8 @@ class Estimator(ABC):
                 where the estimator cannot do without.
         """
         t = self._check(z, t, x_source)
+        if len(z) == 0:
+            return z.clone()
         # Scores and weights stay in full precision whatever the network trains in.
         with torch.autocast(z.device.type, enabled=False):
             return self._posterior_mean(z, t, x_source, generator).to(z.dtype)
