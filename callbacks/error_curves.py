@@ -13,7 +13,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vP*X"
 QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "variance"}
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
-DECADES = 8.0
+DECADES, MOST_DECADES = 4.0, 14.0
 
 
 def error_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -34,7 +34,7 @@ def error_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 own = sorted((row for row in rows if row["estimator"] == name), key=lambda row: row["t"])
                 _draw_curve(axes, own, f"{prefix}_{quantity}", COLOURS[i % 8], MARKERS[i % 8], name)
         row_of_axes[0].set_ylabel(label)
-        _fit_limits(row_of_axes[0], [row[f"{prefix}_mse"] for row in rows])
+        _fit_limits(row_of_axes[0], rows, f"{prefix}_mse")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=min(len(names), 6), frameon=False)
     return figure
@@ -66,9 +66,11 @@ def _style(axes: Axes, title: str, xlabel: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _fit_limits(axes: Axes, values: Sequence[float]) -> None:
-    """Show at most `DECADES` below the largest value: the rounding errors of exact zeros say nothing."""
-    shown = [value for value in values if math.isfinite(value) and value > 0]
+def _fit_limits(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str) -> None:
+    """Show each curve down to `DECADES` below its peak, but no rounding errors of exact zeros."""
+    shown = [(row["estimator"], row[column]) for row in rows if math.isfinite(row[column]) and row[column] > 0]
     if shown:
-        top = 3 * max(shown)
-        axes.set_ylim(max(min(shown) / 3, top / 10**DECADES), top)
+        peaks = {name: max(value for other, value in shown if other == name) for name, _ in shown}
+        top, lowest = 3 * max(peaks.values()), min(value for _, value in shown)
+        floor = max(min(peaks.values()) / 10**DECADES, top / 10**MOST_DECADES)
+        axes.set_ylim(max(lowest / 3, floor), top)

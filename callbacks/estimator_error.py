@@ -32,6 +32,7 @@ ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
 COLUMNS = {
     "effective_sample_size": "effective_sample_size",
     "largest_weight": "largest_weight",
+    "certified_mse": "certified_mse",
     "recall": "search_recall",
     "found_mass": "posterior_mass_found",
     "normaliser_ratio": "Zq_over_pt",
@@ -49,8 +50,9 @@ class EstimatorError(pl.Callback):
     Writes `estimator_error.csv`, one row for each estimator and noise level, and Figure 3 (`figure3.png`, `.pdf`) to
     the run's folder, and both to TensorBoard. Columns, means over the latents: MSE, squared bias (plain, and corrected
     for the finite number of repeats) and variance per dimension, of the posterior mean (`mu_`) and of the score
-    (`score_`), with standard errors (`_se`); of sampling estimators the effective sample size and the largest weight;
-    of KNN the search recall, the posterior mass found, Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d.
+    (`score_`), with standard errors (`_se`); of sampling estimators the effective sample size, the largest weight
+    and what they estimate of their own MSE (`certified_mse`); of KNN the search recall, the posterior mass found,
+    Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d.
 
     Latents are split over ranks in the same batches for any number of ranks, and every draw is a function of (seed,
     batch, level, estimator, repeat): the numbers depend on `batch_size`, but not on the number of ranks.

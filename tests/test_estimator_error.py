@@ -112,6 +112,8 @@ def test_monte_carlo_has_the_variance_of_the_posterior_over_n_and_no_bias():
     assert close(values["bias_sq"], variance / 8 / 30)
     assert values["effective_sample_size"].tolist() == pytest.approx([8.0] * 200)
     assert values["largest_weight"].tolist() == pytest.approx([1 / 8] * 200)
+    # Of independent draws the error estimate is a sample variance, and without bias.
+    assert values["certified_mse"].mean().item() == pytest.approx(values["variance"].mean().item(), rel=0.15)
 
 
 def test_knn_has_the_variance_of_eq_12_within_both_bounds():
