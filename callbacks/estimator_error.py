@@ -115,7 +115,7 @@ class EstimatorError(pl.Callback):
             return
         folder = Path(log_dir or trainer.default_root_dir)
         reference = data_reference("EstimatorError", trainer)
-        bind_all(self.estimators, reference)
+        bind_all("EstimatorError", self.estimators, reference, max(self.levels))
         latents = NoisyLatents(reference, self.num_z, run_seed(pl_module))
         self.rows = []
         mine = sum(len(numbers) for _, numbers in self._batches(trainer))

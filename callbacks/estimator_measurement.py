@@ -85,8 +85,9 @@ def measure(
     watch = Stopwatch(z.device)
     for repeat in range(repeats):
         generator = keyed_generator(z.device, *key, repeat, ESTIMATOR_STREAM)
+        x_source = source(repeat)
         with watch.measure():
-            estimate = estimator.posterior_mean(z, t, x_source=source(repeat), generator=generator)
+            estimate = estimator.posterior_mean(z, t, x_source=x_source, generator=generator)
         error = estimate.double() - mu
         error_sum += error
         sq_error_sum += error.flatten(1).square().sum(1)

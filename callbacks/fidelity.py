@@ -1,6 +1,7 @@
 """Fidelity of samples to the data: FID, Inception Score and their kin, at each validation."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from callbacks.fidelity_measure import FidelityMeasure
-from callbacks.results import read_rows, write_rows
+from callbacks.results import keep_aside, on_first_rank, read_rows, write_rows
 from lit_knn.errors import InputError
 from lit_knn.metrics import FeatureExtractor, InceptionV3, Pixels
 
@@ -62,6 +63,7 @@ class Fidelity(pl.Callback):
             if reference is None:
                 raise InputError(f"{type(self).__name__}: the data has no reference set; use one of lit_knn.data")
             self.measure.prepare(trainer, reference, self.num_samples)
+            on_first_rank(trainer, partial(_check_table, trainer.log_dir))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw one sample before the hours of a validation, so that a model that cannot sample says so now."""
@@ -95,13 +97,26 @@ class Fidelity(pl.Callback):
             "step": str(pl_module.step),
             "images_seen": str(pl_module.images_seen),
             "num_samples": str(self.num_samples),
-            "checkpoint": str(trainer.ckpt_path or ""),
+            # While training, the weights are not those of the checkpoint that a run resumed from.
+            "checkpoint": "" if trainer.state.fn == "fit" else str(trainer.ckpt_path or ""),
         }
         rows = read_rows(path) if path.exists() else []
-        if not rows or any(rows[-1].get(name) != value for name, value in point.items()):
+        # Another callback's row of this validation, not one of an earlier measurement.
+        fits = rows and all(rows[-1].get(name) == value for name, value in point.items())
+        if not fits or rows[-1].get(self.measure.extractor.metric):
             rows.append(point)
         rows[-1] |= {name: f"{value:.6g}" for name, value in self.last_values.items()}
         write_rows(path, rows)
+
+
+def _check_table(log_dir: str | None) -> None:
+    """Keep a damaged table of an earlier run aside now, not after hours of sampling."""
+    path = Path(log_dir or "") / CSV_NAME
+    if log_dir is not None and path.exists():
+        try:
+            read_rows(path)
+        except InputError as error:
+            keep_aside(path, str(error))
 
 
 class PixelFrechetDistance(Fidelity):

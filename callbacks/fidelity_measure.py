@@ -9,6 +9,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from callbacks.progress import measuring_bar
+from callbacks.results import on_first_rank
 from lit_knn.errors import InputError
 from lit_knn.metrics import (
     FeatureExtractor,
@@ -126,9 +127,8 @@ class FidelityMeasure:
         if not self._ready:
             self._real = self._real_statistics(trainer, reference)
             self._ready = True
-        statistics = self._statistics(trainer, batches, "Samples", total)
-        values = self._values(statistics) if trainer.is_global_zero else {}
-        return trainer.strategy.broadcast(values)
+        statistics = self._statistics(trainer, batches, "Samples", total, self.extractor.num_logits)
+        return on_first_rank(trainer, lambda: self._values(statistics))
 
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
         real = self._real
@@ -153,7 +153,11 @@ class FidelityMeasure:
             rank_zero_warn(f"{path} is damaged; the statistics of the data are computed anew")
         if trainer.strategy.broadcast(real is not None):
             return None if real is None else _to_device(real, trainer.strategy.root_device)
-        real = self._statistics(trainer, self._real_batches(trainer, reference), "Data", reference.N)
+        if self.cache_dir is not None:  # a folder that cannot be made shows now, not after the pass over the data
+            folder = Path(self.cache_dir)
+            on_first_rank(trainer, lambda: folder.mkdir(parents=True, exist_ok=True))
+        # The Inception Score is of the samples alone; the logits of a large data set would fill the memory.
+        real = self._statistics(trainer, self._real_batches(trainer, reference), "Data", reference.N, num_logits=0)
         if path is not None:
             save_statistics(path, real)
             rank_zero_info(f"Statistics of the data ({self.extractor.metric}) are kept in {path}")
@@ -171,18 +175,24 @@ class FidelityMeasure:
                 yield torch.arange(start, start + len(x)), x
 
     def _statistics(
-        self, trainer: pl.Trainer, batches: Iterable[tuple[Tensor, Tensor]], description: str, total: int | None
+        self,
+        trainer: pl.Trainer,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        description: str,
+        total: int | None,
+        num_logits: int,
     ) -> FeatureStatistics:
         device = trainer.strategy.root_device
         extractor = self.extractor
-        sums = FeatureSums(extractor.num_features, extractor.num_logits, bool(self.extra_metrics)).to(device)
+        sums = FeatureSums(extractor.num_features, num_logits, bool(self.extra_metrics)).to(device)
         # A rank without images still takes part in adding up.
         nothing = torch.zeros(0, extractor.num_features, device=device)
-        sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, extractor.num_logits))
+        sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, num_logits))
         share = None if total is None else total // trainer.world_size
         with measuring_bar(trainer, share, description, " images", leave=False) as bar:
             for numbers, images in batches:
-                sums.update(numbers, *extractor(images.to(device)))
+                features, logits = extractor(images.to(device))
+                sums.update(numbers, features, logits if num_logits else None)
                 bar.update(len(images))
         return sums.compute()
 

@@ -20,6 +20,7 @@ from callbacks.fidelity import CSV_NAME
 from callbacks.results import read_rows, save_figure
 from lit_knn.errors import InputError
 
+HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
 NAMES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
 
 
@@ -31,18 +32,29 @@ class Curve:
         estimator: class name.
         k: neighbours searched, or None.
         n: samples drawn, or None.
+        metric: what is drawn.
         points: images seen and value, ascending.
     """
 
     estimator: str
     k: int | None
     n: int | None
+    metric: str
     points: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def best(self) -> float:
-        """The smallest value."""
-        return min(value for _, value in self.points)
+        """The best value."""
+        return max(map(self._quality, self.points))[1]
+
+    def passes(self, other: "Curve") -> int | None:
+        """Images seen where it is first better than the other's best, or None."""
+        best = self._quality((0, other.best))[0]
+        return next((point[0] for point in self.points if self._quality(point)[0] > best), None)
+
+    def _quality(self, point: tuple[int, float]) -> tuple[float, float]:
+        value = point[1]
+        return (value if self.metric in HIGHER_IS_BETTER else -value), value
 
 
 def read_curves(folders: Sequence[str | Path], metric: str) -> list[Curve]:
@@ -54,8 +66,15 @@ def read_curves(folders: Sequence[str | Path], metric: str) -> list[Curve]:
     curves: dict[tuple[str, int | None, int | None], Curve] = {}
     for folder in map(Path, folders):
         key = _read_estimator(folder / "config.yaml")
-        curve = curves.setdefault(key, Curve(*key))
-        curve.points = sorted({**dict(curve.points), **_read_points(folder / CSV_NAME, metric)}.items())
+        curve = curves.setdefault(key, Curve(*key, metric))
+        known, new = dict(curve.points), _read_points(folder / CSV_NAME, metric)
+        other = next((seen for seen, value in new.items() if known.get(seen, value) != value), None)
+        if other is not None:
+            raise InputError(
+                f"figure4: {folder} has another {metric} at {other} images than a folder before it of the same "
+                f"estimator, {' '.join(map(str, key))}: give the folders of one run for each estimator"
+            )
+        curve.points = sorted({**known, **new}.items())
     return list(curves.values())
 
 
@@ -122,7 +141,7 @@ def _panel(ax: Axes, curves: Sequence[Curve], divisor: float) -> None:
         ax.plot(images, [value for _, value in curve.points], color=color, marker=".", label=label)
         ax.axhline(curve.best, color=color, linestyle=":", linewidth=1)
         if baseline is not None and curve is not baseline:
-            passed = next((seen for seen, value in curve.points if value < baseline.best), None)
+            passed = curve.passes(baseline)
             if passed is not None:
                 ax.axvline(passed / divisor, color=color, linestyle="--", linewidth=1)
     ax.set_yscale("log")

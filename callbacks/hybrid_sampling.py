@@ -19,8 +19,9 @@ from callbacks.fidelity_measure import FidelityMeasure
 from callbacks.fingerprint import describe, describe_reference, fingerprint
 from callbacks.hybrid_figure import hybrid_figure
 from callbacks.hybrid_point import HybridSamples
+from callbacks.latents import try_estimator
 from callbacks.progress import measuring_bar
-from callbacks.results import save_figure, show_figure
+from callbacks.results import check_new, on_first_rank, save_figure, show_figure
 from callbacks.results_table import ResultsTable, Row
 from callbacks.sample_grid import image_grid
 from lit_knn.errors import InputError
@@ -106,10 +107,11 @@ class HybridSampling(pl.Callback):
             hybrid_sigmas(t, self.num_steps, **levels)
         reference = pl_module.data_reference().to(trainer.strategy.root_device)
         self._samples = HybridSamples(self.network, reference, self.num_steps, levels, h.seed)
-        self._try("network", self.network)
+        check_new("HybridSampling", trainer, "hybrid_sampling.png", "hybrid_sampling.pdf")
+        try_estimator("HybridSampling", "network", self.network, reference, h.sigma_max)
         for name, estimator in self.estimators.items():
             if estimator is not None:
-                self._try(f"estimators.{name}", estimator)
+                try_estimator("HybridSampling", f"estimators.{name}", estimator, reference, h.sigma_max)
         # A search that cannot tell copies would be found out after the first batch.
         nearest_images(
             reference.gather(torch.tensor([0], device=reference.device)),
@@ -120,7 +122,7 @@ class HybridSampling(pl.Callback):
         self.distance.prepare(trainer, reference, self.num_samples)
         self._settings = self._describe()
         self._table = self._open_table()
-        finished = trainer.strategy.broadcast(self._table.load() if trainer.is_global_zero else [])
+        finished = on_first_rank(trainer, self._table.load)
         points = [(method, t) for t in self.t_switch for method in self.estimators]
         self._rows = {point: self._table.find(finished, **self._key(point)) for point in points}
 
@@ -164,22 +166,6 @@ class HybridSampling(pl.Callback):
 
     def _key(self, point: Point) -> Row:
         return {"method": point[0], "t_switch": point[1], "settings": fingerprint(self._settings[point[0]])}
-
-    def _try(self, option: str, estimator: Estimator) -> None:
-        """Bind an estimator and call it once."""
-        reference, sigma_max = self._samples.reference, self._samples.levels["sigma_max"]
-        if estimator.needs_reference:
-            estimator.bind(reference)
-        z = torch.zeros(1, *reference.shape, device=reference.device)
-        try:
-            mu = estimator.posterior_mean(z, sigma_max)
-        except (ValueError, RuntimeError, TypeError, IndexError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise InputError(
-                f"HybridSampling: {option} cannot be used on images {reference.shape}: {reason}"
-            ) from error
-        if mu.shape != z.shape:
-            raise InputError(f"HybridSampling: {option} turns images {reference.shape} into {tuple(mu.shape[1:])}")
 
     def _describe(self) -> dict[str, Any]:
         """What the results of each method depend on."""

@@ -108,9 +108,32 @@ def run_seed(pl_module: pl.LightningModule) -> int:
     return int(hparams.seed)
 
 
-def bind_all(estimators: Mapping[str, Estimator], reference: ReferenceSet) -> None:
-    """Bind the estimators that need a reference set."""
+def bind_all(owner: str, estimators: Mapping[str, Estimator], reference: ReferenceSet, t: float) -> None:
+    """Bind the estimators that need a reference set, and try each of them once at noise level t.
+
+    Raises:
+        InputError: one refuses the set, or cannot be used on its images.
+    """
     # The largest k first: what is more than N is refused before an index is built.
-    for estimator in sorted(estimators.values(), key=lambda e: getattr(e, "k", 0), reverse=True):
-        if estimator.needs_reference:
-            estimator.bind(reference)
+    for name, estimator in sorted(estimators.items(), key=lambda item: getattr(item[1], "k", 0), reverse=True):
+        try_estimator(owner, f"estimators.{name}", estimator, reference, t, source=True)
+
+
+def try_estimator(
+    owner: str, option: str, estimator: Estimator, reference: ReferenceSet, t: float, source: bool = False
+) -> None:
+    """Bind an estimator and call it once, with the image that z was made from if `source`.
+
+    Raises:
+        InputError: it refuses the set, or cannot be used on its images.
+    """
+    if estimator.needs_reference:
+        estimator.bind(reference)
+    z = torch.zeros(1, *reference.shape, device=reference.device)
+    try:
+        mu = estimator.posterior_mean(z, t, x_source=z if source else None)
+    except (ValueError, RuntimeError, TypeError, IndexError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{owner}: {option} cannot be used on images {reference.shape}: {reason}") from error
+    if mu.shape != z.shape:
+        raise InputError(f"{owner}: {option} turns images {reference.shape} into {tuple(mu.shape[1:])}")

@@ -77,7 +77,7 @@ class MeanPicture(pl.Callback):
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         reference = data_reference("MeanPicture", trainer)
-        bind_all(self.estimators, reference)
+        bind_all("MeanPicture", self.estimators, reference, max(self.levels))
         rows = self._rows(reference, run_seed(pl_module))
         for i in range(self.num_images):
             figure = mean_figure({name: images[:, i] for name, images in rows.items()}, self.levels)

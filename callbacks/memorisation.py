@@ -8,6 +8,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 from torchvision.utils import save_image
 
+from callbacks.latents import data_reference
+from callbacks.progress import measuring_bar
 from callbacks.sample_grid import image_grid
 from lit_knn.errors import InputError
 from lit_knn.files import written_whole
@@ -31,7 +33,8 @@ class Memorisation(pl.Callback):
         num_pairs: pairs in the picture; 0 for none.
 
     Raises:
-        InputError: num_samples or batch_size < 1, num_pairs < 0, threshold outside (0, 1].
+        InputError: num_samples or batch_size < 1, num_pairs < 0, threshold outside (0, 1]; at `setup`, data without a
+            reference set, or a search that finds fewer than two images.
     """
 
     def __init__(
@@ -47,20 +50,30 @@ class Memorisation(pl.Callback):
         self.num_pairs = num_pairs
         self.metric = MemorisationMetric(threshold)
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Search for one image, so that a search that cannot tell copies is found out before anything long."""
+        if stage in ("fit", "validate"):
+            reference = data_reference("Memorisation", trainer).to(trainer.strategy.root_device)
+            one = reference.gather(torch.tensor([0], device=reference.device))
+            nearest_images(one, reference.search, reference.gather, reference.N)
+
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sample with the averaged weights, which are in place until the EMA callback's turn."""
         log_dir = trainer.log_dir  # a collective: every rank must ask
         if trainer.sanity_checking:
             return
-        reference: ReferenceSet = trainer.datamodule.reference  # type: ignore[attr-defined]
+        reference = data_reference("Memorisation", trainer)
         self.metric.to(reference.device).reset()
         likest = _Likest(self.num_pairs, reference)
         batches = torch.arange(self.num_samples).split(self.batch_size)
-        for batch in batches[trainer.global_rank :: trainer.world_size]:
-            samples = pl_module.sample(batch)  # type: ignore[operator]
-            nearest = nearest_images(samples, reference.search, reference.gather, reference.N)
-            self.metric.update(nearest)
-            likest.add(samples, nearest)
+        share = self.num_samples // trainer.world_size
+        with measuring_bar(trainer, share, "Memorisation", " samples", leave=False) as bar:
+            for batch in batches[trainer.global_rank :: trainer.world_size]:
+                samples = pl_module.sample(batch)  # type: ignore[operator]
+                nearest = nearest_images(samples, reference.search, reference.gather, reference.N)
+                self.metric.update(nearest)
+                likest.add(samples, nearest)
+                bar.update(len(batch))
         pl_module.log_dict(self.metric.compute(), rank_zero_only=True)
         likest.gather(trainer)
         if trainer.is_global_zero and log_dir is not None:

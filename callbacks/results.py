@@ -1,21 +1,23 @@
 """Files of results: written whole or not at all, never over earlier ones, and shown in TensorBoard."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytorch_lightning as pl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.errors import InputError
 from lit_knn.files import written_whole
 
 PNG_DPI = 200
 TENSORBOARD_DPI = 100
+T = TypeVar("T")
 
 
 def check_new(owner: str, trainer: pl.Trainer, *names: str) -> None:
@@ -29,6 +31,32 @@ def check_new(owner: str, trainer: pl.Trainer, *names: str) -> None:
     taken = trainer.strategy.broadcast(taken)  # as the first rank sees it, so that all ranks stop
     if taken is not None:
         raise InputError(f"{owner}: {Path(str(folder)) / taken} exists; nothing is overwritten, use another folder")
+
+
+def on_first_rank(trainer: pl.Trainer, work: Callable[[], T]) -> T:
+    """Do something on the first rank, for all; what goes wrong there stops every rank. A collective.
+
+    Raises:
+        InputError: what `work` raised, if it was an InputError or an OSError.
+    """
+    result, problem = None, None
+    if trainer.is_global_zero:
+        try:
+            result = work()
+        except (InputError, OSError) as error:
+            problem = str(error)
+    result, problem = trainer.strategy.broadcast((result, problem))
+    if problem is not None:
+        raise InputError(problem)
+    return cast(T, result)
+
+
+def keep_aside(path: Path, reason: str) -> None:
+    """Rename a damaged file, with a warning that says to what."""
+    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in range(1, 10_000))
+    aside = next(name for name in names if not name.exists())
+    path.replace(aside)
+    rank_zero_warn(f"{path} is damaged ({reason}): kept as {aside}, and what it had is measured again")
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -5,8 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytorch_lightning.utilities import rank_zero_warn
-
+from callbacks.results import keep_aside
 from lit_knn.errors import InputError
 from lit_knn.files import written_whole
 
@@ -45,9 +44,7 @@ class ResultsTable:
         except OSError as error:
             raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
         except ValueError as error:  # UnicodeDecodeError is one
-            aside = self._aside()
-            os.replace(self.path, aside)
-            rank_zero_warn(f"{self.path} is damaged ({error}): kept as {aside}, and its points are computed again")
+            keep_aside(self.path, str(error))
             return []
 
     def append(self, row: Row) -> None:
@@ -75,7 +72,3 @@ class ResultsTable:
                 raise ValueError(f"line {number} is not whole")
             rows.append({name: kind(cell) for (name, kind), cell in zip(self.columns.items(), cells, strict=True)})
         return rows
-
-    def _aside(self) -> Path:
-        names = (self.path.with_name(f"{self.path.stem}.damaged-{n}{self.path.suffix}") for n in range(1, 10_000))
-        return next(name for name in names if not name.exists())

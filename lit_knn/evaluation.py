@@ -12,7 +12,7 @@ from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
-from lit_knn.training import SAMPLING_STREAM, check_positive
+from lit_knn.training import SAMPLING_STREAM, check_device, check_positive
 
 
 class LitEstimator(pl.LightningModule):
@@ -57,6 +57,7 @@ class LitEstimator(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Bind the estimator, if any, to the data module's reference set, on the device of the run."""
+        check_device(self.trainer.strategy.root_device)
         reference = self.data_reference()
         reference.to(self.trainer.strategy.root_device)
         if self.estimator is not None and self.estimator.needs_reference:

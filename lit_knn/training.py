@@ -90,8 +90,7 @@ class EstimatorTraining(pl.LightningModule):
         `predict` needs no estimator, so it builds no index.
         """
         device = self.trainer.strategy.root_device
-        if device.type == "mps":
-            raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
+        check_device(device)
         self.monitor = TrainingMonitor(*self.noise_range, device)
         reference = self.data_reference()
         if reference is not None:
@@ -249,6 +248,12 @@ class EstimatorTraining(pl.LightningModule):
         if self.image_shape is None:
             raise InputError("sample: the image shape is not known before setup or a loaded checkpoint")
         return self.image_shape
+
+
+def check_device(device: torch.device) -> None:
+    """Raise InputError where the estimators cannot run."""
+    if device.type == "mps":
+        raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
 
 
 def check_positive(owner: str, **options: float) -> None:

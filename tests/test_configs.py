@@ -170,7 +170,15 @@ def test_a_run_without_its_network_file_names_it_in_one_line(tmp_path, monkeypat
     assert "path=data/edm-cifar10-32x32-uncond-vp.pkl: no such file" in line
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("*.yaml")), ids=lambda p: p.stem)
+def test_memorisation_is_added_to_the_callbacks_of_any_run():
+    path = CONFIGS / "evaluate" / "memorisation.yaml"
+    run = ("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "-c", str(path), "--trainer.accelerator", "cpu")
+    kinds = [type(c).__name__ for c in parse(*run, "--trainer.callbacks.num_samples", "99").trainer.callbacks]
+    assert {"SampleWriter", "CheckpointByImages", "Memorisation"} <= set(kinds)
+    assert path.read_text().startswith("#")
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("f*d*.yaml")), ids=lambda p: p.stem)
 def test_evaluations_are_added_to_the_callbacks_of_any_run(path):
     run = ("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "-c", str(path), "--trainer.accelerator", "cpu")
     text = path.read_text()

@@ -3,8 +3,9 @@
 import pytest
 import yaml
 
-from callbacks.figure4 import draw, main, read_curves
+from callbacks.figure4 import Curve, draw, main, read_curves
 from callbacks.results import write_rows
+from lit_knn.errors import InputError
 
 
 def leave_run(folder, estimator, values, **options):
@@ -37,6 +38,22 @@ def test_curves_are_named_by_the_configs_and_resumed_runs_joined(runs):
     assert joined.points == [(1000000, 8.0), (2000000, 3.5), (3000000, 3.0)]
     assert joined.best == 3.0
     assert curves["OneSample", None, None].best == 4.0
+
+
+def test_other_values_at_the_same_images_are_another_run(tmp_path):
+    folders = [
+        leave_run(tmp_path / name, "KNN", {1000000: value}, k=8, n=4) for name, value in (("a", 9.0), ("b", 8.0))
+    ]
+    with pytest.raises(InputError, match=r"b has another fid at 1000000 images than a folder before it .*KNN 8 4"):
+        read_curves(folders, "fid")
+
+
+def test_of_a_score_the_highest_is_the_best():
+    higher = Curve("KNN", 8, 4, "inception_score", [(1, 7.0), (2, 9.0), (3, 8.0)])
+    lower = Curve("OneSample", None, None, "inception_score", [(1, 6.0), (2, 7.5)])
+    assert higher.best == 9.0
+    assert higher.passes(lower) == 2
+    assert lower.passes(higher) is None
 
 
 def lines(ax, style):

@@ -90,7 +90,10 @@ class NetworkExtractor(FeatureExtractor):
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Features and logits in full precision, whatever the network that drew the images was trained in."""
-        with torch.autocast(images.device.type, enabled=False):
+        cudnn = torch.backends.cudnn
+        # Statistics of the data are shared between devices, so no device may round convolutions to TF32.
+        full = cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=False)
+        with torch.autocast(images.device.type, enabled=False), full:
             return self._extract(to_rgb_uint8(images))
 
     @abstractmethod

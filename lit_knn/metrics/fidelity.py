@@ -5,6 +5,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from lit_knn.errors import InputError
+
 INCEPTION_SCORE_SPLITS = 10
 
 
@@ -90,7 +92,14 @@ class FeatureSums(Metric):
 
 
 def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
-    """Squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½); with Inception features, FID."""
+    """Squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½); with Inception features, FID.
+
+    Raises:
+        InputError: statistics that are not finite, as those of images with a NaN.
+    """
+    for name, statistics in (("first", a), ("second", b)):
+        if not (statistics.mean.isfinite().all() and statistics.cov.isfinite().all()):
+            raise InputError(f"the features of the {name} set, of {statistics.count} images, are not finite")
     # Tr (C C')^½ is the sum of the singular values of C^½ C'^½. Their absolute error is that of the arithmetic, where
     # the square roots of the eigenvalues of C C', which is not symmetric, have an error of its square root.
     cross = torch.linalg.svdvals(_symmetric_root(a.cov) @ _symmetric_root(b.cov)).sum()
@@ -153,6 +162,7 @@ def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
     """
     from torch_fidelity.metric_prc import prc_features_to_metric
 
-    # Block by block, because the full matrix of distances of 50,000 images takes 10 GB.
-    shares = prc_features_to_metric(generated, real, save_cpu_ram=True, verbose=False)
+    # Block by block, because the full matrix of distances of 50,000 images takes 10 GB; a block takes at most 2.
+    rows = max(min(10_000, 5 * 10**8 // max(len(generated), len(real))), 1)
+    shares = prc_features_to_metric(generated, real, save_cpu_ram=True, prc_batch_size=rows, verbose=False)
     return {"precision": shares["precision"], "recall": shares["recall"]}
