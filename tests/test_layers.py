@@ -105,7 +105,20 @@ def test_estimators_know_nothing_of_training():
 
 def test_the_library_imports_heavy_packages_where_they_are_used():
     # torch loads tqdm by itself, where it is installed, so that the next test cannot see it.
-    library = ("process", "posterior", "proposal", "snis", "reference", "index", "estimators", "solvers", "sampling")
+    library = (
+        "prepare",
+        "prepared",
+        "prepare_source",
+        "process",
+        "posterior",
+        "proposal",
+        "snis",
+        "reference",
+        "index",
+        "estimators",
+        "solvers",
+        "sampling",
+    )
     for path in files_of(*library, "schedules", "precond", "bounds", "errors", "rng", "__init__"):
         assert not top_level(imports_of(path, top=True)) & HEAVY, path
 
