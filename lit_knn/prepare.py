@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lit_knn.errors import InputError
-from lit_knn.files import written_whole
 from lit_knn.image_files import describe_size
 from lit_knn.prepare_source import Options, Source, open_source
 from lit_knn.prepared import PAGE, PARTIAL_SUFFIX, Header, read_header
@@ -111,7 +110,7 @@ def _finished(out: Path, header: Header) -> Header:
     found = read_header(out)
     if not _same(found, header):
         raise InputError(f"{out} is there already, made of other images or in another way: delete it, or name another")
-    _record_file(out).unlink(missing_ok=True)
+    _forget(out)
     return found
 
 
@@ -145,10 +144,17 @@ def _record_file(out: Path) -> Path:
     return out.with_name(f"{out.name}{PARTIAL_SUFFIX}.json")
 
 
+def _forget(out: Path) -> None:
+    for path in (_record_file(out), _record_file(out).with_suffix(".new")):
+        path.unlink(missing_ok=True)
+
+
 def _record(out: Path, header: Header, done: int) -> None:
     """Note that the first `done` images are on the disk."""
-    with written_whole(_record_file(out)) as path:
-        path.write_text(json.dumps({"header": header._asdict(), "done": done}))
+    # One name for all, so that a killed process leaves nothing that the next does not overwrite.
+    new = _record_file(out).with_suffix(".new")
+    new.write_text(json.dumps({"header": header._asdict(), "done": done}))
+    os.replace(new, _record_file(out))
 
 
 def _resume(out: Path, file: BinaryIO, header: Header) -> tuple[Any, int]:
@@ -224,7 +230,7 @@ def _finish(out: Path, file: BinaryIO, header: Header, labels: np.ndarray | None
     file.write(header.encode())
     _to_disk(file)
     os.replace(out.with_name(out.name + PARTIAL_SUFFIX), out)
-    _record_file(out).unlink(missing_ok=True)
+    _forget(out)
     return header
 
 
