@@ -16,6 +16,8 @@ QUANTISER_TRAINING_POINTS = 50_000
 # Training points are float32: without a limit those of ImageNet would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30
 GPU_MAX_K = 2048
+# Vectors are added about this many bytes at a time.
+CHUNK_BYTES = 64 * 2**20
 
 
 class FaissIndex(Index):
@@ -91,6 +93,31 @@ class FaissIndex(Index):
             self._on_gpu = False
         elif device.type not in ("cpu", "cuda"):
             raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
+
+    def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
+        """See `Index.nbytes`; known of flat codes and of lists of them, after linear transforms or not.
+
+        Lists grow by doubling on the CPU, so that they may take up to twice this.
+        """
+        faiss = _import_faiss()
+        index, transforms = self._create(N, d), 0
+        while isinstance(index, faiss.IndexPreTransform):
+            for i in range(index.chain.size()):
+                step = faiss.downcast_VectorTransform(index.chain.at(i))
+                # A PCA also keeps all its components.
+                transforms += 4 * step.d_in * (step.d_out + step.d_in * isinstance(step, faiss.PCAMatrix))
+            index = faiss.downcast_index(index.index)
+        if isinstance(index, faiss.IndexIVF):
+            coarse = faiss.downcast_index(index.quantizer)
+            if not hasattr(coarse, "code_size"):
+                return None
+            return transforms + N * (index.code_size + 8) + index.nlist * coarse.code_size
+        return transforms + N * index.code_size if hasattr(index, "code_size") else None
+
+    def build_bytes(self, N: int, d: int) -> int:
+        """See `Index.build_bytes`: the training points, float32, and the vectors that are being added."""
+        index = self._create(N, d)
+        return (0 if index.is_trained else 4 * d * min(N, self._training_points(index))) + CHUNK_BYTES
 
     def _create(self, N: int, d: int) -> Any:
         faiss = _import_faiss()
