@@ -33,7 +33,7 @@ class Part(NamedTuple):
     passing: bool = False
 
     def __str__(self) -> str:
-        return f"  {self.name:26}{self.bytes / 1e9:8.2f} GB  {self.note}".rstrip()
+        return f"  {self.name:26}{self.bytes / 1e9:8.3f} GB  {self.note}".rstrip()
 
 
 def estimator_parts(
@@ -88,8 +88,8 @@ def network_parts(model: pl.LightningModule, shape: Sequence[int], batch_size: i
 
 def _activations(model: EstimatorTraining, shape: Sequence[int], batch_size: int, precision: str) -> Part:
     def run(trial: Any) -> torch.Tensor:
-        z = torch.zeros(batch_size, *shape, device="meta")
-        return trial.evaluate_network(z, torch.ones(batch_size, dtype=torch.float64, device="meta"))
+        z = torch.zeros(batch_size, *shape)
+        return trial.evaluate_network(z, torch.ones(batch_size, dtype=torch.float64))
 
     try:
         size = saved_bytes(model, run)

@@ -56,7 +56,7 @@ class Plan(NamedTuple):
     def __str__(self) -> str:
         lines = [f"Each of {self.ranks} rank(s) of a machine, on {self.device.type}:"]
         lines += [str(part) for part in self.parts]
-        lines.append(f"  {'total':26}{self.total / GB:8.2f} GB")
+        lines.append(f"  {'total':26}{self.total / GB:8.3f} GB")
         if self.device.type != "cpu":
             lines += ["  and in the memory of the machine, until it is on the device:", *map(str, self.host)]
         for name, needed, there in self.needed:

@@ -20,14 +20,19 @@ def tensor_bytes(tensors: Any) -> int:
 def saved_bytes(model: nn.Module, run: Callable[[Any], Tensor]) -> int:
     """What autograd keeps for the backward pass of `run(model)`, parameters and buffers left out.
 
-    A copy of the model runs on PyTorch's meta device, where tensors have shapes but no values: nothing is computed. Not
+    A copy of the model runs on PyTorch's fake tensors, which have shapes but no values: nothing is computed. Not
     counted is what a pass allocates and frees again: a few of its largest activations, and the workspace of kernels.
 
     Args:
         model: any module; it is not changed.
-        run: calls a model; its inputs must be made on the meta device.
+        run: calls a model on inputs that it makes.
     """
-    trial = copy.deepcopy(model).to("meta").train()
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+    mode = FakeTensorMode()
+    # Not the meta device, on which autocast does not work.
+    with FakeCopyMode(mode):
+        trial = copy.deepcopy(model).train()
     own = {t.untyped_storage()._cdata for t in (*trial.parameters(), *trial.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -37,11 +42,9 @@ def saved_bytes(model: nn.Module, run: Callable[[Any], Tensor]) -> int:
             kept[storage._cdata] = storage  # which keeps its address from being used again
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = run(trial)
-    total = sum(storage.nbytes() for storage in kept.values())
-    del output
-    return total
+    with mode, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run(trial)
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 def machine_bytes() -> int | None:

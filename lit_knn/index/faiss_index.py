@@ -99,20 +99,7 @@ class FaissIndex(Index):
 
         Lists grow by doubling on the CPU, so that they may take up to twice this.
         """
-        faiss = _import_faiss()
-        index, transforms = self._create(N, d), 0
-        while isinstance(index, faiss.IndexPreTransform):
-            for i in range(index.chain.size()):
-                step = faiss.downcast_VectorTransform(index.chain.at(i))
-                # A PCA also keeps all its components.
-                transforms += 4 * step.d_in * (step.d_out + step.d_in * isinstance(step, faiss.PCAMatrix))
-            index = faiss.downcast_index(index.index)
-        if isinstance(index, faiss.IndexIVF):
-            coarse = faiss.downcast_index(index.quantizer)
-            if not hasattr(coarse, "code_size"):
-                return None
-            return transforms + N * (index.code_size + 8) + index.nlist * coarse.code_size
-        return transforms + N * index.code_size if hasattr(index, "code_size") else None
+        return _held_bytes(self._create(N, d), N)
 
     def build_bytes(self, N: int, d: int) -> int:
         """See `Index.build_bytes`: the training points, float32, and the vectors that are being added."""
@@ -164,6 +151,21 @@ def _inverted_lists(index: Any) -> Any:
         return faiss.extract_index_ivf(index)
     except RuntimeError:
         return None
+
+
+def _held_bytes(index: Any, N: int) -> int | None:
+    """What an empty index will hold when it is filled with N vectors; None if not known."""
+    faiss = _import_faiss()
+    if isinstance(index, faiss.IndexPreTransform):
+        held = _held_bytes(faiss.downcast_index(index.index), N)
+        steps = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+        # A PCA also keeps all its components.
+        transforms = sum(4 * s.d_in * (s.d_out + s.d_in * isinstance(s, faiss.PCAMatrix)) for s in steps)
+        return None if held is None else held + transforms
+    if isinstance(index, faiss.IndexIVF):
+        centres = _held_bytes(faiss.downcast_index(index.quantizer), index.nlist)
+        return None if centres is None else N * (index.code_size + 8) + centres
+    return N * index.code_size if hasattr(index, "code_size") else None
 
 
 def _reason(error: RuntimeError) -> str:
