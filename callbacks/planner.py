@@ -76,6 +76,7 @@ class PlanningTrainer(pl.Trainer):
         images: int | None = None,
         image_shape: list[int] | None = None,
         gpu_gb: float | None = None,
+        machine_gb: float | None = None,
     ) -> Plan:
         """Tell what each rank of a fit would hold in memory, and whether it fits; nothing is loaded or built.
 
@@ -85,12 +86,13 @@ class PlanningTrainer(pl.Trainer):
             images: plan for this many images instead of those of the data.
             image_shape: plan for images of this shape, such as [3, 64, 64], instead of those of the data.
             gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
+            machine_gb: plan for a machine with this many GB; if not given, this one, or unknown with `gpu_gb`.
 
         Raises:
             InputError: the size of the data is not known before it is loaded, and not given.
             SystemExit: with status 1, if it does not fit.
         """
-        plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb)
+        plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
         print(plan)
         if not plan.fits:
             raise SystemExit(1)
@@ -104,9 +106,11 @@ def make_plan(
     images: int | None = None,
     image_shape: list[int] | None = None,
     gpu_gb: float | None = None,
+    machine_gb: float | None = None,
 ) -> Plan:
     """The plan of a fit; arguments as `PlanningTrainer.plan`."""
-    for name, value in {"images": images, "gpu_gb": gpu_gb, "image_shape": min(image_shape or [1])}.items():
+    given = {"images": images, "image_shape": min(image_shape or [1]), "gpu_gb": gpu_gb, "machine_gb": machine_gb}
+    for name, value in given.items():
         if value is not None and not value > 0:
             raise InputError(f"plan: {name} must be above 0, got {value}")
     device = trainer.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)
@@ -132,7 +136,9 @@ def make_plan(
         sample = sum(part.bytes for part in building if part.passing)
         parts.append(Part("building the index", max(sample - later, 0), "beyond what training needs later"))
     ranks = trainer.world_size // trainer.num_nodes
-    return Plan(device, parts, host, _device_memory(device, gpu_gb), machine_bytes(), ranks)
+    this = machine_bytes() if gpu_gb is None else None
+    machine = this if machine_gb is None else machine_gb * GB
+    return Plan(device, parts, host, _device_memory(device, gpu_gb), machine, ranks)
 
 
 def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None) -> Stored:

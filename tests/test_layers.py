@@ -119,7 +119,7 @@ def test_the_library_imports_heavy_packages_where_they_are_used():
         "solvers",
         "sampling",
     )
-    library += ("prepare", "prepare_source", "prepared", "image_files")
+    library += ("prepare", "prepare_source", "prepare_writer", "prepared", "image_files")
     for path in files_of(*library, "schedules", "precond", "bounds", "errors", "rng", "__init__"):
         assert not top_level(imports_of(path, top=True)) & HEAVY, path
 

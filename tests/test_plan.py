@@ -143,9 +143,13 @@ def test_what_does_not_fit_is_said_with_exit_status_1(tmp_path, monkeypatch, cap
         main(["plan", "-c", str(CONFIGS / "demo.yaml"), "--images", "2000000000"])
     assert caught.value.code == 1
     assert "DOES NOT FIT" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as caught:
-        main(["plan", "-c", str(CONFIGS / "demo.yaml"), "--gpu_gb", "0.5"])
-    assert caught.value.code == 1
+    # Of another machine than this one.
+    for memory in (["--gpu_gb", "0.5"], ["--machine_gb", "0.5"], ["--gpu_gb", "80", "--machine_gb", "0.5"]):
+        with pytest.raises(SystemExit) as caught:
+            main(["plan", "-c", str(CONFIGS / "demo.yaml"), *memory])
+        assert caught.value.code == 1
+    main(["plan", "-c", str(CONFIGS / "demo.yaml"), "--gpu_gb", "80"])
+    assert "the machine, whose memory is not known" in capsys.readouterr().out
 
 
 def test_data_of_unknown_size_needs_it_given(tmp_path):
