@@ -1,4 +1,4 @@
-"""The application: `python main.py fit|validate|predict -c configs/….yaml`."""
+"""The application: `python main.py fit|validate|predict|plan -c configs/….yaml`."""
 
 import argparse
 import pkgutil
@@ -22,6 +22,7 @@ import lit_knn.evaluation
 import lit_knn.ict
 import lit_knn.nets  # noqa: F401
 from callbacks import StepProgressBar
+from callbacks.planner import PlanningTrainer
 from lit_knn.errors import InputError, NonFiniteLossError
 
 # Lines of a parser's message that frame the reason without being it.
@@ -41,8 +42,9 @@ class CLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Those of Lightning that have a meaning here."""
-        return {name: skip for name, skip in LightningCLI.subcommands().items() if name != "test"}
+        """Those of Lightning that have a meaning here, and `plan`."""
+        kept = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "test"}
+        return {**kept, "plan": {"model", "datamodule"}}
 
     def _parse_ckpt_path(self) -> None:
         """Look for the checkpoint before anything long begins.
@@ -51,7 +53,7 @@ class CLI(LightningCLI):
         neither the sampling steps of `predict` nor the length of a resumed run could be set.
         """
         command = self.config.get("subcommand")
-        if command is None:
+        if command in (None, "plan"):
             return
         options = self.config[command]
         path = options.ckpt_path
@@ -91,6 +93,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
+        trainer_class=PlanningTrainer,
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,

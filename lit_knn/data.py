@@ -1,8 +1,8 @@
-"""LightningDataModules: each loads its images and holds them as a reference set, on every rank."""
+"""LightningDataModules: each loads, or maps, its images and holds them as a reference set, on every rank."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -11,13 +11,29 @@ from torch import Tensor
 
 from lit_knn.batches import ReferenceBatches
 from lit_knn.errors import InputError
-from lit_knn.image_files import read_array_file, read_image_files
+from lit_knn.image_files import array_file_shape, count_image_files, read_array_file, read_image_files
 from lit_knn.index import Index
+from lit_knn.prepared import read_header, read_prepared
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
 Images = np.ndarray | Tensor
 Labels = np.ndarray | Tensor | None
+T = TypeVar("T")
+
+
+class Stored(NamedTuple):
+    """Images before they are loaded.
+
+    Attributes:
+        shape: (N, *shape).
+        value_bytes: 1 for uint8, 4 for floats.
+        mapped: whether they stay on the disk, read by page and shared by the ranks of a machine.
+    """
+
+    shape: tuple[int, ...]
+    value_bytes: int = 1
+    mapped: bool = False
 
 
 class ReferenceDataModule(pl.LightningDataModule, ABC):
@@ -66,11 +82,19 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             Images, uint8 (N, C, H, W) or float (N, *shape) in model space, and labels, (N,) integers, or None.
         """
 
+    def sha256(self) -> str | None:
+        """The hash of the bytes of the images, once they are loaded, where it is known without reading them."""
+        return None
+
+    def stored(self) -> "Stored | None":
+        """What `load` will give, where that is known without loading; for the planner."""
+        return None
+
     def setup(self, stage: str | None = None) -> None:
         """Load the data and make the reference set, once; refuse a batch size that is too large before training."""
         if self.reference is None:
             images, labels = self.load()
-            self.reference = ReferenceSet(images, index=self.index, hflip=self.hflip, labels=labels)
+            self.reference = ReferenceSet(images, self.index, self.hflip, labels, self.sha256())
         if stage == "fit":
             self.train_dataloader()
 
@@ -137,6 +161,10 @@ class Digits(ReferenceDataModule):
         digits = load_digits()
         return np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None], digits.target
 
+    def stored(self) -> Stored:
+        """See `ReferenceDataModule.stored`."""
+        return Stored((1797, 1, 8, 8))
+
 
 class PointsOnALine(ReferenceDataModule):
     """A toy: points on a line, (N, 1), drawn from three Gaussians around −0.6, 0.1 and 0.7; the same for each `seed`.
@@ -156,6 +184,10 @@ class PointsOnALine(ReferenceDataModule):
         component = torch.randint(3, (self.num_points,), generator=generator)
         centre, width = torch.tensor([[-0.6, 0.1, 0.7], [0.2, 0.2, 0.15]])[:, component]
         return (centre + width * torch.randn(self.num_points, generator=generator)).unsqueeze(1), component
+
+    def stored(self) -> Stored:
+        """See `ReferenceDataModule.stored`."""
+        return Stored((self.num_points, 1), value_bytes=4)
 
 
 class CIFAR10(ReferenceDataModule):
@@ -180,6 +212,10 @@ class CIFAR10(ReferenceDataModule):
         """See `ReferenceDataModule.load`."""
         dataset = self._dataset(download=False)
         return np.ascontiguousarray(dataset.data.transpose(0, 3, 1, 2)), np.array(dataset.targets)
+
+    def stored(self) -> Stored:
+        """See `ReferenceDataModule.stored`."""
+        return Stored((50_000, 3, 32, 32))
 
     def _dataset(self, download: bool) -> Any:
         from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
@@ -212,6 +248,40 @@ class ImageFiles(ReferenceDataModule):
         """See `ReferenceDataModule.load`."""
         return _read(read_image_files, self.path)
 
+    def stored(self) -> Stored:
+        """See `ReferenceDataModule.stored`; counts the files and reads the first."""
+        return Stored(_read(count_image_files, self.path))
+
+
+class Prepared(ReferenceDataModule):
+    """Images in one file that `python -m lit_knn.prepare` wrote: data larger than memory.
+
+    The file is mapped: what is used is read by page, stays in memory as long as there is room, and is shared by the
+    ranks of a machine. On a GPU the images are copied to it.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+        self._sha256: str | None = None
+
+    def load(self) -> tuple[Images, Labels]:
+        """See `ReferenceDataModule.load`."""
+        prepared = _read(read_prepared, self.path)
+        self._sha256 = prepared.header.sha256
+        return prepared.images, prepared.labels
+
+    def sha256(self) -> str | None:
+        """See `ReferenceDataModule.sha256`; the file has it."""
+        return self._sha256
+
+    def stored(self) -> Stored:
+        """See `ReferenceDataModule.stored`."""
+        return Stored(_read(read_header, self.path).shape, mapped=True)
+
 
 class Arrays(ReferenceDataModule):
     """Images, latents or vectors in an .npy or .npz file.
@@ -235,8 +305,15 @@ class Arrays(ReferenceDataModule):
         """See `ReferenceDataModule.load`."""
         return _read(read_array_file, self.path, self.floats_as_is)
 
+    def stored(self) -> Stored | None:
+        """See `ReferenceDataModule.stored`; None of an .npz file, whose arrays are compressed."""
+        if not self.path.lower().endswith(".npy"):
+            return None
+        shape, value_bytes = _read(array_file_shape, self.path)
+        return Stored(shape, value_bytes)
 
-def _read(reader: Callable[..., tuple[Images, Labels]], path: str, *options: Any) -> tuple[Images, Labels]:
+
+def _read(reader: Callable[..., T], path: str, *options: Any) -> T:
     """Let an error name the option beside the file."""
     try:
         return reader(path, *options)

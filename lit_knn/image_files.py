@@ -41,13 +41,23 @@ def read_image_files(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarr
         InputError: nothing there, no images, an image that is damaged, of another size or number of channels than
             the first, or in a mode that is neither RGB, palette nor 8-bit grayscale; labels that do not match.
     """
-    path = _existing(path)
-    with _opened(path) as (names, read):
-        image_names = sorted(name for name in names if _is_image(name))
-        if not image_names:
-            raise InputError(f"{path} holds no image files ({', '.join(IMAGE_SUFFIXES)})")
-        labels = _read_labels(path, names, image_names, read)
+    path = existing(path)
+    with opened(path) as (names, read):
+        image_names = sorted_images(path, names)
+        labels = read_labels(path, names, image_names, read)
         return _read_images(path, image_names, read), labels
+
+
+def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """The shape (N, C, H, W) that `read_image_files` gives, from the number of images and the first of them.
+
+    Raises:
+        InputError: nothing there, no images, a first image that is not read.
+    """
+    path = existing(path)
+    with opened(path) as (names, read):
+        image_names = sorted_images(path, names)
+        return len(image_names), *decode(path, image_names[0], read).shape
 
 
 def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
@@ -70,7 +80,7 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
         InputError: nothing there, a damaged file, pickled objects, no usable key, another dtype or shape, floats
             that are not finite or look like images by mistake, labels that do not match.
     """
-    path = _existing(path)
+    path = existing(path)
     array, labels = _load_arrays(path)
     if array.ndim < 2 or 0 in array.shape:
         raise InputError(f"{path}: the array must be (N, *shape) and not empty, got shape {array.shape}")
@@ -83,13 +93,39 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
     return array, None if labels is None else _checked_labels(path, labels, len(array))
 
 
-def _existing(path: str | os.PathLike[str]) -> Path:
+def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int]:
+    """The shape, and the bytes of each value, that `read_array_file` gives of an .npy file, without reading the array.
+
+    Raises:
+        InputError: nothing there, or a damaged file.
+    """
+    path = existing(path)
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except DAMAGED as error:
+        raise InputError(f"{path} cannot be read as NumPy arrays: {reason_of(error)}") from error
+    if array.dtype != np.uint8:
+        return array.shape, 4
+    channels_last = array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3)
+    return np.moveaxis(array, 3, 1).shape if channels_last else array.shape, 1
+
+
+def existing(path: str | os.PathLike[str]) -> Path:
+    """The path of data; InputError if there is nothing."""
     if not os.fspath(path):
         raise InputError("the path of the data is empty")
     path = Path(path).expanduser()
     if not path.exists():
         raise InputError(f"{path} does not exist")
     return path
+
+
+def sorted_images(path: Path, names: list[str]) -> list[str]:
+    """The names of images among all, sorted; InputError if there are none."""
+    image_names = sorted(name for name in names if _is_image(name))
+    if not image_names:
+        raise InputError(f"{path} holds no image files ({', '.join(IMAGE_SUFFIXES)})")
+    return image_names
 
 
 def _is_image(name: str) -> bool:
@@ -99,7 +135,7 @@ def _is_image(name: str) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[list[str], Read]]:
+def opened(path: Path) -> Iterator[tuple[list[str], Read]]:
     """The names in a folder or zip, relative to its root, and a function that reads one."""
     if path.is_dir():
         yield _folder_names(path), lambda name: (path / name).read_bytes()
@@ -107,7 +143,7 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Read]]:
         try:
             archive = zipfile.ZipFile(path)
         except DAMAGED as error:
-            raise InputError(f"{path} is not a readable zip file: {_reason(error)}") from error
+            raise InputError(f"{path} is not a readable zip file: {reason_of(error)}") from error
         with archive:
             yield sorted({entry.filename for entry in archive.infolist() if not entry.is_dir()}), archive.read
     else:
@@ -125,47 +161,64 @@ def _folder_names(path: Path) -> list[str]:
 def _read_images(path: Path, names: list[str], read: Read) -> np.ndarray:
     from tqdm import tqdm
 
-    first = _decode(path, names[0], read)
+    first = decode(path, names[0], read)
     images = np.empty((len(names), *first.shape), np.uint8)
     for i, name in enumerate(tqdm(names, desc=f"Reading {path.name}", unit=" images", disable=None, leave=False)):
-        image = _decode(path, name, read)
+        image = decode(path, name, read)
         if image.shape != first.shape:
             raise InputError(
                 f"{path}: all images must have one size and number of channels, but {names[0]} is "
-                f"{_describe(first)} and {name} is {_describe(image)}"
+                f"{describe_size(first)} and {name} is {describe_size(image)}"
             )
         images[i] = image
     return images
 
 
-def _decode(path: Path, name: str, read: Read) -> np.ndarray:
+def decode(path: Path, name: str, read: Read, change: Callable[[Any], Any] = lambda image: image) -> np.ndarray:
+    """One image, (C, H, W) uint8.
+
+    Args:
+        path: the folder or zip, for messages.
+        name: of the image in it.
+        read: gives the bytes of a name.
+        change: what to do with the `PIL.Image` (an opaque palette has become its colours) before its pixels are taken.
+
+    Raises:
+        InputError: not an image, a damaged one, or in a mode that is not read.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(read(name))) as image:
-            mode = image.mode
-            opaque_palette = mode == "P" and "transparency" not in image.info
-            pixels = np.asarray(image.convert("RGB") if opaque_palette else image)
+            opaque_palette = image.mode == "P" and "transparency" not in image.info
+            changed = change(image.convert("RGB") if opaque_palette else image)
+            mode = changed.mode
+            pixels = np.asarray(changed)
+    except InputError:
+        raise
     except UnidentifiedImageError as error:
         raise InputError(f"{path}: {name} is not an image") from error
     except (*DAMAGED, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: {name} cannot be read as an image: {_reason(error)}") from error
-    if mode not in ("RGB", "L") and not opaque_palette:
+        raise InputError(f"{path}: {name} cannot be read as an image: {reason_of(error)}") from error
+    if mode not in ("RGB", "L"):
         kind = "palette with transparency" if mode == "P" else mode
         raise InputError(f"{path}: {name} has mode {kind}; only RGB, palette and 8-bit grayscale (L) images are read")
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """The first line of what an error says, or its name."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _describe(image: np.ndarray) -> str:
+def describe_size(image: np.ndarray) -> str:
+    """Width, height and channels of an image (C, H, W), in words."""
     channels, height, width = image.shape
     return f"{width}x{height} with {channels} channel{'s' if channels > 1 else ''}"
 
 
-def _read_labels(path: Path, names: list[str], image_names: list[str], read: Read) -> np.ndarray | None:
+def read_labels(path: Path, names: list[str], image_names: list[str], read: Read) -> np.ndarray | None:
+    """The labels in `dataset.json`, (N,) int64 in the order of `image_names`, or None; see `read_image_files`."""
     if LABEL_FILE not in names:
         elsewhere = [name for name in names if name.endswith(f"/{LABEL_FILE}")]
         if elsewhere:
@@ -175,7 +228,7 @@ def _read_labels(path: Path, names: list[str], image_names: list[str], read: Rea
     try:
         content = json.loads(read(LABEL_FILE))
     except DAMAGED as error:
-        raise InputError(f"{where} cannot be read: {_reason(error)}") from error
+        raise InputError(f"{where} cannot be read: {reason_of(error)}") from error
     if not isinstance(content, dict) or "labels" not in content:
         raise InputError(f'{where} must be an object with the key "labels"')
     if content["labels"] is None:
@@ -222,7 +275,7 @@ def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     except InputError:
         raise
     except DAMAGED as error:
-        reason = "it holds pickled objects or is damaged" if "allow_pickle" in str(error) else _reason(error)
+        reason = "it holds pickled objects or is damaged" if "allow_pickle" in str(error) else reason_of(error)
         raise InputError(f"{path} cannot be read as NumPy arrays: {reason}") from error
 
 

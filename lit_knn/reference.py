@@ -1,4 +1,4 @@
-"""The reference set: the data set D an estimator averages over, in memory, with its neighbour index."""
+"""The reference set: the data set D an estimator averages over, in memory or mapped, with its neighbour index."""
 
 import hashlib
 from collections.abc import Iterator
@@ -25,11 +25,13 @@ class ReferenceSet:
 
     Args:
         images: uint8 (N, C, H, W), pixel p becoming p / 127.5 − 1; or float (N, *shape), taken as it is
-            (latents, toys) and stored as float32. A tensor or a NumPy array.
+            (latents, toys) and stored as float32. A tensor or a NumPy array. uint8 images are not copied, so that they
+            may be those of `read_prepared`, mapped from a file.
         index: neighbour index; built at the first search or by `build_index`. Default: exact FAISS search.
         hflip: let the set also hold the mirror image (last axis flipped) of every image, without storing it:
             id i + N/2 is the mirror of image i, and a search queries z and its mirror.
         labels: (N,) integer class labels, or None.
+        sha256: of the bytes of `images`, where it is known: `fingerprint` then need not read them all.
 
     Attributes:
         N: number of images, mirrored ones included.
@@ -48,6 +50,7 @@ class ReferenceSet:
         index: Index | None = None,
         hflip: bool = False,
         labels: Tensor | np.ndarray | None = None,
+        sha256: str | None = None,
     ) -> None:
         images = torch.as_tensor(images)
         _check_images(images, hflip)
@@ -58,6 +61,7 @@ class ReferenceSet:
         self.d = images[0].numel()
         self.N = len(images) * (2 if hflip else 1)
         self.labels = _expand_labels(labels, len(images), hflip)
+        self._sha256 = sha256
         self._index_built = False
         self._mean: Tensor | None = None
         self._half_sq_norms: Tensor | None = None
@@ -87,10 +91,13 @@ class ReferenceSet:
 
     def fingerprint(self) -> str:
         """SHA-256 of the images as they are stored and of whether their mirror images count, 64 hexadecimal digits."""
-        digest = hashlib.sha256(f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip}".encode())
-        for rows in self.images.split(4096):
-            digest.update(rows.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        if self._sha256 is None:
+            digest = hashlib.sha256()
+            for rows in self.images.split(4096):
+                digest.update(rows.cpu().contiguous().numpy().tobytes())
+            self._sha256 = digest.hexdigest()
+        what = f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip} {self._sha256}"
+        return hashlib.sha256(what.encode()).hexdigest()
 
     def build_index(self) -> None:
         """Build the neighbour index if that was not done before; shows a progress bar on a terminal.

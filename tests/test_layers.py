@@ -105,7 +105,21 @@ def test_estimators_know_nothing_of_training():
 
 def test_the_library_imports_heavy_packages_where_they_are_used():
     # torch loads tqdm by itself, where it is installed, so that the next test cannot see it.
-    library = ("process", "posterior", "proposal", "snis", "reference", "index", "estimators", "solvers", "sampling")
+    library = (
+        "prepare",
+        "prepared",
+        "prepare_source",
+        "process",
+        "posterior",
+        "proposal",
+        "snis",
+        "reference",
+        "index",
+        "estimators",
+        "solvers",
+        "sampling",
+    )
+    library += ("prepare", "prepare_source", "prepare_writer", "prepared", "image_files")
     for path in files_of(*library, "schedules", "precond", "bounds", "errors", "rng", "__init__"):
         assert not top_level(imports_of(path, top=True)) & HEAVY, path
 
@@ -121,3 +135,10 @@ def test_the_library_loads_without_the_application():
     loaded = set(result.stdout.split())
     assert "lit_knn" in loaded
     assert not loaded & HEAVY
+
+
+def test_preparing_images_needs_no_torch():
+    # Its workers and restarts would each pay seconds for it.
+    code = "import sys, lit_knn.prepare; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"

@@ -55,6 +55,14 @@ class Index(ABC):
             InputError: this kind of index cannot live there.
         """
 
+    def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
+        """Bytes it will hold on `device` for N vectors of dimension d, without building it; None if not known."""
+        return None
+
+    def build_bytes(self, N: int, d: int) -> int:
+        """Bytes needed beside, while it is built."""
+        return 0
+
 
 Piece = TypeVar("Piece", Tensor, tuple[int, Tensor])
 

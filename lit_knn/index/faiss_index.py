@@ -16,6 +16,8 @@ QUANTISER_TRAINING_POINTS = 50_000
 # Training points are float32: without a limit those of ImageNet would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30
 GPU_MAX_K = 2048
+# Vectors are added about this many bytes at a time.
+CHUNK_BYTES = 64 * 2**20
 
 
 class FaissIndex(Index):
@@ -92,6 +94,18 @@ class FaissIndex(Index):
         elif device.type not in ("cpu", "cuda"):
             raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
 
+    def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
+        """See `Index.nbytes`; known of flat codes and of lists of them, after linear transforms or not.
+
+        Lists grow by doubling on the CPU, so that they may take up to twice this.
+        """
+        return _held_bytes(self._create(N, d), N)
+
+    def build_bytes(self, N: int, d: int) -> int:
+        """See `Index.build_bytes`: the training points, float32, and the vectors that are being added."""
+        index = self._create(N, d)
+        return (0 if index.is_trained else 4 * d * min(N, self._training_points(index))) + CHUNK_BYTES
+
     def _create(self, N: int, d: int) -> Any:
         faiss = _import_faiss()
         try:
@@ -137,6 +151,21 @@ def _inverted_lists(index: Any) -> Any:
         return faiss.extract_index_ivf(index)
     except RuntimeError:
         return None
+
+
+def _held_bytes(index: Any, N: int) -> int | None:
+    """What an empty index will hold when it is filled with N vectors; None if not known."""
+    faiss = _import_faiss()
+    if isinstance(index, faiss.IndexPreTransform):
+        held = _held_bytes(faiss.downcast_index(index.index), N)
+        steps = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+        # A PCA also keeps all its components.
+        transforms = sum(4 * s.d_in * (s.d_out + s.d_in * isinstance(s, faiss.PCAMatrix)) for s in steps)
+        return None if held is None else held + transforms
+    if isinstance(index, faiss.IndexIVF):
+        centres = _held_bytes(faiss.downcast_index(index.quantizer), index.nlist)
+        return None if centres is None else N * (index.code_size + 8) + centres
+    return N * index.code_size if hasattr(index, "code_size") else None
 
 
 def _reason(error: RuntimeError) -> str:

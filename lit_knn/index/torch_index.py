@@ -116,6 +116,19 @@ class TorchIndex(Index):
         rounded = u.to(self._dtype)
         return lambda rows: matmul_float32(rounded, values[rows].to(self._dtype).T)
 
+    def nbytes(self, N: int, d: int, device: torch.device) -> int:
+        """See `Index.nbytes`."""
+        if self.r is None:
+            return N * (d + 4)
+        known = device.type != "cuda" or torch.cuda.is_available()
+        # A GPU of another machine: two bytes, unless said otherwise.
+        value = self._product_type(device).itemsize if known else 4 if self.compute == "float32" else 2
+        return N * (self.r * value + 4) + 4 * d * (self.r + 1)
+
+    def build_bytes(self, N: int, d: int) -> int:
+        """See `Index.build_bytes`: the sample that principal components come from."""
+        return 0 if self.r is None else 4 * d * min(N, max(SAMPLE_BYTES // (4 * d), 2 * self.r))
+
     def to(self, device: torch.device) -> None:
         """See `Index.to`."""
         if self._codes is None or self._codes.values.device == device:

@@ -1,0 +1,152 @@
+"""What can be prepared: zips and folders of image files, and CIFAR-10 as torchvision keeps it."""
+
+import dataclasses
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_knn.errors import InputError
+from lit_knn.image_files import decode, existing, opened, read_labels, sorted_images
+
+CIFAR10_FOLDER = "cifar-10-batches-py"
+# Modes that lose nothing but transparency on the way to RGB: 16-bit images, for one, would be cut off at 255.
+TO_RGB = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is done to each image, and where labels come from.
+
+    Attributes:
+        size: width and height to which all are resized with antialiasing (Lanczos); None to keep theirs.
+        center_crop: cut the largest square out of the middle first.
+        rgb: make three channels of grayscale, CMYK and transparent images.
+        labels_from_folders: the label of an image is the place of its top-level folder among all, sorted by name;
+            otherwise labels come from `dataset.json`, if there is one.
+    """
+
+    size: int | None = None
+    center_crop: bool = False
+    rgb: bool = False
+    labels_from_folders: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise InputError(f"--size must be at least 1, got {self.size}")
+
+    def apply(self, image: Any, where: str) -> Any:
+        """Change one `PIL.Image`; `where` names it."""
+        from PIL import Image
+
+        if self.rgb and image.mode in TO_RGB:
+            image = image.convert("RGB")
+        width, height = image.size
+        if self.center_crop:
+            side = min(width, height)
+            left, top = (width - side) // 2, (height - side) // 2
+            image = image.crop((left, top, left + side, top + side))
+        elif self.size is not None and width != height:
+            raise InputError(f"{where} is {width}x{height}, which --size {self.size} would squeeze: add --center-crop")
+        if self.size is None or image.size == (self.size, self.size):
+            return image
+        # Pillow would take a palette's nearest entry, and pixels of 1 bit.
+        return image.resize((self.size, self.size), Image.Resampling.LANCZOS) if image.mode in ("RGB", "L") else image
+
+
+class Source(NamedTuple):
+    """Images that are read one at a time.
+
+    Attributes:
+        names: one for each image, for messages.
+        read: the image of a number, (C, H, W) uint8, changed as asked; safe to call in several threads.
+        labels: (N,) int64, or None.
+        fingerprint: another if any image, label or their order is another: 64 hexadecimal digits.
+    """
+
+    names: list[str]
+    read: Callable[[int], np.ndarray]
+    labels: np.ndarray | None
+    fingerprint: str
+
+
+@contextmanager
+def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Source]:
+    """Open what is to be prepared.
+
+    Args:
+        path: a .zip file or a folder of images in EDM's layout, see `read_image_files`; or a folder that has
+            `cifar-10-batches-py`, of which the training images are taken.
+        options: what is done to each image.
+
+    Raises:
+        InputError: nothing there, no images, labels that do not match.
+    """
+    path = existing(path)
+    if (path / CIFAR10_FOLDER).is_dir():
+        yield _cifar10(path, options)
+        return
+    with opened(path) as (all_names, read):
+        names = sorted_images(path, all_names)
+        labels = _folder_labels(path, names) if options.labels_from_folders else None
+        if labels is None:
+            labels = read_labels(path, all_names, names, read)
+
+        def image(i: int) -> np.ndarray:
+            return decode(path, names[i], read, lambda image: options.apply(image, f"{path}: {names[i]}"))
+
+        yield Source(names, image, labels, _fingerprint(_stamps(path, names), labels))
+
+
+def _folder_labels(path: Path, names: list[str]) -> np.ndarray:
+    outside = next((name for name in names if "/" not in name), None)
+    if outside is not None:
+        raise InputError(f"{path}: --labels-from-folders needs every image in a folder, {outside} is in none")
+    folders = [name.partition("/")[0] for name in names]
+    label_of = {folder: label for label, folder in enumerate(sorted(set(folders)))}
+    return np.array([label_of[folder] for folder in folders], np.int64)
+
+
+def _stamps(path: Path, names: list[str]) -> Iterator[str]:
+    """What tells, without reading an image, that it is the same: size, and CRC or time of change."""
+    if path.is_dir():
+        for name in names:
+            status = (path / name).stat()
+            yield f"{name}\t{status.st_size}\t{status.st_mtime_ns}"
+    else:
+        with zipfile.ZipFile(path) as archive:
+            for name in names:
+                entry = archive.getinfo(name)
+                yield f"{name}\t{entry.file_size}\t{entry.CRC}"
+
+
+def _cifar10(path: Path, options: Options) -> Source:
+    from PIL import Image
+    from torchvision.datasets import CIFAR10
+
+    if options.labels_from_folders:
+        raise InputError(f"{path}: CIFAR-10 has labels of its own, --labels-from-folders does not go with it")
+    try:
+        dataset = CIFAR10(str(path), train=True, download=False)
+    except (RuntimeError, OSError) as error:
+        raise InputError(f"{path} has no intact {CIFAR10_FOLDER}") from error
+    labels = np.array(dataset.targets, np.int64)
+    names = [f"{CIFAR10_FOLDER} image {i}" for i in range(len(labels))]
+
+    def image(i: int) -> np.ndarray:
+        return np.asarray(options.apply(Image.fromarray(dataset.data[i]), names[i])).transpose(2, 0, 1)
+
+    return Source(names, image, labels, _fingerprint(iter([hashlib.sha256(dataset.data).hexdigest()]), labels))
+
+
+def _fingerprint(stamps: Iterator[str], labels: np.ndarray | None) -> str:
+    digest = hashlib.sha256()
+    for stamp in stamps:
+        digest.update(stamp.encode(errors="surrogateescape") + b"\n")
+    digest.update(b"no labels" if labels is None else labels.astype("<i8").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,177 @@
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from callbacks.plan_parts import estimator_parts, network_parts
+from callbacks.planner import PlanningTrainer, make_plan
+from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
+from lit_knn.estimators import KNN, STF, Adaptive, Exact, SubspaceKNN
+from lit_knn.index import FaissIndex, TorchIndex
+from lit_knn.memory import machine_bytes, process_bytes, saved_bytes
+from lit_knn.reference import ReferenceSet
+from main import main, make_cli
+from tests.test_image_files import refusal
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+CPU = torch.device("cpu")
+
+
+def plan_of(config, *args):
+    cli = make_cli(["-c", str(CONFIGS / config), "--trainer.accelerator", "cpu", *args], run=False)
+    return make_plan(cli.trainer, cli.model, cli.datamodule)
+
+
+def parts_of(plan):
+    return {part.name: part.bytes for part in plan.parts}
+
+
+# Parameters of NCSN++ and DDPM++ as published, the latter with its layer for nine augmentation labels.
+@pytest.mark.parametrize(
+    ("config", "count"), [("table1/ict_knn.yaml", 56_395_523), ("table2/edm_knn.yaml", 55_732_739 + 9 * 128)]
+)
+def test_networks_count_for_parameters_gradients_two_moments_and_an_average(config, count):
+    parts = parts_of(plan_of(config))
+    assert parts["network"] == parts["gradients"] == parts["averaged weights"] == 4 * count
+    assert parts["optimiser"] == 8 * count
+    assert parts["images"] == 50_000 * 3072
+    assert parts["index"] == 50_000 * 3072 * 4
+
+
+@pytest.mark.parametrize(
+    "factory", ["Flat", "SQ8", "IVF20,Flat", "IVF20,SQ8", "PCA16,Flat", "PCA16,IVF20,SQ8", "PQ8x4", "IVF20,PQ8x4"]
+)
+def test_sizes_of_faiss_indexes_are_those_of_what_faiss_writes(factory):
+    N, d = 3000, 48
+    reference = ReferenceSet(torch.randn(N, d), index=FaissIndex(factory))
+    reference.build_index()
+    written = faiss.serialize_index(reference.index._index).nbytes
+    planned = FaissIndex(factory).nbytes(N, d, CPU)
+    # Beside: names and numbers, the tables of quantisers.
+    assert planned == pytest.approx(written, rel=0.02, abs=8192)
+
+
+def test_sizes_that_are_not_known_are_said_to_be():
+    data = Digits(index=FaissIndex("HNSW16"))
+    held, _ = estimator_parts([KNN(8, 4)], data, data.stored(), CPU)
+    assert "NOT KNOWN" in held[0].note
+
+
+@pytest.mark.parametrize("r", [None, 5])
+def test_the_size_of_a_torch_index_is_that_of_its_tensors(r):
+    index = TorchIndex("auto" if r is None else "float32", r=r)
+    images = torch.randint(256, (500, 3, 4, 4), dtype=torch.uint8)
+    ReferenceSet(images, index=index).build_index()
+    tensors = [index._codes.values, index._half_sq_norms]
+    if r is not None:
+        tensors += [index._components.basis, index._components.mean]
+    held = sum(t.numel() * t.element_size() for t in tensors)
+    assert index.nbytes(500, 48, CPU) == pytest.approx(held, abs=64)
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+def test_the_size_of_a_projection_is_that_of_its_tensors(hflip):
+    data = Digits(hflip=hflip)
+    estimator = SubspaceKNN(r=7, n=32, compute="float32")
+    held, _ = estimator_parts([Adaptive(estimator, 1e-3), STF(4), estimator], data, data.stored(), CPU)
+    (part,) = (p for p in held if p.name == "projection")
+    data.setup()
+    projection = data.reference.projection(7)
+    tensors = [projection.coordinates, projection.half_sq_norms, projection.components.basis]
+    assert part.bytes == sum(t.numel() * t.element_size() for t in tensors)
+
+
+def test_an_index_counts_only_where_something_searches():
+    data = Digits()
+    names = [part.name for part in estimator_parts([Exact(), STF(4)], data, data.stored(), CPU)[0]]
+    assert "index" not in names
+
+
+def test_saved_activations_of_a_network_counted_by_hand():
+    # Kept for backward: the input (8, 3) of the first layer, and the output (8, 5) of the ReLU, which is also the
+    # second layer's input; weights do not count.
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    assert saved_bytes(net, lambda net: net(torch.zeros(8, 3))) == 4 * (8 * 3 + 8 * 5)
+    assert net[0].weight.device == CPU
+    assert type(net[0].weight.data) is torch.Tensor
+
+
+def test_saved_activations_are_those_of_a_real_pass():
+    cli = make_cli(["-c", str(CONFIGS / "demo.yaml")], run=False)
+    own = {p.untyped_storage().data_ptr() for p in cli.model.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    z, t = torch.randn(128, 1, 8, 8), torch.ones(128, dtype=torch.float64)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        cli.model.train().evaluate_network(z, t)
+    real = sum(storage.nbytes() for storage in kept.values())
+    planned = {p.name: p.bytes for p in network_parts(cli.model, (1, 8, 8), 128, cli.trainer)}["activations"]
+    assert planned == pytest.approx(real, rel=0.02)
+
+
+def test_half_precision_and_ranks_change_what_they_should():
+    plain = parts_of(plan_of("demo.yaml"))
+    half = parts_of(plan_of("demo.yaml", "--trainer.precision", "bf16-mixed"))
+    two = plan_of("demo.yaml", "--trainer.devices", "2")
+    assert half["activations"] == plain["activations"] // 2
+    assert half["network"] == plain["network"]
+    assert parts_of(two)["gradient exchange"] == plain["gradients"]
+    assert two.needed[0][1] == 2 * two.total
+
+
+def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["plan", "-c", str(CONFIGS / "demo.yaml")])
+    printed = capsys.readouterr().out
+    assert "704,705 parameters" in printed
+    assert ": fits" in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_does_not_fit_is_said_with_exit_status_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "-c", str(CONFIGS / "demo.yaml"), "--images", "2000000000"])
+    assert caught.value.code == 1
+    assert "DOES NOT FIT" in capsys.readouterr().out
+    # Of another machine than this one.
+    for memory in (["--gpu_gb", "0.5"], ["--machine_gb", "0.5"], ["--gpu_gb", "80", "--machine_gb", "0.5"]):
+        with pytest.raises(SystemExit) as caught:
+            main(["plan", "-c", str(CONFIGS / "demo.yaml"), *memory])
+        assert caught.value.code == 1
+    main(["plan", "-c", str(CONFIGS / "demo.yaml"), "--gpu_gb", "80"])
+    assert "the machine, whose memory is not known" in capsys.readouterr().out
+
+
+def test_data_of_unknown_size_needs_it_given(tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((4, 1, 8, 8), np.uint8))
+    trainer = PlanningTrainer(accelerator="cpu", logger=False)
+    cli = make_cli(["-c", str(CONFIGS / "demo.yaml")], run=False)
+    data = Arrays(str(tmp_path / "a.npz"))
+    assert "--image_shape" in refusal(make_plan, trainer, cli.model, data, 10)
+    assert parts_of(make_plan(trainer, cli.model, data, 1000, [1, 8, 8]))["images"] == 64_000
+    assert "above 0, got 0" in refusal(make_plan, trainer, cli.model, data, 0)
+    assert "7x7 are not divisible by 2" in refusal(make_plan, trainer, cli.model, data, 9, [1, 7, 7])
+
+
+def test_data_modules_know_their_size_before_they_load(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((4, 8, 6, 3), np.uint8))
+    for data in (Digits(), PointsOnALine(num_points=9), Arrays(str(tmp_path / "a.npy"))):
+        stored = data.stored()
+        data.setup()
+        assert stored.shape == tuple(data.reference.images.shape)
+        assert stored.value_bytes == data.reference.images.element_size()
+    assert not Stored((1, 1)).mapped
+
+
+def test_memory_of_machine_and_process_are_told():
+    assert 10e6 < process_bytes() < machine_bytes()

@@ -1,0 +1,290 @@
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lit_knn.data import ImageFiles, Prepared
+from lit_knn.errors import InputError
+from lit_knn.image_files import read_image_files
+from lit_knn.index import TorchIndex
+from lit_knn.prepare import main
+from lit_knn.prepare_source import Options
+from lit_knn.prepare_writer import prepare
+from lit_knn.prepared import Header, read_header, read_prepared
+from lit_knn.reference import ReferenceSet
+from tests.test_image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
+
+ROOT = Path(__file__).parent.parent
+
+
+def image_folder(path: Path, number: int = 20, size: tuple[int, int] = (6, 5), labels: bool = True) -> Path:
+    files = {f"a/{i:04d}.png": encoded(pixels(*size, 3)) for i in range(number)}
+    return write_folder(path, files | (labels_json([[name, i % 7] for i, name in enumerate(files)]) if labels else {}))
+
+
+@pytest.mark.parametrize("block", [1, 7, 100])
+def test_a_prepared_file_holds_what_image_files_reads(tmp_path, block):
+    source = image_folder(tmp_path / "source")
+    prepare(source, tmp_path / "x.images", workers=3, block_images=block)
+    images, labels = read_image_files(source)
+    found = read_prepared(tmp_path / "x.images")
+    np.testing.assert_array_equal(found.images.numpy(), images)
+    np.testing.assert_array_equal(found.labels, labels)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["source", "x.images"]
+
+
+def test_the_data_module_is_that_of_the_image_files(tmp_path):
+    source = image_folder(tmp_path / "source")
+    prepare(source, tmp_path / "x.images")
+    options = {"batch_size": 4, "hflip": True, "index": TorchIndex()}
+    modules = [ImageFiles(str(source), **options), Prepared(str(tmp_path / "x.images"), **options)]
+    for module in modules:
+        module.setup("fit")
+    files, mapped = (module.reference for module in modules)
+    assert files.fingerprint() == mapped.fingerprint()
+    for (x, x_labels), (y, y_labels) in zip(modules[0].train_dataloader(), modules[1].train_dataloader(), strict=True):
+        assert torch.equal(x, y)
+        assert torch.equal(x_labels, y_labels)
+    z = torch.randn(3, *files.shape)
+    for a, b in zip(files.search(z, 5), mapped.search(z, 5), strict=True):
+        assert torch.equal(a, b)
+    assert [module.stored().shape for module in modules] == [tuple(files.images.shape)] * 2
+
+
+def test_zip_and_folder_give_one_file(tmp_path):
+    files = {f"{i}.png": encoded(pixels(4, 4, 3)) for i in range(5)}
+    prepare(write_folder(tmp_path / "f", files), tmp_path / "a")
+    prepare(write_zip(tmp_path / "z.zip", files), tmp_path / "b")
+    a, b = read_prepared(tmp_path / "a"), read_prepared(tmp_path / "b")
+    assert torch.equal(a.images, b.images)
+    assert a.labels is b.labels is None
+    assert a.header.sha256 == b.header.sha256
+
+
+def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
+    # A wide image with a frame of other colours outside the middle square, which alone must be seen.
+    array = np.zeros((40, 80, 3), np.uint8)
+    array[:, 20:60] = 90
+    smooth = np.broadcast_to(np.linspace(0, 240, 64, dtype=np.uint8)[None, :, None], (64, 64, 3))
+    source = write_folder(tmp_path / "s", {"0.png": encoded(array), "1.png": encoded(np.ascontiguousarray(smooth))})
+    prepare(source, tmp_path / "x", Options(size=8, center_crop=True))
+    images = read_prepared(tmp_path / "x").images
+    assert (images[0] == 90).all()
+    # Each pixel is about the mean of the 8x8 it covers; Lanczos rings a little at the border.
+    means = torch.tensor(smooth[:, :, 0].astype(float)).view(8, 8, 8, 8).mean((1, 3))
+    assert (images[1, 0].double() - means)[:, 1:-1].abs().max() <= 2
+
+
+def test_labels_from_folders_are_their_places_by_name(tmp_path):
+    names = ["n02/b.jpeg", "n01/c.JPEG", "n10/a.png", "n01/sub/d.png"]
+    source = write_folder(tmp_path / "s", {name: encoded(pixels(4, 4, 3)) for name in names})
+    prepare(source, tmp_path / "x", Options(labels_from_folders=True))
+    # In the order of names: n01/c, n01/sub/d, n02/b, n10/a.
+    assert read_prepared(tmp_path / "x").labels.tolist() == [0, 0, 1, 2]
+    (source / "e.png").write_bytes(encoded(pixels(4, 4, 3)))
+    assert "e.png is in none" in refusal(prepare, source, tmp_path / "y", Options(labels_from_folders=True))
+
+
+def test_rgb_makes_gray_cmyk_and_transparent_images_alike(tmp_path):
+    gray = pixels(4, 4)
+    cmyk = Image.fromarray(pixels(4, 4, 3)).convert("CMYK")
+    (tmp_path / "s").mkdir()
+    Image.fromarray(gray).save(tmp_path / "s" / "0.png")
+    cmyk.save(tmp_path / "s" / "1.jpg")
+    Image.new("RGBA", (4, 4), (1, 2, 3, 4)).save(tmp_path / "s" / "2.png")
+    assert "1.jpg has mode CMYK" in refusal(prepare, tmp_path / "s", tmp_path / "x")
+    prepare(tmp_path / "s", tmp_path / "x", Options(rgb=True))
+    images = read_prepared(tmp_path / "x").images
+    np.testing.assert_array_equal(images[0], np.stack([gray] * 3))
+    assert images[2, :, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_cifar10_is_read_as_torchvision_keeps_it(tmp_path, monkeypatch):
+    from torchvision.datasets import CIFAR10
+
+    data, targets = pixels(30, 32, 32, 3), list(range(10)) * 3
+
+    def init(self, root, train, download):
+        assert train
+        assert not download
+        self.data, self.targets = data, targets
+
+    monkeypatch.setattr(CIFAR10, "__init__", init)
+    (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
+    prepare(tmp_path / "data", tmp_path / "x")
+    found = read_prepared(tmp_path / "x")
+    np.testing.assert_array_equal(found.images.numpy(), data.transpose(0, 3, 1, 2))
+    assert found.labels.tolist() == targets
+
+
+# Interruption
+
+
+# A process of its own that prepares in many small blocks. A fork of this one could inherit a lock that is held.
+CODE = "import sys; from lit_knn.prepare_writer import prepare; prepare(*sys.argv[1:], block_images=5, workers=2)"
+
+
+def start_preparing(source, out, code=CODE):
+    command = [sys.executable, "-c", code, str(source), str(out)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_preparation_killed_at_random_goes_on_and_gives_the_same_file(tmp_path):
+    source = image_folder(tmp_path / "source", number=300, size=(48, 48))
+    whole, out = tmp_path / "whole.images", tmp_path / "killed.images"
+    prepare(source, whole, block_images=5, workers=2)
+    rng, done = random.Random(0), []
+    while not out.exists():
+        process = start_preparing(source, out)
+        # Once it works, not while it starts; later each time, so that it ends.
+        before = (done[-1] if done else 0, time.monotonic() + 20)
+        while process.poll() is None and recorded(out) <= before[0] and time.monotonic() < before[1]:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.03))
+        process.kill()
+        process.communicate()
+        done.append(recorded(out))
+        if out.exists():
+            read_prepared(out)
+        assert len(done) < 60
+        if len(done) > 5:
+            start_preparing(source, out).communicate()
+    assert len(set(done)) > 3
+    assert out.read_bytes() == whole.read_bytes()
+    prepare(source, out)
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+def recorded(out):
+    try:
+        return json.loads(out.with_name(out.name + ".partial.json").read_text())["done"]
+    except FileNotFoundError:
+        return 0
+
+
+def test_what_was_done_is_not_done_again(tmp_path, monkeypatch, capsys):
+    source = image_folder(tmp_path / "source", number=30)
+    (source / "a" / "0025.png").write_bytes(b"damaged")
+    assert "a/0025.png is not an image" in refusal(prepare, source, tmp_path / "x", block_images=10, workers=1)
+    assert "is not finished" in refusal(read_prepared, tmp_path / "x")
+    assert json.loads((tmp_path / "x.partial.json").read_text())["done"] == 20
+    # A source that is another now is begun again: repairing it made it another.
+    (source / "a" / "0025.png").write_bytes(encoded(pixels(6, 5, 3)))
+    prepare(source, tmp_path / "x", block_images=10)
+    assert "starting again" in capsys.readouterr().err
+    np.testing.assert_array_equal(read_prepared(tmp_path / "x").images.numpy(), read_image_files(source)[0])
+
+
+def test_a_full_disk_is_one_line_and_what_is_done_is_kept(tmp_path, monkeypatch, capsys):
+    source = image_folder(tmp_path / "source", number=100, size=(16, 16))
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
+    message = start_preparing(source, tmp_path / "x", limited + CODE).communicate()[1].splitlines()[-1]
+    assert str(tmp_path / "x") in message
+    assert "make room and give the same command again" in message
+    assert not (tmp_path / "x").exists()
+    prepare(source, tmp_path / "x")
+    assert "going on after 50 images" in capsys.readouterr().err
+    np.testing.assert_array_equal(read_prepared(tmp_path / "x").images.numpy(), read_image_files(source)[0])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
+    assert "GB more, its disk has 0.00 GB free" in refusal(prepare, source, tmp_path / "y")
+
+
+def test_a_second_process_is_refused(tmp_path):
+    import fcntl
+
+    source = image_folder(tmp_path / "source")
+    with open(tmp_path / "x.partial", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "being prepared by another process" in refusal(prepare, source, tmp_path / "x")
+
+
+# What bad input gets
+
+
+def test_a_finished_file_is_kept(tmp_path):
+    source = image_folder(tmp_path / "source")
+    header = prepare(source, tmp_path / "x")
+    before = (tmp_path / "x").stat().st_mtime_ns
+    assert prepare(source, tmp_path / "x") == header
+    assert (tmp_path / "x").stat().st_mtime_ns == before
+    assert "is there already" in refusal(prepare, source, tmp_path / "x", Options(size=4, center_crop=True))
+    assert "is there already" in refusal(prepare, image_folder(tmp_path / "other"), tmp_path / "x")
+
+
+def test_images_of_other_sizes_are_refused(tmp_path):
+    files = {"0.png": encoded(pixels(4, 4, 3)), "1.png": encoded(pixels(4, 6, 3)), "2.png": encoded(pixels(4, 4))}
+    source = write_folder(tmp_path / "s", files)
+    assert "1.png is 6x4 with 3 channels" in refusal(prepare, source, tmp_path / "x")
+    assert "1.png is 6x4, which --size 4 would squeeze: add --center-crop" in refusal(
+        prepare, source, tmp_path / "x", Options(size=4)
+    )
+    assert "--rgb" in refusal(prepare, source, tmp_path / "x", Options(size=4, center_crop=True))
+
+
+def test_files_that_are_not_whole_prepared_files_are_refused(tmp_path):
+    whole = tmp_path / "whole"
+    prepare(image_folder(tmp_path / "source"), whole)
+    content, path = whole.read_bytes(), tmp_path / "bad"
+
+    def refused(content: bytes) -> str:
+        path.write_bytes(content)
+        message = refusal(read_prepared, path)
+        assert str(path) in message
+        return message
+
+    assert "instead of" in refused(content[:-1])
+    assert "instead of" in refused(content + b"\0")
+    assert "no prepared file" in refused(b"")
+    assert "no prepared file" in refused(b"\0" * len(content))
+    assert "version 2 of the format" in refused(content.replace(b'"version": 1', b'"version": 2'))
+    assert "damaged header" in refused(content.replace(b'"shape": [20', b'"shape": [-2'))
+    assert "damaged header" in refused(content.replace(b'"sha256"', b'"sha257"'))
+    assert "damaged header" in refused(content[:40] + b"\xff" + content[41:])
+    assert "is no file" in refusal(read_header, tmp_path / "absent")
+    with pytest.raises(InputError, match=r"data\.path=.*bad"):
+        Prepared(str(path)).setup()
+
+
+def test_the_command(tmp_path, capsys):
+    source = image_folder(tmp_path / "source", size=(6, 8))
+    main([str(source), str(tmp_path / "x"), "--size", "4", "--center-crop", "--workers", "1"])
+    assert "20 images of 4x4x3, with labels" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        main([str(tmp_path / "absent"), str(tmp_path / "y")])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'absent'} does not exist\n"
+
+
+# Memory
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that is no mapped file."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
+def test_a_file_is_used_without_being_copied(tmp_path):
+    header = Header((100_000, 3, 32, 32), False, "0" * 64, {})
+    path = tmp_path / "sparse.images"
+    path.write_bytes(header.encode())
+    os.truncate(path, header.file_bytes)
+    before = anonymous_bytes()
+    data = Prepared(str(path), batch_size=1000)
+    data.setup("fit")
+    for _, (x, _) in zip(range(20), data.train_dataloader(), strict=False):
+        assert (x == -1).all()
+    data.reference.fingerprint()
+    assert isinstance(data.reference, ReferenceSet)
+    # 307 MB on the disk; a batch is 12 MB.
+    assert anonymous_bytes() - before < 60e6
