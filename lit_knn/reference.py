@@ -95,13 +95,15 @@ class ReferenceSet:
     def build_index(self) -> None:
         """Build the neighbour index if that was not done before; shows a progress bar on a terminal.
 
+        In a distributed run every process must call it where the index is kept in a cache.
+
         Raises:
             InputError: the index refuses its settings for this set.
         """
         if self._index_built:
             return
         self.index.check(len(self.images), self.d)
-        self.index.build(self._stored_chunks, self._training_sample, len(self.images))
+        self.index.build(self._stored_chunks, self._training_sample, len(self.images), self.fingerprint)
         self.index.to(self.device)
         self._index_built = True
 
