@@ -51,6 +51,7 @@ def main(rank, world_size, folder, how):
         reference.build_index()
     except (InputError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
+        dist.destroy_process_group()
         raise SystemExit(2) from None
     sq_dist, ids = reference.search(queries(), 50)
     mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".index" in line]

@@ -37,11 +37,14 @@ class FaissIndex(Index):
             the centre of its list.
         cache_dir: folder that keeps built indexes; a later run with the same images, `factory` and `lossless` maps the
             file instead of building, and all processes of a machine share its memory. null builds in each process.
+        gpu_float16: on a GPU, hold the vectors of `Flat` and the centres of lists in half precision.
+        gpu_scratch_mib: on a GPU, memory that FAISS sets aside for intermediate results; null for FAISS's own choice,
+            about 1.5 GiB.
 
     Raises:
-        InputError: nprobe < 1; at `check`, a factory FAISS refuses, nprobe above the number of lists or given
-            without lists, more lists than vectors, `lossless` with another factory, a folder that cannot be written
-            to; at `build`, `lossless` with values that no pixel has, and what FAISS refuses then.
+        InputError: nprobe < 1 or gpu_scratch_mib < 0; at `check`, a factory FAISS refuses, nprobe above the number of
+            lists or given without lists, more lists than vectors, `lossless` with another factory, a folder that cannot
+            be written to; at `build`, `lossless` with values that no pixel has, and what FAISS refuses then.
     """
 
     def __init__(
@@ -50,13 +53,19 @@ class FaissIndex(Index):
         nprobe: int | None = None,
         lossless: bool = False,
         cache_dir: str | None = None,
+        gpu_float16: bool = False,
+        gpu_scratch_mib: int | None = None,
     ) -> None:
         if nprobe is not None and nprobe < 1:
             raise InputError(f"FaissIndex: nprobe must be at least 1, got {nprobe}")
+        if gpu_scratch_mib is not None and gpu_scratch_mib < 0:
+            raise InputError(f"FaissIndex: gpu_scratch_mib must be at least 0, got {gpu_scratch_mib}")
         self.factory = factory
         self.nprobe = nprobe
         self.lossless = lossless
+        self.gpu_float16 = gpu_float16
         # Private: the public attributes are those that results depend on.
+        self._gpu_scratch_mib = gpu_scratch_mib
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self._index: Any = None
         self._on_gpu = False
@@ -129,23 +138,32 @@ class FaissIndex(Index):
         """See `Index.to`; FAISS runs on the CPU and on CUDA devices."""
         faiss = _import_faiss()
         if device.type == "cuda" and not self._on_gpu:
-            if not hasattr(faiss, "StandardGpuResources"):
-                raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
-            resources = faiss.StandardGpuResources()
-            device_number = torch.cuda.current_device() if device.index is None else device.index
-            try:
-                self._index = faiss.index_cpu_to_gpu(resources, device_number, self._index)
-            except RuntimeError as error:
-                raise InputError(
-                    f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU ({_reason(error)}); "
-                    "it can Flat and IVF<c>,SQ8, and lit_knn.index.TorchIndex searches 8-bit vectors there"
-                ) from error
+            self._index = self._gpu_copy(torch.cuda.current_device() if device.index is None else device.index)
             self._on_gpu = True
         elif device.type == "cpu" and self._on_gpu:
             self._index = faiss.index_gpu_to_cpu(self._index)
             self._on_gpu = False
         elif device.type not in ("cpu", "cuda"):
             raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
+
+    def _gpu_copy(self, device_number: int) -> Any:
+        faiss = _import_faiss()
+        if not hasattr(faiss, "StandardGpuResources"):
+            raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
+        lists = _inverted_lists(self._index)
+        if lists is not None and lists.nprobe > GPU_MAX_K:
+            raise InputError(f"nprobe={lists.nprobe}: FAISS on a GPU searches at most {GPU_MAX_K} lists")
+        resources, options = faiss.StandardGpuResources(), faiss.GpuClonerOptions()
+        if self._gpu_scratch_mib is not None:
+            resources.setTempMemory(self._gpu_scratch_mib * 2**20)
+        options.useFloat16 = options.useFloat16CoarseQuantizer = self.gpu_float16
+        try:
+            return faiss.index_cpu_to_gpu(resources, device_number, self._index, options)
+        except RuntimeError as error:
+            raise InputError(
+                f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU ({_reason(error)}); "
+                "it can Flat and IVF<c>,SQ8, and lit_knn.index.TorchIndex searches 8-bit vectors there"
+            ) from error
 
     def _create(self, N: int, d: int) -> Any:
         faiss = _import_faiss()
