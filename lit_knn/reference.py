@@ -89,7 +89,7 @@ class ReferenceSet:
         """SHA-256 of the images as they are stored and of whether their mirror images count, 64 hexadecimal digits."""
         digest = hashlib.sha256(f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip}".encode())
         for rows in self.images.split(4096):
-            digest.update(rows.cpu().contiguous().numpy().tobytes())
+            digest.update(rows.cpu().contiguous().numpy())
         return digest.hexdigest()
 
     def build_index(self) -> None:
