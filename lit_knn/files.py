@@ -1,6 +1,7 @@
 """Files that are there complete or not at all."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,3 +25,26 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partial(path: Path) -> None:
+    """Remove what processes that were killed inside `written_whole(path)` left; no other may be inside it."""
+    for partial in path.parent.glob(f".{path.stem}.*.partial{path.suffix}"):
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes out of blocks with the same path; a process that ends, however, lets them in.
+
+    The lock is the file `.<name>.lock` beside `path`, which stays.
+    """
+    import fcntl  # of Unix: elsewhere all but the locks works
+
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            warnings.warn(f"waiting for another process that is at work on {path}", stacklevel=3)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -94,7 +94,7 @@ class ReferenceSet:
         if self._sha256 is None:
             digest = hashlib.sha256()
             for rows in self.images.split(4096):
-                digest.update(rows.cpu().contiguous().numpy().tobytes())
+                digest.update(rows.cpu().contiguous().numpy())
             self._sha256 = digest.hexdigest()
         what = f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip} {self._sha256}"
         return hashlib.sha256(what.encode()).hexdigest()
@@ -102,13 +102,15 @@ class ReferenceSet:
     def build_index(self) -> None:
         """Build the neighbour index if that was not done before; shows a progress bar on a terminal.
 
+        In a distributed run every process must call it where the index is kept in a cache.
+
         Raises:
             InputError: the index refuses its settings for this set.
         """
         if self._index_built:
             return
         self.index.check(len(self.images), self.d)
-        self.index.build(self._stored_chunks, self._training_sample, len(self.images))
+        self.index.build(self._stored_chunks, self._training_sample, len(self.images), self.fingerprint)
         self.index.to(self.device)
         self._index_built = True
 

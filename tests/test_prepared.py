@@ -158,7 +158,8 @@ def test_a_preparation_killed_at_random_goes_on_and_gives_the_same_file(tmp_path
         assert len(done) < 60
         if len(done) > 5:
             start_preparing(source, out).communicate()
-    assert len(set(done)) > 3
+    # At least one was killed on the way; when the last is done nothing is recorded.
+    assert len(set(done)) > 1
     assert out.read_bytes() == whole.read_bytes()
     prepare(source, out)
     assert not list(tmp_path.glob("*.partial*"))

@@ -25,13 +25,20 @@ class Index(ABC):
         """
 
     @abstractmethod
-    def build(self, chunks: Callable[[], Iterable[Tensor]], sample: Callable[[int], Tensor], N: int) -> None:
-        """Build from all vectors.
+    def build(
+        self,
+        chunks: Callable[[], Iterable[Tensor]],
+        sample: Callable[[int], Tensor],
+        N: int,
+        fingerprint: Callable[[], str],
+    ) -> None:
+        """Build from all vectors, or find what an earlier run has built from them.
 
         Args:
             chunks: yields all N vectors in order, (c, d) float32 each; may be called again.
             sample: (m) -> (m, d) float32, a seeded random subset of m <= N vectors, to train on.
             N: number of vectors.
+            fingerprint: a name that these vectors have and no others; may take seconds.
         """
 
     @abstractmethod

@@ -1,13 +1,16 @@
 """Neighbour search by FAISS (Johnson et al. 2019), the search of the paper. The only file that imports faiss."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.index.base import Index, with_progress
+from lit_knn.index.cache import IndexCache
 
 # FAISS trains k-means on at most this many points per list; more are thrown away by it.
 TRAINING_POINTS_PER_LIST = 256
@@ -18,6 +21,8 @@ TRAINING_BYTES = 2 * 2**30
 GPU_MAX_K = 2048
 # Vectors are added about this many bytes at a time.
 CHUNK_BYTES = 64 * 2**20
+# float32 puts a pixel this far from a whole number at most, in grey levels, and then some.
+PIXEL_TOLERANCE = 1e-3
 
 
 class FaissIndex(Index):
@@ -29,36 +34,95 @@ class FaissIndex(Index):
             FAISS can build from vectors alone work too.
         nprobe: lists searched per query, for IVF only. The default searches 1/50 of them, about the share the
             paper uses (25 of 1788 on CelebA, 100 of 4527 on ImageNet).
+        lossless: let the 256 codes of `SQ8` and `IVF<c>,SQ8` be the 256 values of a pixel, so that uint8 images keep
+            every digit. By default FAISS spreads the codes over the range of each dimension, or of its difference from
+            the centre of its list.
+        cache_dir: folder that keeps built indexes; a later run with the same images, `factory` and `lossless` maps the
+            file instead of building, and all processes of a machine share its memory. null builds in each process.
+        gpu_float16: on a GPU, hold the vectors of `Flat` and the centres of lists in half precision.
+        gpu_scratch_mib: on a GPU, memory that FAISS sets aside for intermediate results; null for FAISS's own choice,
+            about 1.5 GiB.
 
     Raises:
-        InputError: nprobe < 1; at `check`, a factory FAISS refuses, nprobe above the number of lists or given
-            without lists, more lists than vectors.
+        InputError: nprobe < 1 or gpu_scratch_mib < 0; at `check`, a factory FAISS refuses, nprobe above the number of
+            lists or given without lists, more lists than vectors, `lossless` with another factory, a folder that cannot
+            be written to; at `build`, `lossless` with values that no pixel has, and what FAISS refuses then.
     """
 
-    def __init__(self, factory: str = "Flat", nprobe: int | None = None) -> None:
+    def __init__(
+        self,
+        factory: str = "Flat",
+        nprobe: int | None = None,
+        lossless: bool = False,
+        cache_dir: str | None = None,
+        gpu_float16: bool = False,
+        gpu_scratch_mib: int | None = None,
+    ) -> None:
         if nprobe is not None and nprobe < 1:
             raise InputError(f"FaissIndex: nprobe must be at least 1, got {nprobe}")
+        if gpu_scratch_mib is not None and gpu_scratch_mib < 0:
+            raise InputError(f"FaissIndex: gpu_scratch_mib must be at least 0, got {gpu_scratch_mib}")
         self.factory = factory
         self.nprobe = nprobe
+        self.lossless = lossless
+        self.gpu_float16 = gpu_float16
+        # Private: the public attributes are those that results depend on.
+        self._gpu_scratch_mib = gpu_scratch_mib
+        self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self._index: Any = None
         self._on_gpu = False
 
     def check(self, N: int, d: int) -> None:
         """See `Index.check`; creates the empty FAISS index, which costs nothing."""
         self._create(N, d)
+        if self._cache is not None:
+            self._cache.check()
 
-    def build(self, chunks: Callable[[], Iterable[Tensor]], sample: Callable[[int], Tensor], N: int) -> None:
+    def build(
+        self,
+        chunks: Callable[[], Iterable[Tensor]],
+        sample: Callable[[int], Tensor],
+        N: int,
+        fingerprint: Callable[[], str],
+    ) -> None:
         """See `Index.build`; trains the lists and the quantiser on a subset, then adds all vectors."""
-        probe = sample(1)
+
+        def built() -> Any:
+            return self._build(chunks, sample, N)
+
+        if self._cache is None:
+            index = built()
+        else:
+            settings = {"factory": self.factory, "lossless": self.lossless}
+            index = self._cache.get(fingerprint, settings, {"faiss": _import_faiss().__version__}, built)
+            self._set_nprobe(index, N)
+        self._index, self._on_gpu = index, False
+
+    def _build(self, chunks: Callable[[], Iterable[Tensor]], sample: Callable[[int], Tensor], N: int) -> Any:
+        probe = self._checked(sample(min(N, 16)))
         index = self._create(N, probe.shape[1])
         try:
             if not index.is_trained:
-                index.train(sample(min(N, self._training_points(index))))
+                rows = sample(min(N, self._training_points(index)))
+                for piece in with_progress([rows], len(rows), f"training FAISS index {self.factory}"):
+                    index.train(piece)
+            if self.lossless:
+                _let_codes_be_pixels(index)
             for chunk in with_progress(chunks(), N, f"building FAISS index {self.factory}"):
-                index.add(chunk.cpu().contiguous())
+                index.add(self._checked(chunk.cpu().contiguous()))
         except RuntimeError as error:
             raise InputError(f"FaissIndex: FAISS cannot build factory={self.factory!r}: {_reason(error)}") from error
-        self._index, self._on_gpu = index, False
+        return index
+
+    def _checked(self, vectors: Tensor) -> Tensor:
+        """The vectors themselves; refuses, with `lossless`, all but pixels."""
+        if self.lossless:
+            pixels = (vectors + 1) * 127.5
+            strange = ((pixels - pixels.round()).abs() > PIXEL_TOLERANCE) | (pixels < -0.5) | (pixels > 255.5)
+            if strange.any():
+                value = vectors[strange][0].item()
+                raise InputError(f"FaissIndex: lossless=True needs uint8 images, the data holds the float {value:.6g}")
+        return vectors
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See `Index.search`; runs where the index is, without a detour over the host."""
@@ -76,17 +140,7 @@ class FaissIndex(Index):
         """See `Index.to`; FAISS runs on the CPU and on CUDA devices."""
         faiss = _import_faiss()
         if device.type == "cuda" and not self._on_gpu:
-            if not hasattr(faiss, "StandardGpuResources"):
-                raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
-            resources = faiss.StandardGpuResources()
-            device_number = torch.cuda.current_device() if device.index is None else device.index
-            try:
-                self._index = faiss.index_cpu_to_gpu(resources, device_number, self._index)
-            except RuntimeError as error:
-                raise InputError(
-                    f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU ({_reason(error)}); "
-                    "Flat and IVF<c>,SQ8 can"
-                ) from error
+            self._index = self._gpu_copy(torch.cuda.current_device() if device.index is None else device.index)
             self._on_gpu = True
         elif device.type == "cpu" and self._on_gpu:
             self._index = faiss.index_gpu_to_cpu(self._index)
@@ -106,6 +160,25 @@ class FaissIndex(Index):
         index = self._create(N, d)
         return (0 if index.is_trained else 4 * d * min(N, self._training_points(index))) + CHUNK_BYTES
 
+    def _gpu_copy(self, device_number: int) -> Any:
+        faiss = _import_faiss()
+        if not hasattr(faiss, "StandardGpuResources"):
+            raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
+        lists = _inverted_lists(self._index)
+        if lists is not None and lists.nprobe > GPU_MAX_K:
+            raise InputError(f"nprobe={lists.nprobe}: FAISS on a GPU searches at most {GPU_MAX_K} lists")
+        resources, options = faiss.StandardGpuResources(), faiss.GpuClonerOptions()
+        if self._gpu_scratch_mib is not None:
+            resources.setTempMemory(self._gpu_scratch_mib * 2**20)
+        options.useFloat16 = options.useFloat16CoarseQuantizer = self.gpu_float16
+        try:
+            return faiss.index_cpu_to_gpu(resources, device_number, self._index, options)
+        except RuntimeError as error:
+            raise InputError(
+                f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU ({_reason(error)}); "
+                "it can Flat and IVF<c>,SQ8, and lit_knn.index.TorchIndex searches 8-bit vectors there"
+            ) from error
+
     def _create(self, N: int, d: int) -> Any:
         faiss = _import_faiss()
         try:
@@ -114,18 +187,23 @@ class FaissIndex(Index):
             raise InputError(
                 f"FaissIndex: FAISS refuses factory={self.factory!r} at d={d}: {_reason(error)}"
             ) from error
+        if self.lossless and not _is_plain_sq8(index):
+            raise InputError(f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={self.factory!r}")
+        self._set_nprobe(index, N)
+        return index
+
+    def _set_nprobe(self, index: Any, N: int) -> None:
         lists = _inverted_lists(index)
         if lists is None:
             if self.nprobe is not None:
                 raise InputError(f"FaissIndex: nprobe={self.nprobe} needs IVF lists, factory={self.factory!r} has none")
-            return index
+            return
         if lists.nlist > N:
             raise InputError(f"FaissIndex: factory={self.factory!r} has more lists than the {N} images")
         nprobe = max(lists.nlist // 50, 1) if self.nprobe is None else self.nprobe
         if nprobe > lists.nlist:
             raise InputError(f"FaissIndex: nprobe={nprobe} is more than the {lists.nlist} lists of {self.factory!r}")
         lists.nprobe = nprobe
-        return index
 
     @staticmethod
     def _training_points(index: Any) -> int:
@@ -166,6 +244,37 @@ def _held_bytes(index: Any, N: int) -> int | None:
         centres = _held_bytes(faiss.downcast_index(index.quantizer), index.nlist)
         return None if centres is None else N * (index.code_size + 8) + centres
     return N * index.code_size if hasattr(index, "code_size") else None
+
+
+def _is_plain_sq8(index: Any) -> bool:
+    faiss = _import_faiss()
+    plain = isinstance(index, (faiss.IndexScalarQuantizer, faiss.IndexIVFScalarQuantizer))
+    return plain and index.sq.qtype == faiss.ScalarQuantizer.QT_8bit
+
+
+def _let_codes_be_pixels(index: Any) -> None:
+    """Make code p of a trained and empty 8-bit index stand for p / 127.5 − 1, exactly.
+
+    FAISS decodes p to minimum + range · (p + 1/2) / 255. Its own codes for pixels, `SQ8_direct`, will not do: in a list
+    FAISS makes them of differences from the centre, which are no pixels.
+    """
+    faiss = _import_faiss()
+    if isinstance(index, faiss.IndexIVFScalarQuantizer):
+        index.by_residual = False
+    minimum, spread = np.full(index.d, -1 - 0.5 / 127.5), np.full(index.d, 2.0)
+    faiss.copy_array_to_vector(np.concatenate([minimum, spread]).astype(np.float32), index.sq.trained)
+
+
+def _write(index: Any, file: BinaryIO) -> None:
+    # Through Python, which reports a full disk also where FAISS, on closing a file, would not.
+    faiss = _import_faiss()
+    faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 2**20))
+
+
+def _read(path: Path) -> Any:
+    faiss = _import_faiss()
+    # Maps indexes of every kind; a faiss older than that reads the file.
+    return faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
 
 
 def _reason(error: RuntimeError) -> str:

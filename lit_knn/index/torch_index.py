@@ -53,8 +53,14 @@ class TorchIndex(Index):
         if self.r is not None and self.r > min(N, d):
             raise InputError(f"TorchIndex: r={self.r} is more than min(N, d) = min({N}, {d})")
 
-    def build(self, chunks: Callable[[], Iterable[Tensor]], sample: Callable[[int], Tensor], N: int) -> None:
-        """See `Index.build`."""
+    def build(
+        self,
+        chunks: Callable[[], Iterable[Tensor]],
+        sample: Callable[[int], Tensor],
+        N: int,
+        fingerprint: Callable[[], str],
+    ) -> None:
+        """See `Index.build`; always builds, which takes about as long as reading a file would."""
         if self.r is None:
             self._codes = quantise(lambda: with_progress(chunks(), N, "building TorchIndex"), N)
         else:

@@ -1,0 +1,168 @@
+"""Built indexes on disk: complete or not at all, and only for the data and settings that they were built from."""
+
+import hashlib
+import json
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lit_knn.errors import InputError
+from lit_knn.files import locked, remove_partial, written_whole
+from lit_knn.index.per_machine import once_per_machine
+
+# The index comes first, so that a reader of indexes can map the file; then a JSON object that says what it is, the
+# length of that, and a mark. A file that was cut short has no mark.
+MARK = b"lit_knn\n"
+FORMAT = 1
+# Few enough to stay in the processor's cache between being read and being summed.
+CHECK_BYTES = 2**20
+
+Settings = dict[str, Any]
+
+
+class IndexCache:
+    """A folder of built indexes.
+
+    Args:
+        folder: made where it is missing.
+        write: writes an index to a binary file.
+        read: reads, or maps, the index at the start of a file; RuntimeError if it is none.
+    """
+
+    def __init__(self, folder: str, write: Callable[[Any, BinaryIO], None], read: Callable[[Path], Any]) -> None:
+        self.folder = Path(folder)
+        self._write = write
+        self._read = read
+
+    def check(self) -> None:
+        """Refuse a folder that nothing can be written to.
+
+        Raises:
+            InputError: its name and the reason.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cache_dir={self.folder} is no folder and cannot be made: {error.strerror}") from error
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise InputError(f"cache_dir={self.folder} cannot be written to")
+
+    def get(self, fingerprint: Callable[[], str], settings: Settings, versions: Settings, build: Callable) -> Any:
+        """The index from the folder or, where that has none that is whole and fits, a new one, which is kept there.
+
+        In a distributed run every process must call it; one of each machine builds, the others map its file.
+
+        Args:
+            fingerprint: of the data; called by one process of each machine.
+            settings: what else the index depends on, with its `factory`; they and the data give the file its name.
+            versions: of the programs that wrote the file; another one's file is built anew.
+            build: makes the index.
+
+        Raises:
+            InputError: another process failed.
+        """
+        index: Any = None
+
+        def lead() -> Path | None:
+            nonlocal index
+            label = {**settings, "data": fingerprint()}
+            path = self.folder / file_name(label)
+            index, kept = self._get(path, {**label, **versions, "format": FORMAT}, build)
+            return path if kept else None
+
+        def follow(path: Path | None) -> None:
+            nonlocal index
+            index = build() if path is None else self._read(path)
+
+        once_per_machine(lead, follow)
+        return index
+
+    def _get(self, path: Path, label: Settings, build: Callable[[], Any]) -> tuple[Any, bool]:
+        """The index, and whether it is in the file."""
+        # Also against other runs: the second waits and then finds what the first has built.
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(path))
+            except OSError as error:
+                return self._going_on_without(build(), path, error), False
+            try:
+                verify(path, label)
+                return self._read(path), True
+            except FileNotFoundError:
+                pass
+            except (ValueError, RuntimeError, OSError) as error:
+                warnings.warn(f"index cache: {path} {_one_line(error)}; building the index anew", stacklevel=2)
+            index = build()
+            try:
+                remove_partial(path)
+                self._store(index, path, label)
+                return self._read(path), True
+            except (OSError, RuntimeError) as error:
+                return self._going_on_without(index, path, error), False
+
+    def _going_on_without(self, index: Any, path: Path, error: Exception) -> Any:
+        warnings.warn(f"index cache: {path} cannot be written: {_one_line(error)}; going on without", stacklevel=3)
+        return index
+
+    def _store(self, index: Any, path: Path, label: Settings) -> None:
+        with written_whole(path) as partial, partial.open("w+b") as file:
+            self._write(index, file)
+            file.flush()
+            size = file.tell()
+            about = json.dumps({**label, "bytes": size, "crc32": _crc32(file, size)}).encode()
+            file.seek(size)
+            file.write(about + len(about).to_bytes(8, "little") + MARK)
+            file.flush()
+            # Before the file gets its name: after a power cut that must not stand for blocks that were never written.
+            os.fsync(file.fileno())
+
+
+def file_name(label: Settings) -> str:
+    """Name of the file of these settings and data; it shows the factory string."""
+    digest = hashlib.sha256(json.dumps(label, sort_keys=True).encode()).hexdigest()[:16]
+    return f"{re.sub('[^A-Za-z0-9]+', '-', str(label['factory']))}-{digest}.index"
+
+
+def verify(path: Path, label: Settings) -> None:
+    """Read the whole file and see that it is what `label` says.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: how it differs, as the predicate of a sentence.
+    """
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END) - 8 - len(MARK)
+        file.seek(max(end, 0))
+        length, mark = int.from_bytes(file.read(8), "little"), file.read()
+        if mark != MARK or length > end:
+            raise ValueError("is damaged or cut short")
+        file.seek(end - length)
+        try:
+            about = json.loads(file.read(length))
+            size, crc32 = about.pop("bytes"), about.pop("crc32")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ValueError("is damaged") from error
+        for name, value in label.items():
+            if about.get(name) != value:
+                raise ValueError(f"is of another index: {name} is {about.get(name)}, not {value}")
+        if size != end - length or crc32 != _crc32(file, size):
+            raise ValueError("is damaged: its checksum is wrong")
+
+
+def _crc32(file: BinaryIO, size: int) -> int:
+    """Checksum of the first `size` bytes."""
+    file.seek(0)
+    crc32, block = 0, memoryview(bytearray(CHECK_BYTES))
+    while size > 0 and (count := file.readinto(block[: min(size, CHECK_BYTES)])):  # type: ignore[attr-defined]
+        crc32 = zlib.crc32(block[:count], crc32)
+        size -= count
+    return crc32
+
+
+def _one_line(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).splitlines()[0]

@@ -1,0 +1,76 @@
+"""Work that one process of each machine does and the others wait for."""
+
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from lit_knn.errors import InputError
+
+T = TypeVar("T")
+
+# A process that dies closes its connections, which the others see at once: waiting long is safe, and a build is long.
+PATIENCE = timedelta(days=7)
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
+    """Run `lead` in the first process of each machine, and then `follow` in the others.
+
+    Every process of a distributed run must call it; without one it is `lead()`.
+
+    Args:
+        lead: gives something picklable.
+        follow: takes what the leader of its machine gave.
+
+    Raises:
+        InputError: another process failed, in either; the message is of the first that did, and names it.
+        Exception: what `lead` or `follow` raised in this process.
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        lead()
+        return
+    # Not the group of the training: NCCL gives up waiting after minutes.
+    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    try:
+        machines = _gather(machine_name(), group)
+        leader = machines.index(machine_name())
+        given = _together(lead if leader == dist.get_rank() else None, group)[leader]
+        _together(None if leader == dist.get_rank() else lambda: follow(given), group)
+    finally:
+        dist.destroy_process_group(group)
+
+
+def machine_name() -> str:
+    """The same in all processes of a machine or container, and in no others."""
+    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+    return f"{socket.gethostname()} {boot}"
+
+
+def _together(work: Callable[[], T] | None, group: Any) -> list[Any]:
+    """Run `work`, where there is any, and wait for the others: what each process gave."""
+    error, result = None, None
+    try:
+        result = work() if work is not None else None
+    except Exception as raised:
+        error = raised
+    outcomes = _gather((result, None if error is None else f"{type(error).__name__}: {error}"), group)
+    if error is not None:
+        raise error
+    for rank, (_, message) in enumerate(outcomes):
+        if message is not None:
+            raise InputError(f"rank {rank} failed while the neighbour index was built: {message}")
+    return [result for result, _ in outcomes]
+
+
+def _gather(value: T, group: Any) -> list[T]:
+    values: list[T] = [value] * dist.get_world_size()
+    try:
+        dist.all_gather_object(values, value, group=group)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"another process ended while the neighbour index was built ({reason})") from error
+    return values

@@ -1,0 +1,69 @@
+"""One process of a distributed run that builds an index: python -m tests.index_probe RANK WORLD_SIZE FOLDER HOW."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lit_knn.errors import InputError
+from lit_knn.index import FaissIndex
+from lit_knn.reference import ReferenceSet
+from tests.test_index_cache import images, queries
+
+
+class Spied(FaissIndex):
+    """Counts its builds; or fails, or dies, in one."""
+
+    builds = 0
+    how = "well"
+
+    def _build(self, *args):
+        self.builds += 1
+        if self.how == "error":
+            raise MemoryError("no room")
+        if self.how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._build(*args)
+
+
+def main(rank, world_size, folder, how):
+    if how == "machines":
+        # Of two ranks each.
+        name = socket.gethostname()
+        socket.gethostname = lambda: f"{name}-{rank // 2}"
+        cache = folder / f"cache-{rank // 2}"
+    else:
+        cache = folder / "cache"
+    if how == "full":
+        # Stands for a full disk.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    index = Spied("IVF4,SQ8", cache_dir=str(cache))
+    index.how = how
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    reference = ReferenceSet(images(), index)
+    try:
+        reference.build_index()
+    except (InputError, MemoryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        dist.destroy_process_group()
+        raise SystemExit(2) from None
+    sq_dist, ids = reference.search(queries(), 50)
+    mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".index" in line]
+    report = {"builds": index.builds, "sq_dist": sq_dist.tolist(), "ids": ids.tolist(), "mapped": sorted(set(mapped))}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    (folder / f"rank_{rank}.json").write_text(json.dumps(report))
+    # The group of the run is still good.
+    total = torch.ones(())
+    dist.all_reduce(total)
+    assert total == world_size
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

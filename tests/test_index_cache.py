@@ -1,0 +1,239 @@
+"""The cache of built indexes: what it finds, what it refuses to believe, and what is left of a killed process."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.files import locked
+from lit_knn.index import FaissIndex
+from lit_knn.index.cache import MARK, file_name
+from lit_knn.reference import ReferenceSet
+
+ROOT = Path(__file__).parent.parent
+FACTORIES = ["Flat", "SQ8", "IVF4,Flat", "IVF4,SQ8", "PCA8,IVF4,SQ8"]
+
+
+def images(n=200, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 1, 4, 6), dtype=torch.uint8, generator=generator)
+
+
+def queries(seed=1):
+    return torch.randn(7, 1, 4, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def started(folder, factory="IVF4,SQ8", pictures=None, **options):
+    """A reference set as a new start makes it, its index built or found."""
+    index = FaissIndex(factory, cache_dir=str(folder), **options)
+    reference = ReferenceSet(images() if pictures is None else pictures, index)
+    reference.build_index()
+    return reference
+
+
+@contextmanager
+def no_build(monkeypatch):
+    """Any training or filling is an error."""
+
+    def refuse(*_):
+        raise AssertionError("the index is built")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FaissIndex, "_build", refuse)
+        yield
+
+
+def only_file(folder):
+    (path,) = folder.glob("*.index")
+    return path
+
+
+def equal(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours.search(queries(), 50), theirs.search(queries(), 50), strict=True))
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_second_start_finds_the_index_and_searches_alike(tmp_path, monkeypatch, factory):
+    plain = ReferenceSet(images(), FaissIndex(factory))
+    first = started(tmp_path / "new" / "folder", factory)
+    with no_build(monkeypatch):
+        second = started(tmp_path / "new" / "folder", factory)
+    assert equal(plain, first)
+    assert equal(plain, second)
+    assert equal(plain, second.to("cpu"))
+
+
+def test_the_file_is_mapped_and_may_be_replaced_or_removed(tmp_path):
+    before = started(tmp_path)
+    path = only_file(tmp_path)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    path.unlink()
+    assert equal(before, started(tmp_path))
+
+
+def test_nprobe_is_of_the_search_and_not_of_the_file(tmp_path, monkeypatch):
+    started(tmp_path, nprobe=1)
+    with no_build(monkeypatch):
+        all_lists = started(tmp_path, nprobe=4)
+    assert equal(all_lists, ReferenceSet(images(), FaissIndex("IVF4,SQ8", nprobe=4)))
+
+
+def test_other_data_and_settings_have_files_of_their_own(tmp_path):
+    started(tmp_path)
+    started(tmp_path, "IVF5,SQ8")
+    started(tmp_path, lossless=True)
+    started(tmp_path, pictures=images(seed=5))
+    started(tmp_path, pictures=images().float() / 255)
+    assert len(list(tmp_path.glob("*.index"))) == 5
+    assert len({file_name({"factory": f}) for f in ("IVF4,SQ8", "IVF4-SQ8", "a/b", "a b")}) == 4
+
+
+def damage_cut(content):
+    return content[: len(content) // 2]
+
+
+def damage_mark(content):
+    return content[:-1]
+
+
+def damage_byte(content):
+    middle = len(content) // 3
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def damage_label(content):
+    return content[:-40] + b"?" + content[-39:]
+
+
+def damage_version(content):
+    version = faiss.__version__.encode()
+    assert content.count(b'"' + version + b'"') == 1
+    return content.replace(b'"' + version + b'"', b'"' + version.replace(b"1", b"0") + b'"')
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_cut, "damaged or cut short"),
+        (damage_mark, "damaged or cut short"),
+        (damage_byte, "checksum"),
+        (damage_label, "damaged|another index"),
+        (damage_version, "another index: faiss is 0"),
+        (lambda _: b"", "damaged or cut short"),
+        (lambda _: MARK, "damaged or cut short"),
+        (lambda _: b"\xff" * 8 + MARK, "damaged or cut short"),
+        (lambda _: bytes(8) + MARK, "damaged"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_built_anew_with_a_line(tmp_path, monkeypatch, damage, words):
+    first = started(tmp_path)
+    path = only_file(tmp_path)
+    whole = path.read_bytes()
+    # Not in place: that would change what `first` has mapped.
+    replacement = path.with_suffix(".tmp")
+    replacement.write_bytes(damage(whole))
+    replacement.rename(path)
+    with pytest.warns(UserWarning, match=f"{path} is .*({words}).*building the index anew") as lines:
+        second = started(tmp_path)
+    assert [str(line.message).count("\n") for line in lines] == [0]
+    assert equal(first, second)
+    assert path.read_bytes() == whole
+    with no_build(monkeypatch):
+        started(tmp_path)
+
+
+def test_a_file_of_other_images_under_this_name_is_not_believed(tmp_path):
+    started(tmp_path / "a", pictures=images(seed=5))
+    mine = started(tmp_path / "b")
+    only_file(tmp_path / "a").rename(only_file(tmp_path / "b"))
+    with pytest.warns(UserWarning, match="another index: data is"):
+        assert equal(mine, started(tmp_path / "b"))
+
+
+def test_a_full_disk_leaves_no_file_and_the_run_goes_on(tmp_path):
+    # A limit on the size of files stands for the disk: the write fails in the same place, with another reason.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+        with pytest.warns(UserWarning, match=r"cannot be written: File too large; going on without") as lines:
+            reference = started(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(lines) == 1
+    assert equal(reference, ReferenceSet(images(), FaissIndex("IVF4,SQ8")))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "locked"])
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_build(tmp_path, monkeypatch, folder):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the superuser may write anywhere
+    with no_build(monkeypatch), pytest.raises(InputError, match=f"cache_dir={tmp_path / folder} "):
+        started(tmp_path / folder)
+
+
+STARTED = """
+import sys
+from tests.test_index_cache import started
+import tests.test_index_cache as own
+reference = started(sys.argv[1], "IVF64,SQ8", own.images(20_000))
+"""
+
+
+def start_process(folder):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", STARTED, str(folder)]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+
+
+def test_a_killed_process_leaves_what_the_next_start_can_use(tmp_path):
+    pictures = images(20_000)
+    expected = ReferenceSet(pictures, FaissIndex("IVF64,SQ8"))
+    draw = np.random.default_rng()
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
+        process = start_process(folder)
+        while process.poll() is None and not list(folder.glob(".*.lock")):
+            time.sleep(0.001)
+        # From here on the building and the writing take about 0.3 s.
+        time.sleep(draw.uniform(0, 0.4))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        second = started(folder, "IVF64,SQ8", pictures)
+        assert equal(expected, second)
+        names = [path.name for path in folder.iterdir()]
+        assert len(names) == 2, names  # the index and its lock
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    started(tmp_path)
+    path = only_file(tmp_path)
+    path.unlink()
+    (tmp_path / f".{path.stem}.99999.partial.index").write_bytes(b"half")
+    started(tmp_path)
+    assert not list(tmp_path.glob(".*partial*"))
+
+
+def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):
+    code = (
+        "import sys, time, pathlib\nfrom lit_knn.files import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])):\n"
+        "    print('in', flush=True)\n    time.sleep(0.5)\n    print('out', flush=True)"
+    )
+    path = tmp_path / "x.index"
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "in\n"
+    with pytest.warns(UserWarning, match=f"waiting for another process that is at work on {path}"), locked(path):
+        assert process.stdout.readline() == "out\n"
+    process.communicate()
