@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from callbacks.fidelity_measure import FidelityMeasure
+from callbacks.latents import data_reference
 from callbacks.results import keep_aside, on_first_rank, read_rows, write_rows
 from lit_knn.errors import InputError
 from lit_knn.metrics import FeatureExtractor, InceptionV3, Pixels
 
 CSV_NAME = "fidelity.csv"
+# As people read them; others are shown as they are logged.
+NAMES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
 
 
 class Fidelity(pl.Callback):
@@ -59,10 +62,7 @@ class Fidelity(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Load what is needed, or say what is missing, before anything is sampled or trained."""
         if stage in ("fit", "validate"):
-            reference = getattr(getattr(trainer, "datamodule", None), "reference", None)
-            if reference is None:
-                raise InputError(f"{type(self).__name__}: the data has no reference set; use one of lit_knn.data")
-            self.measure.prepare(trainer, reference, self.num_samples)
+            self.measure.prepare(trainer, data_reference(type(self).__name__, trainer), self.num_samples)
             on_first_rank(trainer, partial(_check_table, trainer.log_dir))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -75,7 +75,7 @@ class Fidelity(pl.Callback):
         log_dir = trainer.log_dir  # a collective: every rank must ask
         if trainer.sanity_checking:
             return
-        reference = trainer.datamodule.reference  # type: ignore[attr-defined]
+        reference = data_reference(type(self).__name__, trainer)
         values = self.measure(trainer, reference, self._samples(trainer, pl_module), self.num_samples)
         self.last_values = values
         for name, value in values.items():

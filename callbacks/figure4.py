@@ -16,12 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from callbacks.fidelity import CSV_NAME
+from callbacks.fidelity import CSV_NAME, NAMES
 from callbacks.results import read_rows, save_figure
 from lit_knn.errors import InputError
 
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
-NAMES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
 
 
 @dataclass

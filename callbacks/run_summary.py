@@ -7,10 +7,8 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from callbacks.checkpoints import LastCheckpoint
-from callbacks.fidelity import Fidelity
+from callbacks.fidelity import NAMES, Fidelity
 from callbacks.sample_grid import SampleGrid
-
-NAMES = {"fid": "FID", "inception_score": "Inception Score", "fd_pixels": "Fréchet distance on pixels"}
 
 
 class RunSummary(pl.Callback):

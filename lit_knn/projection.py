@@ -56,6 +56,11 @@ class Projection(NamedTuple):
     half_sq_norms: Tensor
 
 
+def sample_size(N: int, d: int, r: int) -> int:
+    """How many of N vectors of dimension d the r principal components are taken from."""
+    return min(N, max(SAMPLE_BYTES // (4 * d), 2 * r))
+
+
 def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalComponents:
     """The r leading principal components of a sample, by randomised SVD (Halko et al. 2011).
 

@@ -11,6 +11,8 @@ PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
 # A digit of a query is an integer of at most this size; the next digit counts 1/254 of it.
 DIGIT = 127
 BASE = 254
+# Vectors that are converted to float32 at a time for their norms.
+HALF_SQ_NORM_ROWS = 8192
 
 
 class Codes(NamedTuple):
@@ -28,9 +30,10 @@ class Codes(NamedTuple):
     offset: float
     exact: bool
 
-    def half_sq_norms(self) -> Tensor:
-        """‖code‖²/2 of each vector, (N,), float32."""
-        return torch.cat([rows.float().square().sum(1) / 2 for rows in self.values.split(8192)])
+
+def half_sq_norms(pieces: Iterable[Tensor]) -> Tensor:
+    """‖code‖²/2 of each of N vectors, which come in pieces (c, d) of any type: (N,), float32."""
+    return torch.cat([rows.float().square().sum(1) / 2 for rows in pieces])
 
 
 def quantise(chunks: Callable[[], Iterable[Tensor]], N: int) -> Codes:

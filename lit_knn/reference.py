@@ -11,7 +11,8 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex, Index
 from lit_knn.index.base import with_progress
-from lit_knn.projection import SAMPLE_BYTES, PrincipalComponents, Projection, principal_components, project_images
+from lit_knn.projection import PrincipalComponents, Projection, principal_components, project_images, sample_size
+from lit_knn.quantised import HALF_SQ_NORM_ROWS, half_sq_norms
 from lit_knn.rng import keyed_generator
 
 # Rows that are converted to float at a time while building and streaming.
@@ -172,7 +173,7 @@ class ReferenceSet:
         """The mean of all N images, (d,) float32; computed once."""
         if self._mean is None:
             total = torch.zeros(self.d, dtype=torch.float64, device=self.device)
-            for _, x in self.chunks(max(CHUNK_BYTES // (4 * self.d), 1)):
+            for _, x in self.chunks(self._chunk_rows):
                 total += x.flatten(1).sum(0, dtype=torch.float64)
             self._mean = (total / self.N).float()
         return self._mean
@@ -184,9 +185,8 @@ class ReferenceSet:
     def half_sq_norms_of_codes(self) -> Tensor:
         """‖code‖²/2 of each stored image, (N,) or half as many with hflip, float32; computed once."""
         if self._half_sq_norms is None:
-            starts = range(0, len(self.images), 8192)
-            norms = [self.codes(slice(i, i + 8192)).float().square().sum(1) / 2 for i in starts]
-            self._half_sq_norms = torch.cat(norms)
+            starts = range(0, len(self.images), HALF_SQ_NORM_ROWS)
+            self._half_sq_norms = half_sq_norms(self.codes(slice(i, i + HALF_SQ_NORM_ROWS)) for i in starts)
         return self._half_sq_norms
 
     def principal_components(self, r: int) -> PrincipalComponents:
@@ -199,7 +199,7 @@ class ReferenceSet:
             raise InputError(f"r={r} must be between 1 and min(N, d) = min({self.N}, {self.d})")
         if r not in self._components:
             ids = torch.randperm(self.N, generator=keyed_generator("cpu", 0))
-            ids = ids[: max(SAMPLE_BYTES // (4 * self.d), 2 * r)].to(self.device)
+            ids = ids[: sample_size(self.N, self.d, r)].to(self.device)
             self._components[r] = principal_components(self.gather(ids).flatten(1), self.mean(), r)
         return self._components[r]
 
@@ -215,13 +215,17 @@ class ReferenceSet:
         """
         if (r, dtype) not in self._projections:
             components = self.principal_components(r)
-            chunks = self.chunks(max(CHUNK_BYTES // (4 * self.d), 1))
+            chunks = self.chunks(self._chunk_rows)
             pieces = with_progress(chunks, self.N, f"projecting on {r} principal components")
             self._projections[r, dtype] = project_images(pieces, self.N, components, dtype)
         return self._projections[r, dtype]
 
+    @property
+    def _chunk_rows(self) -> int:
+        return max(CHUNK_BYTES // (4 * self.d), 1)
+
     def _stored_chunks(self) -> Iterator[Tensor]:
-        rows = max(CHUNK_BYTES // (4 * self.d), 1)
+        rows = self._chunk_rows
         for start in range(0, len(self.images), rows):
             yield _to_model_space(self.images[start : start + rows]).flatten(1)
 

@@ -38,17 +38,18 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> T
 def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:
     log_p = _log_likelihood(reference, z, t, count)
     nearest = log_p.topk(min(RECOMPUTED, reference.N), dim=1).indices
-    exact = torch.cat(
-        [unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows]) for rows, x in gather(reference, nearest)]
-    )
+    exact_parts, near_parts = [], []
+    for rows, x in gather(reference, nearest):
+        exact_parts.append(unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows]))
+        near_parts.append(weighted_mean(torch.softmax(exact_parts[-1], dim=1), x.double()))
     # In the scale of the exact likelihoods, from which the others differ by a constant of each row.
+    exact = torch.cat(exact_parts)
     maximum = exact.amax(1, keepdim=True)
-    weights_near = (exact - maximum).exp()
     rest = log_p.sub_(maximum.float()).scatter_(1, nearest, -torch.inf).exp_()
-    total_near, total_rest = (w.sum(1, keepdim=True, dtype=torch.float64) for w in (weights_near, rest))
+    total_near = (exact - maximum).exp().sum(1, keepdim=True)
+    total_rest = rest.sum(1, keepdim=True, dtype=torch.float64)
     total = total_near + total_rest
-    near = [weighted_mean(weights_near[rows] / total_near[rows], x.double()) for rows, x in gather(reference, nearest)]
-    mu = torch.cat(near).flatten(1) * total_near / total
+    mu = torch.cat(near_parts).flatten(1) * total_near / total
     needed = (total_rest > NEGLIGIBLE_SHARE * total).flatten().nonzero()[:, 0]
     if len(needed) > 0:
         mu[needed] += _weighted_sum(reference, rest[needed], count) * (total_rest / total)[needed]

@@ -8,8 +8,8 @@ from torch import Tensor
 from lit_knn.compute import check_compute, compute_dtype, matmul_float32
 from lit_knn.errors import InputError
 from lit_knn.index.base import Index, with_progress
-from lit_knn.projection import SAMPLE_BYTES, PrincipalComponents, principal_components
-from lit_knn.quantised import Codes, digits_of, product, quantise
+from lit_knn.projection import PrincipalComponents, principal_components, sample_size
+from lit_knn.quantised import HALF_SQ_NORM_ROWS, Codes, digits_of, half_sq_norms, product, quantise
 
 # Upper bound of the float32 scores of one chunk; larger arrays come fresh from the operating system on a CPU.
 SCORE_BYTES = 16 * 2**20
@@ -65,11 +65,11 @@ class TorchIndex(Index):
             self._codes = quantise(lambda: with_progress(chunks(), N, "building TorchIndex"), N)
         else:
             d = sample(1).shape[1]
-            rows = sample(min(N, max(SAMPLE_BYTES // (4 * d), 2 * self.r)))
+            rows = sample(sample_size(N, d, self.r))
             self._components = principal_components(rows, rows.mean(0), self.r)
             self._codes = self._project(with_progress(chunks(), N, f"building TorchIndex, r={self.r}"), N)
         self._dtype = self._product_type(self._codes.values.device)
-        self._half_sq_norms = self._codes.half_sq_norms()
+        self._half_sq_norms = half_sq_norms(self._codes.values.split(HALF_SQ_NORM_ROWS))
 
     def _project(self, chunks: Iterable[Tensor], N: int) -> Codes:
         components = self._components
@@ -133,7 +133,7 @@ class TorchIndex(Index):
 
     def build_bytes(self, N: int, d: int) -> int:
         """See `Index.build_bytes`: the sample that principal components come from."""
-        return 0 if self.r is None else 4 * d * min(N, max(SAMPLE_BYTES // (4 * d), 2 * self.r))
+        return 0 if self.r is None else 4 * d * sample_size(N, d, self.r)
 
     def to(self, device: torch.device) -> None:
         """See `Index.to`."""
