@@ -13,6 +13,7 @@ from callbacks.latents import data_reference
 from callbacks.results import keep_aside, on_first_rank, read_rows, write_rows
 from lit_knn.errors import InputError
 from lit_knn.metrics import FeatureExtractor, InceptionV3, Pixels
+from lit_knn.reference import ReferenceSet
 
 CSV_NAME = "fidelity.csv"
 # As people read them; others are shown as they are logged.
@@ -62,7 +63,9 @@ class Fidelity(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Load what is needed, or say what is missing, before anything is sampled or trained."""
         if stage in ("fit", "validate"):
-            self.measure.prepare(trainer, data_reference(type(self).__name__, trainer), self.num_samples)
+            self.measure.prepare(
+                trainer, data_reference(type(self).__name__, trainer, may_be_sharded=True), self.num_samples
+            )
             on_first_rank(trainer, partial(_check_table, trainer.log_dir))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -75,7 +78,7 @@ class Fidelity(pl.Callback):
         log_dir = trainer.log_dir  # a collective: every rank must ask
         if trainer.sanity_checking:
             return
-        reference = data_reference(type(self).__name__, trainer)
+        reference = self._reference(trainer)
         values = self.measure(trainer, reference, self._samples(trainer, pl_module), self.num_samples)
         self.last_values = values
         for name, value in values.items():
@@ -84,6 +87,9 @@ class Fidelity(pl.Callback):
             pl_module.log(name, value, prog_bar=shown, rank_zero_only=True)
         if trainer.is_global_zero and log_dir is not None:
             self._write(trainer, pl_module, Path(log_dir) / CSV_NAME)
+
+    def _reference(self, trainer: pl.Trainer) -> ReferenceSet:
+        return data_reference(type(self).__name__, trainer, may_be_sharded=True)
 
     def _samples(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
         # Ranks share whole batches: where an image depends on its batch, it is the same for any number of ranks.

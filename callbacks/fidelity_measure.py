@@ -147,7 +147,8 @@ class FidelityMeasure:
 
     def _real_statistics(self, trainer: pl.Trainer, reference: ReferenceSet) -> FeatureStatistics | None:
         """Statistics of the data, from the cache or by all ranks together; the first rank alone needs them."""
-        path = self._cache_path(reference) if trainer.is_global_zero else None
+        path = self._cache_path(reference)  # every rank must ask: the images may be split over them
+        path = path if trainer.is_global_zero else None
         real = None if path is None else load_statistics(path, self.extractor.num_features)
         if path is not None and real is None and path.exists():
             rank_zero_warn(f"{path} is damaged; the statistics of the data are computed anew")

@@ -19,7 +19,7 @@ from callbacks.fidelity_measure import FidelityMeasure
 from callbacks.fingerprint import describe, describe_reference, fingerprint
 from callbacks.hybrid_figure import hybrid_figure
 from callbacks.hybrid_point import HybridSamples
-from callbacks.latents import try_estimator
+from callbacks.latents import data_reference, try_estimator
 from callbacks.progress import measuring_bar
 from callbacks.results import check_new, on_first_rank, save_figure, show_figure
 from callbacks.results_table import ResultsTable, Row
@@ -105,7 +105,7 @@ class HybridSampling(pl.Callback):
         levels = {"sigma_min": h.sigma_min, "sigma_max": h.sigma_max, "rho": h.rho}
         for t in self.t_switch:
             hybrid_sigmas(t, self.num_steps, **levels)
-        reference = pl_module.data_reference().to(trainer.strategy.root_device)
+        reference = data_reference("HybridSampling", trainer).to(trainer.strategy.root_device)
         self._samples = HybridSamples(self.network, reference, self.num_steps, levels, h.seed)
         check_new("HybridSampling", trainer, "hybrid_sampling.png", "hybrid_sampling.pdf")
         try_estimator("HybridSampling", "network", self.network, reference, h.sigma_max)

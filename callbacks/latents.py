@@ -90,15 +90,22 @@ def check_stage(owner: str, stage: str) -> None:
         raise InputError(f"{owner} is for validate, not for fit")
 
 
-def data_reference(owner: str, trainer: pl.Trainer) -> ReferenceSet:
+def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
     """The reference set of the run's data module, which is set up before callbacks are.
 
+    Args:
+        owner: the callback that asks.
+        trainer: of the run.
+        may_be_sharded: whether every rank asks the set the same number of times.
+
     Raises:
-        InputError: the run's data is not one of `lit_knn.data`.
+        InputError: the run's data is not one of `lit_knn.data`, or its images are sharded and may not be.
     """
     reference: ReferenceSet | None = getattr(getattr(trainer, "datamodule", None), "reference", None)
     if reference is None:
         raise InputError(f"{owner}: the data has no reference set; use a data module of lit_knn.data")
+    if reference.sharded and not may_be_sharded:
+        raise InputError(f"{owner} needs all images on each device: set data.sharded to false")
     return reference
 
 

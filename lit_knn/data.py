@@ -16,6 +16,7 @@ from lit_knn.index import Index
 from lit_knn.prepared import read_header, read_prepared
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
+from lit_knn.sharded import ShardedReferenceSet, shard_rows
 
 Images = np.ndarray | Tensor
 Labels = np.ndarray | Tensor | None
@@ -49,6 +50,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         seed: the order of the images in each epoch is a function of it, from 0.
         predict_samples: number of samples that `predict` generates, over all devices, with the seeds 0, 1, 2, ...
         val_images: number of images to validate with, over all devices, drawn once; all if there are fewer.
+        sharded: split the images and their index over the devices, which then search for each other. Estimates are the
+            same, memory is divided by the number of devices, and time is spent on sending; see the README.
 
     Raises:
         InputError: batch_size, predict_samples or val_images < 1, or seed < 0.
@@ -62,6 +65,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         seed: int = 0,
         predict_samples: int = 64,
         val_images: int = 1024,
+        sharded: bool = False,
     ) -> None:
         super().__init__()
         _check_at_least(1, batch_size=batch_size, predict_samples=predict_samples, val_images=val_images)
@@ -72,6 +76,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         self.seed = seed
         self.predict_samples = predict_samples
         self.val_images = val_images
+        self.sharded = sharded
         self.reference: ReferenceSet | None = None
 
     @abstractmethod
@@ -94,9 +99,29 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         """Load the data and make the reference set, once; refuse a batch size that is too large before training."""
         if self.reference is None:
             images, labels = self.load()
-            self.reference = ReferenceSet(images, self.index, self.hflip, labels, self.sha256())
+            if self.sharded:
+                self.reference = self._shard(torch.as_tensor(images), labels)
+            else:
+                self.reference = ReferenceSet(images, self.index, self.hflip, labels, self.sha256())
         if stage == "fit":
             self.train_dataloader()
+
+    def _shard(self, images: Tensor, labels: Labels) -> ShardedReferenceSet:
+        rank, world_size = self._rank_and_world_size()
+        if len(images) < world_size:
+            raise InputError(f"data.sharded=true on {world_size} devices needs as many images, there are {len(images)}")
+        rows = shard_rows(len(images), rank, world_size)
+        stored = self.stored()
+        # A copy, so that the memory of the others is given back; a mapped file takes none.
+        shard = images[rows] if stored is not None and stored.mapped else images[rows].clone()
+        sha256 = self.sha256()
+        return ShardedReferenceSet(
+            shard,
+            self.index,
+            self.hflip,
+            None if labels is None else labels[rows],
+            None if sha256 is None else f"{sha256}, {rows}",
+        )
 
     def train_dataloader(self) -> ReferenceBatches:
         """Shuffled epochs of all images; a resumed run goes on where the other stopped."""

@@ -67,11 +67,13 @@ class LitEstimator(pl.LightningModule):
         """The data module's reference set.
 
         Raises:
-            InputError: the run's data is not one of `lit_knn.data`.
+            InputError: the run's data is not one of `lit_knn.data`, or is sharded: devices do not sample in step.
         """
         reference = getattr(getattr(self.trainer, "datamodule", None), "reference", None)
         if reference is None:
             raise InputError("LitEstimator: the data has no reference set; use a data module of lit_knn.data")
+        if reference.sharded:
+            raise InputError("LitEstimator needs all images on each device: set data.sharded to false")
         return reference
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -1,7 +1,7 @@
 """The reference set: the data set D an estimator averages over, in memory or mapped, with its neighbour index."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,9 @@ class ReferenceSet:
             (N, C, H, W), hflip on vectors, or a number of labels that is not N.
     """
 
+    sharded = False
+    """Whether each rank holds only a part of the images, see `lit_knn.sharded.ShardedReferenceSet`."""
+
     def __init__(
         self,
         images: Tensor | np.ndarray,
@@ -82,13 +85,16 @@ class ReferenceSet:
         device, before = torch.device(device), self.device
         if self._index_built:
             self.index.to(device)
-        self.images = self.images.to(device)
+        self._move_images(device)
         # Of the images, for "cuda" may mean the "cuda:0" where they are.
         if self.device != before:
             self._mean = self._half_sq_norms = None
             self._components, self._projections = {}, {}
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
+
+    def _move_images(self, device: torch.device) -> None:
+        self.images = self.images.to(device)
 
     def fingerprint(self) -> str:
         """SHA-256 of the images as they are stored and of whether their mirror images count, 64 hexadecimal digits."""
@@ -108,10 +114,13 @@ class ReferenceSet:
         Raises:
             InputError: the index refuses its settings for this set.
         """
-        if self._index_built:
-            return
+        if not self._index_built:
+            self._build_index(shared=True)
+
+    def _build_index(self, shared: bool) -> None:
+        """Build it; `shared` if all processes of a distributed run hold these images."""
         self.index.check(len(self.images), self.d)
-        self.index.build(self._stored_chunks, self._training_sample, len(self.images), self.fingerprint)
+        self.index.build(self._stored_chunks, self._training_sample, len(self.images), self.fingerprint, shared)
         self.index.to(self.device)
         self._index_built = True
 
@@ -129,10 +138,7 @@ class ReferenceSet:
         Raises:
             InputError: k outside [1, N], or z of another shape.
         """
-        if not 1 <= k <= self.N:
-            raise InputError(f"k={k} must be between 1 and the {self.N} images of the reference set")
-        if tuple(z.shape[1:]) != self.shape:
-            raise InputError(f"z has shape {tuple(z.shape)}, the reference set holds images of shape {self.shape}")
+        self._check_search(z, k)
         self.build_index()
         stored = len(self.images)
         sq_dist, ids = self.index.search(z.flatten(1).float(), min(k, stored))
@@ -144,11 +150,17 @@ class ReferenceSet:
         sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, torch.cat([ids, mirrored_ids], 1).gather(1, order)
 
+    def _check_search(self, z: Tensor, k: int) -> None:
+        if not 1 <= k <= self.N:
+            raise InputError(f"k={k} must be between 1 and the {self.N} images of the reference set")
+        if tuple(z.shape[1:]) != self.shape:
+            raise InputError(f"z has shape {tuple(z.shape)}, the reference set holds images of shape {self.shape}")
+
     def gather(self, ids: Tensor) -> Tensor:
         """The images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
         flat = ids.reshape(-1)
         stored = len(self.images)
-        x = _to_model_space(self.images.index_select(0, flat % stored))
+        x = to_model_space(self.images.index_select(0, flat % stored))
         if self.hflip:
             mirrored = (flat >= stored).reshape(-1, *[1] * len(self.shape))
             x = torch.where(mirrored, x.flip(-1), x)
@@ -166,17 +178,37 @@ class ReferenceSet:
         stored = len(self.images)
         for mirror in range(2 if self.hflip else 1):
             for start in range(0, stored, rows):
-                x = _to_model_space(self.images[start : start + rows])
+                x = to_model_space(self.images[start : start + rows])
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
     def mean(self) -> Tensor:
         """The mean of all N images, (d,) float32; computed once."""
         if self._mean is None:
-            total = torch.zeros(self.d, dtype=torch.float64, device=self.device)
-            for _, x in self.chunks(self._chunk_rows):
-                total += x.flatten(1).sum(0, dtype=torch.float64)
-            self._mean = (total / self.N).float()
+            self._mean = (self._sum() / self.N).float()
         return self._mean
+
+    def _sum(self) -> Tensor:
+        """The sum of all N images, (d,) float64."""
+        total = torch.zeros(self.d, dtype=torch.float64, device=self.device)
+        for _, x in self.chunks(self._chunk_rows):
+            total += x.flatten(1).sum(0, dtype=torch.float64)
+        return total
+
+    def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
+        """Ask every part of the set the same: `function(part, *queries)`; this set is one part.
+
+        Args:
+            function: (reference, *queries) -> tensors with a row for each query.
+            queries: (B, ...) each.
+
+        Returns:
+            The tensors of `function`, each with the parts as its first dimension, (parts, B, ...).
+        """
+        return [answer.unsqueeze(0) for answer in function(self, *queries)]
+
+    def pieces(self, count: int, step: int) -> Iterator[slice]:
+        """Split `count` rows into slices of `step` at most, to `gather` one after the other; no rows are one slice."""
+        return (slice(start, min(start + step, count)) for start in range(0, max(count, 1), step))
 
     def codes(self, rows: slice) -> Tensor:
         """Stored pixels p as int8, p − 128: (c, d), of uint8 images."""
@@ -227,14 +259,14 @@ class ReferenceSet:
     def _stored_chunks(self) -> Iterator[Tensor]:
         rows = self._chunk_rows
         for start in range(0, len(self.images), rows):
-            yield _to_model_space(self.images[start : start + rows]).flatten(1)
+            yield to_model_space(self.images[start : start + rows]).flatten(1)
 
     def _training_sample(self, size: int) -> Tensor:
         ids = torch.randperm(len(self.images), generator=keyed_generator("cpu", 0))[:size]
-        return _to_model_space(self.images[ids.to(self.device)].cpu()).flatten(1)
+        return to_model_space(self.images[ids.to(self.device)].cpu()).flatten(1)
 
 
-def _to_model_space(images: Tensor) -> Tensor:
+def to_model_space(images: Tensor) -> Tensor:
     """Pixel p becomes p / 127.5 − 1; floats are taken as they are."""
     if images.dtype != torch.uint8:
         return images

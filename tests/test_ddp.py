@@ -16,7 +16,7 @@ def run(command, check=True):
     return done
 
 
-def run_demo(folder, devices, batch_size):
+def run_demo(folder, devices, batch_size, *options):
     """Train the demo for a few steps in processes of their own; what each rank reports."""
     folder.mkdir()
     probe = folder / "probe.yaml"
@@ -32,7 +32,7 @@ def run_demo(folder, devices, batch_size):
     command += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp", "--trainer.max_steps", "4"]
     command += ["--trainer.val_check_interval", "2", "--data.batch_size", str(batch_size)]
     command += ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
-    command += ["--trainer.logger.save_dir", str(folder)]
+    command += ["--trainer.logger.save_dir", str(folder), *options]
     run(command)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(devices)]
 
@@ -54,6 +54,15 @@ def test_two_processes_train_the_demo(tmp_path):
     # Samples are split over the ranks, and every rank has the distance of all of them, and can monitor it.
     assert list((tmp_path / "two").rglob("best.ckpt"))
     assert ranks[0]["fd_pixels"] == ranks[1]["fd_pixels"]
+    # With half of the images on each, all is as with all images on both.
+    sharded = run_demo(tmp_path / "sharded", 2, 16, "--data.sharded", "true")
+    assert [rank["builds"] for rank in sharded] == [1, 1]
+    for seen, expected in zip(sharded, ranks, strict=True):
+        assert seen["batches"] == expected["batches"]
+        assert seen["noise"] == expected["noise"]
+        assert seen["weights"] == pytest.approx(expected["weights"], rel=1e-4)
+        assert seen["fd_pixels"] == pytest.approx(expected["fd_pixels"], rel=1e-3)
+    assert sharded[0]["weights"] == sharded[1]["weights"]
 
 
 def test_two_processes_measure_what_one_does(tmp_path):

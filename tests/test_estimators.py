@@ -8,7 +8,18 @@ import torch
 from torch import nn
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, UniformSNIS, sampled, streaming
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Estimator,
+    Exact,
+    MonteCarlo,
+    OneSample,
+    SubspaceKNN,
+    UniformSNIS,
+    sampled,
+    streaming,
+)
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 
@@ -617,3 +628,10 @@ def test_batches_much_larger_than_n(n):
 def test_estimators_are_estimators():
     for make in MAKERS.values():
         assert isinstance(make(), Estimator)
+
+
+@pytest.mark.parametrize("estimator", [KNN(2, 2), STF(2), MonteCarlo(2), SubspaceKNN(2, None, 2)])
+def test_no_latents_have_no_certificates(estimator):
+    reference = ReferenceSet(torch.randn(6, 3))
+    certificate = estimator.bind(reference).certified_mean(torch.zeros(0, 3), 1.0)
+    assert [tuple(part.shape) for part in certificate] == [(0, 3), (0,), (0,), (0,)]

@@ -1,39 +1,19 @@
 """Processes of a distributed run share the file of one build, and none waits for one that has failed."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
+from tests.ranks import run_ranks
 from tests.test_index_cache import images, queries
-
-ROOT = Path(__file__).parent.parent
 
 
 def run(folder, how, ranks=2):
-    """Exit status and errors of each rank."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.index_probe"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), str(folder), how],
-            cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    try:
-        errors = [process.communicate(timeout=60)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [process.returncode for process in processes], errors
+    return run_ranks("tests.index_probe", folder, how, ranks)
 
 
 def reports(folder, ranks):
@@ -78,7 +58,7 @@ def test_each_builds_for_itself_where_the_disk_is_full(tmp_path):
     ("how", "codes", "words"),
     [
         ("error", [2, 2], ["error: no room", "error: rank 0 failed .*MemoryError: no room"]),
-        ("killed", [-9, 2], ["", "error: another process ended while the neighbour index was built"]),
+        ("killed", [-9, 2], ["", "error: another process ended while the reference set was made ready"]),
     ],
 )
 def test_an_error_in_the_build_ends_both_with_its_message(tmp_path, how, codes, words):

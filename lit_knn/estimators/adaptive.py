@@ -43,6 +43,8 @@ class Adaptive(CertifiedEstimator):
             above 0 and finite, growth < 2, max_n < n; at `bind`, max_n > N, or what the estimator refuses.
     """
 
+    shardable = False
+
     def __init__(
         self, estimator: CertifiedEstimator, tolerance: float, growth: int = 4, max_n: int | None = None
     ) -> None:
@@ -73,6 +75,7 @@ class Adaptive(CertifiedEstimator):
 
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`; binds a copy of the wrapped estimator for each n, and the exact one."""
+        super().bind(reference)
         if self.max_n is not None and self.max_n > reference.N:
             raise InputError(f"Adaptive: max_n={self.max_n} is more than the {reference.N} images of the reference set")
         limit = reference.N // GATHERED_SHARE if self.max_n is None else self.max_n
@@ -83,7 +86,7 @@ class Adaptive(CertifiedEstimator):
             self._attempts.append(attempt.bind(reference))
             n *= self.growth
         self._exact = Exact().bind(reference)
-        return super().bind(reference)
+        return self
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None

@@ -27,14 +27,20 @@ class Estimator(ABC):
     uses_source = False
     """Whether the estimate depends on `x_source`."""
 
+    shardable = True
+    """Whether it works with a `ShardedReferenceSet`."""
+
     _reference: ReferenceSet | None = None
 
     def bind(self, reference: ReferenceSet) -> Self:
         """Give the estimator the set it averages over; returns self.
 
         Raises:
-            InputError: the estimator's settings do not fit the set, for instance k > N.
+            InputError: the estimator's settings do not fit the set, for instance k > N; it does not work with a sharded
+                set.
         """
+        if reference.sharded and not self.shardable:
+            raise InputError(f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded")
         self._reference = reference
         return self
 
@@ -73,7 +79,7 @@ class Estimator(ABC):
                 where the estimator cannot do without.
         """
         t = self._check(z, t, x_source)
-        if len(z) == 0:
+        if self._nothing_to_do(z):
             return z.clone()
         # Scores and weights stay in full precision whatever the network trains in.
         with torch.autocast(z.device.type, enabled=False):
@@ -96,6 +102,10 @@ class Estimator(ABC):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         """As `posterior_mean`, with checked arguments and `t` (B,) float64 on the device of `z`."""
+
+    def _nothing_to_do(self, z: Tensor) -> bool:
+        """Whether there is no z; of a sharded set the other ranks wait for this one's answers all the same."""
+        return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
 
     def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None) -> Tensor:
         name = type(self).__name__

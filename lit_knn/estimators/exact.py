@@ -53,19 +53,26 @@ class Exact(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        if self.compute == "int8" or (self.compute == "auto" and _suits_integers(self.reference)):
-            return integer_sums(self.reference, z, t, self.digits).to(z.dtype)
-        mu = torch.empty_like(z)
-        for rows in batches_of(z, self.reference.d):
-            mu[rows] = self._stream(z[rows], t[rows]).to(z.dtype)
-        return mu
+        means, log_normalisers = self.reference.over_shards(self._mean, z, t)
+        shares = torch.softmax(log_normalisers, dim=0)
+        return (shares.unsqueeze(-1) * means.flatten(2)).sum(0).reshape(z.shape)
 
-    def _stream(self, z: Tensor, t: Tensor) -> Tensor:
-        """The exact mean of one batch, (B, *shape), float64."""
+    def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The exact mean over a set, or a shard, (B, *shape), and the logarithm of its normaliser, (B,); float64."""
+        if self.compute == "int8" or (self.compute == "auto" and _suits_integers(reference)):
+            return integer_sums(reference, z, t, self.digits)
+        parts = [self._stream(reference, z[rows], t[rows]) for rows in batches_of(z, reference.d)]
+        if not parts:
+            return z.double(), t
+        mu, log_normaliser = (torch.cat(part) for part in zip(*parts, strict=True))
+        return mu.reshape(z.shape), log_normaliser
+
+    def _stream(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """`_mean` of one batch, in float64; the mean is (B, d)."""
         maximum = torch.full((len(z), 1), -math.inf, dtype=torch.float64, device=z.device)
         normaliser = torch.zeros_like(maximum)
-        weighted_sum = torch.zeros(len(z), self.reference.d, dtype=torch.float64, device=z.device)
-        for _, x, sq_dist in stream_sq_dist(self.reference, z):
+        weighted_sum = torch.zeros(len(z), reference.d, dtype=torch.float64, device=z.device)
+        for _, x, sq_dist in stream_sq_dist(reference, z):
             log_p = unnormalised_log_likelihood(sq_dist, t)
             new_maximum = torch.maximum(maximum, log_p.amax(1, keepdim=True))
             rescale = (maximum - new_maximum).exp()
@@ -73,7 +80,7 @@ class Exact(Estimator):
             normaliser = normaliser * rescale + weights.sum(1, keepdim=True)
             weighted_sum = weighted_sum.mul_(rescale).add_(weights @ x.double())
             maximum = new_maximum
-        return (weighted_sum / normaliser).reshape(z.shape)
+        return weighted_sum / normaliser, (maximum + normaliser.log()).squeeze(1)
 
 
 def _suits_integers(reference: ReferenceSet) -> bool:

@@ -18,7 +18,7 @@ SCORE_BYTES = 64 * 2**20
 CHUNK = 8192
 
 
-def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:
+def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """E[x|z,t], Eq. 8 (eq:posterior_mean), over a set of uint8 images, on a CPU.
 
     Args:
@@ -28,14 +28,17 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> T
         count: digits of 8 bits into which z and the weights are split; three are about float32.
 
     Returns:
-        (B, *shape), float64.
+        The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.
     """
+    mu, log_normaliser = torch.empty(z.shape, dtype=torch.float64), torch.empty(len(z), dtype=torch.float64)
     step = max(SCORE_BYTES // (4 * reference.N), 1)
-    rows = [slice(start, start + step) for start in range(0, len(z), step)]
-    return torch.cat([_mean(reference, z[part], t[part], count) for part in rows])
+    for start in range(0, len(z), step):
+        rows = slice(start, start + step)
+        mu[rows], log_normaliser[rows] = _mean(reference, z[rows], t[rows], count)
+    return mu, log_normaliser
 
 
-def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:
+def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
     log_p = _log_likelihood(reference, z, t, count)
     nearest = log_p.topk(min(RECOMPUTED, reference.N), dim=1).indices
     exact_parts, near_parts = [], []
@@ -53,7 +56,7 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:
     needed = (total_rest > NEGLIGIBLE_SHARE * total).flatten().nonzero()[:, 0]
     if len(needed) > 0:
         mu[needed] += _weighted_sum(reference, rest[needed], count) * (total_rest / total)[needed]
-    return mu.reshape(z.shape)
+    return mu.reshape(z.shape), (maximum + total.log()).squeeze(1)
 
 
 def _log_likelihood(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:

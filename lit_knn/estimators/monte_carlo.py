@@ -20,6 +20,8 @@ class MonteCarlo(SampledEstimator):
         InputError: n < 1.
     """
 
+    shardable = False
+
     def __init__(self, n: int = 256) -> None:
         self.n = check_count("MonteCarlo", "n", n)
 

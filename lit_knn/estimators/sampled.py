@@ -68,6 +68,8 @@ class CertifiedEstimator(Estimator):
         The error is the variance of Eq. 12 (eq:SNIS_Var) with the weights of the draws in the place of the posterior.
         """
         t = self._check(z, t, x_source)
+        if self._nothing_to_do(z):
+            return Certificate(z.clone(), t, t, t)
         with torch.autocast(z.device.type, enabled=False):
             certificate = self._certify(z, t, x_source, generator)
         return certificate._replace(mean=certificate.mean.to(z.dtype))
@@ -157,8 +159,7 @@ def gather(reference: ReferenceSet, ids: Tensor, x_source: Tensor | None = None)
     n = ids.shape[1] + (x_source is not None)
     budget = GATHER_BYTES if ids.device.type == "cpu" else GATHER_BYTES * GPU_FACTOR
     step = max(budget // (4 * n * reference.d), 1)
-    for start in range(0, len(ids), step):
-        rows = slice(start, start + step)
+    for rows in reference.pieces(len(ids), step):
         x = reference.gather(ids[rows])
         if x_source is not None:
             x = torch.cat([x_source[rows].unsqueeze(1).to(x.dtype), x], dim=1)

@@ -63,6 +63,8 @@ class SubspaceKNN(CertifiedEstimator):
             does not multiply.
     """
 
+    shardable = False
+
     def __init__(self, r: int = 512, m: int | None = None, n: int = 256, compute: str = "auto") -> None:
         self.r = check_count("SubspaceKNN", "r", r)
         self.m = None if m is None else check_count("SubspaceKNN", "m", m)

@@ -31,6 +31,7 @@ class Index(ABC):
         sample: Callable[[int], Tensor],
         N: int,
         fingerprint: Callable[[], str],
+        shared: bool = True,
     ) -> None:
         """Build from all vectors, or find what an earlier run has built from them.
 
@@ -39,6 +40,7 @@ class Index(ABC):
             sample: (m) -> (m, d) float32, a seeded random subset of m <= N vectors, to train on.
             N: number of vectors.
             fingerprint: a name that these vectors have and no others; may take seconds.
+            shared: whether all processes of a distributed run build from these vectors.
         """
 
     @abstractmethod

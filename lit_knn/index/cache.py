@@ -52,16 +52,18 @@ class IndexCache:
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise InputError(f"cache_dir={self.folder} cannot be written to")
 
-    def get(self, fingerprint: Callable[[], str], settings: Settings, versions: Settings, build: Callable) -> Any:
+    def get(
+        self, fingerprint: Callable[[], str], settings: Settings, versions: Settings, build: Callable, shared: bool
+    ) -> Any:
         """The index from the folder or, where that has none that is whole and fits, a new one, which is kept there.
-
-        In a distributed run every process must call it; one of each machine builds, the others map its file.
 
         Args:
             fingerprint: of the data; called by one process of each machine.
             settings: what else the index depends on, with its `factory`; they and the data give the file its name.
             versions: of the programs that wrote the file; another one's file is built anew.
             build: makes the index.
+            shared: whether the data is that of all processes of a distributed run. Each of them must then call this;
+                one of each machine builds, the others map its file.
 
         Raises:
             InputError: another process failed.
@@ -79,7 +81,10 @@ class IndexCache:
             nonlocal index
             index = build() if path is None else self._read(path)
 
-        once_per_machine(lead, follow)
+        if shared:
+            once_per_machine(lead, follow)
+        else:
+            lead()
         return index
 
     def _get(self, path: Path, label: Settings, build: Callable[[], Any]) -> tuple[Any, bool]:

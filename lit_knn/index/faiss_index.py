@@ -84,6 +84,7 @@ class FaissIndex(Index):
         sample: Callable[[int], Tensor],
         N: int,
         fingerprint: Callable[[], str],
+        shared: bool = True,
     ) -> None:
         """See `Index.build`; trains the lists and the quantiser on a subset, then adds all vectors."""
 
@@ -94,7 +95,7 @@ class FaissIndex(Index):
             index = built()
         else:
             settings = {"factory": self.factory, "lossless": self.lossless}
-            index = self._cache.get(fingerprint, settings, {"faiss": _import_faiss().__version__}, built)
+            index = self._cache.get(fingerprint, settings, {"faiss": _import_faiss().__version__}, built, shared)
             self._set_nprobe(index, N)
         self._index, self._on_gpu = index, False
 

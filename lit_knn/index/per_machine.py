@@ -1,7 +1,8 @@
-"""Work that one process of each machine does and the others wait for."""
+"""Work that one process of each machine, or every process, does while the others wait."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,16 +31,42 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
         InputError: another process failed, in either; the message is of the first that did, and names it.
         Exception: what `lead` or `follow` raised in this process.
     """
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if _is_alone():
         lead()
         return
-    # Not the group of the training: NCCL gives up waiting after minutes.
-    group = dist.new_group(backend="gloo", timeout=PATIENCE)
-    try:
+    with _patient_group() as group:
         machines = _gather(machine_name(), group)
         leader = machines.index(machine_name())
         given = _together(lead if leader == dist.get_rank() else None, group)[leader]
         _together(None if leader == dist.get_rank() else lambda: follow(given), group)
+
+
+def in_every_process(work: Callable[[], T]) -> list[T]:
+    """Run `work` in every process, which must all call this, and wait for the others; without others it is `work()`.
+
+    Returns:
+        What each process gave, something picklable, in the order of the ranks.
+
+    Raises:
+        InputError: another process failed; the message names it.
+        Exception: what `work` raised in this process.
+    """
+    if _is_alone():
+        return [work()]
+    with _patient_group() as group:
+        return _together(work, group)
+
+
+def _is_alone() -> bool:
+    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+
+
+@contextmanager
+def _patient_group() -> Iterator[Any]:
+    """A group of all processes, and not that of the training: NCCL gives up waiting after minutes."""
+    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    try:
+        yield group
     finally:
         dist.destroy_process_group(group)
 
@@ -62,7 +89,7 @@ def _together(work: Callable[[], T] | None, group: Any) -> list[Any]:
         raise error
     for rank, (_, message) in enumerate(outcomes):
         if message is not None:
-            raise InputError(f"rank {rank} failed while the neighbour index was built: {message}")
+            raise InputError(f"rank {rank} failed while the reference set was made ready: {message}")
     return [result for result, _ in outcomes]
 
 
@@ -72,5 +99,5 @@ def _gather(value: T, group: Any) -> list[T]:
         dist.all_gather_object(values, value, group=group)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"another process ended while the neighbour index was built ({reason})") from error
+        raise InputError(f"another process ended while the reference set was made ready ({reason})") from error
     return values

@@ -59,6 +59,7 @@ class TorchIndex(Index):
         sample: Callable[[int], Tensor],
         N: int,
         fingerprint: Callable[[], str],
+        shared: bool = True,
     ) -> None:
         """See `Index.build`; always builds, which takes about as long as reading a file would."""
         if self.r is None:

@@ -1,0 +1,148 @@
+"""One rank with a shard of a reference set: python -m tests.sharded_probe RANK WORLD_SIZE FOLDER SETTING."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, UniformSNIS, Wiener
+from lit_knn.index import FaissIndex, TorchIndex
+from lit_knn.rng import keyed_generator
+from lit_knn.sharded import ShardedReferenceSet, shard_rows
+
+N, K = 61, 40
+SHAPES = {"pixels": (3, 4, 4), "mirrored": (3, 4, 4), "floats": (5,)}
+TIMES = (0.05, 0.5, 2.0, 80.0)
+ESTIMATORS = {
+    "KNN": lambda: KNN(K, 16),
+    "KNN, k = N": lambda: KNN(N, 16),
+    "STF": lambda: STF(8),
+    "UniformSNIS": lambda: UniformSNIS(8),
+    "Exact": Exact,
+    "Wiener": lambda: Wiener(4),
+}
+
+
+def images(setting):
+    """Random ones: no two are equally far from a latent. FAISS looks at few queries one by one, so rounds them alike."""
+    generator = keyed_generator("cpu", 4)
+    if setting == "floats":
+        return torch.randn(N, *SHAPES[setting], generator=generator)
+    return torch.randint(0, 256, (N, *SHAPES[setting]), generator=generator).to(torch.uint8)
+
+
+def latents(setting, rank):
+    """The rank's own number of latents, and where they come from: rank 1 has none."""
+    generator = keyed_generator("cpu", rank, 5)
+    B = 0 if rank == 1 else 3 + rank
+    x = torch.randn(B, *SHAPES[setting], generator=generator)
+    return x + torch.randn(x.shape, generator=generator), x
+
+
+def answers(reference, setting, rank):
+    """What the rank finds, gathers and estimates, with generators that are a function of the rank."""
+    z, x = latents(setting, rank)
+    found = [reference.search(z, k) for k in (1, 7, K, reference.N)]
+    ids = torch.randint(reference.N, (len(z), 9), generator=keyed_generator("cpu", rank, 6))
+    means = {
+        f"{name}, t={t}": estimator().bind(reference).posterior_mean(z, t, x, keyed_generator("cpu", rank, 7))
+        for name, estimator in ESTIMATORS.items()
+        for t in TIMES
+    }
+    certificate = KNN(K, 16).bind(reference).certified_mean(z, 0.5, x, keyed_generator("cpu", rank, 7))
+    return {
+        "found": found,
+        "gathered": reference.gather(ids),
+        "mean": reference.mean(),
+        "chunks": torch.cat([chunk for _, chunk in reference.chunks(10)]),
+        "labels": reference.labels,
+        "means": means,
+        "sq_error": certificate.sq_error,
+    }
+
+
+def refusals(reference):
+    """What is refused on every rank."""
+    messages = []
+    for attempt in (
+        lambda: MonteCarlo().bind(reference),
+        lambda: KNN(k=reference.N + 1).bind(reference),
+        lambda: reference.search(torch.zeros(1, *reference.shape), 0),
+    ):
+        try:
+            attempt()
+        except InputError as error:
+            messages.append(str(error))
+    return messages
+
+
+class Failing(FaissIndex):
+    """On rank 1 the build fails, or dies."""
+
+    how = ""
+
+    def _build(self, *args):
+        if dist.get_rank() == 1 and self.how == "error":
+            raise MemoryError("no room")
+        if dist.get_rank() == 1 and self.how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._build(*args)
+
+
+def shard_of(setting, rank, world_size, index):
+    rows = shard_rows(N, rank, world_size)
+    return ShardedReferenceSet(
+        images(setting)[rows].clone(), index, hflip=setting == "mirrored", labels=torch.arange(N)[rows]
+    )
+
+
+def main(rank, world_size, folder, setting):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    try:
+        if setting in ("error", "killed"):
+            index = Failing("Flat")
+            index.how = setting
+            shard_of("pixels", rank, world_size, index).build_index()
+        elif setting == "differing":
+            ShardedReferenceSet(torch.zeros(4, 3 + rank))
+        else:
+            report = {}
+            for kind in SHAPES:
+                reference = shard_of(kind, rank, world_size, FaissIndex("Flat", cache_dir=str(folder / "cache")))
+                report[kind] = answers(reference, kind, rank)
+            # The same query on every rank: TorchIndex rounds queries by the largest of a batch.
+            reference = shard_of("pixels", rank, world_size, TorchIndex("float32"))
+            report["TorchIndex"] = reference.search(latents("pixels", 0)[0], K)
+            report["refusals"] = refusals(reference)
+            report["stored"] = (len(reference.images), reference.N, reference.images.nbytes)
+            report["traffic"] = traffic(reference)
+            report["fingerprint"] = reference.fingerprint()
+            torch.save(report, folder / f"rank_{rank}.pt")
+    except (InputError, MemoryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    finally:
+        dist.destroy_process_group()
+
+
+def traffic(reference):
+    """Bytes sent for B = 6 latents on each rank: of a search, a gather of distinct images, and the exact mean."""
+    z = torch.zeros(6, *reference.shape)
+    sent, exact = [], Exact().bind(reference)
+    for call in (
+        lambda: reference.search(z, 10),
+        lambda: reference.gather(torch.arange(reference.N)),
+        lambda: exact.posterior_mean(z, 1.0),
+    ):
+        before = reference.exchange.bytes_sent
+        call()
+        sent.append(reference.exchange.bytes_sent - before)
+    return sent
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,110 @@
+"""A reference set that is split over the ranks gives what the whole set gives, in a part of the memory."""
+
+import pytest
+import torch
+
+from lit_knn.index import FaissIndex, TorchIndex
+from lit_knn.reference import ReferenceSet
+from lit_knn.sharded import ShardedReferenceSet, shard_rows
+from tests.ranks import run_ranks
+from tests.sharded_probe import SHAPES, K, N, answers, images, latents
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    codes, errors = run_ranks("tests.sharded_probe", folder, "well", request.param)
+    assert codes == [0] * request.param, errors
+    return [torch.load(folder / f"rank_{rank}.pt") for rank in range(request.param)]
+
+
+def whole(setting, index=None):
+    return ReferenceSet(images(setting), index, hflip=setting == "mirrored", labels=torch.arange(N))
+
+
+@pytest.mark.parametrize("setting", SHAPES)
+def test_search_and_gather_are_those_of_the_whole_set(ranks, setting):
+    for rank, report in enumerate(ranks):
+        expected, seen = answers(whole(setting), setting, rank), report[setting]
+        for (sq_dist, ids), (own_sq_dist, own_ids) in zip(expected["found"], seen["found"], strict=True):
+            assert torch.equal(sq_dist, own_sq_dist)
+            assert torch.equal(ids, own_ids)
+        for name in ("gathered", "chunks", "labels"):
+            assert torch.equal(expected[name], seen[name])
+        assert torch.allclose(expected["mean"], seen["mean"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("setting", SHAPES)
+def test_estimates_are_those_of_the_whole_set(ranks, setting):
+    for rank, report in enumerate(ranks):
+        expected, seen = answers(whole(setting), setting, rank), report[setting]
+        assert len(latents(setting, rank)[0]) == len(seen["means"]["Exact, t=0.5"]) == (0 if rank == 1 else 3 + rank)
+        for name, mean in expected["means"].items():
+            tolerance = 1e-5 if name.startswith(("Exact", "Wiener")) else 0.0
+            assert torch.allclose(mean, seen["means"][name], rtol=tolerance, atol=tolerance), name
+        assert torch.equal(expected["sq_error"], seen["sq_error"])
+
+
+def test_search_by_products_is_that_of_the_whole_set(ranks):
+    sq_dist, ids = whole("pixels", TorchIndex("float32")).search(latents("pixels", 0)[0], K)
+    for report in ranks:
+        own_sq_dist, own_ids = report["TorchIndex"]
+        assert torch.allclose(sq_dist, own_sq_dist, rtol=1e-4)
+        assert torch.equal(ids, own_ids)
+
+
+def test_each_rank_holds_its_share(ranks):
+    shares = [report["stored"][0] for report in ranks]
+    assert sum(shares) == N
+    assert max(shares) - min(shares) <= 1
+    assert {report["stored"][1] for report in ranks} == {N}
+    assert [report["stored"][2] for report in ranks] == [48 * share for share in shares]
+    assert len({report["fingerprint"] for report in ranks}) == 1
+
+
+def test_bytes_sent_are_those_that_are_stated(ranks):
+    others, B, d = len(ranks) - 1, 6, 48
+    for report in ranks:
+        search, gather, exact = report["traffic"]
+        assert search == others * B * (4 * d + 12 * 10)
+        own = report["stored"][0]
+        assert gather == (N - own) * 8 + others * own * d
+        assert exact == others * B * (4 * d + 8 + 8 * d + 8)
+
+
+def test_refusals_are_clear_on_every_rank(ranks):
+    for report in ranks:
+        needs_all, too_many, too_few = report["refusals"]
+        assert needs_all == "MonteCarlo needs the whole reference set on each rank, this one is sharded"
+        assert too_many == f"KNN: k={N + 1} is more than the {N} images of the reference set"
+        assert too_few == f"k=0 must be between 1 and the {N} images of the reference set"
+
+
+@pytest.mark.parametrize(
+    ("how", "codes", "message"),
+    [
+        ("error", [2, 2], "error: rank 1 failed while the reference set was made ready: MemoryError: no room"),
+        ("killed", [2, -9], "error: another process ended while the reference set was made ready"),
+        ("differing", [2, 2], "error: the shards differ: rank 0 has images (3,) torch.float32 hflip=False "),
+    ],
+)
+def test_a_rank_that_fails_stops_the_others(tmp_path, how, codes, message):
+    seen, errors = run_ranks("tests.sharded_probe", tmp_path, how, 2)
+    assert seen == codes, errors
+    assert errors[0].splitlines()[-1].startswith(message)
+
+
+def test_one_process_alone_has_it_all():
+    sharded = ShardedReferenceSet(images("pixels"), FaissIndex("Flat"), labels=torch.arange(N))
+    expected, seen = answers(whole("pixels"), "pixels", 0), answers(sharded, "pixels", 0)
+    for name, mean in expected["means"].items():
+        assert torch.equal(mean, seen["means"][name]), name
+    assert sharded.exchange.bytes_sent == 0
+
+
+def test_shares_are_even():
+    for N_images, size in ((1, 1), (7, 3), (50_000, 8)):
+        rows = [shard_rows(N_images, rank, size) for rank in range(size)]
+        assert [i for part in rows for i in range(N_images)[part]] == list(range(N_images))
+        lengths = [part.stop - part.start for part in rows]
+        assert max(lengths) - min(lengths) <= 1
