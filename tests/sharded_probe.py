@@ -28,7 +28,7 @@ ESTIMATORS = {
 
 
 def images(setting):
-    """Random ones: no two are equally far from a latent. FAISS looks at few queries one by one, so rounds them alike."""
+    """Random ones: no two are equally far from a latent. FAISS takes few queries one by one, so rounds them alike."""
     generator = keyed_generator("cpu", 4)
     if setting == "floats":
         return torch.randn(N, *SHAPES[setting], generator=generator)

@@ -1,0 +1,155 @@
+"""Memory of each rank, time and bytes sent of a reference set that is split over 1, 2, 4, … processes of this machine.
+
+    python -m benchmarks.sharded --data FILE.images [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
+
+FILE.images is what `python -m lit_knn.prepare` writes. The ranks share the threads of the machine and the batch, so
+that all do the same work as one, but for sending. Each estimator has processes of its own. Memory is what a rank holds,
+and at most held, of its own (mapped files of images not counted) above Python with its libraries. The error is the mean
+squared error per dimension (Eq. 15, eq:mse) against the exact mean, in float64, of the whole set.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.estimators import latents, write_csv
+from lit_knn.estimators import KNN, Estimator, Exact
+from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.prepared import read_prepared
+from lit_knn.reference import ReferenceSet
+from lit_knn.sharded import ShardedReferenceSet, shard_rows
+
+Row = dict[str, float | str]
+
+
+def entry(name: str, args: argparse.Namespace) -> tuple[Estimator, Index]:
+    """The estimator of this name and the index of its shards."""
+    entries: dict[str, tuple[Estimator, Index]] = {
+        "KNN, FAISS Flat": (KNN(args.k, args.n), FaissIndex("Flat")),
+        "KNN, TorchIndex": (KNN(args.k, args.n), TorchIndex()),
+        "Exact, float64": (Exact(), FaissIndex("Flat")),
+        "Exact, int8, 3 digits": (Exact("int8", 3), FaissIndex("Flat")),
+    }
+    return entries[name]
+
+
+NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "Exact, float64", "Exact, int8, 3 digits")
+
+
+def own_bytes() -> int:
+    """What this process holds in memory that is not that of a file (Linux)."""
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
+
+
+class Peak(threading.Thread):
+    """Watches `own_bytes`."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.bytes = own_bytes()
+
+    def run(self) -> None:
+        """Look a hundred times a second."""
+        while True:
+            self.bytes = max(self.bytes, own_bytes())
+            time.sleep(0.01)
+
+
+def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: str) -> None:
+    """One rank: write what it saw to a file of its own."""
+    torch.set_num_threads(max(args.threads // size, 1))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    images = read_prepared(args.data).images
+    before = own_bytes()
+    peak = Peak()
+    peak.start()
+    estimator, index = entry(name, args)
+    reference = ShardedReferenceSet(images[shard_rows(len(images), rank, size)].clone(), index)
+    estimator.bind(reference)
+    calls = []
+    for t in args.t:
+        for repeat in range(args.repeats + 1):
+            # All ranks draw the whole batch, and take their share of it.
+            _, z, generator = latents(ReferenceSet(images), t, args.batch, repeat)
+            dist.barrier()
+            start, sent = time.perf_counter(), reference.exchange.bytes_sent
+            mu = estimator.posterior_mean(z[rank::size], t, generator=generator)
+            dist.barrier()
+            seconds, sent = time.perf_counter() - start, reference.exchange.bytes_sent - sent
+            if repeat > 0:  # the first call of an estimator is slower
+                calls.append((z[rank::size], t, mu, seconds, sent))
+    report: dict[str, float] = {"held": own_bytes() - before, "peak": peak.bytes - before}
+    exact = Exact().bind(reference)
+    errors = [(mu - exact.posterior_mean(z.double(), t)).square().flatten(1).mean(1) for z, t, mu, _, _ in calls]
+    report["mse"] = torch.cat(errors).mean().item()
+    report["seconds"] = sum(seconds for *_, seconds, _ in calls) / len(calls)
+    report["sent"] = sum(sent for *_, sent in calls) / sum(len(z) for z, *_ in calls)
+    torch.save(report, f"{folder}/rank_{rank}.pt")
+    dist.destroy_process_group()
+
+
+def run(size: int, name: str, args: argparse.Namespace) -> Row:
+    """Measure an estimator on so many ranks: the largest of their figures, and the mean of their errors."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(measure, (size, name, args, folder), nprocs=size)
+        reports: list[dict[str, Any]] = [torch.load(f"{folder}/rank_{rank}.pt") for rank in range(size)]
+    worst = {key: max(report[key] for report in reports) for key in ("seconds", "held", "peak")}
+    mean = {key: sum(report[key] for report in reports) / size for key in ("mse", "sent")}
+    return {"estimator": name, "ranks": size, **worst, **mean}
+
+
+def table(rows: list[Row], batch: int) -> str:
+    """Markdown, with ratios to one rank."""
+    head = ["estimator", "ranks", "ms per z", "of 1 rank", "held", "of 1 rank", "peak", "sent per z", "MSE"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in rows:
+        one = next(other for other in rows if other["estimator"] == row["estimator"])
+        ratios = {key: float(row[key]) / float(one[key]) for key in ("seconds", "held")}
+        cells = [
+            str(row["estimator"]), str(row["ranks"]),
+            f"{1e3 * float(row['seconds']) / batch:.2f}", f"{ratios['seconds']:.2f}",
+            f"{float(row['held']) / 2**20:.0f} MiB", f"{ratios['held']:.2f}", f"{float(row['peak']) / 2**20:.0f} MiB",
+            f"{float(row['sent']) / 1e3:.1f} kB", f"{float(row['mse']):.2e}",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Parse the command line, measure, print, and write what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="file of python -m lit_knn.prepare")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes, the first is 1")
+    parser.add_argument("--estimators", nargs="+", choices=NAMES, default=NAMES, help="which of them")
+    parser.add_argument("--t", type=float, nargs="+", default=[2, 10, 80], help="noise levels")
+    parser.add_argument("--batch", type=int, default=128, help="latents of all ranks together")
+    parser.add_argument("--repeats", type=int, default=2, help="calls averaged, each with new latents")
+    parser.add_argument("--k", type=int, default=2048, help="neighbours")
+    parser.add_argument("--n", type=int, default=256, help="images gathered")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of all ranks together")
+    parser.add_argument("--output", type=Path, help="stem of the files to write")
+    args = parser.parse_args()
+    rows = []
+    for name in args.estimators:
+        for size in args.ranks:
+            rows.append(run(size, name, args))
+            print(f"{name}, {size} ranks measured", file=sys.stderr, flush=True)
+    N, d = len(read_prepared(args.data).images), read_prepared(args.data).images[0].numel()
+    text = f"N = {N}, d = {d}, {args.batch} latents over all ranks, k = {args.k}, n = {args.n}, t = {args.t}, "
+    text += f"{args.threads} threads over all ranks, gloo, torch {torch.__version__}\n\n{table(rows, args.batch)}\n"
+    print(text)
+    if args.output is not None:
+        write_csv(rows, args.output.with_suffix(".csv"))
+        args.output.with_suffix(".md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
