@@ -116,14 +116,20 @@ def make_plan(
     device = trainer.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)
     assert datamodule is not None
     stored = _stored(datamodule, images, image_shape)
+    N = stored.shape[0]
+    if datamodule.sharded:
+        stored = stored._replace(shape=(-(-N // trainer.world_size), *stored.shape[1:]))
     base = process_bytes()  # before anything is copied to be measured
     network = network_parts(model, stored.shape[1:], datamodule.batch_size, trainer)
     base -= network[0].bytes if network else 0
     held, building = estimator_parts(_estimators(trainer, model), datamodule, stored, device)
-    N, size = stored.shape[0], math.prod(stored.shape)
+    size = math.prod(stored.shape)
     place = "mapped from the disk, shared, given up when short" if stored.mapped else "in memory"
     loaded = Part("images", 0 if stored.mapped else size * stored.value_bytes, f"{_shape(stored)}, {place}")
     on_device = Part("images", size * stored.value_bytes, f"{_shape(stored)}, copied to the device")
+    if datamodule.sharded and not stored.mapped:
+        others = (N - stored.shape[0]) * math.prod(stored.shape[1:]) * stored.value_bytes
+        building.append(Part("images of others", others, "until this rank has chosen its share", passing=True))
     order = Part("order of an epoch", 8 * N * (1 + datamodule.hflip), "")
     program = Part("program", max(base, 0), "Python, PyTorch, Lightning: this process now")
     host = [loaded, order, *building, program]

@@ -65,6 +65,28 @@ def test_two_processes_train_the_demo(tmp_path):
     assert sharded[0]["weights"] == sharded[1]["weights"]
 
 
+def test_two_processes_train_an_edm_model_on_half_of_the_images_each(tmp_path):
+    # Most items are warped by the augmentation: often one rank asks for estimates and the other for none.
+    command = [sys.executable, "main.py", "fit", "-c", "configs/table2/digits.yaml", "-c", "tests/tiny.yaml"]
+    command += ["--model.augmentation", "lit_knn.augment.GeometricAugmentation", "--model.augmentation.p", "0.4"]
+    command += ["--model.net", "lit_knn.nets.DDPMpp", "--model.net.image_size", "8", "--model.net.in_channels", "1"]
+    command += ["--model.net.channels", "8", "--model.net.multipliers", "[1]", "--model.net.blocks", "1"]
+    command += ["--model.net.attention_at", "[]", "--model.net.augment_dim", "9", "--data.sharded", "true"]
+    command += [
+        "--trainer.devices",
+        "2",
+        "--trainer.strategy",
+        "ddp",
+        "--trainer.max_steps",
+        "12",
+        "--data.batch_size",
+        "2",
+    ]
+    command += ["--trainer.val_check_interval", "12", "--trainer.logger.save_dir", str(tmp_path)]
+    run(command)
+    assert list(tmp_path.rglob("last.ckpt"))
+
+
 def test_two_processes_measure_what_one_does(tmp_path):
     # The weights are the same, so the distance must be, too.
     run_demo(tmp_path / "trained", devices=1, batch_size=16)

@@ -41,6 +41,14 @@ def test_networks_count_for_parameters_gradients_two_moments_and_an_average(conf
     assert parts["index"] == 50_000 * 3072 * 4
 
 
+def test_a_sharded_set_is_divided_by_the_number_of_devices():
+    options = ["--data.sharded", "true", "--trainer.devices", "4", "--trainer.strategy", "ddp"]
+    parts = parts_of(plan_of("table1/ict_knn.yaml", *options))
+    assert parts["images"] == 12_500 * 3072
+    assert parts["index"] == 12_500 * 3072 * 4
+    assert parts["order of an epoch"] == 50_000 * 8
+
+
 @pytest.mark.parametrize(
     "factory", ["Flat", "SQ8", "IVF20,Flat", "IVF20,SQ8", "PCA16,Flat", "PCA16,IVF20,SQ8", "PQ8x4", "IVF20,PQ8x4"]
 )
