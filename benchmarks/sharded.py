@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.estimators import latents, write_csv
-from lit_knn.estimators import KNN, Estimator, Exact
+from lit_knn.estimators import KNN, Estimator, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.prepared import read_prepared
 from lit_knn.reference import ReferenceSet
@@ -35,13 +35,14 @@ def entry(name: str, args: argparse.Namespace) -> tuple[Estimator, Index]:
     entries: dict[str, tuple[Estimator, Index]] = {
         "KNN, FAISS Flat": (KNN(args.k, args.n), FaissIndex("Flat")),
         "KNN, TorchIndex": (KNN(args.k, args.n), TorchIndex()),
+        "SubspaceKNN, r=512": (SubspaceKNN(512, None, args.n), FaissIndex("Flat")),
         "Exact, float64": (Exact(), FaissIndex("Flat")),
         "Exact, int8, 3 digits": (Exact("int8", 3), FaissIndex("Flat")),
     }
     return entries[name]
 
 
-NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "Exact, float64", "Exact, int8, 3 digits")
+NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact, float64", "Exact, int8, 3 digits")
 
 
 def own_bytes() -> int:

@@ -206,6 +206,10 @@ class ReferenceSet:
         """
         return [answer.unsqueeze(0) for answer in function(self, *queries)]
 
+    def union(self, values: Sequence[int]) -> list[int]:
+        """The different values, ascending, to `gather` for one after the other."""
+        return sorted(set(values))
+
     def pieces(self, count: int, step: int) -> Iterator[slice]:
         """Split `count` rows into slices of `step` at most, to `gather` one after the other; no rows are one slice."""
         return (slice(start, min(start + step, count)) for start in range(0, max(count, 1), step))
@@ -246,11 +250,14 @@ class ReferenceSet:
             InputError: r outside [1, min(N, d)].
         """
         if (r, dtype) not in self._projections:
-            components = self.principal_components(r)
-            chunks = self.chunks(self._chunk_rows)
-            pieces = with_progress(chunks, self.N, f"projecting on {r} principal components")
-            self._projections[r, dtype] = project_images(pieces, self.N, components, dtype)
+            self._projections[r, dtype] = self._project(self.principal_components(r), dtype)
         return self._projections[r, dtype]
+
+    def _project(self, components: PrincipalComponents, dtype: torch.dtype) -> Projection:
+        description = f"projecting on {components.basis.shape[1]} principal components"
+        return project_images(
+            with_progress(self.chunks(self._chunk_rows), self.N, description), self.N, components, dtype
+        )
 
     @property
     def _chunk_rows(self) -> int:

@@ -11,6 +11,7 @@ from lit_knn.errors import InputError
 from lit_knn.exchange import Exchange
 from lit_knn.index import Index
 from lit_knn.index.per_machine import in_every_process
+from lit_knn.projection import PrincipalComponents, Projection
 from lit_knn.reference import ReferenceSet, to_model_space
 
 
@@ -31,6 +32,8 @@ class ShardedReferenceSet(ReferenceSet):
       uint8, 4·d of float32. The n draws of a z, most of them the same image at small t, are at most n images;
     - `Exact`: (4·d + 8) bytes (z and t) and 8·d + 8 bytes (the mean over the shard, and the logarithm of its
       normaliser) for each z and each other rank.
+
+    Of `projection` every rank holds the coordinates of all images, N·r values.
 
     Args:
         images: those of this rank, see `ReferenceSet`.
@@ -69,9 +72,11 @@ class ShardedReferenceSet(ReferenceSet):
         self._offset = sum(sizes[: self.exchange.rank])
         self.N = self._stored * (2 if hflip else 1)
         if self.labels is not None:
-            own = self.labels[: len(self.images)]
-            stored = torch.cat(self.exchange.all_gather(own))
-            self.labels = torch.cat([stored, stored]) if hflip else stored
+            self.labels = self._of_all(self.labels)
+
+    def _of_all(self, rows: Tensor) -> Tensor:
+        """Of a row for each image of the shard: a row for each image of the set."""
+        return torch.cat([part for half in rows.split(len(self.images)) for part in self.exchange.all_gather(half)])
 
     def _agree_on_shards(self) -> list[int]:
         """The number of images of each rank."""
@@ -146,6 +151,11 @@ class ShardedReferenceSet(ReferenceSet):
     def _sum(self) -> Tensor:
         return self.exchange.sum(self.local._sum())
 
+    def _project(self, components: PrincipalComponents, dtype: torch.dtype) -> Projection:
+        """Each rank projects its shard; all of them hold the coordinates of all images."""
+        own = self.local._project(components, dtype)
+        return Projection(components, self._of_all(own.coordinates), self._of_all(own.half_sq_norms))
+
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
         """See `ReferenceSet.over_shards`: `function` sees the shard of its rank and the queries of all ranks.
 
@@ -155,6 +165,11 @@ class ShardedReferenceSet(ReferenceSet):
         counts = [len(rows) for rows in gathered[0]]
         answers = function(self.local, *(torch.cat(rows) for rows in gathered))
         return [torch.stack(self.exchange.all_to_all(answer.split(counts))) for answer in answers]
+
+    def union(self, values: Sequence[int]) -> list[int]:
+        """See `ReferenceSet.union`; of the values of all ranks."""
+        own = torch.tensor(values, dtype=torch.long, device=self.device)
+        return torch.cat(self.exchange.all_gather(own)).unique().tolist()
 
     def pieces(self, count: int, step: int) -> Iterator[slice]:
         """See `ReferenceSet.pieces`; as many as the rank with the most rows needs, empty ones at the end."""

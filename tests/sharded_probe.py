@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, UniformSNIS, Wiener
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.rng import keyed_generator
 from lit_knn.sharded import ShardedReferenceSet, shard_rows
@@ -24,6 +24,7 @@ ESTIMATORS = {
     "UniformSNIS": lambda: UniformSNIS(8),
     "Exact": Exact,
     "Wiener": lambda: Wiener(4),
+    "SubspaceKNN": lambda: SubspaceKNN(4, None, 8, "float32"),
 }
 
 

@@ -63,8 +63,6 @@ class SubspaceKNN(CertifiedEstimator):
             does not multiply.
     """
 
-    shardable = False
-
     def __init__(self, r: int = 512, m: int | None = None, n: int = 256, compute: str = "auto") -> None:
         self.r = check_count("SubspaceKNN", "r", r)
         self.m = None if m is None else check_count("SubspaceKNN", "m", m)
@@ -115,14 +113,15 @@ class SubspaceKNN(CertifiedEstimator):
         y = projection.components.project(z)
         # The largest array of a piece is (b, N) in float64. Few pieces: each reads all coordinates twice.
         num_pieces = -(-len(z) * 8 * self.reference.N // (PIECE_FACTOR * work_bytes(z.device)))
-        step = -(-len(z) // num_pieces)
+        num_pieces = max(min(num_pieces, len(z)), 1)
         pieces = [
-            self._draw_rows(projection, y[i : i + step], t[i : i + step], generator) for i in range(0, len(z), step)
+            self._draw_rows(projection, *rows, generator)
+            for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
         ]
         draws = SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
         # Rows that need few images are gathered together, so that they do not pay for those that need many.
         size_class = draws.used.double().log2().ceil().long()
-        for size in size_class.unique().tolist():
+        for size in self.reference.union(size_class.tolist()):
             rows, places = (size_class == size).nonzero()[:, 0], min(2**size, self.n)
             chosen = draws.rows(rows, places)
             for part, x in gather(self.reference, chosen.ids):
