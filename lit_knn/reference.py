@@ -64,7 +64,7 @@ class ReferenceSet:
         self.shape = tuple(images.shape[1:])
         self.d = images[0].numel()
         self.N = len(images) * (2 if hflip else 1)
-        self.labels = _expand_labels(labels, len(images), hflip)
+        self.labels = expand_labels(labels, len(images), hflip)
         self._sha256 = sha256
         self._index_built = False
         self._mean: Tensor | None = None
@@ -299,7 +299,7 @@ def _check_images(images: Tensor, hflip: bool) -> None:
         raise InputError(f"hflip=True needs images (N, C, H, W), got shape {tuple(images.shape)}")
 
 
-def _expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) -> Tensor | None:
+def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) -> Tensor | None:
     if labels is None:
         return None
     labels = torch.as_tensor(labels).long()

@@ -12,7 +12,7 @@ from lit_knn.exchange import Exchange
 from lit_knn.index import Index
 from lit_knn.index.per_machine import in_every_process
 from lit_knn.projection import PrincipalComponents, Projection
-from lit_knn.reference import ReferenceSet, to_model_space
+from lit_knn.reference import ReferenceSet, expand_labels, to_model_space
 
 
 def shard_rows(N: int, rank: int, size: int) -> slice:
@@ -64,28 +64,29 @@ class ShardedReferenceSet(ReferenceSet):
         self.exchange = Exchange()
         # What is asked of one shard alone is asked of this one, an ordinary set.
         self.local = ReferenceSet(self.images, self.index, hflip, labels, sha256)
-        sizes = self._agree_on_shards()
+        sizes = self._agree_on_shards(labels)
         self._stored = sum(sizes)
         self._largest = max(sizes) * (2 if hflip else 1)
         # Of the first image of each rank but the first, among the stored ones.
         self._bounds = torch.tensor(sizes, device=self.device).cumsum(0)
         self._offset = sum(sizes[: self.exchange.rank])
         self.N = self._stored * (2 if hflip else 1)
-        if self.labels is not None:
-            self.labels = self._of_all(self.labels)
 
     def _of_all(self, rows: Tensor) -> Tensor:
         """Of a row for each image of the shard: a row for each image of the set."""
         return torch.cat([part for half in rows.split(len(self.images)) for part in self.exchange.all_gather(half)])
 
-    def _agree_on_shards(self) -> list[int]:
-        """The number of images of each rank."""
-        what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={self.labels is not None}"
-        each = in_every_process(lambda: (what, len(self.images)))
-        for rank, (other, _) in enumerate(each):
+    def _agree_on_shards(self, labels: Tensor | np.ndarray | None) -> list[int]:
+        """The number of images of each rank; takes the labels of all."""
+        what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={labels is not None}"
+        own = None if labels is None else np.asarray(labels)
+        each = in_every_process(lambda: (what, len(self.images), own))
+        for rank, (other, *_) in enumerate(each):
             if other != each[0][0]:
                 raise InputError(f"the shards differ: rank 0 has images {each[0][0]}, rank {rank} {other}")
-        return [size for _, size in each]
+        sizes, parts = [size for _, size, _ in each], [part for *_, part in each if part is not None]
+        self.labels = expand_labels(np.concatenate(parts), sum(sizes), self.hflip) if parts else None
+        return sizes
 
     def _move_images(self, device: torch.device) -> None:
         self.images = self.local.to(device).images
