@@ -300,6 +300,7 @@ def _check_images(images: Tensor, hflip: bool) -> None:
 
 
 def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) -> Tensor | None:
+    """Labels of all images, mirrored ones included, from those of the `stored` ones: (N,) int64, or None."""
     if labels is None:
         return None
     labels = torch.as_tensor(labels).long()

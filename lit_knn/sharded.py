@@ -79,7 +79,7 @@ class ShardedReferenceSet(ReferenceSet):
     def _agree_on_shards(self, labels: Tensor | np.ndarray | None) -> list[int]:
         """The number of images of each rank; takes the labels of all."""
         what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={labels is not None}"
-        own = None if labels is None else np.asarray(labels)
+        own = None if labels is None else torch.as_tensor(labels).cpu().numpy()
         each = in_every_process(lambda: (what, len(self.images), own))
         for rank, (other, *_) in enumerate(each):
             if other != each[0][0]:
