@@ -42,10 +42,11 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:
     for rows, x in gather(reference, nearest):
         exact_parts.append(unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows]))
         near_parts.append(weighted_mean(torch.softmax(exact_parts[-1], dim=1), x.double()))
-    # In the scale of the exact likelihoods, from which the others differ by a constant of each row.
     exact = torch.cat(exact_parts)
-    maximum = exact.amax(1, keepdim=True)
-    rest = log_p.sub_(maximum.float()).scatter_(1, nearest, -torch.inf).exp_()
+    rest = log_p.scatter_(1, nearest, -torch.inf)
+    # Copies of one image, more than are recomputed, share a rounding that at small t may put them far above the exact.
+    maximum = torch.maximum(exact.amax(1, keepdim=True), rest.amax(1, keepdim=True).double())
+    rest.sub_(maximum.float()).exp_()
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
     total_rest = rest.sum(1, keepdim=True, dtype=torch.float64)
     total = total_near + total_rest
