@@ -14,8 +14,9 @@ DIGIT = 127
 BASE = 254
 # So many products of a digit and a code stay below 2^31 in sum, whatever their values.
 TERMS = 2**17
-# Vectors that are converted to float32 at a time for their norms.
+# Vectors that are taken at a time for their norms, and bytes of them that are converted to float32 at a time.
 HALF_SQ_NORM_ROWS = 8192
+HALF_SQ_NORM_BYTES = 16 * 2**20
 
 
 class Codes(NamedTuple):
@@ -36,7 +37,8 @@ class Codes(NamedTuple):
 
 def half_sq_norms(pieces: Iterable[Tensor]) -> Tensor:
     """‖code‖²/2 of each of N vectors, which come in pieces (c, d) of any type: (N,), float32."""
-    return torch.cat([rows.float().square().sum(1) / 2 for rows in pieces])
+    few = (rows for piece in pieces for rows in piece.split(max(HALF_SQ_NORM_BYTES // (4 * piece.shape[1]), 1)))
+    return torch.cat([rows.float().square().sum(1) / 2 for rows in few])
 
 
 def quantise(chunks: Callable[[], Iterable[Tensor]], N: int) -> Codes:
