@@ -8,7 +8,19 @@ import torch
 from torch import nn
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, UniformSNIS, sampled, streaming
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Adaptive,
+    Estimator,
+    Exact,
+    MonteCarlo,
+    OneSample,
+    SubspaceKNN,
+    UniformSNIS,
+    sampled,
+    streaming,
+)
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 
@@ -95,6 +107,18 @@ def test_shape_and_dtype_are_those_of_z(name, kind, dtype):
         assert result.dtype == dtype
         assert result.device == z.device
         assert result.isfinite().all()
+
+
+CERTIFIED = [KNN(6, 8), STF(8), SubspaceKNN(4, None, 8, "float32"), Adaptive(KNN(6, 8), 1e-3)]
+
+
+@pytest.mark.parametrize("estimator", CERTIFIED, ids=lambda estimator: type(estimator).__name__)
+def test_no_latents_give_no_certificates(estimator):
+    reference = pixel_set()
+    z = torch.empty(0, *reference.shape)
+    mean, *rest = estimator.bind(reference).certified_mean(z, 0.5, z)
+    assert mean.shape == estimator.posterior_mean(z, 0.5, z).shape == z.shape
+    assert all(part.shape == (0,) and part.dtype == torch.float64 for part in rest)
 
 
 @EVERY

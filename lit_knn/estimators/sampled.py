@@ -68,6 +68,8 @@ class CertifiedEstimator(Estimator):
         The error is the variance of Eq. 12 (eq:SNIS_Var) with the weights of the draws in the place of the posterior.
         """
         t = self._check(z, t, x_source)
+        if len(z) == 0:
+            return Certificate(z.clone(), *(torch.empty(0, dtype=torch.float64, device=z.device) for _ in range(3)))
         with torch.autocast(z.device.type, enabled=False):
             certificate = self._certify(z, t, x_source, generator)
         return certificate._replace(mean=certificate.mean.to(z.dtype))
