@@ -54,6 +54,8 @@ def test_floats_are_refused_by_int8_and_summed_in_float64_by_auto():
     assert torch.equal(auto, plain)
     with pytest.raises(InputError, match="compute='bf16' must be float64, int8 or auto"):
         Exact("bf16")
+    with pytest.raises(InputError, match="digits must be at most 4, got 20"):
+        Exact("int8", digits=20)
 
 
 @pytest.mark.parametrize("N", [1, 2, 31])
