@@ -32,8 +32,8 @@ class Exact(Estimator):
         digits: of `int8`, at most 4: a float32 has no more.
 
     Raises:
-        InputError: another type, digits outside [1, 4]; at `bind`, `int8` where the images are not uint8 or the device does not
-            multiply it.
+        InputError: another type, digits outside [1, 4]; at `bind`, `int8` where the images are not uint8 or the device
+            does not multiply it.
     """
 
     deterministic = True
