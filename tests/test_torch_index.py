@@ -151,6 +151,17 @@ def test_degenerate_sets(compute):
         assert (ids.sort(1).values == torch.arange(len(x))).all()
 
 
+def test_float16_finds_the_nearest_of_queries_beyond_its_range(monkeypatch):
+    monkeypatch.setattr("lit_knn.compute.is_native", lambda dtype, device: True)  # slow on a CPU, but right
+    reference = ReferenceSet(pixels(), index=TorchIndex("float16"))
+    z = noisy(reference, 400.0)
+    assert z.abs().max() > 514
+    sq_dist, ids = reference.search(z, 12)
+    expected, nearest = exhaustive(reference, z, 12)
+    assert (ids.unsqueeze(2) == nearest.unsqueeze(1)).any(2).double().mean() > 0.9
+    torch.testing.assert_close(sq_dist.double(), expected, rtol=1e-3, atol=0)
+
+
 class LargestNewTensor(TorchDispatchMode):
     """Remembers the bytes of the largest tensor that an operation makes, views left out."""
 

@@ -40,7 +40,7 @@ class TorchIndex(Index):
     """
 
     def __init__(self, compute: str = "auto", r: int | None = None) -> None:
-        self.compute = check_compute("TorchIndex", compute, "int8")
+        self.compute = check_compute("TorchIndex", compute, "float16", "int8")
         self.r = r
         if r is not None and r < 1:
             raise InputError(f"TorchIndex: r must be at least 1, got {r}")
@@ -119,15 +119,17 @@ class TorchIndex(Index):
         if self._dtype == torch.int8:
             digits, unit = digits_of(u, 1)
             return lambda rows: product(digits, values[rows].T).mul_(unit)
-        rounded = u.to(self._dtype)
+        # float16 ends at 65504, which is |z| = 514 in pixels. A power of two rounds nothing.
+        unit = torch.exp2(torch.frexp(u.abs().amax(1, keepdim=True)).exponent.float())
+        rounded = (u / unit).to(self._dtype)
         if values.dtype == self._dtype:
-            return lambda rows: matmul_float32(rounded, values[rows].T)
+            return lambda rows: matmul_float32(rounded, values[rows].T).mul_(unit)
         # Fewer rows than there are scores for: of a few queries that is the whole set.
         step = max(_score_bytes(u) // (values.shape[1] * self._dtype.itemsize), 1)
 
         def multiply(rows: slice) -> Tensor:
             pieces = values[rows].split(step)
-            return torch.cat([matmul_float32(rounded, piece.to(self._dtype).T) for piece in pieces], dim=1)
+            return torch.cat([matmul_float32(rounded, piece.to(self._dtype).T) for piece in pieces], dim=1).mul_(unit)
 
         return multiply
 
