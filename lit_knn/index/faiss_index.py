@@ -44,9 +44,10 @@ class FaissIndex(Index):
             about 1.5 GiB.
 
     Raises:
-        InputError: nprobe < 1 or gpu_scratch_mib < 0; at `check`, a factory FAISS refuses, nprobe above the number of
-            lists or given without lists, more lists than vectors, `lossless` with another factory, a folder that cannot
-            be written to; at `build`, `lossless` with values that no pixel has, and what FAISS refuses then.
+        InputError: nprobe < 1, gpu_scratch_mib < 0, an empty cache_dir; at `check`, a factory FAISS refuses, nprobe
+            above the number of lists or given without lists, more lists than vectors, `lossless` with another factory,
+            a folder that cannot be written to; at `build`, `lossless` with values that no pixel has, and what FAISS
+            refuses then.
     """
 
     def __init__(
