@@ -19,8 +19,8 @@ class PrincipalComponents(NamedTuple):
     Attributes:
         mean: (d,), mean of all images, float32.
         basis: (d, r), P, float32, orthonormal columns.
-        variances: (r,), variance of the images along them, float32.
-        residual_variance: variance per dimension outside them, on average over the d − r others; 0 if r = d.
+        variances: (r,), variance along them of the images that they come from, about `mean`, float32.
+        residual_variance: likewise, per dimension outside them, on average over the d − r others; 0 if r = d.
     """
 
     mean: Tensor
