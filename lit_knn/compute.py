@@ -9,12 +9,12 @@ COMPUTE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 
 
 def check_compute(owner: str, compute: str, *more: str) -> str:
-    """Return `compute` if it is `auto`, a float type or one of `more`.
+    """Return `compute` if it is `auto`, a type with the range of float32, or one of `more`.
 
     Raises:
         InputError: it is not.
     """
-    known = ("auto", *COMPUTE_TYPES, *more)
+    known = ("auto", "float32", "bfloat16", *more)
     if compute not in known:
         raise InputError(f"{owner}: compute={compute!r} must be one of {', '.join(known)}")
     return compute

@@ -19,8 +19,8 @@ class PrincipalComponents(NamedTuple):
     Attributes:
         mean: (d,), mean of all images, float32.
         basis: (d, r), P, float32, orthonormal columns.
-        variances: (r,), variance of the images along them, float32.
-        residual_variance: variance per dimension outside them, on average over the d − r others; 0 if r = d.
+        variances: (r,), variance along them of the images that they come from, about `mean`, float32.
+        residual_variance: likewise, per dimension outside them, on average over the d − r others; 0 if r = d.
     """
 
     mean: Tensor
@@ -80,7 +80,8 @@ def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalCompo
     variances = (centred @ basis).square().mean(0)
     d = len(mean)
     outside = centred.square().sum(1, dtype=torch.float64).mean() - variances.sum(dtype=torch.float64)
-    return PrincipalComponents(mean, basis, variances, outside.item() / (d - r) if r < d else 0.0)
+    # Where nothing is left outside, rounding of the two sums may be negative; a variance is not.
+    return PrincipalComponents(mean, basis, variances, max(outside.item(), 0.0) / (d - r) if r < d else 0.0)
 
 
 def project_images(

@@ -1,6 +1,7 @@
 """Vectors as 8-bit integers, and exact products with them: what modern processors multiply fastest."""
 
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,11 @@ PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
 # A digit of a query is an integer of at most this size; the next digit counts 1/254 of it.
 DIGIT = 127
 BASE = 254
-# Vectors that are converted to float32 at a time for their norms.
+# So many products of a digit and a code stay below 2^31 in sum, whatever their values.
+TERMS = 2**17
+# Vectors that are taken at a time for their norms, and bytes of them that are converted to float32 at a time.
 HALF_SQ_NORM_ROWS = 8192
+HALF_SQ_NORM_BYTES = 16 * 2**20
 
 
 class Codes(NamedTuple):
@@ -33,7 +37,8 @@ class Codes(NamedTuple):
 
 def half_sq_norms(pieces: Iterable[Tensor]) -> Tensor:
     """‖code‖²/2 of each of N vectors, which come in pieces (c, d) of any type: (N,), float32."""
-    return torch.cat([rows.float().square().sum(1) / 2 for rows in pieces])
+    few = (rows for piece in pieces for rows in piece.split(max(HALF_SQ_NORM_BYTES // (4 * piece.shape[1]), 1)))
+    return torch.cat([rows.float().square().sum(1) / 2 for rows in few])
 
 
 def quantise(chunks: Callable[[], Iterable[Tensor]], N: int) -> Codes:
@@ -89,8 +94,14 @@ def product(digits: Tensor, matrix: Tensor) -> Tensor:
         matrix: (d, N), int8.
 
     Returns:
-        (B, N), float32; each digit's product is exact.
+        (B, N), float32; each digit's product is exact before it is rounded to that.
     """
+    blocks = zip(digits.split(TERMS, dim=2), matrix.split(TERMS), strict=True)
+    return reduce(Tensor.add_, (_product_of_few(*block) for block in blocks))
+
+
+def _product_of_few(digits: Tensor, matrix: Tensor) -> Tensor:
+    """`product` with d <= TERMS."""
     count, batch, _ = digits.shape
     parts = torch._int_mm(digits.flatten(0, 1), matrix).view(count, batch, -1)
     total = parts[-1].float()

@@ -24,7 +24,11 @@ def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
 
     Dropout draws from the default generator only, so this is how two forward passes share their masks.
     """
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed_from_key(*key))
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        # Not torch.manual_seed, which seeds the generators of all GPUs.
+        torch.default_generator.manual_seed(seed_from_key(*key))
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed_from_key(*key))
         yield

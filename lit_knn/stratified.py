@@ -64,9 +64,10 @@ def stratified_draws(
     drawn = torch.searchsorted(cdf, heights, right=True)
     # Unused and kept places have heights outside the distribution.
     drawn = drawn.clamp(max=rest.shape[1] - 1)
-    # A rest that underflows has no mass, and nothing to draw.
-    sampled = is_used & ~is_kept & (mass > 0)
-    log_drawn = (mass / num_drawn).log() - rest.gather(1, drawn).double().log()
+    # A rest that underflows has nothing to draw, and rounding of the cdf or a height can hit what has no probability.
+    drawn_q = rest.gather(1, drawn).double()
+    sampled = is_used & ~is_kept & (drawn_q > 0)
+    log_drawn = (mass / num_drawn).log() - drawn_q.log()
     log_correction = torch.where(sampled, log_drawn, torch.where(is_kept, 0.0, -math.inf))
     return StratifiedDraws(torch.where(is_kept, top, drawn), log_correction, sampled, used, rest)
 

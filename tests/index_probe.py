@@ -43,6 +43,8 @@ def main(rank, world_size, folder, how):
     if how == "full":
         # Stands for a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    if how == "folder" and rank == 0:
+        cache = folder / "store" / "within a file"
     index = Spied("IVF4,SQ8", cache_dir=str(cache))
     index.how = how
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)

@@ -54,6 +54,8 @@ def test_floats_are_refused_by_int8_and_summed_in_float64_by_auto():
     assert torch.equal(auto, plain)
     with pytest.raises(InputError, match="compute='bf16' must be float64, int8 or auto"):
         Exact("bf16")
+    with pytest.raises(InputError, match="digits must be at most 4, got 20"):
+        Exact("int8", digits=20)
 
 
 @pytest.mark.parametrize("N", [1, 2, 31])
@@ -63,3 +65,24 @@ def test_fewer_images_than_are_recomputed(N):
     expected = posterior_mean(z, reference.gather(torch.arange(N)), 1.0)
     estimate = Exact("int8").bind(reference).posterior_mean(z, 1.0)
     torch.testing.assert_close(estimate.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_many_products_do_not_overflow():
+    # d · 127² is more than 2^31.
+    images = torch.full((40, 3, 256, 256), 60, dtype=torch.uint8)
+    images[0] = 255
+    reference = ReferenceSet(images)
+    x = reference.gather(torch.tensor([0]))
+    z = x + 0.01 * torch.randn(x.shape)
+    torch.testing.assert_close(Exact("int8").bind(reference).posterior_mean(z, 0.01), x)
+
+
+def test_more_copies_of_an_image_than_are_recomputed():
+    # At small t the rounding of the product is a factor of e^100 and more, the same for all copies.
+    images = torch.randint(256, (60, 3, 64, 64), dtype=torch.uint8)
+    images[:50] = 255
+    reference = ReferenceSet(images)
+    x = reference.gather(torch.arange(8))
+    for t in (5e-4, 0.002):
+        z = x + t * torch.randn(x.shape)
+        torch.testing.assert_close(Exact("int8").bind(reference).posterior_mean(z, t), x)

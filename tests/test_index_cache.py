@@ -237,3 +237,13 @@ def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):
     with pytest.warns(UserWarning, match=f"waiting for another process that is at work on {path}"), locked(path):
         assert process.stdout.readline() == "out\n"
     process.communicate()
+
+
+def test_the_folder_may_be_below_the_home_and_must_have_a_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    started("~/indexes")
+    only_file(tmp_path / "home" / "indexes")
+    assert not (tmp_path / "~").exists()
+    with pytest.raises(InputError, match="cache_dir is empty"):
+        FaissIndex("Flat", cache_dir="")

@@ -129,6 +129,14 @@ def test_constant_data_has_an_orthonormal_basis_and_no_variance(shape):
     assert projection.coordinates.abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("N", [60, 200, 500])
+def test_no_variance_outside_is_never_negative(N):
+    # N images have at most N − 1 directions.
+    pictures = torch.randint(0, 256, (N, 3, 16, 16), dtype=torch.uint8, generator=rng(N))
+    residual = ReferenceSet(pictures).principal_components(N - 1).residual_variance
+    assert 0 <= residual < 1e-6
+
+
 def test_deepcopy_of_a_module_shares_the_projection(gapped):
     # As the copy that averages a network's weights does.
     class Module(nn.Module):

@@ -85,3 +85,13 @@ def test_all_places_represent_the_distribution_exactly(outcomes, spread):
         _, weights = outcomes(row, n=N, grid=50)
         expected = row.double().softmax(0).expand(50, -1)
         torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-9)
+
+
+def test_a_height_that_rounds_up_to_the_whole_mass_draws_nothing(monkeypatch):
+    # Behind 300 equal images come others without any probability, which the last place must not take.
+    log_q = torch.cat([torch.zeros(1, 300), torch.full((1, 300), -1e4)], dim=1)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor([[1 - 2**-53]], dtype=torch.float64))
+    draws = stratified_draws(log_q, 256, torch.tensor([-1e9]))
+    assert draws.sampled.sum() == 255
+    weights = draws.log_correction.exp() / 300
+    assert weights.sum().item() == pytest.approx(1, abs=1 / 256 + 1e-9)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_knn.compute import is_native
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.posterior import posterior_mean
-from lit_knn.quantised import BASE, digits_of, product, quantise
+from lit_knn.quantised import BASE, digits_of, half_sq_norms, product, quantise
 from lit_knn.reference import ReferenceSet
 
 CPU = torch.device("cpu")
@@ -148,3 +149,52 @@ def test_degenerate_sets(compute):
         sq_dist, ids = reference.search(torch.randn(3, x.shape[1]), len(x))
         assert sq_dist.isfinite().all()
         assert (ids.sort(1).values == torch.arange(len(x))).all()
+
+
+def test_float16_finds_the_nearest_of_queries_beyond_its_range(monkeypatch):
+    monkeypatch.setattr("lit_knn.compute.is_native", lambda dtype, device: True)  # slow on a CPU, but right
+    reference = ReferenceSet(pixels(), index=TorchIndex("float16"))
+    z = noisy(reference, 400.0)
+    assert z.abs().max() > 514
+    sq_dist, ids = reference.search(z, 12)
+    expected, nearest = exhaustive(reference, z, 12)
+    assert (ids.unsqueeze(2) == nearest.unsqueeze(1)).any(2).double().mean() > 0.9
+    torch.testing.assert_close(sq_dist.double(), expected, rtol=1e-3, atol=0)
+
+
+class LargestNewTensor(TorchDispatchMode):
+    """Remembers the bytes of the largest tensor that an operation makes, views left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in given:
+            self.bytes = max(self.bytes, result.numel() * result.element_size())
+        return result
+
+
+@pytest.mark.parametrize("compute", [name for name in TYPES if name != "int8"])
+@pytest.mark.parametrize("batch", [1, 40])
+def test_vectors_are_converted_a_few_at_a_time(compute, batch, monkeypatch):
+    reference = ReferenceSet(pixels(N=2000), index=TorchIndex(compute))
+    z = noisy(reference, 0.5, rows=batch)
+    whole = reference.search(z, 12)
+    monkeypatch.setattr("lit_knn.index.torch_index.SCORE_BYTES", 2**14)
+    with LargestNewTensor() as largest:
+        pieces = reference.search(z, 12)
+    assert largest.bytes <= 2**15
+    assert torch.equal(pieces[1], whole[1])
+    torch.testing.assert_close(pieces[0], whole[0])
+
+
+def test_norms_are_taken_of_a_few_vectors_at_a_time(monkeypatch):
+    values = torch.randint(-128, 128, (2000, 300), dtype=torch.int8)
+    monkeypatch.setattr("lit_knn.quantised.HALF_SQ_NORM_BYTES", 2**16)
+    with LargestNewTensor() as largest:
+        norms = half_sq_norms(values.split(1500))
+    assert largest.bytes <= 2**16
+    torch.testing.assert_close(norms.double(), values.double().square().sum(1) / 2)

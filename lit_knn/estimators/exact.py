@@ -15,6 +15,9 @@ from lit_knn.estimators.streaming import batches_of, stream_sq_dist
 from lit_knn.posterior import unnormalised_log_likelihood
 from lit_knn.reference import ReferenceSet
 
+# Of 8 bits.
+MAX_DIGITS = 4
+
 
 class Exact(Estimator):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean): no bias and no variance, cost O(N·d) per z.
@@ -26,11 +29,11 @@ class Exact(Estimator):
 
     Args:
         compute: `float64`; `int8`, for pixels on a CPU; or `auto`, int8 where it goes.
-        digits: of `int8`.
+        digits: of `int8`, at most 4: a float32 has no more.
 
     Raises:
-        InputError: another type, digits < 1; at `bind`, `int8` where the images are not uint8 or the device does not
-            multiply it.
+        InputError: another type, digits outside [1, 4]; at `bind`, `int8` where the images are not uint8 or the device
+            does not multiply it.
     """
 
     deterministic = True
@@ -40,6 +43,8 @@ class Exact(Estimator):
             raise InputError(f"Exact: compute={compute!r} must be float64, int8 or auto")
         self.compute = compute
         self.digits = check_count("Exact", "digits", digits)
+        if digits > MAX_DIGITS:
+            raise InputError(f"Exact: digits must be at most {MAX_DIGITS}, got {digits}: a float32 has no more")
 
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`."""

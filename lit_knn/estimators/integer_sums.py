@@ -15,6 +15,8 @@ RECOMPUTED = 32
 NEGLIGIBLE_SHARE = 1e-12
 # Latents at a time times images, in float32, and images at a time.
 SCORE_BYTES = 64 * 2**20
+# But so many latents at least: each group of them reads all images once, or twice.
+MIN_LATENTS = 64
 CHUNK = 8192
 
 
@@ -31,7 +33,7 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> t
         The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.
     """
     mu, log_normaliser = torch.empty(z.shape, dtype=torch.float64), torch.empty(len(z), dtype=torch.float64)
-    step = max(SCORE_BYTES // (4 * reference.N), 1)
+    step = max(SCORE_BYTES // (4 * reference.N), MIN_LATENTS)
     for start in range(0, len(z), step):
         rows = slice(start, start + step)
         mu[rows], log_normaliser[rows] = _mean(reference, z[rows], t[rows], count)
@@ -45,10 +47,11 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Te
     for rows, x in gather(reference, nearest):
         exact_parts.append(unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows]))
         near_parts.append(weighted_mean(torch.softmax(exact_parts[-1], dim=1), x.double()))
-    # In the scale of the exact likelihoods, from which the others differ by a constant of each row.
     exact = torch.cat(exact_parts)
-    maximum = exact.amax(1, keepdim=True)
-    rest = log_p.sub_(maximum.float()).scatter_(1, nearest, -torch.inf).exp_()
+    rest = log_p.scatter_(1, nearest, -torch.inf)
+    # Copies of one image, more than are recomputed, share a rounding that at small t may put them far above the exact.
+    maximum = torch.maximum(exact.amax(1, keepdim=True), rest.amax(1, keepdim=True).double())
+    rest.sub_(maximum.float()).exp_()
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
     total_rest = rest.sum(1, keepdim=True, dtype=torch.float64)
     total = total_near + total_rest

@@ -140,7 +140,8 @@ class SubspaceKNN(CertifiedEstimator):
         rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * (2 * half_sq_norms.max()).sqrt() / t.square()
         log_negligible = math.log(NEGLIGIBLE_SHARE) - 2 * rounding.double()
         draws = stratified_draws(log_q, self.n, log_negligible, self.m, generator)
-        rest = draws.rest.to(coordinates.dtype)
+        # Relative to its largest, for bfloat16 ends before float32 does and might round all of the rest to 0.
+        rest = draws.rest.div_(draws.rest.amax(1, keepdim=True)).to(coordinates.dtype)
         rest_mean = (rest @ coordinates).float() / rest.sum(1, keepdim=True, dtype=torch.float32)
         return SubspaceDraws(draws.ids, draws.log_correction, draws.sampled, draws.used, rest_mean)
 

@@ -19,7 +19,8 @@ class Wiener(Estimator):
     its error does not vanish with any budget. It does with t, because the posterior mean becomes linear in z: at r = d
     the squared error falls as t⁻⁴, with the third cumulants κ of the data its leading term Σ κ_ijk² / 2t⁴, and as t⁻⁶
     where these vanish, as for symmetric data; at r < d it falls as t⁻² at last, as far as the variances outside P
-    differ from c. The cheapest estimator, the best one at very large t, useless at small t.
+    differ from c. The cheapest estimator, the best one at very large t, useless at small t. Of sets larger than 128 MiB
+    in float32 the covariance is that of a subset, which costs some per cent of error at r = d.
 
     Args:
         r: principal components.

@@ -29,13 +29,18 @@ class IndexCache:
     """A folder of built indexes.
 
     Args:
-        folder: made where it is missing.
+        folder: made where it is missing; a leading ~ is the home of the user.
         write: writes an index to a binary file.
         read: reads, or maps, the index at the start of a file; RuntimeError if it is none.
+
+    Raises:
+        InputError: an empty name, which would be the working directory.
     """
 
     def __init__(self, folder: str, write: Callable[[Any, BinaryIO], None], read: Callable[[Path], Any]) -> None:
-        self.folder = Path(folder)
+        if not folder:
+            raise InputError("cache_dir is empty: name a folder, or give null for no cache")
+        self.folder = Path(folder).expanduser()
         self._write = write
         self._read = read
 
@@ -66,12 +71,14 @@ class IndexCache:
                 one of each machine builds, the others map its file.
 
         Raises:
-            InputError: another process failed.
+            InputError: see `check`; another process failed.
         """
         index: Any = None
 
         def lead() -> Path | None:
             nonlocal index
+            # Here, so that a folder that one process cannot write to stops the others, too.
+            self.check()
             label = {**settings, "data": fingerprint()}
             path = self.folder / file_name(label)
             index, kept = self._get(path, {**label, **versions, "format": FORMAT}, build)

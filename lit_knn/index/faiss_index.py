@@ -44,9 +44,10 @@ class FaissIndex(Index):
             about 1.5 GiB.
 
     Raises:
-        InputError: nprobe < 1 or gpu_scratch_mib < 0; at `check`, a factory FAISS refuses, nprobe above the number of
-            lists or given without lists, more lists than vectors, `lossless` with another factory, a folder that cannot
-            be written to; at `build`, `lossless` with values that no pixel has, and what FAISS refuses then.
+        InputError: nprobe < 1, gpu_scratch_mib < 0, an empty cache_dir; at `check`, a factory FAISS refuses, nprobe
+            above the number of lists or given without lists, more lists than vectors, `lossless` with another factory;
+            at `build`, a folder that cannot be written to, `lossless` with values that no pixel has, and what FAISS
+            refuses then.
     """
 
     def __init__(
@@ -75,8 +76,6 @@ class FaissIndex(Index):
     def check(self, N: int, d: int) -> None:
         """See `Index.check`; creates the empty FAISS index, which costs nothing."""
         self._create(N, d)
-        if self._cache is not None:
-            self._cache.check()
 
     def build(
         self,

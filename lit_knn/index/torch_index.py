@@ -11,7 +11,8 @@ from lit_knn.index.base import Index, with_progress
 from lit_knn.projection import PrincipalComponents, principal_components, sample_size
 from lit_knn.quantised import HALF_SQ_NORM_ROWS, Codes, digits_of, half_sq_norms, product, quantise
 
-# Upper bound of the float32 scores of one chunk; larger arrays come fresh from the operating system on a CPU.
+# Upper bound of the float32 scores of one chunk, and of vectors that are converted to be multiplied; larger arrays come
+# fresh from the operating system on a CPU.
 SCORE_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 
@@ -39,7 +40,7 @@ class TorchIndex(Index):
     """
 
     def __init__(self, compute: str = "auto", r: int | None = None) -> None:
-        self.compute = check_compute("TorchIndex", compute, "int8")
+        self.compute = check_compute("TorchIndex", compute, "float16", "int8")
         self.r = r
         if r is not None and r < 1:
             raise InputError(f"TorchIndex: r must be at least 1, got {r}")
@@ -93,11 +94,12 @@ class TorchIndex(Index):
         """See `Index.search`."""
         if self._codes is None:
             raise InputError("TorchIndex: search before build")
+        if len(queries) == 0:
+            return queries.new_empty(0, k), torch.empty(0, k, dtype=torch.long, device=queries.device)
         codes, components = self._codes, self._components
         u = (queries if components is None else components.project(queries)) / codes.scale - codes.offset
-        budget = SCORE_BYTES * (GPU_FACTOR if u.is_cuda else 1)
         # At least k at a time, so that merging costs no more than a few scores of each.
-        scores = self._scores(u, step=max(budget // (4 * len(u)), k))
+        scores = self._scores(u, step=max(_score_bytes(u) // (4 * len(u)), k))
         best, ids = _k_smallest(scores, k)
         sq_norms = u.square().sum(1, keepdim=True)
         sq_dist = (2 * best + sq_norms) * codes.scale**2
@@ -120,8 +122,19 @@ class TorchIndex(Index):
         if self._dtype == torch.int8:
             digits, unit = digits_of(u, 1)
             return lambda rows: product(digits, values[rows].T).mul_(unit)
-        rounded = u.to(self._dtype)
-        return lambda rows: matmul_float32(rounded, values[rows].to(self._dtype).T)
+        # float16 ends at 65504, which is |z| = 514 in pixels. A power of two rounds nothing.
+        unit = torch.exp2(torch.frexp(u.abs().amax(1, keepdim=True)).exponent.float())
+        rounded = (u / unit).to(self._dtype)
+        if values.dtype == self._dtype:
+            return lambda rows: matmul_float32(rounded, values[rows].T).mul_(unit)
+        # Fewer rows than there are scores for: of a few queries that is the whole set.
+        step = max(_score_bytes(u) // (values.shape[1] * self._dtype.itemsize), 1)
+
+        def multiply(rows: slice) -> Tensor:
+            pieces = values[rows].split(step)
+            return torch.cat([matmul_float32(rounded, piece.to(self._dtype).T) for piece in pieces], dim=1).mul_(unit)
+
+        return multiply
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         """See `Index.nbytes`."""
@@ -144,6 +157,10 @@ class TorchIndex(Index):
         self._codes = self._codes._replace(values=self._codes.values.to(device))
         self._half_sq_norms = self._half_sq_norms.to(device)
         self._components = None if self._components is None else self._components.to(device)
+
+
+def _score_bytes(u: Tensor) -> int:
+    return SCORE_BYTES * (GPU_FACTOR if u.is_cuda else 1)
 
 
 def _k_smallest(scores: Iterator[tuple[int, Tensor]], k: int) -> tuple[Tensor, Tensor]:
