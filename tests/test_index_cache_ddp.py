@@ -58,7 +58,7 @@ def test_each_builds_for_itself_where_the_disk_is_full(tmp_path):
     ("how", "codes", "words"),
     [
         ("error", [2, 2], ["error: no room", "error: rank 0 failed .*MemoryError: no room"]),
-        ("folder", [2, 2], ["error: cache_dir=.* is no folder", "error: rank 0 failed .*InputError: cache_dir=.* is no"]),
+        ("folder", [2, 2], ["error: cache_dir=.* is no folder", "error: rank 0 failed .*: cache_dir=.* is no"]),
         ("killed", [-9, 2], ["", "error: another process ended while the reference set was made ready"]),
     ],
 )
