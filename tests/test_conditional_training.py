@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from PIL import Image
 from torch import nn
 
 from lit_knn.augment import Augmented, flip
@@ -19,6 +20,7 @@ from lit_knn.estimators import KNN, STF, Estimator, Exact, Network, OneSample
 from lit_knn.ict import LitICT
 from lit_knn.index import FaissIndex
 from lit_knn.nets import UNet
+from lit_knn.prepare import main as prepare
 from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step
 from main import main
@@ -286,6 +288,43 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
             main(["fit", "-c", CONFIGS["table1"], *TINY, *more])
         (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
         assert words in line
+
+
+def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
+    # Twenty images in each of three folders, as the archive has a thousand; a small network.
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        folder = Path("train") / f"n{i % 3:08d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    prepare(["train", "data/imagenet64.images", "--labels-from-folders"])
+    small = ["--model.net", str(ROOT / "configs" / "models" / "unet.yaml"), "--model.net.num_classes", "3"]
+    options = ["--model.estimator.k", "16", "--trainer.max_steps", "2", "--trainer.accumulate_grad_batches", "1"]
+    options += [
+        "--model.estimator.n",
+        "8",
+        "--model.net.channels",
+        "8",
+        "--data.batch_size",
+        "8",
+        "--data.val_images",
+        "8",
+    ]
+    options += ["--trainer.limit_train_batches", "1", "--trainer.val_check_interval", "1"]
+    options += ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+    options += ["--trainer.callbacks", "callbacks.LastCheckpoint"]
+    run_config = str(ROOT / "configs" / "imagenet64" / "ict_knn_conditional.yaml")
+    seen = []
+    bound = Estimator.bind_by_class
+    monkeypatch.setattr(Estimator, "bind_by_class", lambda e, reference: seen.append(reference) or bound(e, reference))
+    main(["fit", "-c", run_config, *small, *options])
+    (reference,) = seen
+    assert reference.classes == (0, 1, 2)
+    for label in reference.classes:  # sorted by class, so that nothing is copied from the mapped file
+        own = reference.of_class(label).images
+        assert own.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
+    assert list(Path("runs/imagenet64_conditional").rglob("last.ckpt"))
 
 
 def test_two_processes_train_a_conditional_model(tmp_path):
