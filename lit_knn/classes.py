@@ -14,3 +14,8 @@ def as_slice(rows: Tensor) -> Tensor | slice:
     """Ascending rows (b,) as a slice where they are consecutive, for which indexing gives a view and no copy."""
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
+
+
+def lie_together(labels: Tensor) -> bool:
+    """Whether the rows of each label follow each other in `labels` (B,)."""
+    return len(labels.unique_consecutive()) == len(labels.unique())

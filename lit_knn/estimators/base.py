@@ -49,8 +49,8 @@ class Estimator(ABC):
         """Bind the estimator to each class of a set, for means over one class each; returns self.
 
         All that `bind` would build is built for each class and not for the whole set, and from then on `labels` must be
-        given. (After `bind` they may be, too: a class is then bound when it is first asked for.) In a distributed run
-        every process must call it where the index is kept in a cache.
+        given. After `bind` they may be, too: a class is then bound when it is first asked for. Not so in a distributed
+        run with an index cache, where all processes build together: there every process must call this first.
 
         Raises:
             InputError: the set has no labels, or the settings do not fit a class, which is named.
