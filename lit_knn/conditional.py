@@ -54,7 +54,7 @@ class Conditioning:
             return
         if reference.labels is None:
             raise InputError(f"{self.owner}: class_conditional=True, but the data has no labels")
-        lowest, highest = reference.classes[0], reference.classes[-1]
+        lowest, highest = map(int, reference.labels.aminmax())
         if lowest < 0 or highest >= self.num_classes:
             raise InputError(
                 f"{self.owner}: the labels of the data are {lowest} to {highest}, but the net has "
