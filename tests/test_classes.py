@@ -307,9 +307,9 @@ class Watched(FaissIndex):
 
     sizes: list[int] = []  # noqa: RUF012  of all copies together
 
-    def build(self, chunks, sample, N, fingerprint):
+    def build(self, chunks, sample, N, *more):
         self.sizes.append(N)
-        super().build(chunks, sample, N, fingerprint)
+        super().build(chunks, sample, N, *more)
 
 
 def test_bind_by_class_builds_all_classes_and_not_the_whole():
