@@ -122,8 +122,11 @@ def make_plan(
     base = process_bytes()  # before anything is copied to be measured
     network = network_parts(model, stored.shape[1:], datamodule.batch_size, trainer)
     base -= network[0].bytes if network else 0
-    held, building = estimator_parts(_estimators(trainer, model), datamodule, stored, device)
+    estimators = _estimators(trainer, model)
+    held, building = estimator_parts(estimators, datamodule, stored, device)
     size = math.prod(stored.shape)
+    if getattr(model, "conditioning", None) and not stored.by_class and any(e.needs_reference for e in estimators):
+        held.insert(0, Part("images by class", size * stored.value_bytes, "copies; none of data sorted by class"))
     place = "mapped from the disk, shared, given up when short" if stored.mapped else "in memory"
     loaded = Part("images", 0 if stored.mapped else size * stored.value_bytes, f"{_shape(stored)}, {place}")
     on_device = Part("images", size * stored.value_bytes, f"{_shape(stored)}, copied to the device")

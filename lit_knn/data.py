@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from lit_knn.batches import ReferenceBatches
+from lit_knn.classes import lie_together
 from lit_knn.errors import InputError
 from lit_knn.image_files import array_file_shape, count_image_files, read_array_file, read_image_files
 from lit_knn.index import Index
-from lit_knn.prepared import read_header, read_prepared
+from lit_knn.prepared import read_prepared
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sharded import ShardedReferenceSet, shard_rows
@@ -30,11 +31,13 @@ class Stored(NamedTuple):
         shape: (N, *shape).
         value_bytes: 1 for uint8, 4 for floats.
         mapped: whether they stay on the disk, read by page and shared by the ranks of a machine.
+        by_class: whether those of each class follow each other, so that classes need no copies; False if not known.
     """
 
     shape: tuple[int, ...]
     value_bytes: int = 1
     mapped: bool = False
+    by_class: bool = False
 
 
 class ReferenceDataModule(pl.LightningDataModule, ABC):
@@ -305,7 +308,9 @@ class Prepared(ReferenceDataModule):
 
     def stored(self) -> Stored:
         """See `ReferenceDataModule.stored`."""
-        return Stored(_read(read_header, self.path).shape, mapped=True)
+        prepared = _read(read_prepared, self.path)
+        by_class = prepared.labels is not None and lie_together(torch.from_numpy(prepared.labels))
+        return Stored(prepared.header.shape, mapped=True, by_class=by_class)
 
 
 class Arrays(ReferenceDataModule):

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.augment import Augmented, GeometricAugmentation, flip
+from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, OneSample
 from lit_knn.nets.published import network_to_config
 from lit_knn.precond import EDMPrecond
 from lit_knn.process import forward_noise
-from lit_knn.rng import keyed_default_rng, keyed_generator, seed_from_key
+from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import log_normal_sigmas
-from lit_knn.training import CLASS_STREAM, DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
+from lit_knn.training import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
 
 # Early in training EDM shortens the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
@@ -39,8 +40,8 @@ class LitEDM(EstimatorTraining):
             given with `augmentation`, whose labels its `augment_dim` must fit.
         estimator: score estimator, bound to the data module's reference set in `setup`.
         augmentation: `lit_knn.augment.GeometricAugmentation`, or null for none.
-        class_conditional: give the net class labels; it must have as many `num_classes` as the data. Only with
-            `OneSample` so far: the other estimators average over all classes.
+        class_conditional: give the net and the estimator class labels; the net must have as many `num_classes` as the
+            data, and the target is the mean over the images of the item's class.
         lr: learning rate of Adam.
         lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
         ema_half_life_images: half-life of the averaged weights.
@@ -53,7 +54,7 @@ class LitEDM(EstimatorTraining):
         sampling_steps: steps of the Heun sampler, for pictures and `predict`.
         sampling_class: class to sample, of a class-conditional net; null draws one for each seed.
         measure_target: at validation, log `val/target_mse`, the squared error per dimension of the estimator's target
-            against the exact posterior mean. Costs one `Exact` call per batch. Not of class-conditional models.
+            against the exact posterior mean. Costs one `Exact` call per batch.
         seed: first part of the key of every random draw.
 
     Raises:
@@ -80,7 +81,8 @@ class LitEDM(EstimatorTraining):
         measure_target: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__(estimator, (sigma_min, sigma_max))
+        conditioning = Conditioning("LitEDM", net, class_conditional, sampling_class)
+        super().__init__(estimator, (sigma_min, sigma_max), conditioning)
         self.save_hyperparameters(ignore=["net", "estimator", "augmentation"])
         self.denoiser = EDMPrecond(net, sigma_data)
         self.augmentation = augmentation
@@ -92,39 +94,11 @@ class LitEDM(EstimatorTraining):
             raise InputError(f"LitEDM: lr_ramp_up_images must be at least 0, got {lr_ramp_up_images}")
         if sigma_min >= sigma_max:
             raise InputError(f"LitEDM: need sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
-        self._check_classes(getattr(net, "num_classes", 0), estimator)
         given, taken = getattr(augmentation, "label_dim", 0), getattr(net, "augment_dim", 0)
         if given != taken:
             raise InputError(
                 f"LitEDM: augmentation={type(augmentation).__name__} gives {given} labels, but the net has "
                 f"augment_dim={taken}"
-            )
-
-    def _check_classes(self, num_classes: int, estimator: Estimator) -> None:
-        conditional, chosen = self.hparams.class_conditional, self.hparams.sampling_class
-        if conditional and estimator.needs_reference:
-            raise InputError(
-                f"LitEDM: class_conditional=True needs OneSample; {type(estimator).__name__} averages over all classes"
-            )
-        if conditional != (num_classes > 0):
-            raise InputError(f"LitEDM: class_conditional={conditional}, but the net has num_classes={num_classes}")
-        if chosen is not None and not 0 <= chosen < num_classes:
-            raise InputError(f"LitEDM: sampling_class={chosen}, but the net has num_classes={num_classes}")
-        self.num_classes = num_classes
-
-    def setup(self, stage: str) -> None:
-        """See `EstimatorTraining.setup`; a class-conditional net must know every label of the data."""
-        super().setup(stage)
-        reference = self.data_reference()
-        if not self.hparams.class_conditional or reference is None:
-            return
-        if reference.labels is None:
-            raise InputError("LitEDM: class_conditional=True, but the data has no labels")
-        lowest, highest = int(reference.labels.min()), int(reference.labels.max())
-        if lowest < 0 or highest >= self.num_classes:
-            raise InputError(
-                f"LitEDM: the labels of the data are {lowest} to {highest}, but the net has "
-                f"num_classes={self.num_classes}"
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -164,33 +138,40 @@ class LitEDM(EstimatorTraining):
             x = augmented.images
             self.log("train/augmented", augmented.warped.float().mean())
         z = forward_noise(x, sigma, torch.randn(x.shape, device=x.device, generator=generator))
-        target = self._target(z, sigma, x, augmented, generator)
-        if self.trainer.validating and h.measure_target and not h.class_conditional:
-            self._log_target_error(z, sigma, target)
+        target = self._target(z, sigma, x, class_label, augmented, generator)
+        if self.trainer.validating and h.measure_target:
+            self._log_target_error(z, sigma, class_label, target)
         with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
             augment_label = None if augmented is None else augmented.labels
-            denoised = self.denoiser(z, sigma, class_label if h.class_conditional else None, augment_label)
+            denoised = self.denoiser(z, sigma, class_label, augment_label)
         weight = (sigma.square() + h.sigma_data**2) / (sigma * h.sigma_data).square()
         return weight.float() * (denoised - target).square().flatten(1).mean(1), sigma
 
     def _target(
-        self, z: Tensor, sigma: Tensor, x: Tensor, augmented: Augmented | None, generator: torch.Generator
+        self,
+        z: Tensor,
+        sigma: Tensor,
+        x: Tensor,
+        class_label: Tensor | None,
+        augmented: Augmented | None,
+        generator: torch.Generator,
     ) -> Tensor:
         """The estimator's mean where z comes from the reference set, mirrored or not; x itself where it was warped."""
         if augmented is None:
-            return self.posterior_mean(x, generator)(z, sigma)
+            return self.posterior_mean(x, class_label, generator)(z, sigma)
         if isinstance(self.estimator, OneSample):
             return x
         plain = (~augmented.warped).nonzero()[:, 0]
         # Even where there are none: of a sharded reference set the other ranks ask this one.
-        flips = augmented.flips[plain]
-        mean = self.posterior_mean(flip(x[plain], flips), generator)(flip(z[plain], flips), sigma[plain])
+        flips, labels = augmented.flips[plain], None if class_label is None else class_label[plain]
+        estimate = self.posterior_mean(flip(x[plain], flips), labels, generator)
+        mean = estimate(flip(z[plain], flips), sigma[plain])
         return x.index_copy(0, plain, flip(mean, flips))
 
-    def _log_target_error(self, z: Tensor, sigma: Tensor, target: Tensor) -> None:
+    def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> None:
         reference = self.data_reference()
         if reference is not None:
-            mu = Exact().bind(reference).posterior_mean(z, sigma)
+            mu = Exact().bind(reference).posterior_mean(z, sigma, labels=class_label)
             self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
 
     @torch.no_grad()
@@ -206,19 +187,9 @@ class LitEDM(EstimatorTraining):
         """
         h = self.hparams
         noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
-        denoiser = partial(self.denoiser, class_label=self._sampled_classes(seeds))
+        denoiser = partial(self.denoiser, class_label=self.conditioning.of_samples(seeds, self.device))
         steps = h.sampling_steps if num_steps is None else num_steps
         return heun_sampler(denoiser, noise, steps, sigma_min=h.sigma_min, sigma_max=h.sigma_max, rho=h.rho)
-
-    def _sampled_classes(self, seeds: Sequence[int] | Tensor) -> Tensor | None:
-        """The class of each seed, (B,) int64, a function of it alone; None for an unconditional net."""
-        if not self.hparams.class_conditional:
-            return None
-        if self.hparams.sampling_class is not None:
-            return torch.full((len(seeds),), self.hparams.sampling_class, device=self.device)
-        # A key of three: seeded_noise has (seed, draw).
-        draws = [seed_from_key(int(seed), CLASS_STREAM, 0) % self.num_classes for seed in seeds]
-        return torch.tensor(draws, device=self.device)
 
     def interval_metrics(self) -> dict[str, float]:
         """The decay of the averaged weights."""

@@ -1,11 +1,13 @@
 """Improved consistency training (iCT) with a plug-in score estimator: Eq. 7 (eq:CM)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
 from lit_knn.precond import ConsistencyFunction
@@ -28,6 +30,8 @@ class LitICT(EstimatorTraining):
         net: any module `net(z_scaled, noise_label, class_label=None)`.
         estimator: score estimator, bound to the data module's reference set in `setup`.
         solver: `lit_knn.solvers.euler_step` or `lit_knn.solvers.heun_step`.
+        class_conditional: give the net and the estimator class labels; the net must have as many `num_classes` as the
+            data, and the probability flow is that of the item's class.
         lr: learning rate of RAdam.
         ema_decay: decay of the averaged weights, which validation, sampling and checkpoints use.
         total_steps: K of the discretisation schedule N(k); the paper's number of training iterations.
@@ -42,6 +46,7 @@ class LitICT(EstimatorTraining):
         huber_c: c of the pseudo-Huber metric; None for 0.00054·sqrt(d).
         sampling_sigmas: noise levels of multi-step sampling; an m-step sample uses the first m.
         predict_steps: sampling steps of `predict`.
+        sampling_class: class to sample, of a class-conditional net; null draws one for each seed.
         seed: first part of the key of every random draw.
 
     Raises:
@@ -53,6 +58,7 @@ class LitICT(EstimatorTraining):
         net: nn.Module,
         estimator: Estimator,
         solver: Callable = heun_step,
+        class_conditional: bool = False,
         lr: float = 1e-4,
         ema_decay: float = 0.99993,
         total_steps: int = 400_000,
@@ -67,15 +73,15 @@ class LitICT(EstimatorTraining):
         huber_c: float | None = None,
         sampling_sigmas: Sequence[float] = (80.0, 0.821),
         predict_steps: int = 1,
+        sampling_class: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(estimator, (sigma_min, sigma_max))
+        conditioning = Conditioning("LitICT", net, class_conditional, sampling_class)
+        super().__init__(estimator, (sigma_min, sigma_max), conditioning)
         self.save_hyperparameters(ignore=["net", "estimator", "solver"])
         self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
         self.solver = solver
         self._check_options()
-        if getattr(net, "num_classes", 0):
-            raise InputError(f"LitICT trains unconditional networks, but the net has num_classes={net.num_classes}")
 
     def _check_options(self) -> None:
         h = self.hparams
@@ -125,11 +131,11 @@ class LitICT(EstimatorTraining):
         generator = keyed_generator(x.device, *key)
         t, t_prev = self._draw_times(len(x), generator)
         z = forward_noise(x, t, torch.randn(x.shape, device=x.device, generator=generator))
-        z_hat = self.solver(z, t, t_prev, self.posterior_mean(x, generator))
+        z_hat = self.solver(z, t, t_prev, self.posterior_mean(x, class_label, generator))
         with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
-            student = self.consistency_function(z, t)
+            student = self.consistency_function(z, t, class_label)
         with torch.no_grad(), keyed_default_rng(x.device, *key, DROPOUT_STREAM):
-            teacher = self.consistency_function(z_hat, t_prev)
+            teacher = self.consistency_function(z_hat, t_prev, class_label)
         weight = consistency_weight(t, t_prev).float()
         return weight * pseudo_huber(student, teacher, self.hparams.huber_c), t
 
@@ -148,7 +154,9 @@ class LitICT(EstimatorTraining):
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed; image i depends on seeds[i] alone, not on the batch it is drawn in.
+        """Draw one image per seed, of `sampling_class` or a class of the seed's.
+
+        Image i depends on seeds[i] alone, not on the batch it is drawn in.
 
         Args:
             seeds: (B,), non-negative integers.
@@ -163,4 +171,5 @@ class LitICT(EstimatorTraining):
         if not 1 <= num_steps == len(sigmas):
             raise InputError(f"sample: num_steps={num_steps}, but there are {len(sigmas)} sampling_sigmas")
         noise = torch.stack([seeded_noise(seeds, shape, draw, self.device) for draw in range(len(sigmas))])
-        return consistency_sampler(self.consistency_function, noise, sigmas, self.hparams.sigma_min)
+        function = partial(self.consistency_function, class_label=self.conditioning.of_samples(seeds, self.device))
+        return consistency_sampler(function, noise, sigmas, self.hparams.sigma_min)

@@ -1,5 +1,6 @@
 """The reference set: the data set D an estimator averages over, in memory or mapped, with its neighbour index."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_knn.classes import as_slice, rows_by_label
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex, Index
 from lit_knn.index.base import with_progress
@@ -65,12 +67,16 @@ class ReferenceSet:
         self.d = images[0].numel()
         self.N = len(images) * (2 if hflip else 1)
         self.labels = expand_labels(labels, len(images), hflip)
-        self._sha256 = sha256
+        self._given_sha256 = self._sha256 = sha256
+        self._index_shared = True
         self._index_built = False
+        self._unbuilt_index = copy.copy(self.index)
         self._mean: Tensor | None = None
         self._half_sq_norms: Tensor | None = None
         self._components: dict[int, PrincipalComponents] = {}
         self._projections: dict[tuple[int, torch.dtype], Projection] = {}
+        self._class_rows: dict[int, Tensor | slice] | None = None
+        self._classes: dict[int, ReferenceSet] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ReferenceSet":
         return self
@@ -90,6 +96,10 @@ class ReferenceSet:
         if self.device != before:
             self._mean = self._half_sq_norms = None
             self._components, self._projections = {}, {}
+            for label, part in self._classes.items():
+                part.to(device)
+                if isinstance(rows := self._rows_of_classes()[label], slice):
+                    part.images = self.images[rows]  # a view again
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
 
@@ -106,6 +116,53 @@ class ReferenceSet:
         what = f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip} {self._sha256}"
         return hashlib.sha256(what.encode()).hexdigest()
 
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The labels that occur, ascending.
+
+        Raises:
+            InputError: the set has no labels.
+        """
+        return tuple(self._rows_of_classes())
+
+    def of_class(self, label: int) -> "ReferenceSet":
+        """The images of one class as a reference set, made once; its index is its own, with the settings of this one's.
+
+        The images are views, without a copy, where those of the class follow each other, as they do in data sorted by
+        class. Elsewhere they are copied, so that all classes together take as much memory as the set itself.
+
+        Raises:
+            InputError: the set has no labels, or not this one.
+        """
+        if label not in self._classes:
+            rows = self._rows_of_classes().get(label)
+            if rows is None:
+                raise InputError(f"label {label} is none of the {len(self.classes)} classes of the reference set")
+            images = self.images[rows]
+            labels = torch.full((len(images),), label, device=self.device)
+            index, sha256 = copy.copy(self._unbuilt_index), self._sha256_of_rows(rows)
+            part = ReferenceSet(images, index, self.hflip, labels, sha256)
+            # The processes of a distributed run ask for classes at different times, and must not wait for each other.
+            part._index_shared = False
+            self._classes[label] = part
+        return self._classes[label]
+
+    def _rows_of_classes(self) -> dict[int, Tensor | slice]:
+        """Of the stored images: label -> rows, on the CPU."""
+        if self.labels is None:
+            raise InputError("the reference set has no labels, so it has no classes")
+        if self._class_rows is None:
+            rows = rows_by_label(self.labels[: len(self.images)].cpu())
+            self._class_rows = {label: as_slice(own) for label, own in rows.items()}
+        return self._class_rows
+
+    def _sha256_of_rows(self, rows: Tensor | slice) -> str | None:
+        """Tells these rows of these images from all others, where the hash of the images was given: nothing is read."""
+        if self._given_sha256 is None:
+            return None
+        which = str(rows).encode() if isinstance(rows, slice) else rows.numpy()
+        return hashlib.sha256(self._given_sha256.encode() + bytes(which)).hexdigest()
+
     def build_index(self) -> None:
         """Build the neighbour index if that was not done before; shows a progress bar on a terminal.
 
@@ -115,7 +172,7 @@ class ReferenceSet:
             InputError: the index refuses its settings for this set.
         """
         if not self._index_built:
-            self._build_index(shared=True)
+            self._build_index(shared=self._index_shared)
 
     def _build_index(self, shared: bool) -> None:
         """Build it; `shared` if all processes of a distributed run hold these images."""

@@ -177,6 +177,10 @@ class ShardedReferenceSet(ReferenceSet):
         for start in range(0, max(self.exchange.maximum(count, self.device), 1), step):
             yield slice(min(start, count), min(start + step, count))
 
+    def of_class(self, label: int) -> ReferenceSet:
+        """Of one shard alone, `local.of_class`: ranks do not ask for classes in step."""
+        raise InputError("a sharded reference set cannot be split by class: set data.sharded to false")
+
     def codes(self, rows: slice) -> Tensor:
         """Of one shard alone, `local.codes`."""
         raise InputError("a sharded reference set has no codes of all its images; its shards have, see `local`")

@@ -10,15 +10,17 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from lit_knn.conditional import CLASS_STREAM, Conditioning
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import Estimator
+from lit_knn.index.per_machine import in_every_process
 from lit_knn.monitor import TrainingMonitor
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.solvers import PosteriorMean
 
 # What a random stream is for: the last part of its key, so that no two streams coincide.
-TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM, CLASS_STREAM = range(5)
+TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM = range(CLASS_STREAM)
 
 
 class EstimatorTraining(pl.LightningModule):
@@ -31,14 +33,17 @@ class EstimatorTraining(pl.LightningModule):
     Args:
         estimator: score estimator, bound to the data module's reference set in `setup`.
         noise_range: smallest and largest noise level, between which losses are logged by level.
+        conditioning: whether network and estimator are given the labels of the data; the estimator is then bound to
+            each class, so that its targets are means over the images of one.
     """
 
     hparams: Any
 
-    def __init__(self, estimator: Estimator, noise_range: tuple[float, float]) -> None:
+    def __init__(self, estimator: Estimator, noise_range: tuple[float, float], conditioning: Conditioning) -> None:
         super().__init__()
         self.estimator = estimator
         self.noise_range = noise_range
+        self.conditioning = conditioning
         self.image_shape: tuple[int, ...] | None = None
         self.images_seen = 0
         self._images_per_batch = 0
@@ -55,7 +60,7 @@ class EstimatorTraining(pl.LightningModule):
 
         Args:
             x: (B, *shape), clean images.
-            class_label: (B,) int64, or None.
+            class_label: (B,) int64; None unless class-conditional.
             key: of every random draw.
         """
 
@@ -85,7 +90,7 @@ class EstimatorTraining(pl.LightningModule):
         return [WeightAveraging(device=self.trainer.strategy.root_device, avg_fn=average)]
 
     def setup(self, stage: str) -> None:
-        """Bind the estimator to the data module's reference set (on the device of training) and try the net.
+        """Bind the estimator to the reference set of the data or to its classes, on the device of the run; try the net.
 
         `predict` needs no estimator, so it builds no index.
         """
@@ -94,13 +99,25 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor = TrainingMonitor(*self.noise_range, device)
         reference = self.data_reference()
         if reference is not None:
+            self.conditioning.check_data(reference)
             if stage != "predict":
                 reference.to(device)
                 if self.estimator.needs_reference:
-                    self.estimator.bind(reference)
+                    self._bind(reference)
             self._set_image_shape(reference.shape)
         elif stage != "predict" and self.estimator.needs_reference:
             self._set_image_shape(self.estimator.reference.shape)
+
+    def _bind(self, reference: ReferenceSet) -> None:
+        if not self.conditioning:
+            self.estimator.bind(reference)
+            return
+
+        def bind() -> None:
+            self.estimator.bind_by_class(reference)
+
+        # Where it fails in one process the others must not start to train.
+        in_every_process(bind)
 
     def data_reference(self) -> ReferenceSet | None:
         """The data module's reference set; None with other data."""
@@ -142,7 +159,7 @@ class EstimatorTraining(pl.LightningModule):
         Raises:
             NonFiniteLossError: before the weights are touched, so that the last checkpoint stays good.
         """
-        x, class_label = _unpack(batch)
+        x, class_label = self._unpack(batch)
         # Completed batches, unlike started ones, are counted right after an interruption, too.
         batch_number = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
         loss, t = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_number, TRAIN_STREAM))
@@ -164,7 +181,7 @@ class EstimatorTraining(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The training loss of the averaged weights, with noise that is the same at every validation."""
-        x, class_label = _unpack(batch)
+        x, class_label = self._unpack(batch)
         loss, _ = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_idx, VALIDATION_STREAM))
         self.log("val/loss", loss.mean(), batch_size=len(loss), sync_dist=True, prog_bar=True)
 
@@ -172,12 +189,18 @@ class EstimatorTraining(pl.LightningModule):
         """Samples for a batch of seeds (B,)."""
         return self.sample(batch)
 
-    def posterior_mean(self, x_source: Tensor, generator: torch.Generator) -> PosteriorMean:
+    def _unpack(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        x, class_label = (
+            (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1] if len(batch) > 1 else None)
+        )
+        return x, self.conditioning.labels(class_label)
+
+    def posterior_mean(self, x_source: Tensor, class_label: Tensor | None, generator: torch.Generator) -> PosteriorMean:
         """The estimator as a function of (z, t), its time measured."""
 
         def measured(z: Tensor, t: Tensor) -> Tensor:
             with self.monitor.estimator_watch.measure():
-                return self.estimator.posterior_mean(z, t, x_source=x_source, generator=generator)
+                return self.estimator.posterior_mean(z, t, x_source, generator, class_label)
 
         return measured
 
@@ -261,12 +284,6 @@ def check_positive(owner: str, **options: float) -> None:
     for name, value in options.items():
         if not value > 0:
             raise InputError(f"{owner}: {name} must be above 0, got {value}")
-
-
-def _unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
-    if isinstance(batch, Tensor):
-        return batch, None
-    return batch[0], batch[1] if len(batch) > 1 else None
 
 
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:

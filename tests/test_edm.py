@@ -274,11 +274,9 @@ def test_a_class_conditional_model_samples_a_class_of_the_seed_or_the_chosen_one
 
 
 def test_classes_that_do_not_fit_are_refused():
-    def model(num_classes, estimator=None, **options):
-        return LitEDM(ConstantNet(num_classes), estimator or OneSample(), **options)
+    def model(num_classes, **options):
+        return LitEDM(ConstantNet(num_classes), OneSample(), **options)
 
-    with pytest.raises(InputError, match="class_conditional=True needs OneSample; KNN"):
-        model(10, KNN(8, 4), class_conditional=True)
     with pytest.raises(InputError, match="class_conditional=True, but the net has num_classes=0"):
         model(0, class_conditional=True)
     with pytest.raises(InputError, match="class_conditional=False, but the net has num_classes=10"):

@@ -4,6 +4,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from callbacks.plan_parts import estimator_parts, network_parts
@@ -12,6 +13,7 @@ from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
 from lit_knn.estimators import KNN, STF, Adaptive, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.memory import machine_bytes, process_bytes, saved_bytes
+from lit_knn.prepare import main as prepare
 from lit_knn.reference import ReferenceSet
 from main import main, make_cli
 from tests.test_image_files import refusal
@@ -134,6 +136,20 @@ def test_half_precision_and_ranks_change_what_they_should():
     assert half["network"] == plain["network"]
     assert parts_of(two)["gradient exchange"] == plain["gradients"]
     assert two.needed[0][1] == 2 * two.total
+
+
+def test_classes_of_unsorted_data_count_as_copies(tmp_path):
+    parts = parts_of(plan_of("table2/digits_conditional.yaml"))
+    assert parts["images by class"] == parts["images"] == 1797 * 64
+    assert "images by class" not in parts_of(plan_of("table2/digits.yaml"))
+    free = plan_of("table2/digits_conditional.yaml", "--model.estimator", str(CONFIGS / "estimators/one_sample.yaml"))
+    assert "images by class" not in parts_of(free)
+    for i in range(4):
+        (tmp_path / "in" / str(i % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(tmp_path / "in" / str(i % 2) / f"{i}.png")
+    prepare([str(tmp_path / "in"), str(tmp_path / "sorted.images"), "--labels-from-folders"])
+    prepared = ("--data", "Prepared", "--data.path", str(tmp_path / "sorted.images"))
+    assert "images by class" not in parts_of(plan_of("table2/digits_conditional.yaml", *prepared))
 
 
 def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Self
 
 import torch
@@ -70,7 +72,7 @@ class Adaptive(CertifiedEstimator):
 
     @property
     def last_counts(self) -> tuple[int, ...]:
-        """How many z of the last call were settled with n, n·growth, … images, and, last, exactly."""
+        """How many z of the last call were settled with n, n·growth, … images, and, last, exactly; over all classes."""
         return self._last_counts
 
     def bind(self, reference: ReferenceSet) -> Self:
@@ -112,6 +114,15 @@ class Adaptive(CertifiedEstimator):
             result.sq_error[rows] = 0.0
         self._last_counts = tuple(more - left for more, left in zip(counts, [*counts[1:], 0], strict=True))
         return result
+
+    def _by_class(self, labels: Tensor) -> Iterator[tuple[Self, Tensor]]:
+        """See `Estimator._by_class`; adds up the counts of the classes, some of which allow more attempts."""
+        counts = []
+        for part, rows in super()._by_class(labels):
+            yield part, rows
+            counts.append(part._last_counts)
+        settled = zip_longest(*(count[:-1] for count in counts), fillvalue=0)
+        self._last_counts = (*map(sum, settled), sum(count[-1] for count in counts))
 
     def _above(self, certificate: Certificate) -> Tensor:
         """Indices of the rows above the tolerance, also those whose error is not a number."""

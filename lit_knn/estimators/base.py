@@ -1,12 +1,16 @@
 """The contract of a score estimator."""
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from lit_knn.classes import rows_by_label
 from lit_knn.errors import InputError
+from lit_knn.index.base import with_progress
 from lit_knn.posterior import score_from_mean
 from lit_knn.process import per_item
 from lit_knn.reference import ReferenceSet
@@ -31,6 +35,7 @@ class Estimator(ABC):
     """Whether it works with a `ShardedReferenceSet`."""
 
     _reference: ReferenceSet | None = None
+    _labels_required = False
 
     def bind(self, reference: ReferenceSet) -> Self:
         """Give the estimator the set it averages over; returns self.
@@ -42,7 +47,40 @@ class Estimator(ABC):
         if reference.sharded and not self.shardable:
             raise InputError(f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded")
         self._reference = reference
+        self._classes: dict[int, Self] = {}
+        self._labels_required = False
         return self
+
+    def bind_by_class(self, reference: ReferenceSet) -> Self:
+        """Bind the estimator to each class of a set, for means over one class each; returns self.
+
+        All that `bind` would build is built for each class and not for the whole set, and from then on `labels` must be
+        given. After `bind` they may be, too: a class is then bound when it is first asked for.
+
+        Raises:
+            InputError: the set has no labels or is sharded, or the settings do not fit a class, which is named.
+        """
+        Estimator.bind(self, reference)
+        self._labels_required = True
+        labels = reference.classes
+        bound = ((label, self.of_class(label).reference.images) for label in labels)
+        for _ in with_progress(bound, len(reference.images), f"binding {type(self).__name__} to {len(labels)} classes"):
+            pass
+        return self
+
+    def of_class(self, label: int) -> Self:
+        """A copy of the estimator that is bound to one class of the reference set; made once.
+
+        Raises:
+            InputError: the set has no labels, or not this one, or the settings do not fit the class.
+        """
+        own = self.reference.of_class(label)
+        if label not in self._classes:
+            try:
+                self._classes[label] = copy.copy(self).bind(own)
+            except InputError as error:
+                raise InputError(f"class {label}: {error}") from error
+        return self._classes[label]
 
     @property
     def reference(self) -> ReferenceSet:
@@ -62,6 +100,7 @@ class Estimator(ABC):
         t: Tensor | float,
         x_source: Tensor | None = None,
         generator: torch.Generator | None = None,
+        labels: Tensor | None = None,
     ) -> Tensor:
         """Estimate E[x|z,t], Eq. 8 (eq:posterior_mean).
 
@@ -70,20 +109,24 @@ class Estimator(ABC):
             t: (B,) or scalar, noise level, finite and t > 0.
             x_source: (B, *shape), the clean x each z was made from; only some estimators use it.
             generator: source of randomness, on the device of `z`; by default PyTorch's own.
+            labels: (B,), int64, classes on the device of `z`: E[x|z,t,class], the mean over the images of each row's
+                class alone. None for the mean over all images.
 
         Returns:
             (B, *shape), in the dtype of `z`.
 
         Raises:
-            InputError: wrong shapes or devices, t <= 0, NaN or infinite values, no `bind`, or no `x_source`
-                where the estimator cannot do without.
+            InputError: wrong shapes or devices, t <= 0, NaN or infinite values, no `bind`, no `x_source` where the
+                estimator cannot do without, or labels that are missing, or none of the reference set.
         """
-        t = self._check(z, t, x_source)
+        t = self._check(z, t, x_source, labels)
         if self._nothing_to_do(z):
             return z.clone()
         # Scores and weights stay in full precision whatever the network trains in.
         with torch.autocast(z.device.type, enabled=False):
-            return self._posterior_mean(z, t, x_source, generator).to(z.dtype)
+            if labels is None:
+                return self._posterior_mean(z, t, x_source, generator).to(z.dtype)
+            return self._class_mean(z, t, x_source, generator, labels).to(z.dtype)
 
     @torch.no_grad()
     def score(
@@ -92,9 +135,10 @@ class Estimator(ABC):
         t: Tensor | float,
         x_source: Tensor | None = None,
         generator: torch.Generator | None = None,
+        labels: Tensor | None = None,
     ) -> Tensor:
         """Estimate the score ∇ log p_t(z), Eq. 5 (eq:clean_score); arguments as `posterior_mean`."""
-        mu = self.posterior_mean(z, t, x_source, generator)
+        mu = self.posterior_mean(z, t, x_source, generator, labels)
         return score_from_mean(mu.double(), z.double(), torch.as_tensor(t, dtype=torch.float64)).to(z.dtype)
 
     @abstractmethod
@@ -103,11 +147,26 @@ class Estimator(ABC):
     ) -> Tensor:
         """As `posterior_mean`, with checked arguments and `t` (B,) float64 on the device of `z`."""
 
+    def _class_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
+    ) -> Tensor:
+        """As `_posterior_mean`, over the images of each row's class."""
+        mu = torch.empty_like(z)
+        for part, rows in self._by_class(labels):
+            source = None if x_source is None else x_source[rows]
+            mu[rows] = part._posterior_mean(z[rows], t[rows], source, generator).to(z.dtype)
+        return mu
+
+    def _by_class(self, labels: Tensor) -> Iterator[tuple[Self, Tensor]]:
+        """Yield the estimator of each class that occurs, and its rows, in the order of the labels."""
+        # All are bound before the first is used.
+        yield from [(self.of_class(label), rows) for label, rows in rows_by_label(labels).items()]
+
     def _nothing_to_do(self, z: Tensor) -> bool:
         """Whether there is no z; of a sharded set the other ranks wait for this one's answers all the same."""
         return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
 
-    def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None) -> Tensor:
+    def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None, labels: Tensor | None = None) -> Tensor:
         name = type(self).__name__
         if not z.is_floating_point():
             raise InputError(f"{name}: z must be float, got {z.dtype}")
@@ -119,6 +178,7 @@ class Estimator(ABC):
                 raise InputError(f"{name}: z is on {z.device}, the reference set on {device}: call reference.to()")
         if x_source is not None and x_source.shape != z.shape:
             raise InputError(f"{name}: x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
+        self._check_labels(z, labels)
         t = per_item(t, z).flatten().double()
         if t.shape not in ((1,), (len(z),)):
             raise InputError(f"{name}: t must be a scalar or ({len(z)},), got {tuple(t.shape)}")
@@ -129,3 +189,14 @@ class Estimator(ABC):
         if bad_z:
             raise InputError(f"{name}: z holds a value that is not finite")
         return t.expand(len(z))
+
+    def _check_labels(self, z: Tensor, labels: Tensor | None) -> None:
+        name = type(self).__name__
+        if labels is None:
+            if self._labels_required:
+                raise InputError(f"{name}: labels missing: it is bound by class and needs the class of each z")
+            return
+        if labels.dtype != torch.int64 or labels.shape != (len(z),):
+            raise InputError(f"{name}: labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
+        if labels.device != z.device:
+            raise InputError(f"{name}: labels are on {labels.device}, z is on {z.device}")

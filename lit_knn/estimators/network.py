@@ -16,7 +16,8 @@ from lit_knn.precond import EDMPrecond
 class Network(Estimator):
     """The denoiser D(z, σ) of a trained EDM network, which estimates E[x|z,σ]: biased, deterministic.
 
-    Needs no reference set and no randomness. Class-conditional networks are used without a class.
+    Needs no reference set and no randomness. Class-conditional networks take `labels`, and are used without a class
+    where there are none.
 
     Args:
         path: a published `.pkl` (none of its code is run), a file converted from it by `python -m
@@ -49,3 +50,14 @@ class Network(Estimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         return self.denoiser.to(z.device)(z, t)
+
+    def _class_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
+    ) -> Tensor:
+        known = getattr(self.denoiser.model, "num_classes", 0)
+        lowest, highest = labels.aminmax()
+        if lowest < 0 or highest >= known:
+            raise InputError(
+                f"Network: labels are {lowest.item()} to {highest.item()}, but the net has num_classes={known}"
+            )
+        return self.denoiser.to(z.device)(z, t, labels)

@@ -10,7 +10,8 @@ from lit_knn.estimators.base import Estimator
 class OneSample(Estimator):
     """μ̂ = x, the clean x that z was made from: Eq. 9 (eq:simple_mc) with n = 1.
 
-    Unbiased over the draw of (x, z), with the variance of the whole posterior. Free; needs no reference set.
+    Unbiased over the draw of (x, z), with the variance of the whole posterior. Free; needs no reference set, and no
+    labels, for x is of the class already.
     """
 
     needs_reference = False
@@ -23,3 +24,8 @@ class OneSample(Estimator):
         if x_source is None:
             raise InputError("OneSample needs x_source, the clean x that z was made from")
         return x_source
+
+    def _class_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
+    ) -> Tensor:
+        return self._posterior_mean(z, t, x_source, generator)

@@ -1,7 +1,7 @@
 """What the sampling estimators share: gathering the drawn images and averaging them, in bounded memory."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,17 +62,32 @@ class CertifiedEstimator(Estimator):
         t: Tensor | float,
         x_source: Tensor | None = None,
         generator: torch.Generator | None = None,
+        labels: Tensor | None = None,
     ) -> Certificate:
         """`posterior_mean` of the same arguments, and a generator in the same state, with its estimated error.
 
         The error is the variance of Eq. 12 (eq:SNIS_Var) with the weights of the draws in the place of the posterior.
         """
-        t = self._check(z, t, x_source)
+        t = self._check(z, t, x_source, labels)
         if self._nothing_to_do(z):
             return Certificate(z.clone(), t, t, t)
         with torch.autocast(z.device.type, enabled=False):
-            certificate = self._certify(z, t, x_source, generator)
+            if labels is None:
+                certificate = self._certify(z, t, x_source, generator)
+            else:
+                certificate = self._certify_classes(z, t, x_source, generator, labels)
         return certificate._replace(mean=certificate.mean.to(z.dtype))
+
+    def _certify_classes(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
+    ) -> Certificate:
+        """As `_certify`, over the images of each row's class."""
+        parts, order = [], []
+        for part, rows in self._by_class(labels):
+            source = None if x_source is None else x_source[rows]
+            parts.append(part._certify(z[rows], t[rows], source, generator))
+            order.append(rows)
+        return in_order(parts, order)
 
     @abstractmethod
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
@@ -112,6 +127,12 @@ class SampledEstimator(CertifiedEstimator):
     @abstractmethod
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         """Draw the images of each z; arguments as `_posterior_mean`."""
+
+
+def in_order(parts: Sequence[Certificate], rows: Sequence[Tensor]) -> Certificate:
+    """The certificates of `rows`, which together are 0 to B − 1, as one certificate of B rows."""
+    position = torch.cat(list(rows)).argsort()
+    return Certificate(*(torch.cat(part)[position] for part in zip(*parts, strict=True)))
 
 
 def weight_spread(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_knn.compute import check_compute, compute_dtype
 from lit_knn.errors import InputError
-from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, check_count, gather, weight_spread
+from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, check_count, gather, in_order, weight_spread
 from lit_knn.estimators.streaming import work_bytes
 from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.projection import Projection
@@ -102,8 +102,7 @@ class SubspaceKNN(CertifiedEstimator):
             sq_error = self._sq_error(weights, x, mean, excess, draws)
             parts.append(Certificate(mean, *weight_spread(weights), sq_error))
             order.append(rows)
-        position = torch.cat(order).argsort()
-        return Certificate(*(torch.cat(part)[position] for part in zip(*parts, strict=True)))
+        return in_order(parts, order)
 
     def _gathered(
         self, z: Tensor, t: Tensor, generator: torch.Generator | None

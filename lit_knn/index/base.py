@@ -14,6 +14,9 @@ class Index(ABC):
     An index may be approximate and may return fewer than k neighbours: estimators compute the likelihood of
     what they use themselves, so they stay consistent as n → ∞. At a finite n a search that misses likely images
     costs error: those belong to the tail of the proposal, which is seldom drawn where t is small.
+
+    `build` assigns what it makes and changes nothing in place, so that `copy.copy` of an index that is not built is
+    another index of the same settings.
     """
 
     @abstractmethod
@@ -77,10 +80,14 @@ Piece = TypeVar("Piece", Tensor, tuple[int, Tensor])
 
 
 def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iterator[Piece]:
-    """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows; silent outside a terminal."""
+    """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows; silent outside a terminal.
+
+    What takes less than a second, such as one class of many, shows no bar.
+    """
     from tqdm import tqdm
 
-    with tqdm(total=total, desc=description, unit=" images", unit_scale=True, disable=None, leave=False) as bar:
+    options = {"unit": " images", "unit_scale": True, "disable": None, "leave": False, "delay": 1.0}
+    with tqdm(total=total, desc=description, **options) as bar:
         for piece in pieces:
             yield piece
             bar.update(len(piece if isinstance(piece, Tensor) else piece[1]))

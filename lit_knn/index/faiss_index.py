@@ -1,6 +1,7 @@
 """Neighbour search by FAISS (Johnson et al. 2019), the search of the paper. The only file that imports faiss."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -167,9 +168,7 @@ class FaissIndex(Index):
         lists = _inverted_lists(self._index)
         if lists is not None and lists.nprobe > GPU_MAX_K:
             raise InputError(f"nprobe={lists.nprobe}: FAISS on a GPU searches at most {GPU_MAX_K} lists")
-        resources, options = faiss.StandardGpuResources(), faiss.GpuClonerOptions()
-        if self._gpu_scratch_mib is not None:
-            resources.setTempMemory(self._gpu_scratch_mib * 2**20)
+        resources, options = _gpu_resources(self._gpu_scratch_mib), faiss.GpuClonerOptions()
         options.useFloat16 = options.useFloat16CoarseQuantizer = self.gpu_float16
         try:
             return faiss.index_cpu_to_gpu(resources, device_number, self._index, options)
@@ -220,6 +219,15 @@ def _import_faiss() -> Any:
     except ImportError as error:
         raise InputError("FaissIndex needs faiss: pip install faiss-cpu, or faiss-gpu on Linux x86-64") from error
     return faiss
+
+
+@cache
+def _gpu_resources(scratch_mib: int | None) -> Any:
+    """Shared by all indexes of the process: each of a thousand classes would set memory aside for itself."""
+    resources = _import_faiss().StandardGpuResources()
+    if scratch_mib is not None:
+        resources.setTempMemory(scratch_mib * 2**20)
+    return resources
 
 
 def _inverted_lists(index: Any) -> Any:

@@ -1,0 +1,86 @@
+"""Class-conditional training and sampling: what the options and the data must say, and the class of each sample."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.errors import InputError
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import seed_from_key
+
+# Last part of the key that the class of a sample is drawn with but one; see the streams of `lit_knn.training`.
+CLASS_STREAM = 4
+
+
+class Conditioning:
+    """Whether a model is given class labels, checked against its network and its data.
+
+    Args:
+        owner: name of the model, for messages.
+        net: its network, with `num_classes` if it knows classes.
+        class_conditional: whether it is given labels.
+        sampling_class: class of all samples; None draws one for each seed.
+
+    Attributes:
+        num_classes: of the network, 0 if it is unconditional.
+
+    Raises:
+        InputError: `class_conditional` does not fit the network, or `sampling_class` is no class of it.
+    """
+
+    def __init__(self, owner: str, net: nn.Module, class_conditional: bool, sampling_class: int | None) -> None:
+        num_classes = getattr(net, "num_classes", 0)
+        if class_conditional != (num_classes > 0):
+            raise InputError(
+                f"{owner}: class_conditional={class_conditional}, but the net has num_classes={num_classes}"
+            )
+        if sampling_class is not None and not 0 <= sampling_class < num_classes:
+            raise InputError(f"{owner}: sampling_class={sampling_class}, but the net has num_classes={num_classes}")
+        self.owner = owner
+        self.num_classes = num_classes
+        self.sampling_class = sampling_class
+
+    def __bool__(self) -> bool:
+        return self.num_classes > 0
+
+    def check_data(self, reference: ReferenceSet) -> None:
+        """Refuse data without labels, with a label that the network does not know, or in shards.
+
+        Raises:
+            InputError: which.
+        """
+        if not self:
+            return
+        if reference.labels is None:
+            raise InputError(f"{self.owner}: class_conditional=True, but the data has no labels")
+        if reference.sharded:
+            raise InputError(
+                f"{self.owner}: class_conditional=True needs all images on each device: set data.sharded to false"
+            )
+        lowest, highest = map(int, reference.labels.aminmax())
+        if lowest < 0 or highest >= self.num_classes:
+            raise InputError(
+                f"{self.owner}: the labels of the data are {lowest} to {highest}, but the net has "
+                f"num_classes={self.num_classes}"
+            )
+
+    def labels(self, class_label: Tensor | None) -> Tensor | None:
+        """What network and estimator get of the labels of a batch, (B,) int64: nothing unless conditional.
+
+        Raises:
+            InputError: they need labels, and the batch has none.
+        """
+        if self and class_label is None:
+            raise InputError(f"{self.owner}: class_conditional=True, but the batches have no labels")
+        return class_label if self else None
+
+    def of_samples(self, seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor | None:
+        """The class of each sample, (B,) int64, a function of its seed alone; None unless conditional."""
+        if not self:
+            return None
+        if self.sampling_class is not None:
+            return torch.full((len(seeds),), self.sampling_class, device=device)
+        # A key of three: seeded_noise has (seed, draw).
+        draws = [seed_from_key(int(seed), CLASS_STREAM, 0) % self.num_classes for seed in seeds]
+        return torch.tensor(draws, device=device)

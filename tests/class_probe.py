@@ -1,0 +1,28 @@
+"""One process of a distributed run that asks for classes of its own: python -m tests.class_probe RANK FOLDER."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lit_knn.estimators import Exact
+from lit_knn.index import FaissIndex
+from lit_knn.reference import ReferenceSet
+
+
+def main(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    images = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    index = FaissIndex("IVF2,Flat", cache_dir=str(folder / "cache"))
+    reference = ReferenceSet(images, index, labels=torch.arange(60) % 3)
+    estimator, means = Exact().bind(reference), []
+    for label in (0, 1) if rank == 0 else (1, 2):
+        reference.of_class(label).build_index()
+        means.append(estimator.posterior_mean(torch.zeros(1, 3), 1.0, labels=torch.tensor([label])))
+    torch.save(means, folder / f"rank_{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

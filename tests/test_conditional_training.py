@@ -1,0 +1,375 @@
+"""Class-conditional EDM and iCT: labels reach network and estimator, samples have a class, bad input is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from PIL import Image
+from torch import nn
+
+from lit_knn.augment import Augmented, flip
+from lit_knn.conditional import Conditioning
+from lit_knn.data import Digits
+from lit_knn.edm import LitEDM
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, STF, Estimator, Exact, Network, OneSample
+from lit_knn.ict import LitICT
+from lit_knn.index import FaissIndex
+from lit_knn.nets import UNet
+from lit_knn.prepare import main as prepare
+from lit_knn.reference import ReferenceSet
+from lit_knn.solvers import euler_step
+from main import main
+from tests.test_classes import enumerate_class_mean
+from tests.test_ddp import run
+from tests.test_ict import TRAINER, train
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = {name: str(ROOT / "configs" / name / "digits_conditional.yaml") for name in ("table1", "table2")}
+TINY = ["-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8", "--model.estimator.n", "8"]
+BOTH = pytest.mark.parametrize("kind", [LitICT, LitEDM])
+
+
+class Watched(nn.Module):
+    """Outputs its parameter everywhere and remembers what it was given."""
+
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(0.3))
+        self.num_classes = num_classes
+        self.calls = []
+
+    def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
+        self.calls.append((z_scaled.detach(), noise_label.detach(), class_label))
+        return self.value.expand_as(z_scaled)
+
+
+class Labelled(pl.LightningDataModule):
+    """Sixty images of 1x4x4 in three classes, all of them in every batch, with labels here and there."""
+
+    def __init__(self, in_batches=True, in_reference=True, lowest=0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.labels = lowest + torch.randint(3, (60,), generator=generator)
+        self.x = torch.randn(60, 1, 4, 4, generator=generator) * 0.5 + self.labels.reshape(-1, 1, 1, 1)
+        self.reference = ReferenceSet(self.x, labels=self.labels if in_reference else None)
+        self.dataset = list(zip(self.x, self.labels, strict=True)) if in_batches else self.x
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(self.dataset, batch_size=60)
+
+    val_dataloader = train_dataloader
+
+
+class Asked(Estimator):
+    """Remembers the labels that it is asked with."""
+
+    needs_reference = False
+
+    def __init__(self):
+        self.calls = []
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        raise AssertionError("asked without labels")
+
+    def _class_mean(self, z, t, x_source, generator, labels):
+        self.calls.append((z, t, x_source, labels))
+        return x_source
+
+
+def scaled(kind, **options):
+    """A watched network, and the conditional model around it."""
+    net = Watched()
+    return net, kind(net, class_conditional=True, **options)
+
+
+def undone(call):
+    """z and its noise level, (B,) float64, from what the network was given."""
+    z_scaled, noise, _ = call
+    t = torch.exp(4 * noise.double())
+    return z_scaled.double() * (t.reshape(-1, 1, 1, 1) ** 2 + 0.25).sqrt(), t
+
+
+@BOTH
+def test_network_and_estimator_are_given_the_labels_of_the_batch(kind):
+    data, estimator = Labelled(), Asked()
+    net, model = scaled(kind, estimator=estimator)
+    train(model, data, 1)
+    calls = net.calls[-2:] if kind is LitICT else net.calls[-1:]  # student and teacher
+    assert all(torch.equal(labels, data.labels) for *_, labels in calls)
+    assert estimator.calls
+    for _, _, x_source, labels in estimator.calls:
+        assert torch.equal(x_source, data.x)
+        assert torch.equal(labels, data.labels)
+
+
+def test_the_teacher_is_one_step_down_the_flow_of_its_class():
+    data = Labelled()
+    net, model = scaled(LitICT, estimator=Exact(), solver=euler_step, sigma_max=20.0)
+    train(model, data, 1)
+    (z, t), (z_hat, t_prev) = map(undone, net.calls[-2:])
+    mu = enumerate_class_mean(data.reference, z, t, data.labels)
+    expected = z + ((t_prev - t) / t).reshape(-1, 1, 1, 1) * (z - mu)
+    torch.testing.assert_close(z_hat, expected, rtol=1e-4, atol=1e-4)
+
+
+class EverySecondWarped:
+    """Mirrors half of the images along each axis; says that every second one is warped, too."""
+
+    label_dim = 0
+
+    def __call__(self, images, generator):
+        flips = torch.rand(len(images), 2, generator=generator) < 0.5
+        warped = torch.arange(len(images)) % 2 == 0
+        return Augmented(flip(images, flips), torch.zeros(len(images), 9), flips, warped)
+
+
+@pytest.mark.parametrize("augmentation", [None, EverySecondWarped()])
+def test_the_target_of_denoising_is_the_mean_of_the_class(augmentation):
+    data = Labelled()
+    net, model = scaled(LitEDM, estimator=Exact(), augmentation=augmentation)
+    net.forward = lambda *args: Watched.forward(net, *args[:3])  # augmentation labels are not for it
+    losses = []
+    model._check_finite = lambda loss, t: losses.append(loss.detach())
+    train(model, data, 1)
+    z, sigma = undone(net.calls[-1])
+    level = sigma.reshape(-1, 1, 1, 1)
+    denoised = 0.25 / (level**2 + 0.25) * z + 0.5 * level / (level**2 + 0.25).sqrt() * 0.3
+    target = enumerate_class_mean(data.reference, z, sigma, data.labels)
+    rows = slice(None)
+    if augmentation is not None:
+        # Of items that are not warped; which way each was mirrored is seen from its distance to its own image.
+        rows = slice(1, None, 2)
+        ways = [torch.tensor(way).expand(60, 2) for way in ((False, False), (True, False), (False, True), (True, True))]
+        distances = torch.stack([(flip(z, way) - data.x).flatten(1).norm(dim=1) for way in ways])
+        targets = [flip(enumerate_class_mean(data.reference, flip(z, w), sigma, data.labels), w) for w in ways]
+        target = torch.stack(targets)[distances.argmin(0), torch.arange(60)]
+    weight = (sigma**2 + 0.25) / (sigma * 0.5) ** 2
+    expected = weight * (denoised - target).square().flatten(1).mean(1)
+    small = sigma[rows] < 1  # where the distance tells
+    assert small.sum() > 10
+    torch.testing.assert_close(losses[0].double()[rows][small], expected[rows][small], rtol=1e-3, atol=1e-4)
+
+
+def test_the_error_of_the_target_is_against_the_mean_of_the_class():
+    def target_mse(estimator):
+        _, model = scaled(LitEDM, estimator=estimator)
+        trainer = train(model, Labelled(), 1, limit_val_batches=1)
+        return trainer.callback_metrics["val/target_mse"].item()
+
+    assert target_mse(Exact()) < 1e-12
+    assert 0 < target_mse(STF(n=1000)) < target_mse(OneSample())
+
+
+@BOTH
+def test_the_estimator_is_bound_to_the_classes_before_training_and_not_for_sampling(kind):
+    data = Labelled()
+    _, model = scaled(kind, estimator=KNN(k=8, n=4))
+    train(model, data, 1)
+    assert not data.reference._index_built
+    assert all(data.reference.of_class(c)._index_built for c in range(3))
+    with pytest.raises(InputError, match="labels missing"):
+        model.estimator.posterior_mean(data.x, 1.0)
+    data, (_, model) = Labelled(), scaled(kind, estimator=KNN(k=800, n=4))
+    data.predict_dataloader = lambda: torch.utils.data.DataLoader(range(3))
+    pl.Trainer(**TRAINER).predict(model, data)
+
+
+@BOTH
+def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
+    def classes(seeds, **options):
+        net, model = scaled(kind, estimator=OneSample(), **options)
+        model.image_shape = (1, 4, 4)
+        model.sample(seeds, num_steps=2)
+        assert all(torch.equal(call[2], net.calls[0][2]) for call in net.calls)
+        return net.calls[0][2]
+
+    drawn = classes(range(300))
+    assert torch.equal(classes([7, 234]), drawn[[7, 234]])
+    # Uniform over the three: 100 ± 8.2 each.
+    assert (drawn.bincount(minlength=3) - 100).abs().max() < 40
+    assert classes([7, 234], sampling_class=2).tolist() == [2, 2]
+
+
+@BOTH
+def test_what_does_not_fit_is_refused_before_the_estimator_is_bound(kind):
+    def model(num_classes, conditional=True, **options):
+        return kind(Watched(num_classes), KNN(k=8, n=4), class_conditional=conditional, **options)
+
+    name = kind.__name__
+    with pytest.raises(InputError, match=f"{name}: class_conditional=True, but the net has num_classes=0"):
+        model(0)
+    with pytest.raises(InputError, match=f"{name}: class_conditional=False, but the net has num_classes=3"):
+        model(3, conditional=False)
+    for chosen in (3, -1):
+        with pytest.raises(InputError, match=f"{name}: sampling_class={chosen}, but the net has num_classes=3"):
+            model(3, sampling_class=chosen)
+    with pytest.raises(InputError, match="sampling_class=1, but the net has num_classes=0"):
+        model(0, conditional=False, sampling_class=1)
+    for data, words in (
+        (Labelled(in_reference=False), f"{name}: class_conditional=True, but the data has no labels"),
+        (Labelled(lowest=1), f"{name}: the labels of the data are 1 to 3, but the net has num_classes=3"),
+        (Labelled(lowest=-1), f"{name}: the labels of the data are -1 to 1, but the net has num_classes=3"),
+    ):
+        with pytest.raises(InputError, match=words):
+            train(model(3), data, 1)
+        assert not data.reference._index_built
+        assert not data.reference._classes
+    with pytest.raises(InputError, match=f"{name}: class_conditional=True, but the batches have no labels"):
+        train(model(3), Labelled(in_batches=False), 1)
+    with pytest.raises(InputError, match=r"^class 0: KNN: k=40 is more than the \d+ images"):
+        train(kind(Watched(), KNN(k=40, n=4), class_conditional=True), Labelled(), 1)
+
+
+def test_a_conditional_network_estimates_the_mean_of_a_class(tmp_path):
+    torch.manual_seed(0)
+    net = UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=10)
+    model = LitEDM(net, OneSample(), class_conditional=True)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    torch.save({"state_dict": model.state_dict(), "hyper_parameters": {"sigma_data": 0.5}}, tmp_path / "net.ckpt")
+    network = Network(tmp_path / "net.ckpt", UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=10))
+    z, sigma, labels = torch.randn(4, 1, 8, 8), torch.ones(4), torch.tensor([0, 9, 3, 3])
+    with torch.no_grad():
+        expected = model.denoiser.eval()(z, sigma, labels)
+    torch.testing.assert_close(network.posterior_mean(z, sigma, labels=labels), expected)
+    assert not torch.allclose(network.posterior_mean(z, sigma), expected)
+    with pytest.raises(InputError, match="Network: labels are 0 to 10, but the net has num_classes=10"):
+        network.posterior_mean(z, sigma, labels=torch.tensor([0, 10, 3, 3]))
+
+
+# The application
+
+
+FAST = {
+    "table1": ["--model.lr", "0.03", "--model.ema_decay", "0.1"],
+    "table2": ["--model.lr", "0.03", "--model.lr_ramp_up_images", "0", "--model.ema_half_life_images", "10"],
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    steps = ["--trainer.max_steps", "6", "--trainer.val_check_interval", "6"]
+    main(["fit", "-c", CONFIGS[name], *TINY, *steps, *FAST[name]])
+    folder = Path("runs") / f"{name}_digits_conditional"
+    checkpoint = folder / "version_0" / "checkpoints" / "last.ckpt"
+    assert list((folder / "version_0" / "samples").glob("*.png"))
+    Path("npz.yaml").write_text("trainer: {callbacks: {class_path: callbacks.SampleWriter, init_args: {format: npz}}}")
+    written = []
+    for number, more in enumerate((["--model.sampling_class", "3"], ["--model.sampling_class", "4"], []), start=1):
+        options = ["--ckpt_path", str(checkpoint), "--data.predict_samples", "24", *more]
+        main(["predict", "-c", CONFIGS[name], *TINY, "-c", "npz.yaml", *options])
+        written.append(np.load(folder / f"version_{number}" / "predictions" / "samples.npz")["images"].astype(int))
+    three, four, drawn = written
+    assert three.shape == four.shape == drawn.shape == (24, 8, 8, 1)
+    assert (three != four).any()
+    conditioning = Conditioning("", Watched(10), class_conditional=True, sampling_class=None)
+    own = conditioning.of_samples(range(24), torch.device("cpu")).numpy()
+    for chosen, images in ((3, three), (4, four)):
+        assert (own == chosen).any()
+        assert np.abs(drawn - images)[own == chosen].max() <= 1  # a grey level of rounding
+
+
+def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("images.npy", np.zeros((40, 1, 8, 8), np.uint8))
+    for more, words in (
+        (["--model.estimator.k", "175"], "class 8: KNN: k=175 is more than the 174 images"),
+        (["--model.net.num_classes", "0"], "class_conditional=True, but the net has num_classes=0"),
+        (["--model.net.num_classes", "9"], "the labels of the data are 0 to 9, but the net has num_classes=9"),
+        (["--data.sharded", "true"], "class_conditional=True needs all images on each device"),
+        (["--data", "Arrays", "--data.path", "images.npy"], "class_conditional=True, but the data has no labels"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["fit", "-c", CONFIGS["table1"], *TINY, *more])
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+        assert words in line
+
+
+def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
+    # Twenty images in each of three folders, as the archive has a thousand; a small network.
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        folder = Path("train") / f"n{i % 3:08d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    prepare(["train", "data/imagenet64.images", "--labels-from-folders"])
+    small = ["--model.net", str(ROOT / "configs" / "models" / "unet.yaml"), "--model.net.num_classes", "3"]
+    options = ["--model.estimator.k", "16", "--trainer.max_steps", "2", "--trainer.accumulate_grad_batches", "1"]
+    options += [
+        "--model.estimator.n",
+        "8",
+        "--model.net.channels",
+        "8",
+        "--data.batch_size",
+        "8",
+        "--data.val_images",
+        "8",
+    ]
+    options += ["--trainer.limit_train_batches", "1", "--trainer.val_check_interval", "1"]
+    options += ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+    options += ["--trainer.callbacks", "callbacks.LastCheckpoint"]
+    run_config = str(ROOT / "configs" / "imagenet64" / "ict_knn_conditional.yaml")
+    seen = []
+    bound = Estimator.bind_by_class
+    monkeypatch.setattr(Estimator, "bind_by_class", lambda e, reference: seen.append(reference) or bound(e, reference))
+    main(["fit", "-c", run_config, *small, *options])
+    (reference,) = seen
+    assert reference.classes == (0, 1, 2)
+    for label in reference.classes:  # sorted by class, so that nothing is copied from the mapped file
+        own = reference.of_class(label).images
+        assert own.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
+    assert list(Path("runs/imagenet64_conditional").rglob("last.ckpt"))
+
+
+def test_two_processes_train_a_conditional_model(tmp_path):
+    probe = tmp_path / "probe.yaml"
+    probe.write_text(
+        "trainer:\n  callbacks:\n"
+        "    - {class_path: callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
+        f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {tmp_path}}}}}\n"
+    )
+    command = [sys.executable, "main.py", "fit", "-c", CONFIGS["table1"], *TINY, "-c", str(probe)]
+    command += ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.max_steps", "4"]
+    command += ["--trainer.val_check_interval", "4", "--trainer.logger.save_dir", str(tmp_path)]
+    command += ["--data.index.cache_dir", str(tmp_path / "cache")]
+    run(command)
+    ranks = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    # An index for each of the ten classes, and none of all digits; both processes map the same files.
+    assert [rank["builds"] for rank in ranks] == [10, 10]
+    assert len(list((tmp_path / "cache").glob("*.index"))) == 10
+    assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
+
+
+def test_processes_ask_for_classes_at_different_times_and_none_waits(tmp_path):
+    command = [sys.executable, "-m", "tests.class_probe"]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=60)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], errors
+    # Class 1 is asked for by both, and built once.
+    assert len(list((tmp_path / "cache").glob("*.index"))) == 3
+    means = [torch.load(tmp_path / f"rank_{rank}.pt", weights_only=True) for rank in range(2)]
+    torch.testing.assert_close(means[0][1], means[1][0])
+
+
+def test_the_digits_have_an_index_of_each_class():
+    data = Digits(index=FaissIndex("IVF4,SQ8"))
+    data.setup()
+    KNN(k=64, n=8).bind_by_class(data.reference)
+    assert [data.reference.of_class(c).N for c in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert all(data.reference.of_class(c).index.factory == "IVF4,SQ8" for c in range(10))
