@@ -44,9 +44,9 @@ def estimator_parts(
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     all_images = N * (1 + data.hflip)
     held, building = [], []
-    if any(isinstance(e, KNN) for e in plain):
+    if searching := [e.k for e in plain if isinstance(e, KNN)]:
         index = _index(data)
-        index.check(N, d)
+        index.check(N, d, device, min(max(searching), N))
         size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
         note = " ".join(str(v) for v in (type(index).__name__, *vars(index).values()) if isinstance(v, str))
         held.append(Part("index", size or 0, note if size is not None else f"{note}: size NOT KNOWN, not counted"))

@@ -100,17 +100,20 @@ class ReferenceSet:
         what = f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip} {self._sha256}"
         return hashlib.sha256(what.encode()).hexdigest()
 
-    def build_index(self) -> None:
+    def build_index(self, k: int = 1) -> None:
         """Build the neighbour index if that was not done before; shows a progress bar on a terminal.
 
         In a distributed run every process must call it where the index is kept in a cache.
 
+        Args:
+            k: neighbours that will be searched; one that the index cannot find is refused before it is built.
+
         Raises:
-            InputError: the index refuses its settings for this set.
+            InputError: the index refuses its settings for this set, on its device.
         """
         if self._index_built:
             return
-        self.index.check(len(self.images), self.d)
+        self.index.check(len(self.images), self.d, self.device, min(k, len(self.images)))
         self.index.build(self._stored_chunks, self._training_sample, len(self.images), self.fingerprint)
         self.index.to(self.device)
         self._index_built = True
