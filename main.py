@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonargparse
 import pytorch_lightning as pl
+import yaml
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_only
@@ -30,6 +32,18 @@ FRAMES = (
     *("Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path"),
     "Expected a <class 'NoneType'>",
 )
+
+
+_load_yaml = jsonargparse.get_loader("yaml")
+
+
+def _load(text: str) -> Any:
+    """YAML; `None` is null, too, for that is what jsonargparse makes of it on the way to an option of an option."""
+    value = _load_yaml(text)
+    return None if value == "None" else value
+
+
+jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
 
 
 class CLI(LightningCLI):

@@ -74,6 +74,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         self.val_images = val_images
         self.reference: ReferenceSet | None = None
 
+    mapped = False
+    """Whether the images stay on the disk, read by page and shared by the ranks of a machine."""
+
     @abstractmethod
     def load(self) -> tuple[Images, Labels]:
         """Load the data.
@@ -263,6 +266,8 @@ class Prepared(ReferenceDataModule):
         path: the file.
     """
 
+    mapped = True
+
     def __init__(self, path: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.path = path
@@ -280,7 +285,7 @@ class Prepared(ReferenceDataModule):
 
     def stored(self) -> Stored:
         """See `ReferenceDataModule.stored`."""
-        return Stored(_read(read_header, self.path).shape, mapped=True)
+        return Stored(_read(read_header, self.path).shape, mapped=self.mapped)
 
 
 class Arrays(ReferenceDataModule):

@@ -130,6 +130,12 @@ def test_index_is_an_option_of_the_data():
     assert (cli.datamodule.index.factory, cli.datamodule.index.nprobe) == ("IVF1788,SQ8", 25)
 
 
+def test_an_option_of_an_option_can_be_null():
+    run = ("-c", str(CONFIGS / "celeba64" / "ict_knn.yaml"), "--trainer.accelerator", "cpu")
+    index = parse(*run, "--data.index.nprobe", "null", "--data.index.cache_dir", "null").datamodule.index
+    assert (index.factory, index.nprobe, index.shared) == ("IVF1788,SQ8", None, False)
+
+
 def test_one_seed_reaches_model_and_data():
     cli = parse("-c", str(CONFIGS / "demo.yaml"), "--seed_everything", "7")
     assert cli.model.hparams.seed == cli.datamodule.seed == 7

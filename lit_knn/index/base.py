@@ -16,6 +16,9 @@ class Index(ABC):
     costs error: those belong to the tail of the proposal, which is seldom drawn where t is small.
     """
 
+    shared = False
+    """Whether the processes of a machine hold it once, together, while it is on the CPU."""
+
     @abstractmethod
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """Refuse settings that cannot work for N vectors of dimension d, before any long work.

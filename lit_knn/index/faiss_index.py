@@ -20,6 +20,8 @@ QUANTISER_TRAINING_POINTS = 50_000
 # Training points are float32: without a limit those of ImageNet would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30
 GPU_MAX_K = 2048
+# What FAISS sets aside on a large GPU if it is not told otherwise.
+GPU_SCRATCH_MIB = 1536
 GPU_ADVICE = "it can Flat and IVF<c>,SQ8, and lit_knn.index.TorchIndex searches 8-bit vectors there"
 # Vectors are added about this many bytes at a time.
 CHUNK_BYTES = 64 * 2**20
@@ -73,6 +75,7 @@ class FaissIndex(Index):
         # Private: the public attributes are those that results depend on.
         self._gpu_scratch_mib = gpu_scratch_mib
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
+        self.shared = cache_dir is not None
         self._index: Any = None
         self._on_gpu = False
 
@@ -179,9 +182,15 @@ class FaissIndex(Index):
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
         """See `Index.nbytes`; known of flat codes and of lists of them, after linear transforms or not.
 
-        Lists grow by doubling on the CPU, so that they may take up to twice this.
+        On a GPU with the scratch memory.
         """
-        return _held_bytes(self._create(N, d), N)
+        index = self._create(N, d)
+        held = _held_bytes(index, N)
+        if held is None or device.type == "cpu":
+            return held
+        scratch = GPU_SCRATCH_MIB if self._gpu_scratch_mib is None else self._gpu_scratch_mib
+        flat = isinstance(index, _import_faiss().IndexFlat)
+        return (held // 2 if flat and self.gpu_float16 else held) + scratch * 2**20
 
     def build_bytes(self, N: int, d: int) -> int:
         """See `Index.build_bytes`: the training points in float32 and as they are stored, or the vectors being added.
