@@ -77,7 +77,15 @@ LAUNCHERS = {
         "RANK": "0",
         "LOCAL_RANK": "0",
     },
-    "srun": {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "a", "SLURM_PROCID": "0"},
+    "srun": {
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_JOB_NAME": "a",
+        "SLURM_PROCID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_JOB_ID": "1",
+    },
 }
 
 
