@@ -1,16 +1,22 @@
 """The application: `python main.py fit|validate|predict|plan -c configs/….yaml`."""
 
 import argparse
+import os
 import pkgutil
 import sys
+import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonargparse
 import pytorch_lightning as pl
+import torch
+import yaml
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -30,6 +36,18 @@ FRAMES = (
     *("Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path"),
     "Expected a <class 'NoneType'>",
 )
+
+
+_load_yaml = jsonargparse.get_loader("yaml")
+
+
+def _load(text: str) -> Any:
+    """YAML; `None` is null, too, for that is what jsonargparse makes of it on the way to an option of an option."""
+    value = _load_yaml(text)
+    return None if value == "None" else value
+
+
+jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
 
 
 class CLI(LightningCLI):
@@ -79,7 +97,12 @@ class CLI(LightningCLI):
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
-        return super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
+        try:
+            trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
+        except (ValueError, RuntimeError) as error:  # of options that do not go together
+            raise InputError(f"trainer: {' '.join(str(error).split())}") from error
+        _check_processes(trainer)
+        return trainer
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
@@ -116,9 +139,35 @@ def main(args: Sequence[str] | None = None) -> None:
         rank = rank_zero_only.rank  # type: ignore[attr-defined]
         if rank == 0:
             print(f"error: {message}", file=sys.stderr)
-        elif isinstance(error, NonFiniteLossError):  # each rank has losses of its own
+        elif _is_first_of_machine() or isinstance(error, NonFiniteLossError):
+            # Each machine has files of its own, each rank losses.
             print(f"error: rank {rank}: {message}", file=sys.stderr)
+        else:
+            time.sleep(1)  # torchrun ends all processes when the first ends, and that must not be before it has spoken
         raise SystemExit(2) from error
+
+
+def _check_processes(trainer: pl.Trainer) -> None:
+    """Refuse options that would let each process of a launcher train a model of its own."""
+    asked = trainer.num_devices * trainer.num_nodes
+    if torch.distributed.is_torchelastic_launched():
+        launcher, started = "torchrun", int(os.environ["WORLD_SIZE"])
+        fits = started == asked and trainer.num_devices == int(os.environ["LOCAL_WORLD_SIZE"])
+    elif SLURMEnvironment.detect():
+        launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
+        fits = started == asked
+    else:
+        return
+    if not fits:
+        raise InputError(
+            f"{launcher} has started {started} processes, but trainer.num_nodes={trainer.num_nodes} and "
+            f"trainer.devices={trainer.num_devices} ask for {asked}: give the machines and the processes of each"
+        )
+
+
+def _is_first_of_machine() -> bool:
+    """Whether torchrun or SLURM has started this process first on its machine."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
 
 
 def _seed(value: Any) -> int:

@@ -20,17 +20,27 @@ __all__ = ["Part", "Stored", "estimator_parts", "network_parts"]
 
 # Copies of each parameter that an optimiser keeps.
 OPTIMISER_STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "RAdam": 2, "NAdam": 2, "Adamax": 2, "RMSprop": 1, "Adagrad": 1}
+MIXED_PRECISIONS = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 # An estimator has a few arrays of the bounded size at a time.
 WORK_ARRAYS = 4
 
 
 class Part(NamedTuple):
-    """One line of a plan; `passing` if it is held only while the run starts."""
+    """One line of a plan.
+
+    Attributes:
+        name: what it is.
+        bytes: of one rank.
+        note: what else there is to say.
+        passing: whether it is held only while the run starts.
+        shared: whether the ranks of a machine hold it once, together.
+    """
 
     name: str
     bytes: int
     note: str
     passing: bool = False
+    shared: bool = False
 
     def __str__(self) -> str:
         return f"  {self.name:26}{self.bytes / 1e9:8.3f} GB  {self.note}".rstrip()
@@ -44,13 +54,16 @@ def estimator_parts(
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     all_images = N * (1 + data.hflip)
     held, building = [], []
-    if any(isinstance(e, KNN) for e in plain):
+    if searching := [e.k for e in plain if isinstance(e, KNN)]:
         index = _index(data)
-        index.check(N, d)
+        index.check(N, d, device, min(max(searching), N))
         size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
         note = " ".join(str(v) for v in (type(index).__name__, *vars(index).values()) if isinstance(v, str))
-        held.append(Part("index", size or 0, note if size is not None else f"{note}: size NOT KNOWN, not counted"))
-        building += [held[-1], Part("index training", sample, "until it is built", passing=True)]
+        note += "" if size is not None else ": size NOT KNOWN, not counted"
+        held.append(Part("index", size or 0, note, shared=index.shared and device.type == "cpu"))
+        # The machine builds it in its own memory, whatever the device.
+        built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=index.shared)
+        building += [built, Part("index training", sample, "until it is built", passing=True, shared=index.shared)]
     for r, dtype in sorted({(e.r, _type(e, device)) for e in plain if isinstance(e, SubspaceKNN)}, key=str):
         size = all_images * (r * dtype.itemsize + 4) + 4 * r * d
         held.append(Part("projection", size, f"{all_images:,} x {r} {str(dtype).removeprefix('torch.')}"))
@@ -63,8 +76,14 @@ def estimator_parts(
     return held, building
 
 
-def network_parts(model: pl.LightningModule, shape: Sequence[int], batch_size: int, trainer: pl.Trainer) -> list[Part]:
-    """The network and what training it takes; the network alone where nothing is trained."""
+def network_parts(
+    model: pl.LightningModule,
+    shape: Sequence[int],
+    batch_size: int,
+    trainer: pl.Trainer,
+    device: torch.device | None = None,
+) -> list[Part]:
+    """The network and what training it takes on `device`; the network alone where nothing is trained."""
     modules = _networks(model)
     count = sum(p.numel() for m in modules for p in m.parameters())
     half = str(trainer.precision) in ("16-true", "bf16-true")
@@ -82,23 +101,24 @@ def network_parts(model: pl.LightningModule, shape: Sequence[int], batch_size: i
     parts.append(Part("averaged weights", weights, ""))
     if trainer.world_size > 1:
         parts.append(Part("gradient exchange", gradients, "buckets of DDP"))
-    parts.append(_activations(model, shape, batch_size, str(trainer.precision)))
+    kind = "cpu" if device is None else device.type
+    parts.append(_activations(model, shape, batch_size, str(trainer.precision), kind))
     return parts
 
 
-def _activations(model: EstimatorTraining, shape: Sequence[int], batch_size: int, precision: str) -> Part:
+def _activations(model: EstimatorTraining, shape: Sequence[int], batch_size: int, precision: str, kind: str) -> Part:
     def run(trial: Any) -> torch.Tensor:
-        z = torch.zeros(batch_size, *shape)
-        return trial.evaluate_network(z, torch.ones(batch_size, dtype=torch.float64))
+        z = torch.zeros(batch_size, *shape, device=kind)
+        return trial.evaluate_network(z, torch.ones(batch_size, dtype=torch.float64, device=kind))
 
     try:
-        size = saved_bytes(model, run)
+        size = saved_bytes(model, run, kind, MIXED_PRECISIONS.get(precision))
     except InputError:
         raise
     except (RuntimeError, ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"plan: the net does not accept images of shape {tuple(shape)}: {reason}") from error
-    half = "16" in precision
+    half = precision.endswith("16-true")
     note = f"kept for the backward pass of {batch_size} images" + (", taken as half of float32" if half else "")
     return Part("activations", size // 2 if half else size, note)
 

@@ -26,6 +26,7 @@ class Plan(NamedTuple):
         device_memory: what the device has, None if not known.
         host_memory: what the machine has, None if not known.
         ranks: processes that share the machine.
+        elsewhere: whether the device is of another machine, described by the user.
     """
 
     device: torch.device
@@ -34,6 +35,7 @@ class Plan(NamedTuple):
     device_memory: float | None
     host_memory: float | None
     ranks: int
+    elsewhere: bool = False
 
     @property
     def total(self) -> int:
@@ -44,9 +46,12 @@ class Plan(NamedTuple):
     def needed(self) -> list[tuple[str, float, float | None]]:
         """Name, bytes needed and bytes there of each memory."""
         if self.device.type == "cpu":
-            return [("the machine", self.ranks * self.total, self.host_memory)]
-        host = self.ranks * sum(part.bytes for part in self.host)
+            return [("the machine", self._of_all_ranks(self.parts), self.host_memory)]
+        host = self._of_all_ranks(self.host)
         return [("each device", self.total, self.device_memory), ("the machine", host, self.host_memory)]
+
+    def _of_all_ranks(self, parts: list[Part]) -> int:
+        return sum(part.bytes * (1 if part.shared else self.ranks) for part in parts)
 
     @property
     def fits(self) -> bool:
@@ -54,7 +59,8 @@ class Plan(NamedTuple):
         return all(there is None or needed <= there for _, needed, there in self.needed)
 
     def __str__(self) -> str:
-        lines = [f"Each of {self.ranks} rank(s) of a machine, on {self.device.type}:"]
+        given = f"a GPU of {(self.device_memory or 0) / GB:g} GB that is given, not found here"
+        lines = [f"Each of {self.ranks} rank(s) of a machine, on {given if self.elsewhere else self.device.type}:"]
         lines += [str(part) for part in self.parts]
         lines.append(f"  {'total':26}{self.total / GB:8.3f} GB")
         if self.device.type != "cpu":
@@ -120,7 +126,7 @@ def make_plan(
     if datamodule.sharded:
         stored = stored._replace(shape=(-(-N // trainer.world_size), *stored.shape[1:]))
     base = process_bytes()  # before anything is copied to be measured
-    network = network_parts(model, stored.shape[1:], datamodule.batch_size, trainer)
+    network = network_parts(model, stored.shape[1:], datamodule.batch_size, trainer, device)
     base -= network[0].bytes if network else 0
     estimators = _estimators(trainer, model)
     held, building = estimator_parts(estimators, datamodule, stored, device)
@@ -147,18 +153,21 @@ def make_plan(
     ranks = trainer.world_size // trainer.num_nodes
     this = machine_bytes() if gpu_gb is None else None
     machine = this if machine_gb is None else machine_gb * GB
-    return Plan(device, parts, host, _device_memory(device, gpu_gb), machine, ranks)
+    return Plan(device, parts, host, _device_memory(device, gpu_gb), machine, ranks, gpu_gb is not None)
 
 
 def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None) -> Stored:
-    known = None if images is not None and image_shape is not None else datamodule.stored()
+    try:
+        known = None if images is not None and image_shape is not None else datamodule.stored()
+    except InputError as error:
+        raise InputError(f"plan: {error}; without the data give --images and --image_shape") from error
     if known is None and (images is None or image_shape is None):
         raise InputError(
             f"plan: {type(datamodule).__name__} does not tell its size before it is loaded; give --images and "
             "--image_shape"
         )
     shape = (images or known.shape[0], *(image_shape or known.shape[1:]))  # type: ignore[union-attr]
-    return Stored(shape) if known is None else known._replace(shape=shape)
+    return Stored(shape, mapped=datamodule.mapped) if known is None else known._replace(shape=shape)
 
 
 def _shape(stored: Stored) -> str:

@@ -82,6 +82,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         self.sharded = sharded
         self.reference: ReferenceSet | None = None
 
+    mapped = False
+    """Whether the images stay on the disk, read by page and shared by the ranks of a machine."""
+
     @abstractmethod
     def load(self) -> tuple[Images, Labels]:
         """Load the data.
@@ -291,6 +294,8 @@ class Prepared(ReferenceDataModule):
         path: the file.
     """
 
+    mapped = True
+
     def __init__(self, path: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.path = path
@@ -310,7 +315,7 @@ class Prepared(ReferenceDataModule):
         """See `ReferenceDataModule.stored`."""
         prepared = _read(read_prepared, self.path)
         by_class = prepared.labels is not None and lie_together(torch.from_numpy(prepared.labels))
-        return Stored(prepared.header.shape, mapped=True, by_class=by_class)
+        return Stored(prepared.header.shape, mapped=self.mapped, by_class=by_class)
 
 
 class Arrays(ReferenceDataModule):

@@ -90,8 +90,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     path = Path(path).expanduser()
     if not os.fspath(path) or not path.is_file():
         unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists() if path.name else False
-        reason = "is not finished: run its python -m lit_knn.prepare again" if unfinished else "is no file"
-        raise InputError(f"{path} {reason}")
+        what, how = ("is not finished: run its", "again") if unfinished else ("is no file: make one with", "")
+        raise InputError(f"{path} {what} python -m lit_knn.prepare {how}".rstrip())
     try:
         with open(path, "rb") as file:
             page, size = file.read(PAGE), os.fstat(file.fileno()).st_size

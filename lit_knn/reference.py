@@ -163,20 +163,23 @@ class ReferenceSet:
         which = str(rows).encode() if isinstance(rows, slice) else rows.numpy()
         return hashlib.sha256(self._given_sha256.encode() + bytes(which)).hexdigest()
 
-    def build_index(self) -> None:
+    def build_index(self, k: int = 1) -> None:
         """Build the neighbour index if that was not done before; shows a progress bar on a terminal.
 
         In a distributed run every process must call it where the index is kept in a cache.
 
+        Args:
+            k: neighbours that will be searched; one that the index cannot find is refused before it is built.
+
         Raises:
-            InputError: the index refuses its settings for this set.
+            InputError: the index refuses its settings for this set, on its device.
         """
         if not self._index_built:
-            self._build_index(shared=self._index_shared)
+            self._build_index(k, shared=self._index_shared)
 
-    def _build_index(self, shared: bool) -> None:
+    def _build_index(self, k: int, shared: bool) -> None:
         """Build it; `shared` if all processes of a distributed run hold these images."""
-        self.index.check(len(self.images), self.d)
+        self.index.check(len(self.images), self.d, self.device, min(k, len(self.images)))
         self.index.build(self._stored_chunks, self._training_sample, len(self.images), self.fingerprint, shared)
         self.index.to(self.device)
         self._index_built = True

@@ -96,14 +96,14 @@ class ShardedReferenceSet(ReferenceSet):
         """Of the images of all ranks, the same on each; every rank must call it. See `ReferenceSet.fingerprint`."""
         return hashlib.sha256(" ".join(in_every_process(self.local.fingerprint)).encode()).hexdigest()
 
-    def build_index(self) -> None:
-        """Build the index of this rank's shard; every rank must call it.
+    def build_index(self, k: int = 1) -> None:
+        """Build the index of this rank's shard; every rank must call it. See `ReferenceSet.build_index`.
 
         Raises:
             InputError: the index of this or of another rank refuses its settings.
         """
         if not self._index_built:
-            in_every_process(lambda: self.local._build_index(shared=False))
+            in_every_process(lambda: self.local._build_index(k, shared=False))
             self._index_built = True
 
     def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from main import main
 
 ROOT = Path(__file__).parent.parent
 
@@ -85,6 +88,63 @@ def test_two_processes_train_an_edm_model_on_half_of_the_images_each(tmp_path):
     command += ["--trainer.val_check_interval", "12", "--trainer.logger.save_dir", str(tmp_path)]
     run(command)
     assert list(tmp_path.rglob("last.ckpt"))
+
+
+def test_torchrun_trains_the_demo(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517"]
+    command += ["main.py", "fit", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "--trainer.devices", "2"]
+    command += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--model.net.channels", "8"]
+    done = run([*command, "--trainer.logger.save_dir", str(tmp_path)])
+    assert done.stdout.count("Checkpoint:") == 1
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    assert torch.load(checkpoint, weights_only=False)["images_seen"] == 2 * 2 * 32
+
+
+LAUNCHERS = {
+    "torchrun": {
+        "TORCHELASTIC_RUN_ID": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+    },
+    "srun": {
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_JOB_NAME": "a",
+        "SLURM_PROCID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_JOB_ID": "1",
+    },
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("devices", ["1", "3"])
+def test_processes_that_are_not_those_of_the_trainer_are_refused(launcher, devices, monkeypatch, tmp_path, capsys):
+    # With one device each would train a model of its own.
+    monkeypatch.chdir(tmp_path)
+    for name, value in LAUNCHERS[launcher].items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main(["fit", "-c", str(ROOT / "configs" / "demo.yaml"), "--trainer.devices", devices])
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: {launcher} has started 2 processes, but trainer.num_nodes=1 and trainer.devices=")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_process_of_another_machine_says_what_that_machine_lacks(monkeypatch, tmp_path, capsys):
+    from pytorch_lightning.utilities import rank_zero_only
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rank_zero_only, "rank", 2)
+    for local_rank, printed in (("0", "error: rank 2: data.path=no.zip: no.zip does not exist"), ("1", "")):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        with pytest.raises(SystemExit):
+            main(["fit", "-c", str(ROOT / "configs" / "demo.yaml"), "--data", "ImageFiles", "--data.path", "no.zip"])
+        lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert lines == ([printed] if printed else [])
 
 
 def test_two_processes_measure_what_one_does(tmp_path):

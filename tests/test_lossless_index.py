@@ -76,10 +76,43 @@ def test_too_few_images_to_train_on_are_refused_with_the_reason_of_faiss():
     assert "\n" not in str(error.value)
 
 
+GPU = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("index", "N", "k", "words"),
+    [
+        (FaissIndex("SQ8"), 300, 8, "factory='SQ8' to a GPU.*TorchIndex"),
+        (FaissIndex("PCA8,SQ8"), 300, 8, "factory='PCA8,SQ8' to a GPU"),
+        (FaissIndex("HNSW8"), 300, 8, "factory='HNSW8' to a GPU"),
+        (FaissIndex("IVF4_HNSW8,Flat"), 300, 8, "factory='IVF4_HNSW8,Flat' to a GPU"),
+        (FaissIndex("Flat"), 5000, 2049, "k=2049: FAISS on a GPU finds at most 2048"),
+        (FaissIndex("IVF4096,SQ8", nprobe=2049), 5000, 8, "nprobe=2049: FAISS on a GPU searches at most 2048"),
+    ],
+    ids=lambda value: value.factory if isinstance(value, FaissIndex) else None,
+)
+def test_what_faiss_cannot_do_on_a_gpu_is_refused_before_the_build_and_without_a_gpu(index, N, k, words):
+    index.check(N, 48, torch.device("cpu"), k)
+    with pytest.raises(InputError, match=words):
+        index.check(N, 48, GPU, k)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "PCA8,IVF4,SQ8"])
+def test_what_faiss_can_do_on_a_gpu_is_not_refused(factory):
+    FaissIndex(factory).check(5000, 48, GPU, 2048)
+
+
 @pytest.mark.gpu
 def test_a_flat_8_bit_index_on_a_gpu_is_refused_and_torch_index_named():
     with pytest.raises(InputError, match="TorchIndex"):
         ReferenceSet(pixels(), FaissIndex("SQ8")).to("cuda").build_index()
+
+
+def test_few_images_for_many_lists_are_said_in_one_line(capfd):
+    with pytest.warns(UserWarning, match=r"^300 images are few for factory='IVF20,SQ8': .* at most 7 lists$"):
+        ReferenceSet(pixels(300), FaissIndex("IVF20,SQ8")).build_index()
+    printed = capfd.readouterr()
+    assert printed.out == printed.err == ""
 
 
 @pytest.mark.gpu

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import faiss
@@ -109,8 +110,37 @@ def test_saved_activations_of_a_network_counted_by_hand():
     assert type(net[0].weight.data) is torch.Tensor
 
 
-def test_saved_activations_are_those_of_a_real_pass():
-    cli = make_cli(["-c", str(CONFIGS / "demo.yaml")], run=False)
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_saved_activations_of_a_planned_gpu_counted_by_hand(autocast):
+    # Under autocast a GPU normalises in float32, so that what enters and leaves the norm is kept in float32, and the
+    # layers around it in two bytes, with copies of their weights.
+    net = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.GroupNorm(2, 8), nn.SiLU(), nn.Conv2d(8, 3, 1, bias=False))
+    kept = saved_bytes(net, lambda net: net(torch.zeros(4, 3, 16, 16, device="cuda")), "cuda", autocast)
+    pixels, statistics = 4 * 16 * 16, 2 * 4 * 4 * 2
+    if autocast is None:
+        # The input, and the output of the convolution, of the norm and of the activation.
+        assert kept == 4 * pixels * (3 + 8 + 8 + 8) + statistics
+    else:
+        assert kept == pixels * (2 * 3 + 4 * 8 + 4 * 8 + 2 * 8) + 2 * 2 * 24 + statistics
+    assert not torch.is_autocast_enabled("cuda")
+
+
+def test_attention_of_a_planned_gpu_keeps_no_matrix_of_all_pairs():
+    class Attention(nn.Module):
+        def forward(self, q):
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    length, width = 512, 32
+    kept = saved_bytes(
+        Attention(), lambda net: net(torch.zeros(1, 2, length, width, device="cuda").requires_grad_()), "cuda"
+    )
+    # Queries, which are keys and values, too, the output, and the normalisers.
+    assert kept == pytest.approx(4 * 2 * length * (width + width + 1), rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_saved_activations_are_those_of_a_real_pass(precision):
+    cli = make_cli(["-c", str(CONFIGS / "demo.yaml"), "--trainer.precision", precision], run=False)
     own = {p.untyped_storage().data_ptr() for p in cli.model.parameters()}
     kept = {}
 
@@ -121,7 +151,8 @@ def test_saved_activations_are_those_of_a_real_pass():
         return tensor
 
     z, t = torch.randn(128, 1, 8, 8), torch.ones(128, dtype=torch.float64)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
         cli.model.train().evaluate_network(z, t)
     real = sum(storage.nbytes() for storage in kept.values())
     planned = {p.name: p.bytes for p in network_parts(cli.model, (1, 8, 8), 128, cli.trainer)}["activations"]
@@ -130,10 +161,13 @@ def test_saved_activations_are_those_of_a_real_pass():
 
 def test_half_precision_and_ranks_change_what_they_should():
     plain = parts_of(plan_of("demo.yaml"))
-    half = parts_of(plan_of("demo.yaml", "--trainer.precision", "bf16-mixed"))
+    mixed = parts_of(plan_of("demo.yaml", "--trainer.precision", "bf16-mixed"))
+    half = parts_of(plan_of("demo.yaml", "--trainer.precision", "bf16-true"))
     two = plan_of("demo.yaml", "--trainer.devices", "2")
+    assert plain["activations"] / 2 < mixed["activations"] < plain["activations"]
     assert half["activations"] == plain["activations"] // 2
-    assert half["network"] == plain["network"]
+    assert half["network"] == plain["network"] // 2
+    assert mixed["network"] == plain["network"]
     assert parts_of(two)["gradient exchange"] == plain["gradients"]
     assert two.needed[0][1] == 2 * two.total
 
@@ -174,6 +208,39 @@ def test_what_does_not_fit_is_said_with_exit_status_1(tmp_path, monkeypatch, cap
         assert caught.value.code == 1
     main(["plan", "-c", str(CONFIGS / "demo.yaml"), "--gpu_gb", "80"])
     assert "the machine, whose memory is not known" in capsys.readouterr().out
+
+
+def test_ranks_of_a_machine_hold_a_cached_index_once(tmp_path):
+    index = ["--data.index.factory", "IVF30,SQ8", "--trainer.devices", "4"]
+    for ranks_in_memory, cache in ((4, []), (1, ["--data.index.cache_dir", str(tmp_path)])):
+        plan = plan_of("demo.yaml", *index, *cache)
+        parts = parts_of(plan)
+        others = plan.total - parts["index"]
+        assert plan.needed[0][1] == 4 * others + ranks_in_memory * parts["index"]
+
+
+@pytest.mark.parametrize(("name", "N"), [("celeba64", 202_599), ("imagenet64", 1_281_167)])
+def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    plan = ["plan", "-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu"]
+    with pytest.raises(SystemExit):
+        main(plan)
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: plan: data.path=data/{name}.images")
+    assert "--images" in error
+    main(
+        [*plan, "--images", str(N), "--image_shape", "[3,64,64]", "--gpu_gb", "80", "--data.index.gpu_scratch_mib", "0"]
+    )
+    printed = capsys.readouterr().out
+    size = float(re.search(r"  index +(\S+) GB", printed)[1])
+    assert "on a GPU of 80 GB that is given, not found here" in printed
+    assert f"{N:,} x 3x64x64 uint8, copied to the device" in printed
+    assert "mapped from the disk" in printed
+    # Of each image its bytes and its number.
+    lists = {"celeba64": 1788, "imagenet64": 4527}[name]
+    assert size == pytest.approx((N * (12_288 + 8) + lists * 4 * 12_288) / 1e9, rel=1e-3)
+    assert ": fits" in printed
+    assert not list(tmp_path.iterdir())
 
 
 def test_data_of_unknown_size_needs_it_given(tmp_path):

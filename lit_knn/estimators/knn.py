@@ -40,8 +40,8 @@ class KNN(SampledEstimator):
         """See `Estimator.bind`; builds the neighbour index of the set."""
         if self.k > reference.N:
             raise InputError(f"KNN: k={self.k} is more than the {reference.N} images of the reference set")
-        reference.build_index()
-        # One query brings out what the index refuses (FAISS on a GPU: k > 2048) before training does.
+        reference.build_index(self.k)
+        # One query brings out what the index refuses before training does.
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
         return super().bind(reference)
 

@@ -19,9 +19,18 @@ class Index(ABC):
     another index of the same settings.
     """
 
+    shared = False
+    """Whether the processes of a machine hold it once, together, while it is on the CPU."""
+
     @abstractmethod
-    def check(self, N: int, d: int) -> None:
+    def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """Refuse settings that cannot work for N vectors of dimension d, before any long work.
+
+        Args:
+            N: number of vectors.
+            d: their dimension.
+            device: where the index will search; None for the CPU.
+            k: neighbours that will be searched.
 
         Raises:
             InputError: which setting, its value and the rule it breaks.

@@ -45,16 +45,15 @@ class IndexCache:
         self._read = read
 
     def check(self) -> None:
-        """Refuse a folder that nothing can be written to.
+        """Refuse a folder that nothing can be written to; makes none, for a plan leaves nothing behind.
 
         Raises:
             InputError: its name and the reason.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cache_dir={self.folder} is no folder and cannot be made: {error.strerror}") from error
-        if not os.access(self.folder, os.W_OK | os.X_OK):
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise InputError(f"cache_dir={self.folder} is no folder and cannot be made: {there} is a file")
+        if not os.access(there, os.W_OK | os.X_OK):
             raise InputError(f"cache_dir={self.folder} cannot be written to")
 
     def get(
@@ -99,6 +98,7 @@ class IndexCache:
         # Also against other runs: the second waits and then finds what the first has built.
         with ExitStack() as stack:
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(path))
             except OSError as error:
                 return self._going_on_without(build(), path, error), False

@@ -1,5 +1,6 @@
 """Neighbour search by FAISS (Johnson et al. 2019), the search of the paper. The only file that imports faiss."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,13 @@ QUANTISER_TRAINING_POINTS = 50_000
 # Training points are float32: without a limit those of ImageNet would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30
 GPU_MAX_K = 2048
+# What FAISS sets aside on a large GPU if it is not told otherwise.
+GPU_SCRATCH_MIB = 1536
+GPU_ADVICE = "it can Flat and IVF<c>,SQ8, and lit_knn.index.TorchIndex searches 8-bit vectors there"
 # Vectors are added about this many bytes at a time.
 CHUNK_BYTES = 64 * 2**20
+# Few enough that what is computed of them stays in the processor's cache.
+CHECKED_ROWS = 64
 # float32 puts a pixel this far from a whole number at most, in grey levels, and then some.
 PIXEL_TOLERANCE = 1e-3
 
@@ -71,12 +77,15 @@ class FaissIndex(Index):
         # Private: the public attributes are those that results depend on.
         self._gpu_scratch_mib = gpu_scratch_mib
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
+        self.shared = cache_dir is not None
         self._index: Any = None
         self._on_gpu = False
 
-    def check(self, N: int, d: int) -> None:
+    def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """See `Index.check`; creates the empty FAISS index, which costs nothing."""
-        self._create(N, d)
+        index = self._create(N, d)
+        if device is not None and device.type != "cpu":
+            self._check_device(index, device, k)
 
     def build(
         self,
@@ -103,25 +112,32 @@ class FaissIndex(Index):
         probe = self._checked(sample(min(N, 16)))
         index = self._create(N, probe.shape[1])
         try:
-            if not index.is_trained:
-                rows = sample(min(N, self._training_points(index)))
-                for piece in with_progress([rows], len(rows), f"training FAISS index {self.factory}"):
-                    index.train(piece)
-            if self.lossless:
-                _let_codes_be_pixels(index)
+            self._train(index, sample, N)
             for chunk in with_progress(chunks(), N, f"building FAISS index {self.factory}"):
                 index.add(self._checked(chunk.cpu().contiguous()))
         except RuntimeError as error:
             raise InputError(f"FaissIndex: FAISS cannot build factory={self.factory!r}: {_reason(error)}") from error
         return index
 
+    def _train(self, index: Any, sample: Callable[[int], Tensor], N: int) -> None:
+        """Learn the lists and the quantiser; the sample is given up before vectors are added."""
+        if self.lossless:
+            _code_vectors_themselves(index)
+        if not index.is_trained:
+            rows = sample(min(N, self._training_points(index)))
+            _expect_few_points(index, N, self.factory)
+            for piece in with_progress([rows], len(rows), f"training FAISS index {self.factory}"):
+                index.train(piece)
+        if self.lossless:
+            _let_codes_be_pixels(index)
+
     def _checked(self, vectors: Tensor) -> Tensor:
         """The vectors themselves; refuses, with `lossless`, all but pixels."""
-        if self.lossless:
-            pixels = (vectors + 1) * 127.5
+        for rows in vectors.split(CHECKED_ROWS) if self.lossless else ():
+            pixels = (rows + 1) * 127.5
             strange = ((pixels - pixels.round()).abs() > PIXEL_TOLERANCE) | (pixels < -0.5) | (pixels > 255.5)
             if strange.any():
-                value = vectors[strange][0].item()
+                value = rows[strange][0].item()
                 raise InputError(f"FaissIndex: lossless=True needs uint8 images, the data holds the float {value:.6g}")
         return vectors
 
@@ -137,45 +153,69 @@ class FaissIndex(Index):
         sq_dist, ids = self._index.search(queries.float().contiguous(), k)
         return sq_dist.masked_fill(ids < 0, torch.inf), ids
 
+    def _check_device(self, index: Any, device: torch.device, k: int) -> None:
+        """Refuse what FAISS cannot do on a GPU; asks no GPU, so that a plan on another machine can."""
+        if device.type != "cuda":
+            raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
+        # A plan for the GPUs of another machine may be made where faiss has no GPU support.
+        if torch.cuda.is_available() and not hasattr(_import_faiss(), "StandardGpuResources"):
+            raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
+        if not _runs_on_gpu(index):
+            raise InputError(f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU; {GPU_ADVICE}")
+        lists = _inverted_lists(index)
+        if lists is not None and lists.nprobe > GPU_MAX_K:
+            raise InputError(f"nprobe={lists.nprobe}: FAISS on a GPU searches at most {GPU_MAX_K} lists")
+        if k > GPU_MAX_K:
+            raise InputError(f"k={k}: FAISS on a GPU finds at most {GPU_MAX_K} neighbours")
+
     def to(self, device: torch.device) -> None:
         """See `Index.to`; FAISS runs on the CPU and on CUDA devices."""
         faiss = _import_faiss()
+        if device.type != "cpu":
+            self._check_device(self._index, device, k=1)
         if device.type == "cuda" and not self._on_gpu:
             self._index = self._gpu_copy(torch.cuda.current_device() if device.index is None else device.index)
             self._on_gpu = True
         elif device.type == "cpu" and self._on_gpu:
             self._index = faiss.index_gpu_to_cpu(self._index)
             self._on_gpu = False
-        elif device.type not in ("cpu", "cuda"):
-            raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
         """See `Index.nbytes`; known of flat codes and of lists of them, after linear transforms or not.
 
-        Lists grow by doubling on the CPU, so that they may take up to twice this.
+        On a GPU with the scratch memory.
         """
-        return _held_bytes(self._create(N, d), N)
+        index = self._create(N, d)
+        held = _held_bytes(index, N)
+        if held is None or device.type == "cpu":
+            return held
+        scratch = GPU_SCRATCH_MIB if self._gpu_scratch_mib is None else self._gpu_scratch_mib
+        flat = isinstance(index, _import_faiss().IndexFlat)
+        return (held // 2 if flat and self.gpu_float16 else held) + scratch * 2**20
 
     def build_bytes(self, N: int, d: int) -> int:
-        """See `Index.build_bytes`: the training points, float32, and the vectors that are being added."""
+        """See `Index.build_bytes`: the training points in float32 and as they are stored, or the vectors being added.
+
+        FAISS copies the training points where it codes their differences from the centres of lists, and the codes,
+        where there are no lists, each time their array has to grow.
+        """
         index = self._create(N, d)
-        return (0 if index.is_trained else 4 * d * min(N, self._training_points(index))) + CHUNK_BYTES
+        lists = _inverted_lists(index)
+        growth = N * getattr(index, "code_size", 0) if lists is None else 0
+        if index.is_trained:
+            return CHUNK_BYTES + growth
+        residual = getattr(lists, "by_residual", False) and not self.lossless
+        return max((4 + 1 + 4 * residual) * d * min(N, self._training_points(index)), CHUNK_BYTES + growth)
 
     def _gpu_copy(self, device_number: int) -> Any:
         faiss = _import_faiss()
-        if not hasattr(faiss, "StandardGpuResources"):
-            raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
-        lists = _inverted_lists(self._index)
-        if lists is not None and lists.nprobe > GPU_MAX_K:
-            raise InputError(f"nprobe={lists.nprobe}: FAISS on a GPU searches at most {GPU_MAX_K} lists")
         resources, options = _gpu_resources(self._gpu_scratch_mib), faiss.GpuClonerOptions()
         options.useFloat16 = options.useFloat16CoarseQuantizer = self.gpu_float16
         try:
             return faiss.index_cpu_to_gpu(resources, device_number, self._index, options)
         except RuntimeError as error:
             raise InputError(
-                f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU ({_reason(error)}); "
-                "it can Flat and IVF<c>,SQ8, and lit_knn.index.TorchIndex searches 8-bit vectors there"
+                f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU ({_reason(error)}); {GPU_ADVICE}"
             ) from error
 
     def _create(self, N: int, d: int) -> Any:
@@ -254,10 +294,42 @@ def _held_bytes(index: Any, N: int) -> int | None:
     return N * index.code_size if hasattr(index, "code_size") else None
 
 
+def _expect_few_points(index: Any, N: int, factory: str) -> None:
+    """Say so once, in words about the data, where FAISS would count its training points at each clustering."""
+    lists = _inverted_lists(index)
+    if lists is None:
+        return
+    enough = lists.cp.min_points_per_centroid
+    if enough * lists.nlist > N:
+        warnings.warn(
+            f"{N} images are few for factory={factory!r}: FAISS advises {enough} or more for each list, so at most "
+            f"{max(N // enough, 1)} lists",
+            stacklevel=2,
+        )
+    lists.cp.min_points_per_centroid = 1
+
+
+def _runs_on_gpu(index: Any) -> bool:
+    """Whether FAISS has an index of this kind for GPUs; of lists of product codes it may still refuse a size."""
+    faiss = _import_faiss()
+    if isinstance(index, faiss.IndexPreTransform):
+        return _runs_on_gpu(faiss.downcast_index(index.index))
+    if isinstance(index, faiss.IndexIVF):
+        kinds = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
+        return isinstance(index, kinds) and _runs_on_gpu(faiss.downcast_index(index.quantizer))
+    return isinstance(index, faiss.IndexFlat)
+
+
 def _is_plain_sq8(index: Any) -> bool:
     faiss = _import_faiss()
     plain = isinstance(index, (faiss.IndexScalarQuantizer, faiss.IndexIVFScalarQuantizer))
     return plain and index.sq.qtype == faiss.ScalarQuantizer.QT_8bit
+
+
+def _code_vectors_themselves(index: Any) -> None:
+    """Let lists hold codes of the vectors, not of their differences from the centre of the list."""
+    if isinstance(index, _import_faiss().IndexIVFScalarQuantizer):
+        index.by_residual = False
 
 
 def _let_codes_be_pixels(index: Any) -> None:
@@ -267,8 +339,6 @@ def _let_codes_be_pixels(index: Any) -> None:
     FAISS makes them of differences from the centre, which are no pixels.
     """
     faiss = _import_faiss()
-    if isinstance(index, faiss.IndexIVFScalarQuantizer):
-        index.by_residual = False
     minimum, spread = np.full(index.d, -1 - 0.5 / 127.5), np.full(index.d, 2.0)
     faiss.copy_array_to_vector(np.concatenate([minimum, spread]).astype(np.float32), index.sq.trained)
 

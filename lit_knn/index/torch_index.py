@@ -49,7 +49,7 @@ class TorchIndex(Index):
         self._components: PrincipalComponents | None = None
         self._codes: Codes | None = None
 
-    def check(self, N: int, d: int) -> None:
+    def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """See `Index.check`."""
         if self.r is not None and self.r > min(N, d):
             raise InputError(f"TorchIndex: r={self.r} is more than min(N, d) = min({N}, {d})")

@@ -1,0 +1,63 @@
+"""The runs at 64x64 from images in a folder to a trained network, at a size that a test can afford."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from lit_knn.index import FaissIndex
+from lit_knn.prepare import main as prepare
+from lit_knn.prepared import read_prepared
+from main import main
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+N, LISTS, NPROBE = 120, 44, 1  # c = 4·sqrt(N) and at least c/50, as the paper's share of 202,599 and 1,281,167
+SMALL = {
+    "celeba64": ["--model.net.channels", "16"],
+    "imagenet64": ["--model.net.channels", "16", "--model.net.head_width", "16", "--model.net.attention_at", "[8]"],
+}
+STEPS = 20
+
+
+@pytest.fixture
+def smooth_images(tmp_path):
+    """Pictures of a few colours in folders of their classes, a third wider than high."""
+    rng = np.random.default_rng(0)
+    for i in range(N):
+        folder = tmp_path / "source" / f"n{i % 3:02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        colours = Image.fromarray(rng.integers(0, 256, (3, 4, 3), dtype=np.uint8))
+        colours.resize((96, 72), Image.Resampling.BICUBIC).save(folder / f"{i:03d}.jpg")
+    return tmp_path / "source"
+
+
+@pytest.mark.filterwarnings("ignore:120 images are few")
+@pytest.mark.parametrize("name", SMALL)
+def test_a_run_trains_and_a_second_one_maps_the_index_of_the_first(name, smooth_images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    labels = ["--rgb", "--labels-from-folders"] if name == "imagenet64" else []
+    prepare([str(smooth_images), f"data/{name}.images", "--size", "64", "--center-crop", *labels])
+    assert (read_prepared(f"data/{name}.images").labels is not None) == bool(labels)
+    builds, original = [], FaissIndex._build
+    monkeypatch.setattr(FaissIndex, "_build", lambda self, *args: builds.append(1) or original(self, *args))
+    # The pictures of the runs are 64 samples each, which take longer here than all steps.
+    callbacks = [{"class_path": "callbacks.LastCheckpoint"}]
+    Path("small.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks, "enable_progress_bar": False}}))
+    args = ["fit", "-c", str(CONFIGS / name / "ict_knn.yaml"), "-c", "small.yaml", "--trainer.accelerator", "cpu"]
+    args += ["--data.index.factory", f"IVF{LISTS},SQ8", "--data.index.nprobe", str(NPROBE), *SMALL[name]]
+    args += ["--model.net.blocks", "1", "--model.net.multipliers", "[1, 1, 1, 1]", "--model.estimator.k", "32"]
+    args += ["--model.estimator.n", "8", "--data.batch_size", "4", "--data.val_images", "4"]
+    args += ["--trainer.accumulate_grad_batches", "1", "--trainer.limit_train_batches", "20"]
+    args += ["--trainer.val_check_interval", "20", "--trainer.enable_model_summary", "false"]
+    main([*args, "--trainer.max_steps", str(STEPS)])
+    main([*args, "--trainer.max_steps", "1"])
+    checkpoint = torch.load(f"runs/{name}/version_0/checkpoints/last.ckpt", weights_only=False)
+    assert (checkpoint["global_step"], checkpoint["images_seen"]) == (STEPS, STEPS * 4)
+    assert checkpoint["image_shape"] == (3, 64, 64)
+    (index,) = Path("runs/index_cache").glob("*.index")
+    assert index.stat().st_size > N * 3 * 64 * 64
+    assert builds == [1]
+    assert str(index.resolve()) in Path("/proc/self/maps").read_text()
