@@ -1,0 +1,1 @@
+"""Scripts that measure; run from a checkout as `python benchmarks/NAME.py`."""
