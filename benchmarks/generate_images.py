@@ -103,9 +103,9 @@ def generated_source(
         # Weights of averages: the result stays in [0, 255].
         return (rows @ image.astype(np.float32) @ columns.T + 0.5).astype(np.uint8)
 
-    digest = hashlib.sha256(padded)
+    digest = hashlib.sha256(padded.data)
     for array in (recipe.ids, recipe.weights, recipe.shifts, recipe.mirrored, recipe.labels):
-        digest.update(array)
+        digest.update(array.data)
     return Source([f"generated image {i}" for i in range(number)], read, recipe.labels, digest.hexdigest())
 
 
