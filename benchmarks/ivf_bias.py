@@ -13,7 +13,6 @@ root mean square of 1/250 of a grey level).
 """
 
 import argparse
-import math
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from torch import Tensor
 from tqdm import tqdm
 
@@ -131,9 +131,14 @@ def recall_of(estimator: Estimator, known: Truth) -> float | str:
     return recall(estimator.reference.search(known.z, estimator.k)[1], known.ids)
 
 
+def resolution(row: Row) -> float:
+    """The smallest bias that can be told from none."""
+    return max(RESOLUTION * row["variance"] / row["repeats"], NEGLIGIBLE)
+
+
 def resolved(row: Row) -> bool:
     """Whether its bias can be told from none."""
-    return bool(row["bias_sq_corrected"] > max(RESOLUTION * row["variance"] / row["repeats"], NEGLIGIBLE))
+    return bool(row["bias_sq_corrected"] > resolution(row))
 
 
 def above(rows: Sequence[Row]) -> dict[int, list[float]]:
@@ -164,20 +169,28 @@ def report(rows: Sequence[Row]) -> str:
 
 
 def bias_figure(rows: Sequence[Row], title: str) -> Figure:
-    """Squared bias over the noise level, gaps where there is none."""
-    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    """Squared bias over the noise level; hollow marks, at the smallest bias that could be told, where there is none."""
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
     approximate = list(dict.fromkeys(row["method"] for row in rows if row["nprobe"] != ""))
     shades = {name: colormaps["viridis"](0.9 * i / max(len(approximate) - 1, 1)) for i, name in enumerate(approximate)}
-    plain = {EXACT: ("black", "s--"), REFERENCE: ("#D55E00", "o-")}
+    plain = {EXACT: ("black", "s"), REFERENCE: ("#D55E00", "D")}
     for name in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == name]
-        values = [row["bias_sq_corrected"] if resolved(row) else math.nan for row in own]
-        colour, style = (shades[name], ".-") if name in shades else plain.get(name, ("#CC79A7", "^:"))
-        axes.plot([row["t"] for row in own], values, style, color=colour, markersize=4, linewidth=1.4, label=name)
+        t = [row["t"] for row in own]
+        values = [max(row["bias_sq_corrected"], resolution(row)) for row in own]
+        colour, marker = (shades[name], "o") if name in shades else plain.get(name, ("#CC79A7", "^"))
+        axes.plot(t, values, "-" if name in shades else "--", color=colour, linewidth=1.3, zorder=1)
+        faces = [colour if resolved(row) else "white" for row in own]
+        axes.scatter(t, values, 18, c=faces, edgecolors=[colour], marker=marker, zorder=2)
+        axes.plot([], [], marker, color=colour, markersize=4, label=name)
     axes.set(xscale="log", yscale="log", xlabel="noise level $t$", ylabel="squared bias per dimension", title=title)
+    axes.set_xticks(sorted({row["t"] for row in rows}), labels=[f"{t:g}" for t in sorted({row["t"] for row in rows})])
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(True, which="major", color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.plot([], [], "o", color="0.5", markerfacecolor="white", markersize=4, label="none, or less than this")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 

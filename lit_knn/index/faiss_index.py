@@ -71,6 +71,7 @@ class FaissIndex(Index):
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self._index: Any = None
         self._on_gpu = False
+        self._projections: list[tuple[Tensor, Tensor]] = []
 
     def check(self, N: int, d: int) -> None:
         """See `Index.check`; creates the empty FAISS index, which costs nothing."""
@@ -96,7 +97,7 @@ class FaissIndex(Index):
             settings = {"factory": self.factory, "lossless": self.lossless}
             index = self._cache.get(fingerprint, settings, {"faiss": _import_faiss().__version__}, built)
             self._set_nprobe(index, N)
-        self._index, self._on_gpu = index, False
+        self._index, self._on_gpu, self._projections = index, False, _projections(index)
 
     def _build(self, chunks: Callable[[], Iterable[Tensor]], sample: Callable[[int], Tensor], N: int) -> Any:
         probe = self._checked(sample(min(N, 16)))
@@ -133,8 +134,23 @@ class FaissIndex(Index):
             raise InputError(f"FaissIndex is {place} but the queries are on {queries.device}: move it with to()")
         if self._on_gpu and k > GPU_MAX_K:
             raise InputError(f"k={k}: FAISS on a GPU finds at most {GPU_MAX_K} neighbours")
-        sq_dist, ids = self._index.search(queries.float().contiguous(), k)
+        queries = queries.float().contiguous()
+        sq_dist, ids = self._index.search(queries, k)
+        if self._projections:
+            sq_dist = sq_dist + self._left_out(queries)
         return sq_dist.masked_fill(ids < 0, torch.inf), ids
+
+    def _left_out(self, queries: Tensor) -> Tensor:
+        """Squared length of what projections leave out of each query, (B, 1), which FAISS's distances lack.
+
+        KNN has exact distances of the nearest images, too, and beside those all of the others would seem too near.
+        """
+        left_out = torch.zeros(len(queries), 1, device=queries.device)
+        for centre, rows in self._projections:
+            centred = queries - centre
+            queries = centred @ rows.T
+            left_out += centred.square().sum(1, keepdim=True) - queries.square().sum(1, keepdim=True)
+        return left_out
 
     def to(self, device: torch.device) -> None:
         """See `Index.to`; FAISS runs on the CPU and on CUDA devices."""
@@ -147,6 +163,7 @@ class FaissIndex(Index):
             self._on_gpu = False
         elif device.type not in ("cpu", "cuda"):
             raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
+        self._projections = [(centre.to(device), rows.to(device)) for centre, rows in self._projections]
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
         """See `Index.nbytes`; known of flat codes and of lists of them, after linear transforms or not.
@@ -229,6 +246,23 @@ def _inverted_lists(index: Any) -> Any:
         return faiss.extract_index_ivf(index)
     except RuntimeError:
         return None
+
+
+def _projections(index: Any) -> list[tuple[Tensor, Tensor]]:
+    """Centre (d,) and orthonormal rows (r, d) of each projection that vectors go through first, as in `PCA256,…`."""
+    faiss = _import_faiss()
+    if not isinstance(index, faiss.IndexPreTransform):
+        return []
+    steps = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+    found = []
+    for step in steps:
+        if not isinstance(step, faiss.LinearTransform) or not step.is_orthonormal:
+            return []  # of a step that stretches, the distances are other ones anyway
+        rows = torch.from_numpy(faiss.vector_to_array(step.A).reshape(step.d_out, step.d_in))
+        is_pca = isinstance(step, faiss.PCAMatrix)
+        centre = torch.from_numpy(faiss.vector_to_array(step.mean)) if is_pca else torch.zeros(step.d_in)
+        found.append((centre, rows))
+    return found
 
 
 def _held_bytes(index: Any, N: int) -> int | None:
