@@ -94,9 +94,8 @@ class TorchIndex(Index):
             raise InputError("TorchIndex: search before build")
         codes, components = self._codes, self._components
         u = (queries if components is None else components.project(queries)) / codes.scale - codes.offset
-        budget = SCORE_BYTES * (GPU_FACTOR if u.is_cuda else 1)
         # At least k at a time, so that merging costs no more than a few scores of each.
-        scores = self._scores(u, step=max(budget // (4 * len(u)), k))
+        scores = self._scores(u, step=max(_score_bytes(u.device) // (4 * len(u)), k))
         best, ids = _k_smallest(scores, k)
         sq_norms = u.square().sum(1, keepdim=True)
         sq_dist = (2 * best + sq_norms) * codes.scale**2
@@ -119,8 +118,12 @@ class TorchIndex(Index):
         if self._dtype == torch.int8:
             digits, unit = digits_of(u, 1)
             return lambda rows: product(digits, values[rows].T).mul_(unit)
-        rounded = u.to(self._dtype)
-        return lambda rows: matmul_float32(rounded, values[rows].to(self._dtype).T)
+        rounded, dtype = u.to(self._dtype), self._dtype
+        if values.dtype == dtype:
+            return lambda rows: matmul_float32(rounded, values[rows].T)
+        step = max(_score_bytes(u.device) // (dtype.itemsize * values.shape[1]), 1)
+        # A few converted vectors at a time: all of a chunk would be an array larger than its scores.
+        return lambda rows: torch.cat([matmul_float32(rounded, v.to(dtype).T) for v in values[rows].split(step)], dim=1)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         """See `Index.nbytes`."""
@@ -143,6 +146,10 @@ class TorchIndex(Index):
         self._codes = self._codes._replace(values=self._codes.values.to(device))
         self._half_sq_norms = self._half_sq_norms.to(device)
         self._components = None if self._components is None else self._components.to(device)
+
+
+def _score_bytes(device: torch.device) -> int:
+    return SCORE_BYTES * (GPU_FACTOR if device.type == "cuda" else 1)
 
 
 def _k_smallest(scores: Iterator[tuple[int, Tensor]], k: int) -> tuple[Tensor, Tensor]:
