@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import generate_images, ivf_bias, scale
 from benchmarks.generate_images import generated_source, resizing
-from benchmarks.scale_entries import Entry, Truth, measure, measure_truth, open_reference, recall
+from benchmarks.scale_entries import Entry, measure, measure_truth, open_reference, recall
 from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex
 from lit_knn.prepare_writer import write_prepared
