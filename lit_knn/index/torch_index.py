@@ -122,8 +122,17 @@ class TorchIndex(Index):
         if values.dtype == dtype:
             return lambda rows: matmul_float32(rounded, values[rows].T)
         step = max(_score_bytes(u.device) // (dtype.itemsize * values.shape[1]), 1)
-        # A few converted vectors at a time: all of a chunk would be an array larger than its scores.
-        return lambda rows: torch.cat([matmul_float32(rounded, v.to(dtype).T) for v in values[rows].split(step)], dim=1)
+
+        def multiply(rows: slice) -> Tensor:
+            chunk = values[rows]
+            out = torch.empty(len(u), len(chunk), device=u.device)
+            # A few converted vectors at a time: all of a chunk would be an array larger than its scores.
+            for start in range(0, len(chunk), step):
+                some = slice(start, start + step)
+                out[:, some] = matmul_float32(rounded, chunk[some].to(dtype).T)
+            return out
+
+        return multiply
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         """See `Index.nbytes`."""
