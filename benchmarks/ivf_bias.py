@@ -202,11 +202,14 @@ def run(options: argparse.Namespace) -> None:
     taken = next((path for path in targets.values() if path.exists()), None)
     if taken is not None:
         raise InputError(f"--output: {taken} exists; nothing is overwritten")
-    for option, least in {"repeats": 2, "num_z": 2}.items():
-        if getattr(options, option) < least:
-            raise InputError(f"--{option.replace('_', '-')} must be at least {least}, got {getattr(options, option)}")
-    N = read_header(options.data).shape[0]
-    k = min(options.k, N)
+    N, *shape = read_header(options.data).shape
+    k, d = min(options.k, N), torch.Size(shape).numel()
+    values = {"repeats": options.repeats, "num-z": options.num_z, "shares": min(options.shares)}
+    for option, least in {"repeats": 2, "num-z": 2, "shares": 1}.items():
+        if values[option] < least:
+            raise InputError(f"--{option} must be at least {least}, got {values[option]}")
+    if options.r > min(N, d):
+        raise InputError(f"--r {options.r} is more than min(N, d) = {min(N, d)}")
     output.parent.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir=output.parent, prefix="ivf-bias-") as folder:

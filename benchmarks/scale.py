@@ -6,13 +6,14 @@
 
 Each entry runs in a process of its own and is measured against the exact posterior mean (int8, 3 digits) and the exact
 nearest images. The plain method is KNN with exact search by float32 products with the stored 8-bit images: the
-arithmetic of FAISS Flat, whose float32 copy of a million images would take 12 GB. IVF indexes have c ≈ 4·√N lists and
-search c/70, c/40 and c/10 of them; each is trained once and kept in `--cache-dir`, where the second start finds it.
+arithmetic of FAISS Flat, whose float32 copy of a million images would take 12 GB. IVF indexes have c ≈ 4·√N lists, of
+which c/70, c/40, c/20 and c/10 are searched; each is trained once and kept in `--cache-dir`, where the second start
+finds it.
 
 `STEM.csv` has a row for each entry, number of lists and noise level, `STEM.md` the tables that are printed. Peak memory
 is that of an entry's process, building included. `peak_mib` counts all pages resident, those of mapped files (images,
 cached index) too, which the system takes back when it needs them; `private_mib` counts what it cannot, sampled 20 times
-a second.
+a second (Linux).
 """
 
 import argparse

@@ -67,7 +67,7 @@ def lists_for(N: int) -> int:
 def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
     """The entries by name, the plain method first."""
     c = lists_for(N)
-    probes = sorted({max(c // share, 1) for share in (70, 40, 10)})
+    probes = sorted({max(c // share, 1) for share in (70, 40, 20, 10)})
 
     def ivf(factory: str, lossless: bool) -> Entry:
         return Entry(

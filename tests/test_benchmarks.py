@@ -155,6 +155,17 @@ def test_ivf_bias_ends_with_the_number_of_lists_that_is_enough(prepared, tmp_pat
             assert float(row["mse"]) == pytest.approx(same[row["t"]], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--repeats", "1"), ("--num-z", "1"), ("--shares", "0.5"), ("--r", "999")]
+)
+def test_ivf_bias_refuses_at_once_what_cannot_work(prepared, tmp_path, capsys, option, value):
+    with pytest.raises(SystemExit, match="2"):
+        ivf_bias.main(["--data", str(prepared), "--output", str(tmp_path / "x"), option, value])
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"error: {option}")
+    assert value in error
+
+
 def test_a_bias_counts_only_where_it_can_be_told_from_none():
     def row(method, nprobe, t, bias, variance=0.0):
         return {
