@@ -31,7 +31,8 @@ class FaissIndex(Index):
     Args:
         factory: `Flat` (exact, 4 bytes a dimension), `SQ8` (8-bit, a quarter of the memory), `IVF<c>,Flat` or
             `IVF<c>,SQ8` (c lists of which `nprobe` are searched); the paper's three kinds. Other L2 indexes that
-            FAISS can build from vectors alone work too.
+            FAISS can build from vectors alone work too; to distances in principal components (`PCA256,IVF<c>,SQ8`) the
+            query's own from their subspace is added.
         nprobe: lists searched per query, for IVF only. The default searches 1/50 of them, about the share the
             paper uses (25 of 1788 on CelebA, 100 of 4527 on ImageNet).
         lossless: let the 256 codes of `SQ8` and `IVF<c>,SQ8` be the 256 values of a pixel, so that uint8 images keep
