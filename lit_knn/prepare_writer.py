@@ -53,31 +53,58 @@ def prepare(
         InputError: what is wrong with the source or one of its images; images that differ in size or channels; `out`
             made of something else; another process preparing it; a full disk.
     """
-    out, options = Path(out).expanduser(), Options() if options is None else options
+    options = Options() if options is None else options
     if workers is not None and workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
-    workers = workers or os.cpu_count() or 1
-    with open_source(source, options) as images:
-        header = _planned(images, Path(source).name, options)
-        if out.exists():
-            return _finished(out, header)
-        image_bytes = math.prod(header.shape[1:])
-        block = block_images or max(BLOCK_BYTES // image_bytes, workers)
-        with _named_errors(out), _partial_file(out) as file:
-            digest, done = _resume(out, file, header)
-            _check_space(out, file, header)
-            for start, pixels in _blocks(images, header, done, block, workers):
-                file.seek(header.offset + start * image_bytes)
-                file.write(pixels)
-                _to_disk(file)
-                digest.update(pixels)
-                _record(out, header, start + len(pixels) // image_bytes)
-            return _finish(out, file, header._replace(sha256=digest.hexdigest()), images.labels)
-
-
-def _planned(images: Source, name: str, options: Options) -> Header:
-    """The header, all but the hash of what is not read yet."""
     how = {name: value for name, value in vars(options).items() if value}
+    with open_source(source, options) as images:
+        return write_prepared(images, Path(source).name, how, out, workers, block_images)
+
+
+def write_prepared(
+    images: Source,
+    name: str,
+    how: dict[str, Any],
+    out: str | os.PathLike[str],
+    workers: int | None = None,
+    block_images: int | None = None,
+) -> Header:
+    """Write the images of any source, see `prepare`.
+
+    Args:
+        images: the source.
+        name: of the source, for the header.
+        how: what was done to the images, for the header; anything that JSON can write.
+        out: see `prepare`.
+        workers: see `prepare`.
+        block_images: see `prepare`.
+
+    Returns:
+        The header of the file.
+
+    Raises:
+        InputError: see `prepare`.
+    """
+    out, workers = Path(out).expanduser(), workers or os.cpu_count() or 1
+    header = _planned(images, name, how)
+    if out.exists():
+        return _finished(out, header)
+    image_bytes = math.prod(header.shape[1:])
+    block = block_images or max(BLOCK_BYTES // image_bytes, workers)
+    with _named_errors(out), _partial_file(out) as file:
+        digest, done = _resume(out, file, header)
+        _check_space(out, file, header)
+        for start, pixels in _blocks(images, header, done, block, workers):
+            file.seek(header.offset + start * image_bytes)
+            file.write(pixels)
+            _to_disk(file)
+            digest.update(pixels)
+            _record(out, header, start + len(pixels) // image_bytes)
+        return _finish(out, file, header._replace(sha256=digest.hexdigest()), images.labels)
+
+
+def _planned(images: Source, name: str, how: dict[str, Any]) -> Header:
+    """The header, all but the hash of what is not read yet."""
     origin = {"source": name, "options": how, "fingerprint": images.fingerprint}
     return Header((len(images.names), *images.read(0).shape), images.labels is not None, "", origin)
 

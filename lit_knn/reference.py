@@ -68,6 +68,7 @@ class ReferenceSet:
         self.N = len(images) * (2 if hflip else 1)
         self.labels = expand_labels(labels, len(images), hflip)
         self._given_sha256 = self._sha256 = sha256
+        # Whether all processes of a distributed run hold these images.
         self._index_shared = True
         self._index_built = False
         self._unbuilt_index = copy.copy(self.index)
@@ -174,13 +175,11 @@ class ReferenceSet:
         Raises:
             InputError: the index refuses its settings for this set, on its device.
         """
-        if not self._index_built:
-            self._build_index(k, shared=self._index_shared)
-
-    def _build_index(self, k: int, shared: bool) -> None:
-        """Build it; `shared` if all processes of a distributed run hold these images."""
+        if self._index_built:
+            return
         self.index.check(len(self.images), self.d, self.device, min(k, len(self.images)))
-        self.index.build(self._stored_chunks, self._training_sample, len(self.images), self.fingerprint, shared)
+        sources = (self._stored_chunks, self._training_sample, len(self.images), self.fingerprint)
+        self.index.build(*sources, self._index_shared)
         self.index.to(self.device)
         self._index_built = True
 

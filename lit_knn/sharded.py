@@ -64,6 +64,7 @@ class ShardedReferenceSet(ReferenceSet):
         self.exchange = Exchange()
         # What is asked of one shard alone is asked of this one, an ordinary set.
         self.local = ReferenceSet(self.images, self.index, hflip, labels, sha256)
+        self.local._index_shared = False
         sizes = self._agree_on_shards(labels)
         self._stored = sum(sizes)
         self._largest = max(sizes) * (2 if hflip else 1)
@@ -103,7 +104,7 @@ class ShardedReferenceSet(ReferenceSet):
             InputError: the index of this or of another rank refuses its settings.
         """
         if not self._index_built:
-            in_every_process(lambda: self.local._build_index(k, shared=False))
+            in_every_process(lambda: self.local.build_index(k))
             self._index_built = True
 
     def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,8 @@ from lit_knn.stratified import stratified_draws
 NEGLIGIBLE_SHARE = 1e-8
 # Pieces may be this many times as large as other work arrays; on a CPU just below what is fresh memory at each use.
 PIECE_FACTOR = 2
+# But so many latents at least: with fewer, reading the coordinates takes longer than multiplying them.
+MIN_ROWS = 32
 
 
 class SubspaceDraws(NamedTuple):
@@ -111,8 +113,8 @@ class SubspaceKNN(CertifiedEstimator):
         projection = self._projection()
         y = projection.components.project(z)
         # The largest array of a piece is (b, N) in float64. Few pieces: each reads all coordinates twice.
-        num_pieces = -(-len(z) * 8 * self.reference.N // (PIECE_FACTOR * work_bytes(z.device)))
-        num_pieces = max(min(num_pieces, len(z)), 1)
+        rows_of_piece = max(PIECE_FACTOR * work_bytes(z.device) // (8 * self.reference.N), MIN_ROWS)
+        num_pieces = max(-(-len(z) // rows_of_piece), 1)
         pieces = [
             self._draw_rows(projection, *rows, generator)
             for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)

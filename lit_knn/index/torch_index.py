@@ -124,15 +124,19 @@ class TorchIndex(Index):
             return lambda rows: product(digits, values[rows].T).mul_(unit)
         # float16 ends at 65504, which is |z| = 514 in pixels. A power of two rounds nothing.
         unit = torch.exp2(torch.frexp(u.abs().amax(1, keepdim=True)).exponent.float())
-        rounded = (u / unit).to(self._dtype)
-        if values.dtype == self._dtype:
+        rounded, dtype = (u / unit).to(self._dtype), self._dtype
+        if values.dtype == dtype:
             return lambda rows: matmul_float32(rounded, values[rows].T).mul_(unit)
-        # Fewer rows than there are scores for: of a few queries that is the whole set.
-        step = max(_score_bytes(u) // (values.shape[1] * self._dtype.itemsize), 1)
+        step = max(_score_bytes(u) // (dtype.itemsize * values.shape[1]), 1)
 
         def multiply(rows: slice) -> Tensor:
-            pieces = values[rows].split(step)
-            return torch.cat([matmul_float32(rounded, piece.to(self._dtype).T) for piece in pieces], dim=1).mul_(unit)
+            chunk = values[rows]
+            out = torch.empty(len(u), len(chunk), device=u.device)
+            # A few converted vectors at a time: all of a chunk would be an array larger than its scores.
+            for start in range(0, len(chunk), step):
+                some = slice(start, start + step)
+                out[:, some] = matmul_float32(rounded, chunk[some].to(dtype).T)
+            return out.mul_(unit)
 
         return multiply
 

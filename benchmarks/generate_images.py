@@ -1,0 +1,148 @@
+"""Make a large data set out of a small one: images mirrored, shifted, blended two by two, and resized.
+
+    python benchmarks/generate_images.py SOURCE OUT.images --images 1000000 [--size 64] [--classes 1000] [--seed 0]
+
+SOURCE is a zip or folder of images, OUT a prepared file (`--data Prepared --data.path OUT`). Image i is a function of
+the source, the seed and i: w·a + (1 − w)·b, two source images, each mirrored or not and shifted by up to 4 pixels with
+its border reflected, w uniform in [1/2, 1]. It has the label of a. With `--classes` the images are sorted by that many
+classes of equal size, and both images of a blend come from the same part of the source, sorted by label. An interrupted
+run goes on where it stopped.
+"""
+
+import argparse
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.image_files import read_image_files
+from lit_knn.prepare_source import Source
+from lit_knn.prepare_writer import say, write_prepared
+from lit_knn.prepared import Header
+
+MAX_SHIFT = 4
+# Weights of a blend are multiples of 1/256, so that it is exact in 16-bit integers.
+WEIGHT_UNIT = 256
+
+
+class Recipe:
+    """What image i is made of, for all i at once.
+
+    Args:
+        labels: (S,) int64, of the source images.
+        number: of generated images.
+        classes: of the generated images; None to keep the labels of the source.
+        seed: of the draws.
+
+    Attributes:
+        ids: (number, 2), the two source images.
+        weights: (number,) uint16, of the first, in units of 1/256.
+        shifts: (number, 2, 2), rows and columns that are cut off each padded image, in [0, 2·MAX_SHIFT].
+        mirrored: (number, 2), bool.
+        labels: (number,), int64.
+    """
+
+    def __init__(self, labels: np.ndarray, number: int, classes: int | None, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        order = np.argsort(labels, kind="stable")
+        groups = 1 if classes is None else classes
+        group = np.arange(number) * groups // number
+        # The part of the source that belongs to a group; parts are as equal as whole images allow.
+        first, last = group * len(order) // groups, (group + 1) * len(order) // groups
+        places = first[:, None] + (rng.random((number, 2)) * (last - first)[:, None]).astype(np.int64)
+        self.ids = order[places]
+        self.weights = rng.integers(WEIGHT_UNIT // 2, WEIGHT_UNIT + 1, number, np.uint16)
+        self.shifts = rng.integers(0, 2 * MAX_SHIFT + 1, (number, 2, 2), np.uint8)
+        self.mirrored = rng.random((number, 2)) < 0.5
+        self.labels = labels[self.ids[:, 0]] if classes is None else group
+
+
+def generated_source(
+    images: np.ndarray, labels: np.ndarray | None, number: int, size: int | None, classes: int | None, seed: int
+) -> Source:
+    """Generated images, as something that can be prepared.
+
+    Args:
+        images: (S, C, H, W) uint8.
+        labels: (S,) int64; None for zeros.
+        number: of generated images.
+        size: width and height to resize to, bilinear with antialiasing; None to keep those of the source.
+        classes: see `Recipe`.
+        seed: see `Recipe`.
+
+    Raises:
+        InputError: an option out of its range.
+    """
+    for option, value in {"images": number, "size": size, "classes": classes}.items():
+        if value is not None and value < 1:
+            raise InputError(f"--{option} must be at least 1, got {value}")
+    if classes is not None and classes > min(len(images), number):
+        raise InputError(f"--classes {classes} is more than the {min(len(images), number)} images")
+    labels = np.zeros(len(images), np.int64) if labels is None else labels
+    height, width = images.shape[2:]
+    margin = ((0, 0), (0, 0), (MAX_SHIFT, MAX_SHIFT), (MAX_SHIFT, MAX_SHIFT))
+    padded = np.pad(images, margin, mode="reflect" if min(height, width) > MAX_SHIFT else "edge")
+    recipe = Recipe(labels, number, classes, seed)
+    rows, columns = (None, None) if size is None else (resizing(height, size), resizing(width, size))
+
+    def part(i: int, which: int) -> np.ndarray:
+        top, left = recipe.shifts[i, which]
+        cut = padded[recipe.ids[i, which], :, top : top + height, left : left + width]
+        return cut[..., ::-1] if recipe.mirrored[i, which] else cut
+
+    def read(i: int) -> np.ndarray:
+        weight = recipe.weights[i : i + 1]
+        # At most 255·256 + 128, which 16 bits hold.
+        blend = part(i, 0) * weight + part(i, 1) * (WEIGHT_UNIT - weight) + np.uint16(WEIGHT_UNIT // 2)
+        image = (blend // WEIGHT_UNIT).astype(np.uint8)
+        if rows is None or columns is None:
+            return image
+        # Weights of averages: the result stays in [0, 255].
+        return (rows @ image.astype(np.float32) @ columns.T + 0.5).astype(np.uint8)
+
+    digest = hashlib.sha256(padded.data)
+    for array in (recipe.ids, recipe.weights, recipe.shifts, recipe.mirrored, recipe.labels):
+        digest.update(array.data)
+    return Source([f"generated image {i}" for i in range(number)], read, recipe.labels, digest.hexdigest())
+
+
+def resizing(old: int, new: int) -> np.ndarray:
+    """The matrix (new, old), float32, that resizes one axis, bilinear with antialiasing."""
+    columns = torch.eye(old).reshape(1, 1, old, old)
+    resized = torch.nn.functional.interpolate(columns, size=(new, old), mode="bilinear", antialias=True)
+    return resized[0, 0].numpy()
+
+
+def generate(args: argparse.Namespace) -> Header:
+    """Read the source and write the prepared file."""
+    images, labels = read_image_files(args.source)
+    source = generated_source(images, labels, args.images, args.size, args.classes, args.seed)
+    how = {"generated": args.images, "size": args.size, "classes": args.classes, "seed": args.seed}
+    # One thread: an image is a few short NumPy calls, between which threads would only wait for each other.
+    return write_prepared(source, args.source.name, how, args.out, workers=1)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command line; bad input ends it with one line and exit status 2."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="zip or folder of images")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the prepared file to write")
+    parser.add_argument("--images", type=int, required=True, metavar="N", help="images to make")
+    parser.add_argument("--size", type=int, metavar="S", help="resize to S x S, bilinear with antialiasing")
+    parser.add_argument("--classes", type=int, metavar="K", help="classes, in their order; default: labels of SOURCE")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(args)
+    try:
+        header = generate(options)
+    except InputError as error:
+        say(f"error: {error}")
+        raise SystemExit(2) from error
+    N, channels, height, width = header.shape
+    print(f"{options.out}: {N:,} images of {width}x{height}x{channels}, {header.file_bytes / 1e9:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()

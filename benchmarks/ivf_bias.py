@@ -1,0 +1,252 @@
+"""The paper's figure of approximate search (fig:approximate_compare): bias of KNN on an IVF index over noise levels.
+
+    python benchmarks/ivf_bias.py --data FILE.images --output STEM [--shares 70 40 20 10 5 2] [--num-z 64]
+
+One index `IVF<c>,SQ8`, lossless, of c ≈ 4·√N lists is trained; KNN then searches p = c/70, c/40, … of them
+(`--shares`). Beside them KNN with exact search, STF and SubspaceKNN. Squared bias per dimension of the posterior mean
+(Eq. 15, eq:mse) is taken over repeated estimates at fixed z with the x it was made from fixed, too, as in the paper,
+and corrected for the number of repeats. Printed is the smallest p whose bias is under STF's at every noise level. A
+bias counts as none where the repeats cannot tell it from none: below a tenth of variance / repeats, or below 1e-9 (a
+root mean square of 1/250 of a grey level).
+
+`STEM.csv` has a row for each method and noise level, `STEM.md` the table, `STEM.png` and `STEM.pdf` the picture.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from torch import Tensor
+from tqdm import tqdm
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # run from a checkout, not installed
+
+from benchmarks.scale import markdown  # noqa: E402
+from benchmarks.scale_entries import Entry, Truth, lists_for, measure_truth, open_reference, recall  # noqa: E402
+from callbacks.results import save_figure, write_rows  # noqa: E402
+from lit_knn.errors import InputError  # noqa: E402
+from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN  # noqa: E402
+from lit_knn.files import written_whole  # noqa: E402
+from lit_knn.index import FaissIndex, Index, TorchIndex  # noqa: E402
+from lit_knn.metrics import LatentMeans, error_terms  # noqa: E402
+from lit_knn.prepared import read_header  # noqa: E402
+from lit_knn.rng import keyed_generator  # noqa: E402
+
+EXACT, REFERENCE = "KNN, exact search", "STF"
+# Of variance / repeats: what the mean over some dozens of latents resolves.
+RESOLUTION = 0.1
+NEGLIGIBLE = 1e-9
+
+Row = dict[str, Any]
+
+
+class RememberedSearch(Index):
+    """Another index, which is asked once where the same search comes several times in a row.
+
+    Args:
+        index: gives the same neighbours for the same queries.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._last: tuple[Tensor, int, tuple[Tensor, Tensor]] | None = None
+
+    def check(self, *args: Any, **options: Any) -> None:
+        """See `Index.check`."""
+        self.index.check(*args, **options)
+
+    def build(self, *args: Any) -> None:
+        """See `Index.build`."""
+        self.index.build(*args)
+
+    def to(self, device: torch.device) -> None:
+        """See `Index.to`."""
+        self.index.to(device)
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See `Index.search`."""
+        if self._last is None or self._last[1] != k or not torch.equal(self._last[0], queries):
+            self._last = queries, k, self.index.search(queries, k)
+        return self._last[2]
+
+
+def methods(N: int, k: int, n: int, r: int, shares: Sequence[int], cache_dir: str) -> dict[str, Entry]:
+    """The methods by name; those with approximate search last, few lists first."""
+    c = lists_for(N)
+
+    def ivf(p: int | None) -> Index:
+        return RememberedSearch(FaissIndex(f"IVF{c},SQ8", p, lossless=True, cache_dir=cache_dir))
+
+    found = {
+        EXACT: Entry(lambda: KNN(k, n), lambda _: RememberedSearch(TorchIndex("float32"))),
+        REFERENCE: Entry(lambda: STF(n)),
+        f"SubspaceKNN, r={r}": Entry(lambda: SubspaceKNN(r, None, n)),
+    }
+    probes = sorted({max(round(c / share), 1) for share in shares})
+    return found | {f"KNN, IVF{c}, p={p}": Entry(lambda: KNN(k, n), ivf, [p]) for p in probes}
+
+
+def measure(path: Path, chosen: dict[str, Entry], truth: dict[float, Truth], repeats: int) -> Iterator[Row]:
+    """A row for each method and noise level."""
+    bar = tqdm(total=len(chosen) * len(truth) * repeats, desc="measuring", unit=" estimate", disable=None)
+    for name, entry in chosen.items():
+        probe = entry.probes[0]
+        reference = open_reference(path, None if entry.search is None else entry.search(probe))
+        estimator = entry.estimator().bind(reference)
+        for t, known in truth.items():
+            row = {"method": name, "nprobe": "" if probe is None else probe, "t": t}
+            yield {**row, **errors(estimator, known, t, repeats, bar), "recall": recall_of(estimator, known)}
+
+
+def errors(estimator: Estimator, known: Truth, t: float, repeats: int, bar: tqdm) -> Row:
+    """Squared bias, variance and MSE per dimension, means over the latents, with standard errors."""
+    error_sum = torch.zeros_like(known.mu)
+    sq_error_sum = torch.zeros(len(known.z), dtype=torch.float64)
+    for repeat in range(repeats):
+        error = estimator.posterior_mean(known.z, t, known.x, keyed_generator("cpu", repeat)).double() - known.mu
+        error_sum += error
+        sq_error_sum += error.flatten(1).square().sum(1)
+        bar.update()
+    means = LatentMeans(("bias_sq_corrected", "variance", "mse"))
+    terms = error_terms(error_sum, sq_error_sum, repeats)._asdict()
+    means.update(**{name: terms[name] for name in means.names})
+    row: Row = {"num_z": len(known.z), "repeats": repeats}
+    for name, value in means.compute().items():
+        row |= {name: value.mean, f"{name}_se": value.standard_error}
+    return row
+
+
+def recall_of(estimator: Estimator, known: Truth) -> float | str:
+    """Recall of the search, which is remembered; nothing for estimators that do not search."""
+    if not isinstance(estimator, KNN):
+        return ""
+    return recall(estimator.reference.search(known.z, estimator.k)[1], known.ids)
+
+
+def resolution(row: Row) -> float:
+    """The smallest bias that can be told from none."""
+    return max(RESOLUTION * row["variance"] / row["repeats"], NEGLIGIBLE)
+
+
+def resolved(row: Row) -> bool:
+    """Whether its bias can be told from none."""
+    return bool(row["bias_sq_corrected"] > resolution(row))
+
+
+def above(rows: Sequence[Row]) -> dict[int, list[float]]:
+    """For each number of lists the noise levels at which the bias is above STF's."""
+    limits = {row["t"]: row["bias_sq_corrected"] for row in rows if row["method"] == REFERENCE}
+    found: dict[int, list[float]] = {row["nprobe"]: [] for row in rows if row["nprobe"] != ""}
+    for row in rows:
+        if row["nprobe"] != "" and resolved(row) and row["bias_sq_corrected"] > limits[row["t"]]:
+            found[row["nprobe"]].append(row["t"])
+    return found
+
+
+def report(rows: Sequence[Row]) -> str:
+    """Markdown: bias at each noise level, recall, and the number of lists that is enough."""
+    levels = list(dict.fromkeys(row["t"] for row in rows))
+    head = [*(f"t = {t:g}" for t in levels)]
+    bias, found = [["squared bias per dimension", *head]], [["recall", *head]]
+    for name in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == name]
+        bias.append([name, *(f"{r['bias_sq_corrected']:.1e}" if resolved(r) else "none" for r in own)])
+        if own[0]["recall"] != "":
+            found.append([name, *(f"{row['recall']:.3f}" for row in own)])
+    over = above(rows)
+    lines = [f"p = {p}: above STF's at t = {', '.join(f'{t:g}' for t in ts)}" for p, ts in over.items() if ts]
+    enough = next((p for p, ts in sorted(over.items()) if not ts and all(not over[q] for q in over if q > p)), None)
+    lines.append(f"Smallest p whose bias is under STF's at all these t: {'none of them' if enough is None else enough}")
+    return "\n\n".join([markdown(bias), markdown(found), *lines])
+
+
+def bias_figure(rows: Sequence[Row], title: str) -> Figure:
+    """Squared bias over the noise level; hollow marks, at the smallest bias that could be told, where there is none."""
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    axes = figure.subplots()
+    approximate = list(dict.fromkeys(row["method"] for row in rows if row["nprobe"] != ""))
+    shades = {name: colormaps["viridis"](0.9 * i / max(len(approximate) - 1, 1)) for i, name in enumerate(approximate)}
+    plain = {EXACT: ("black", "s"), REFERENCE: ("#D55E00", "D")}
+    for name in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == name]
+        t = [row["t"] for row in own]
+        values = [max(row["bias_sq_corrected"], resolution(row)) for row in own]
+        colour, marker = (shades[name], "o") if name in shades else plain.get(name, ("#CC79A7", "^"))
+        axes.plot(t, values, "-" if name in shades else "--", color=colour, linewidth=1.3, zorder=1)
+        faces = [colour if resolved(row) else "white" for row in own]
+        axes.scatter(t, values, 18, c=faces, edgecolors=[colour], marker=marker, zorder=2)
+        axes.plot([], [], marker, color=colour, markersize=4, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="noise level $t$", ylabel="squared bias per dimension", title=title)
+    axes.set_xticks(sorted({row["t"] for row in rows}), labels=[f"{t:g}" for t in sorted({row["t"] for row in rows})])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(True, which="major", color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.plot([], [], "o", color="0.5", markerfacecolor="white", markersize=4, label="none, or less than this")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, print and write."""
+    output: Path = options.output
+    targets = {end: output.with_name(f"{output.name}.{end}") for end in ("csv", "md", "png", "pdf")}
+    taken = next((path for path in targets.values() if path.exists()), None)
+    if taken is not None:
+        raise InputError(f"--output: {taken} exists; nothing is overwritten")
+    N, *shape = read_header(options.data).shape
+    k, d = min(options.k, N), torch.Size(shape).numel()
+    values = {"repeats": options.repeats, "num-z": options.num_z, "shares": min(options.shares)}
+    for option, least in {"repeats": 2, "num-z": 2, "shares": 1}.items():
+        if values[option] < least:
+            raise InputError(f"--{option} must be at least {least}, got {values[option]}")
+    if options.r > min(N, d):
+        raise InputError(f"--r {options.r} is more than min(N, d) = {min(N, d)}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix="ivf-bias-") as folder:
+        cache_dir = str(options.cache_dir or folder)
+        chosen = methods(N, k, options.n, options.r, options.shares, cache_dir)
+        truth = dict(measure_truth(options.data, options.t, options.num_z, k))
+        for row in measure(options.data, chosen, truth, options.repeats):
+            rows.append(row)
+            write_rows(targets["csv"], rows)
+    title = f"N = {N:,}, c = {lists_for(N)} lists, k = {k}, n = {options.n}"
+    text = f"{title}, {options.num_z} z, {options.repeats} repeats\n\n{report(rows)}\n"
+    print(text)
+    with written_whole(targets["md"]) as partial:
+        partial.write_text(text)
+    save_figure(bias_figure(rows, title), output)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command line; bad input ends it with one line and exit status 2."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="prepared file")
+    parser.add_argument("--output", type=Path, required=True, help="stem of the files to write")
+    parser.add_argument("--shares", type=float, nargs="+", default=[70, 40, 20, 10, 5, 2], help="c/p")
+    parser.add_argument("--t", type=float, nargs="+", default=[1, 1.5, 2, 3, 5, 7, 10, 14, 20, 40, 80])
+    parser.add_argument("--num-z", type=int, default=64, help="latents")
+    parser.add_argument("--repeats", type=int, default=10, help="estimates at each")
+    parser.add_argument("--k", type=int, default=2048, help="neighbours")
+    parser.add_argument("--n", type=int, default=256, help="images gathered")
+    parser.add_argument("--r", type=int, default=512, help="principal components of SubspaceKNN")
+    parser.add_argument("--cache-dir", type=Path, help="keeps the index, and has perhaps kept it; default: removed")
+    options = parser.parse_args(args)
+    try:
+        run(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main()

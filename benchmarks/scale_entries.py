@@ -1,0 +1,182 @@
+"""What `benchmarks/scale.py` measures, each in a process of its own: searches and estimators on a prepared file."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lit_knn.compute import compute_dtype
+from lit_knn.estimators import KNN, STF, Estimator, Exact, SubspaceKNN
+from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.memory import tensor_bytes
+from lit_knn.prepared import read_prepared
+from lit_knn.process import forward_noise
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+
+PLAIN = "KNN, exact search"
+# FAISS's own float32 index is measured where it is no larger.
+FLAT_BYTES = 2 * 2**30
+# FAISS takes principal components from a full covariance matrix, whose eigenvectors at d = 12,288 take it an hour.
+FAISS_PCA_MAX_D = 4096
+CALL_BATCH = 16
+
+Rows = list[dict[str, Any]]
+
+
+class Entry(NamedTuple):
+    """An estimator, and the index it searches.
+
+    Attributes:
+        estimator: makes it.
+        search: makes its index, which searches so many lists; None where it searches none.
+        probes: numbers of lists searched, one after the other; [None] where the index has no lists.
+    """
+
+    estimator: Callable[[], Estimator]
+    search: Callable[[int | None], Index] | None = None
+    probes: Sequence[int | None] = (None,)
+
+
+class Truth(NamedTuple):
+    """The latents at one noise level, and what is known of them.
+
+    Attributes:
+        x: (B, *shape), float32, images without repetition.
+        z: (B, *shape), float32, made of them.
+        mu: (B, *shape), float64, the exact posterior mean.
+        ids: (B, k), the k nearest images.
+    """
+
+    x: Tensor
+    z: Tensor
+    mu: Tensor
+    ids: Tensor
+
+
+def lists_for(N: int) -> int:
+    """The number of lists c ≈ 4·√N."""
+    return round(4 * math.sqrt(N))
+
+
+def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
+    """The entries by name, the plain method first."""
+    c = lists_for(N)
+    probes = sorted({max(c // share, 1) for share in (70, 40, 20, 10)})
+
+    def ivf(factory: str, lossless: bool) -> Entry:
+        return Entry(
+            lambda: KNN(k, n), lambda p: FaissIndex(factory, p, lossless=lossless, cache_dir=cache_dir), probes
+        )
+
+    found = {PLAIN: Entry(lambda: KNN(k, n), lambda _: TorchIndex("float32"))}
+    if 4 * N * d <= FLAT_BYTES:
+        found["KNN, FAISS Flat"] = Entry(lambda: KNN(k, n), lambda _: FaissIndex())
+    found["KNN, TorchIndex"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex())
+    found["KNN, TorchIndex r=256"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex(r=256))
+    found["KNN, TorchIndex r=512"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex(r=512))
+    found[f"KNN, IVF{c},SQ8 lossless"] = ivf(f"IVF{c},SQ8", lossless=True)
+    if d <= FAISS_PCA_MAX_D:
+        found[f"KNN, PCA256,IVF{c},SQ8"] = ivf(f"PCA256,IVF{c},SQ8", lossless=False)
+    found["SubspaceKNN, r=256"] = Entry(lambda: SubspaceKNN(256, None, n))
+    found["SubspaceKNN, r=512"] = Entry(lambda: SubspaceKNN(512, None, n))
+    found["STF"] = Entry(lambda: STF(n))
+    found["Exact, auto"] = Entry(lambda: Exact("auto", 2))
+    return found
+
+
+def open_reference(path: Path, index: Index | None = None) -> ReferenceSet:
+    """The images of a prepared file, mapped."""
+    prepared = read_prepared(path)
+    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.header.sha256)
+
+
+def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:
+    """The truth at each noise level; the same images and noise at all of them."""
+    reference = open_reference(path, TorchIndex("float32"))
+    exact = Exact("auto", 3).bind(reference)
+    generator = keyed_generator("cpu", 0)
+    x = reference.gather(torch.randperm(reference.N, generator=generator)[:batch])
+    noise = torch.randn(x.shape, generator=generator)
+    reference.build_index()
+    for t in tqdm(levels, desc="exact means and neighbours", unit=" level", disable=None):
+        z = forward_noise(x, t, noise)
+        yield t, Truth(x, z, exact.posterior_mean(z.double(), t), reference.search(z, k)[1])
+
+
+def recall(found: Tensor, nearest: Tensor) -> float:
+    """Share of the nearest images (B, k) that are among the found ones (B, k), in which −1 is none."""
+    return sum(torch.isin(a, b).float().mean().item() for a, b in zip(nearest, found, strict=True)) / len(found)
+
+
+def measure(path: Path, entry: Entry, truth: dict[float, Truth], k: int, calls: int) -> Iterator[Rows]:
+    """The rows of each number of lists, one for each noise level.
+
+    `first_start` and `second_start`: seconds to build or load the index, or to project, and bind; the second finds the
+    index in the cache. `held`: bytes of index or projection. `search_ms` and `ms`: of one z, of a search and of a whole
+    call, on all latents at once. `recall`; `mse` per dimension with its standard error. `call_ms`: of one z, the mean
+    of so many `calls` with 16 latents, which take turns at the noise levels.
+    """
+    levels = list(truth.items())
+    bar = tqdm(total=len(entry.probes) * (len(levels) + calls), desc="measuring", unit=" call", disable=None)
+    for probe in entry.probes:
+        first, estimator = start(path, entry, probe)
+        times: dict[str, Any] = {"nprobe": probe, "first_start": first}
+        if probe is not None:
+            del estimator  # its memory is not to be held twice
+            times["second_start"], estimator = start(path, entry, probe)
+            if probe != entry.probes[0]:
+                del times["first_start"]  # the others find what the first has built
+        times["held"] = held_bytes(estimator)
+        estimator.posterior_mean(levels[0][1].z[:2], levels[0][0])  # brings mapped pages into memory
+        rows = []
+        for t, known in levels:
+            rows.append({**times, "t": t, **at_level(estimator, known, t, k)})
+            bar.update()
+        begin = time.perf_counter()
+        for call in range(calls):
+            t, known = levels[call % len(levels)]
+            estimator.posterior_mean(known.z[:CALL_BATCH], t, known.x[:CALL_BATCH], keyed_generator("cpu", call))
+            bar.update()
+        each = 1000 * (time.perf_counter() - begin) / (calls * len(levels[0][1].z[:CALL_BATCH])) if calls else None
+        yield [{**row, "calls": calls, "call_ms": each} for row in rows]
+
+
+def start(path: Path, entry: Entry, probe: int | None) -> tuple[float, Estimator]:
+    """Open the file and bind the estimator: seconds, and the estimator."""
+    begin = time.perf_counter()
+    index = None if entry.search is None else entry.search(probe)
+    estimator = entry.estimator().bind(open_reference(path, index))
+    return time.perf_counter() - begin, estimator
+
+
+def at_level(estimator: Estimator, known: Truth, t: float, k: int) -> dict[str, Any]:
+    """Time, recall and error at one noise level."""
+    row: dict[str, Any] = {}
+    if isinstance(estimator, KNN):
+        begin = time.perf_counter()
+        ids = estimator.reference.search(known.z, k)[1]
+        row["search_ms"] = 1000 * (time.perf_counter() - begin) / len(ids)
+        row["recall"] = recall(ids, known.ids)
+    begin = time.perf_counter()
+    mu_hat = estimator.posterior_mean(known.z, t, known.x, keyed_generator("cpu", 0))
+    row["ms"] = 1000 * (time.perf_counter() - begin) / len(mu_hat)
+    error = (mu_hat.double() - known.mu).square().flatten(1).mean(1)
+    return {**row, "mse": error.mean().item(), "mse_se": (error.std() / len(error) ** 0.5).item()}
+
+
+def held_bytes(estimator: Estimator) -> int | None:
+    """What the estimator holds beside the images: its index, or its projection; None if not known."""
+    reference = estimator.reference
+    if isinstance(estimator, KNN):
+        return reference.index.nbytes(reference.N, reference.d, reference.device)
+    if isinstance(estimator, SubspaceKNN):
+        dtype = compute_dtype("SubspaceKNN", estimator.compute, reference.device)
+        projection = reference.projection(estimator.r, dtype)
+        return tensor_bytes([projection.coordinates, projection.half_sq_norms, projection.components.basis])
+    return 0

@@ -1,0 +1,202 @@
+"""The benchmarks at scale, on a few small images."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import generate_images, ivf_bias, scale
+from benchmarks.generate_images import generated_source, resizing
+from benchmarks.scale_entries import Entry, measure, measure_truth, open_reference, recall
+from lit_knn.estimators import KNN, Exact
+from lit_knn.index import FaissIndex
+from lit_knn.prepare_writer import write_prepared
+from lit_knn.prepared import read_prepared
+from tests.test_image_files import encoded, labels_json, pixels, write_zip
+
+
+def source_images(number=30, side=12):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (number, 3, side, side), np.uint8), np.arange(number) % 3
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    images, labels = source_images(40, 8)
+    source = generated_source(images, labels, 300, None, None, 0)
+    path = tmp_path / "x.images"
+    write_prepared(source, "random", {"generated": 300}, path)
+    return path
+
+
+def blends_of(images):
+    """All that a weight of 1 can make of some images: each mirrored or not, at each shift."""
+    padded = np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4)), mode="reflect")
+    height, width = images.shape[2:]
+    cuts = [padded[:, :, i : i + height, j : j + width] for i in range(9) for j in range(9)]
+    return np.stack([*cuts, *(cut[..., ::-1] for cut in cuts)], 1)
+
+
+def test_a_generated_image_is_near_a_shifted_source_image_of_its_label_and_no_nearer_to_others():
+    images, labels = source_images()
+    source = generated_source(images, labels, 40, None, None, 3)
+    candidates = blends_of(images).reshape(len(images), -1, images[0].size).astype(np.float32)
+    correlated = candidates - candidates.mean(2, keepdims=True)
+    correlated /= np.linalg.norm(correlated, axis=2, keepdims=True)
+    nearest = [(correlated @ (source.read(i).ravel() - 127.5)).max(1).argmax() for i in range(40)]
+    # The first image has at least half of the weight; of two equal halves either may be the nearest.
+    assert np.mean(labels[nearest] == source.labels) > 0.9
+
+
+def test_flat_images_stay_flat_and_the_size_is_that_asked_for():
+    image, _ = source_images(1)
+    flat = np.full_like(image, 200)
+    assert (generated_source(flat, None, 1, None, None, 0).read(0) == 200).all()
+    assert (generated_source(flat, None, 1, 30, None, 0).read(0) == 200).all()
+    assert (generated_source(image, None, 50, 24, None, 0).read(7).shape) == (3, 24, 24)
+
+
+def test_classes_are_sorted_equal_and_made_of_their_own_part_of_the_source():
+    images = np.repeat(np.array([10, 90, 170, 250], np.uint8), 5)[:, None, None, None] * np.ones((1, 1, 6, 6), np.uint8)
+    source = generated_source(images, np.repeat(np.arange(4), 5), 40, None, 4, 0)
+    np.testing.assert_array_equal(source.labels, np.repeat(np.arange(4), 10))
+    assert [int(source.read(i)[0, 0, 0]) for i in range(40)] == [10] * 10 + [90] * 10 + [170] * 10 + [250] * 10
+
+
+@pytest.mark.parametrize(("old", "new"), [(32, 64), (12, 5)])
+def test_resizing_is_that_of_torchvision(old, new):
+    from torchvision.transforms.v2.functional import resize
+
+    image = torch.rand(3, old, old)
+    matrix = torch.from_numpy(resizing(old, new))
+    torch.testing.assert_close(matrix @ image @ matrix.T, resize(image, [new, new], antialias=True))
+
+
+def test_the_command_writes_a_prepared_file_and_the_same_again(tmp_path, capsys):
+    names = [f"{i}.png" for i in range(12)]
+    write_zip(tmp_path / "x.zip", {n: encoded(pixels(8, 8, 3)) for n in names} | labels_json([[n, 5] for n in names]))
+    for out in ("a", "b"):
+        generate_images.main([str(tmp_path / "x.zip"), str(tmp_path / out), "--images", "50", "--size", "16"])
+    assert "50 images of 16x16x3" in capsys.readouterr().out
+    a, b = (read_prepared(tmp_path / name) for name in "ab")
+    assert torch.equal(a.images, b.images)
+    assert a.images.shape == (50, 3, 16, 16)
+    assert a.labels.tolist() == [5] * 50
+
+
+@pytest.mark.parametrize(("option", "value"), [("images", 0), ("size", 0), ("classes", 31)])
+def test_options_out_of_range_are_one_line(tmp_path, capsys, option, value):
+    write_zip(tmp_path / "x.zip", {f"{i}.png": encoded(pixels(8, 8, 3)) for i in range(30)})
+    options = {"images": 40, "size": 8, "classes": 2} | {option: value}
+    arguments = [part for name, number in options.items() for part in (f"--{name}", str(number))]
+    with pytest.raises(SystemExit, match="2"):
+        generate_images.main([str(tmp_path / "x.zip"), str(tmp_path / "out"), *arguments])
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: --{option}")
+    assert str(value) in error
+
+
+def test_the_truth_is_that_of_enumeration(prepared):
+    (level, known), _ = measure_truth(prepared, [0.5, 3.0], 10, 20)
+    reference = open_reference(prepared)
+    sq_dist = torch.cdist(known.z.flatten(1).double(), reference.gather(torch.arange(300)).flatten(1).double()).square()
+    nearest = sq_dist.sort(dim=1).indices[:, :20]
+    assert level == 0.5
+    assert recall(known.ids, nearest) == 1
+    mu = Exact().bind(reference).posterior_mean(known.z.double(), 0.5)
+    torch.testing.assert_close(known.mu, mu, rtol=0, atol=1e-4)
+
+
+def test_recall_counts_each_row_for_itself():
+    assert recall(torch.tensor([[1, 2, -1, -1], [1, 2, 3, 4]]), torch.tensor([[1, 5, 6, 7], [4, 3, 2, 1]])) == 0.625
+
+
+def test_more_lists_find_more_and_the_second_start_finds_the_index(prepared, tmp_path):
+    truth = dict(measure_truth(prepared, [0.5, 3.0], 10, 20))
+    cache = str(tmp_path / "cache")
+    entry = Entry(lambda: KNN(20, 10), lambda p: FaissIndex("IVF12,SQ8", p, lossless=True, cache_dir=cache), [1, 12])
+    few, all_lists = measure(prepared, entry, truth, k=20, calls=3)
+    assert all(row["recall"] < 0.9 for row in few)
+    assert all(row["recall"] == 1 for row in all_lists)
+    assert "first_start" in few[0]
+    assert "first_start" not in all_lists[0]
+    assert {"second_start", "ms", "search_ms", "mse", "call_ms", "held"} <= all_lists[0].keys()
+
+
+def test_scale_runs_each_entry_in_a_process_of_its_own(prepared, tmp_path, capsys):
+    arguments = ["--data", str(prepared), "--output", str(tmp_path / "out" / "x"), "--t", "1", "4", "--batch", "8"]
+    arguments += ["--k", "16", "--n", "8", "--calls", "2", "--only", "STF"]
+    scale.main(arguments)
+    rows = list(csv.DictReader((tmp_path / "out" / "x.csv").open()))
+    assert [(row["entry"], float(row["t"])) for row in rows] == [("STF", 1.0), ("STF", 4.0)]
+    assert all(0 < int(row["private_mib"]) <= int(row["peak_mib"]) for row in rows)
+    assert "| STF |" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["x.csv", "x.md"]
+    with pytest.raises(SystemExit, match="2"):
+        scale.main(arguments)
+    assert "nothing is overwritten" in capsys.readouterr().err
+
+
+def test_ivf_bias_ends_with_the_number_of_lists_that_is_enough(prepared, tmp_path, capsys):
+    output = tmp_path / "out" / "bias"
+    arguments = ["--data", str(prepared), "--output", str(output), "--t", "1", "3", "9", "--num-z", "8"]
+    ivf_bias.main([*arguments, "--repeats", "4", "--k", "32", "--n", "16", "--r", "8", "--shares", "69", "1"])
+    text = capsys.readouterr().out
+    assert "c = 69 lists" in text
+    # All lists searched is exact search, whose bias is none.
+    assert text.strip().splitlines()[-1].split()[-1] in ("1", "69")
+    assert sorted(path.suffix for path in output.parent.iterdir()) == [".csv", ".md", ".pdf", ".png"]
+    rows = list(csv.DictReader(output.with_suffix(".csv").open()))
+    same = {row["t"]: float(row["mse"]) for row in rows if row["method"] == "KNN, exact search"}
+    for row in rows:
+        if row["nprobe"] == "69":
+            assert float(row["recall"]) == 1
+            assert float(row["mse"]) == pytest.approx(same[row["t"]], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--repeats", "1"), ("--num-z", "1"), ("--shares", "0.5"), ("--r", "999")]
+)
+def test_ivf_bias_refuses_at_once_what_cannot_work(prepared, tmp_path, capsys, option, value):
+    with pytest.raises(SystemExit, match="2"):
+        ivf_bias.main(["--data", str(prepared), "--output", str(tmp_path / "x"), option, value])
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"error: {option}")
+    assert value in error
+
+
+def test_a_bias_counts_only_where_it_can_be_told_from_none():
+    def row(method, nprobe, t, bias, variance=0.0):
+        return {
+            "method": method,
+            "nprobe": nprobe,
+            "t": t,
+            "bias_sq_corrected": bias,
+            "variance": variance,
+            "repeats": 10,
+        }
+
+    rows = [row("STF", "", 1, 0.0), row("STF", "", 5, 1e-2), row("STF", "", 80, 0.0)]
+    rows += [row("a", 3, 1, 1e-3), row("a", 3, 5, 1e-3), row("a", 3, 80, 0.0)]
+    rows += [row("b", 9, 1, 1e-12), row("b", 9, 5, 2e-2), row("b", 9, 80, 1e-6, variance=1e-3)]
+    assert ivf_bias.above(rows) == {3: [1], 9: [5]}
+
+
+def test_a_remembered_search_is_made_once():
+    class Counting(FaissIndex):
+        searches = 0
+
+        def search(self, queries, k):
+            self.searches += 1
+            return super().search(queries, k)
+
+    index = Counting()
+    remembered = ivf_bias.RememberedSearch(index)
+    x = torch.randn(50, 4)
+    remembered.build(lambda: [x], lambda m: x[:m], 50, str)
+    first = remembered.search(x[:3], 5)
+    assert all(torch.equal(a, b) for a, b in zip(remembered.search(x[:3].clone(), 5), first, strict=True))
+    assert index.searches == 1
+    assert remembered.search(x[:3], 6)[1].shape == (3, 6)
+    assert remembered.search(x[1:4], 6)[1][:, 0].tolist() == [1, 2, 3]
