@@ -1,1 +1,1 @@
-"""Scripts that measure; run from a checkout as `python benchmarks/NAME.py`."""
+"""Scripts that measure; run from a checkout as `python -m benchmarks.NAME`."""

@@ -1,7 +1,7 @@
 """Error, time and memory of the estimators on a data set, as ratios to the plain method in the same run.
 
-    python benchmarks/estimators.py --data PATH [--t 1 3 10 20 80] [--batch 128] [--repeats 4] [--output STEM]
-    python benchmarks/estimators.py --data PATH --scaling 12500 25000 50000 100000 200000 [--output STEM]
+    python -m benchmarks.estimators --data PATH [--t 1 3 10 20 80] [--batch 128] [--repeats 4] [--output STEM]
+    python -m benchmarks.estimators --data PATH --scaling 12500 25000 50000 100000 200000 [--output STEM]
 
 The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. Printed as Markdown is
 the mean squared error per dimension of each posterior mean against the exact one in float64, at each noise level
@@ -111,7 +111,7 @@ def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
     """Peak resident memory above that of the images alone, MiB, each in a process of its own."""
     peaks = {}
     for name in ("images alone", *entries(args.k, args.n)):
-        command = [sys.executable, __file__, *sys.argv[1:], "--peak-memory-of", name]
+        command = [sys.executable, "-m", "benchmarks.estimators", *sys.argv[1:], "--peak-memory-of", name]
         peaks[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {name: peak - peaks["images alone"] for name, peak in peaks.items() if name != "images alone"}
 

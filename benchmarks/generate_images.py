@@ -1,6 +1,6 @@
 """Make a large data set out of a small one: images mirrored, shifted, blended two by two, and resized.
 
-    python benchmarks/generate_images.py SOURCE OUT.images --images 1000000 [--size 64] [--classes 1000] [--seed 0]
+    python -m benchmarks.generate_images SOURCE OUT.images --images 1000000 [--size 64] [--classes 1000] [--seed 0]
 
 SOURCE is a zip or folder of images, OUT a prepared file (`--data Prepared --data.path OUT`). Image i is a function of
 the source, the seed and i: w·a + (1 − w)·b, two source images, each mirrored or not and shifted by up to 4 pixels with

@@ -1,6 +1,6 @@
 """The paper's figure of approximate search (fig:approximate_compare): bias of KNN on an IVF index over noise levels.
 
-    python benchmarks/ivf_bias.py --data FILE.images --output STEM [--shares 70 40 20 10 5 2] [--num-z 64]
+    python -m benchmarks.ivf_bias --data FILE.images --output STEM [--shares 70 40 20 10 5 2] [--num-z 64]
 
 One index `IVF<c>,SQ8`, lossless, of c ≈ 4·√N lists is trained; KNN then searches p = c/70, c/40, … of them
 (`--shares`). Beside them KNN with exact search, STF and SubspaceKNN. Squared bias per dimension of the posterior mean
@@ -26,19 +26,16 @@ from matplotlib.ticker import NullFormatter
 from torch import Tensor
 from tqdm import tqdm
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # run from a checkout, not installed
-
-from benchmarks.scale import markdown  # noqa: E402
-from benchmarks.scale_entries import Entry, Truth, lists_for, measure_truth, open_reference, recall  # noqa: E402
-from callbacks.results import save_figure, write_rows  # noqa: E402
-from lit_knn.errors import InputError  # noqa: E402
-from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN  # noqa: E402
-from lit_knn.files import written_whole  # noqa: E402
-from lit_knn.index import FaissIndex, Index, TorchIndex  # noqa: E402
-from lit_knn.metrics import LatentMeans, error_terms  # noqa: E402
-from lit_knn.prepared import read_header  # noqa: E402
-from lit_knn.rng import keyed_generator  # noqa: E402
+from benchmarks.scale import markdown
+from benchmarks.scale_entries import Entry, Truth, lists_for, measure_truth, open_reference, recall
+from callbacks.results import save_figure, write_rows
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
+from lit_knn.files import written_whole
+from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.metrics import LatentMeans, error_terms
+from lit_knn.prepared import read_header
+from lit_knn.rng import keyed_generator
 
 EXACT, REFERENCE = "KNN, exact search", "STF"
 # Of variance / repeats: what the mean over some dozens of latents resolves.

@@ -1,8 +1,8 @@
 """Searches and estimators on data sets of a million images: time to start, size, recall, error, time and memory.
 
     python -m lit_knn.prepare cifar10.zip cifar10.images
-    python benchmarks/generate_images.py cifar10.zip million.images --images 1000000
-    python benchmarks/scale.py --data million.images --output STEM [--t 1 2 5 10] [--calls 100] [--only NAME ...]
+    python -m benchmarks.generate_images cifar10.zip million.images --images 1000000
+    python -m benchmarks.scale --data million.images --output STEM [--t 1 2 5 10] [--calls 100] [--only NAME ...]
 
 Each entry runs in a process of its own and is measured against the exact posterior mean (int8, 3 digits) and the exact
 nearest images. The plain method is KNN with exact search by float32 products with the stored 8-bit images: the
@@ -28,13 +28,10 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # run from a checkout, not installed
-
-from benchmarks.scale_entries import PLAIN, Entry, Rows, Truth, entries, measure, measure_truth  # noqa: E402
-from lit_knn.errors import InputError  # noqa: E402
-from lit_knn.files import written_whole  # noqa: E402
-from lit_knn.prepared import read_header  # noqa: E402
+from benchmarks.scale_entries import PLAIN, Entry, Rows, Truth, entries, measure, measure_truth
+from lit_knn.errors import InputError
+from lit_knn.files import written_whole
+from lit_knn.prepared import read_header
 
 SECONDS_BETWEEN_SAMPLES = 0.05
 TRUTH = "truth"
@@ -122,7 +119,7 @@ def chosen(options: argparse.Namespace) -> dict[str, Entry]:
 
 def child(options: argparse.Namespace, name: str, output: Path) -> dict[str, int]:
     """Run this script for one entry: the peaks of its memory, MiB."""
-    command = [sys.executable, __file__, "--child", name, "--data", options.data, "--output", output]
+    command = [sys.executable, "-m", "benchmarks.scale", "--child", name, "--data", options.data, "--output", output]
     command += ["--truth", options.truth, "--cache-dir", options.cache_dir, "--t", *options.t]
     for option in ("batch", "k", "n", "calls"):
         command += [f"--{option}", getattr(options, option)]

@@ -1,6 +1,6 @@
 """Throughput of training, and what each estimator adds to a step: images a second and the estimator's share.
 
-    python benchmarks/training.py -c configs/table1/ict_knn.yaml [--data.batch_size 1024 …]
+    python -m benchmarks.training -c configs/table1/ict_knn.yaml [--data.batch_size 1024 …]
 
 trains a few steps of a run, once for each estimator in float32, then once more in bf16 and in bf16 with a compiled
 network, all in one process, and prints images a second as ratios to the first row. Options of the run follow its
@@ -17,11 +17,9 @@ import pytorch_lightning as pl
 import torch
 import yaml
 
+from main import make_cli
+
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # the application is run from a checkout, not installed
-
-from main import make_cli  # noqa: E402
-
 ESTIMATORS = ("one_sample", "stf", "knn", "subspace_knn", "exact")
 PRECISIONS = {
     "fp32": ["--trainer.precision", "32-true"],
