@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, LostProcessError
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
 
     Raises:
         InputError: another process failed, in either; the message is of the first that did, and names it.
+        LostProcessError: another process was killed.
         Exception: what `lead` or `follow` raised in this process.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -71,6 +72,6 @@ def _gather(value: T, group: Any) -> list[T]:
     try:
         dist.all_gather_object(values, value, group=group)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"another process ended while the neighbour index was built ({reason})") from error
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise LostProcessError(f"another process ended while the neighbour index was built ({reason})") from error
     return values
