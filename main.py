@@ -29,7 +29,7 @@ import lit_knn.ict
 import lit_knn.nets  # noqa: F401
 from callbacks import StepProgressBar
 from callbacks.planner import PlanningTrainer
-from lit_knn.errors import InputError, NonFiniteLossError
+from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
 
 # Lines of a parser's message that frame the reason without being it.
 FRAMES = (
@@ -139,8 +139,8 @@ def main(args: Sequence[str] | None = None) -> None:
         rank = rank_zero_only.rank  # type: ignore[attr-defined]
         if rank == 0:
             print(f"error: {message}", file=sys.stderr)
-        elif _is_first_of_machine() or isinstance(error, NonFiniteLossError):
-            # Each machine has files of its own, each rank losses.
+        elif _is_first_of_machine() or isinstance(error, (NonFiniteLossError, LostProcessError)):
+            # Each machine has files of its own, each rank losses, and the process that was lost may be the first.
             print(f"error: rank {rank}: {message}", file=sys.stderr)
         else:
             time.sleep(1)  # torchrun ends all processes when the first ends, and that must not be before it has spoken

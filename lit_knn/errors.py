@@ -10,3 +10,7 @@ class InputError(ValueError):
 
 class NonFiniteLossError(RuntimeError):
     """Training ran into a loss that is NaN or infinite; the message names the step and the noise level."""
+
+
+class LostProcessError(InputError):
+    """Another process of the run has ended without a word, so that the others have to tell."""

@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -47,6 +49,11 @@ class DDPProbe(pl.Callback):
             "fd_pixels": float(trainer.callback_metrics["fd_pixels"]),
         }
         Path(self.folder, f"rank_{trainer.global_rank}.json").write_text(json.dumps(report))
+
+
+class KilledWhileBuilding(pl.Callback):
+    def __init__(self) -> None:
+        FaissIndex._build = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 
 
 class FailingRank(pl.Callback):

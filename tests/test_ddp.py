@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,17 @@ def test_two_processes_measure_what_one_does(tmp_path):
         header, row = metrics.read_text().splitlines()[:2]
         values.append(float(dict(zip(header.split(","), row.split(","), strict=True))["fd_pixels"]))
     assert values[0] == pytest.approx(values[1], rel=1e-4)
+
+
+def test_the_other_rank_says_that_the_one_that_built_the_index_was_killed(tmp_path):
+    command = [sys.executable, "main.py", "fit", "-c", "configs/demo.yaml", "--trainer.devices", "2"]
+    command += ["--trainer.strategy", "ddp", "--data.index.cache_dir", str(tmp_path / "cache")]
+    command += ["--trainer.callbacks+", "tests.ddp_probe.KilledWhileBuilding", "--trainer.logger", "false"]
+    done = run(command, check=False)
+    assert done.returncode == -signal.SIGKILL
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: rank 1: another process ended while")
 
 
 def test_an_error_on_one_rank_ends_the_run(tmp_path):

@@ -76,6 +76,12 @@ def test_too_few_images_to_train_on_are_refused_with_the_reason_of_faiss():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("factory", "N", "d"), [("PCA40,Flat", 300, 20), ("PCA16,IVF4,SQ8", 10, 20)])
+def test_more_principal_components_than_there_are_are_refused_before_they_are_computed(factory, N, d):
+    with pytest.raises(InputError, match=rf"has \d+ components of min\(N, d\) = min\({N}, {d}\)"):
+        FaissIndex(factory).check(N, d)
+
+
 GPU = torch.device("cuda", 0)
 
 

@@ -244,6 +244,10 @@ class FaissIndex(Index):
             raise InputError(
                 f"FaissIndex: FAISS refuses factory={self.factory!r} at d={d}: {_reason(error)}"
             ) from error
+        if (components := _most_components(index)) > min(N, d):
+            raise InputError(
+                f"FaissIndex: factory={self.factory!r} has {components} components of min(N, d) = min({N}, {d})"
+            )
         if self.lossless and not _is_plain_sq8(index):
             raise InputError(f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={self.factory!r}")
         self._set_nprobe(index, N)
@@ -353,6 +357,15 @@ def _runs_on_gpu(index: Any) -> bool:
         kinds = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
         return isinstance(index, kinds) and _runs_on_gpu(faiss.downcast_index(index.quantizer))
     return isinstance(index, faiss.IndexFlat)
+
+
+def _most_components(index: Any) -> int:
+    """Of the principal component analyses before an index, which FAISS would refuse after minutes; 0 without any."""
+    faiss = _import_faiss()
+    if not isinstance(index, faiss.IndexPreTransform):
+        return 0
+    steps = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+    return max((step.d_out for step in steps if isinstance(step, faiss.PCAMatrix)), default=0)
 
 
 def _is_plain_sq8(index: Any) -> bool:

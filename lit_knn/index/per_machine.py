@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, LostProcessError
 
 T = TypeVar("T")
 
@@ -29,6 +29,7 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
 
     Raises:
         InputError: another process failed, in either; the message is of the first that did, and names it.
+        LostProcessError: another process was killed.
         Exception: what `lead` or `follow` raised in this process.
     """
     if _is_alone():
@@ -49,6 +50,7 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
 
     Raises:
         InputError: another process failed; the message names it.
+        LostProcessError: another process was killed.
         Exception: what `work` raised in this process.
     """
     if _is_alone():
@@ -98,6 +100,6 @@ def _gather(value: T, group: Any) -> list[T]:
     try:
         dist.all_gather_object(values, value, group=group)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"another process ended while the reference set was made ready ({reason})") from error
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise LostProcessError(f"another process ended while the reference set was made ready ({reason})") from error
     return values
