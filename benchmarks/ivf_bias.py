@@ -74,6 +74,10 @@ class RememberedSearch(Index):
             self._last = queries, k, self.index.search(queries, k)
         return self._last[2]
 
+    def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Index.locate`."""
+        return self.index.locate(queries)
+
 
 def methods(N: int, k: int, n: int, r: int, shares: Sequence[int], cache_dir: str) -> dict[str, Entry]:
     """The methods by name; those with approximate search last, few lists first."""
@@ -88,7 +92,9 @@ def methods(N: int, k: int, n: int, r: int, shares: Sequence[int], cache_dir: st
         f"SubspaceKNN, r={r}": Entry(lambda: SubspaceKNN(r, None, n)),
     }
     probes = sorted({max(round(c / share), 1) for share in shares})
-    return found | {f"KNN, IVF{c}, p={p}": Entry(lambda: KNN(k, n), ivf, [p]) for p in probes}
+    found |= {f"KNN, IVF{c}, p={p}": Entry(lambda: KNN(k, n), ivf, [p]) for p in probes}
+    few = [p for p in probes if p <= c / 20]
+    return found | {f"KNN with source, IVF{c}, p={p}": Entry(lambda: KNN(k, n, True), ivf, [p]) for p in few}
 
 
 def measure(path: Path, chosen: dict[str, Entry], truth: dict[float, Truth], repeats: int) -> Iterator[Row]:

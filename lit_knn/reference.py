@@ -199,13 +199,29 @@ class ReferenceSet:
         """
         self._check_search(z, k)
         self.build_index()
-        stored = len(self.images)
-        sq_dist, ids = self.index.search(z.flatten(1).float(), min(k, stored))
+        return self._nearest(z, k, lambda queries: self.index.search(queries, min(k, len(self.images))))
+
+    def locate(self, x: Tensor) -> Tensor:
+        """The ids of images that are in the set, (B, *shape) to (B,); of others −1 or the id of a near one.
+
+        Raises:
+            InputError: x of another shape.
+        """
+        self._check_search(x, 1)
+        self.build_index()
+        return self._located(x)[1][:, 0]
+
+    def _located(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._nearest(x, 1, self.index.locate)
+
+    def _nearest(self, z: Tensor, k: int, find: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """The k nearest that `find` finds of the stored images and, with hflip, of their mirror images."""
+        sq_dist, ids = find(z.flatten(1).float())
         if not self.hflip:
             return sq_dist, ids
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖, so the mirrored images are searched with the mirrored query.
-        mirrored_sq_dist, mirrored_ids = self.index.search(z.flip(-1).flatten(1).float(), min(k, stored))
-        mirrored_ids = torch.where(mirrored_ids < 0, mirrored_ids, mirrored_ids + stored)
+        mirrored_sq_dist, mirrored_ids = find(z.flip(-1).flatten(1).float())
+        mirrored_ids = torch.where(mirrored_ids < 0, mirrored_ids, mirrored_ids + len(self.images))
         sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, torch.cat([ids, mirrored_ids], 1).gather(1, order)
 

@@ -124,6 +124,18 @@ class ShardedReferenceSet(ReferenceSet):
         sq_dist, order = sq_dist.topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, ids.gather(1, order)
 
+    def locate(self, x: Tensor) -> Tensor:
+        """See `ReferenceSet.locate`; each rank looks in its shard, and the nearest is taken."""
+        self._check_search(x, 1)
+        self.build_index()
+
+        def found(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
+            sq_dist, ids = part._located(queries)
+            return sq_dist[:, 0], self._to_global(ids[:, 0])
+
+        sq_dist, ids = self.over_shards(found, x.float())
+        return ids.gather(0, sq_dist.argmin(0, keepdim=True)).squeeze(0)
+
     def _to_global(self, ids: Tensor) -> Tensor:
         """Ids in the whole set of ids in this shard; −1 stays."""
         own = len(self.images)

@@ -20,6 +20,7 @@ TIMES = (0.05, 0.5, 2.0, 80.0)
 ESTIMATORS = {
     "KNN": lambda: KNN(K, 16),
     "KNN, k = N": lambda: KNN(N, 16),
+    "KNN with source": lambda: KNN(5, 16, include_source=True),
     "STF": lambda: STF(8),
     "UniformSNIS": lambda: UniformSNIS(8),
     "Exact": Exact,
@@ -58,6 +59,7 @@ def answers(reference, setting, rank):
     return {
         "found": found,
         "gathered": reference.gather(ids),
+        "located": reference.locate(reference.gather(ids[:, 0])),
         "mean": reference.mean(),
         "chunks": torch.cat([chunk for _, chunk in reference.chunks(10)]),
         "labels": reference.labels,

@@ -29,7 +29,7 @@ def test_search_and_gather_are_those_of_the_whole_set(ranks, setting):
         for (sq_dist, ids), (own_sq_dist, own_ids) in zip(expected["found"], seen["found"], strict=True):
             assert torch.equal(sq_dist, own_sq_dist)
             assert torch.equal(ids, own_ids)
-        for name in ("gathered", "chunks", "labels"):
+        for name in ("gathered", "located", "chunks", "labels"):
             assert torch.equal(expected[name], seen[name])
         assert torch.allclose(expected["mean"], seen["mean"], rtol=1e-6, atol=1e-7)
 

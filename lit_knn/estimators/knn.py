@@ -24,17 +24,25 @@ class KNN(SampledEstimator):
     is consistent as n → ∞. At a finite n it can be off where the search misses likely images at small t (an `IVF`
     index with a low nprobe), for there the tail is hardly ever drawn.
 
+    What is likeliest at small t is the image that z was made from, which training knows. With `include_source` the
+    proposal has it among the neighbours where the search missed it and it is nearer than the farthest that was found.
+    Unlike STF's it is a draw like any other, weighted by p/q, so the estimate stays consistent, and with exact search
+    it is that of the paper to the last bit.
+
     Args:
         k: neighbours searched per z. The paper's 2048 is also the most that FAISS finds on a GPU.
         n: draws per z.
+        include_source: propose also `x_source`, where it is given and in the set; it costs a search for one vector,
+            which is cheap where the index has lists and as expensive as the other where it is exact and needs it not.
 
     Raises:
         InputError: k < 1, n < 1; at `bind`, k > N.
     """
 
-    def __init__(self, k: int = 2048, n: int = 256) -> None:
+    def __init__(self, k: int = 2048, n: int = 256, include_source: bool = False) -> None:
         self.k = check_count("KNN", "k", k)
         self.n = check_count("KNN", "n", n)
+        self.include_source = self.uses_source = include_source
 
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`; builds the neighbour index of the set."""
@@ -45,15 +53,29 @@ class KNN(SampledEstimator):
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
         return super().bind(reference)
 
-    def proposal(self, z: Tensor, t: Tensor) -> Proposal:
+    def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
         """The proposal that draws for z (B, *shape) at t (B,) come from, Eq. 13 (eq:proposal)."""
         sq_dist, neighbours = self.reference.search(z, self.k)
         sq_dist = self._recompute_nearest(z, sq_dist, neighbours)
+        if self.include_source and x_source is not None:
+            sq_dist, neighbours = self._with_source(z, x_source, sq_dist, neighbours)
         return neighbour_proposal(sq_dist, neighbours, t, self.reference.N)
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
-        ids, log_q = sample_proposal(self.proposal(z, t), self.n, generator)
+        ids, log_q = sample_proposal(self.proposal(z, t, x_source), self.n, generator)
         return snis_draws(ids, t, log_q)
+
+    def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the source of each z as one more neighbour, or as a missing one where nothing would change."""
+        source = self.reference.locate(x_source).unsqueeze(1)
+        source_sq_dist = direct_sq_dist(z, self.reference.gather(source.clamp(min=0)))
+        found = ids >= 0
+        # Farther than all neighbours it would lower the tail, whose likelihood is that of the farthest.
+        farthest = torch.where(found, sq_dist, -torch.inf).amax(1, keepdim=True)
+        nearer = (source_sq_dist < farthest) | ~found.any(1, keepdim=True)
+        missed = (source >= 0) & (ids != source).all(1, keepdim=True) & nearer
+        sq_dist = torch.cat([sq_dist, torch.where(missed, source_sq_dist, torch.inf)], 1)
+        return sq_dist, torch.cat([ids, torch.where(missed, source, -1)], 1)
 
     def _recompute_nearest(self, z: Tensor, sq_dist: Tensor, ids: Tensor) -> Tensor:
         """Replace the distances of the first few neighbours by exact ones; (B, k), float64."""

@@ -68,6 +68,10 @@ class Index(ABC):
             fewer than k were found the last ids are −1 and their distances inf.
         """
 
+    def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """As `search` with k = 1, for queries that are among the vectors, which may take less effort to find."""
+        return self.search(queries, 1)
+
     @abstractmethod
     def to(self, device: torch.device) -> None:
         """Move the index to `device`.

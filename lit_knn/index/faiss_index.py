@@ -158,6 +158,17 @@ class FaissIndex(Index):
             sq_dist = sq_dist + self._left_out(queries)
         return sq_dist.masked_fill(ids < 0, torch.inf), ids
 
+    def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Index.locate`; a vector is in the list whose centre is nearest, so one list is enough."""
+        lists = None if self._index is None or self._on_gpu else _inverted_lists(self._index)
+        if lists is None:
+            return self.search(queries, 1)
+        nprobe, lists.nprobe = lists.nprobe, 1
+        try:
+            return self.search(queries, 1)
+        finally:
+            lists.nprobe = nprobe
+
     def _check_device(self, index: Any, device: torch.device, k: int) -> None:
         """Refuse what FAISS cannot do on a GPU; asks no GPU, so that a plan on another machine can."""
         if device.type != "cuda":
