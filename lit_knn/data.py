@@ -14,6 +14,7 @@ from lit_knn.classes import lie_together
 from lit_knn.errors import InputError
 from lit_knn.image_files import array_file_shape, count_image_files, read_array_file, read_image_files
 from lit_knn.index import Index
+from lit_knn.index.per_machine import in_every_process
 from lit_knn.prepared import read_prepared
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
@@ -104,7 +105,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     def setup(self, stage: str | None = None) -> None:
         """Load the data and make the reference set, once; refuse a batch size that is too large before training."""
         if self.reference is None:
-            images, labels = self.load()
+            images, labels = self._loaded()
             if self.sharded:
                 self.reference = self._shard(torch.as_tensor(images), labels)
             else:
@@ -112,14 +113,26 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if stage == "fit":
             self.train_dataloader()
 
+    def _loaded(self) -> tuple[Images, Labels]:
+        """What `load` gives; where it fails in one process, because its machine lacks the file, the others hear of it.
+
+        They would wait for it in the first collective, a long time.
+        """
+        loaded: list[tuple[Images, Labels]] = []
+
+        def load() -> None:
+            loaded.append(self.load())
+
+        in_every_process(load)
+        return loaded[0]
+
     def _shard(self, images: Tensor, labels: Labels) -> ShardedReferenceSet:
         rank, world_size = self._rank_and_world_size()
         if len(images) < world_size:
             raise InputError(f"data.sharded=true on {world_size} devices needs as many images, there are {len(images)}")
         rows = shard_rows(len(images), rank, world_size)
-        stored = self.stored()
         # A copy, so that the memory of the others is given back; a mapped file takes none.
-        shard = images[rows] if stored is not None and stored.mapped else images[rows].clone()
+        shard = images[rows] if self.mapped else images[rows].clone()
         sha256 = self.sha256()
         return ShardedReferenceSet(
             shard,

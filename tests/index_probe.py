@@ -6,13 +6,14 @@ import resource
 import signal
 import socket
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from lit_knn.errors import InputError
-from lit_knn.index import FaissIndex
+from lit_knn.index import FaissIndex, per_machine
 from lit_knn.reference import ReferenceSet
 from tests.test_index_cache import images, queries
 
@@ -32,6 +33,21 @@ class Spied(FaissIndex):
         return super()._build(*args)
 
 
+def loaded(rank, index):
+    """The reference set of a data module that cannot load its data on rank 1."""
+    from lit_knn.data import ReferenceDataModule
+
+    class Lacking(ReferenceDataModule):
+        def load(self):
+            if rank == 1:
+                raise InputError("data.path=x: no such file")
+            return images(), None
+
+    data = Lacking(index=index)
+    data.setup()
+    return data.reference
+
+
 def main(rank, world_size, folder, how):
     if how == "machines":
         # Of two ranks each.
@@ -48,8 +64,11 @@ def main(rank, world_size, folder, how):
     index = Spied("IVF4,SQ8", cache_dir=str(cache))
     index.how = how
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
-    reference = ReferenceSet(images(), index)
+    per_machine.ARRIVAL = timedelta(seconds=2)
+    if how == "absent" and rank == 1:
+        raise SystemExit(3)
     try:
+        reference = loaded(rank, index) if how == "data" else ReferenceSet(images(), index)
         reference.build_index()
     except (InputError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -60,6 +60,8 @@ def test_each_builds_for_itself_where_the_disk_is_full(tmp_path):
         ("error", [2, 2], ["error: no room", "error: rank 0 failed .*MemoryError: no room"]),
         ("folder", [2, 2], ["error: cache_dir=.* is no folder", "error: rank 0 failed .*: cache_dir=.* is no"]),
         ("killed", [-9, 2], ["", "error: another process ended while the reference set was made ready"]),
+        ("absent", [2, 3], ["error: another process ended while the reference set was made ready", ""]),
+        ("data", [2, 2], ["error: rank 1 failed .*: data.path=x: no such file", "error: data.path=x: no such file"]),
     ],
 )
 def test_an_error_in_the_build_ends_both_with_its_message(tmp_path, how, codes, words):

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 # A process that dies closes its connections, which the others see at once: waiting long is safe, and a build is long.
 PATIENCE = timedelta(days=7)
+# There are no connections yet: who has died before, as one without its data has, is missed only after so long.
+ARRIVAL = timedelta(minutes=30)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -66,11 +68,17 @@ def _is_alone() -> bool:
 @contextmanager
 def _patient_group() -> Iterator[Any]:
     """A group of all processes, and not that of the training: NCCL gives up waiting after minutes."""
-    group = dist.new_group(backend="gloo", timeout=PATIENCE)
     try:
-        yield group
+        # The first finds out whether all have come, the second waits for their work. Kept until the end, for who closes
+        # a group while another process still joins it is taken for lost.
+        groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
+    except RuntimeError as error:
+        raise _lost(error) from error
+    try:
+        yield groups[1]
     finally:
-        dist.destroy_process_group(group)
+        for group in groups:
+            dist.destroy_process_group(group)
 
 
 def machine_name() -> str:
@@ -100,6 +108,10 @@ def _gather(value: T, group: Any) -> list[T]:
     try:
         dist.all_gather_object(values, value, group=group)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0].partition(". ")[0]
-        raise LostProcessError(f"another process ended while the reference set was made ready ({reason})") from error
+        raise _lost(error) from error
     return values
+
+
+def _lost(error: RuntimeError) -> LostProcessError:
+    reason = str(error).splitlines()[0].partition(". ")[0]
+    return LostProcessError(f"another process ended while the reference set was made ready ({reason})")
