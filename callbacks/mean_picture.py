@@ -74,10 +74,13 @@ class MeanPicture(pl.Callback):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Estimate on the first rank, and draw."""
         log_dir = trainer.log_dir  # a collective: every rank must ask
-        if trainer.sanity_checking or not trainer.is_global_zero:
+        if trainer.sanity_checking:
             return
         reference = data_reference("MeanPicture", trainer)
+        # On every rank: an index that is kept in a cache is built by one for all.
         bind_all("MeanPicture", self.estimators, reference, max(self.levels))
+        if not trainer.is_global_zero:
+            return
         rows = self._rows(reference, run_seed(pl_module))
         for i in range(self.num_images):
             figure = mean_figure({name: images[:, i] for name, images in rows.items()}, self.levels)

@@ -1,6 +1,7 @@
 """Figures 1 and 2: the posterior with its proposal on a line, and posterior means as pictures."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -114,3 +115,15 @@ def test_fit_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fit", "-c", str(CONFIGS / "demo.yaml"), "-c", str(picture), *QUIET, str(tmp_path)])
     assert "MeanPicture is for validate, not for fit" in capsys.readouterr().err
+
+
+def test_every_rank_takes_part_in_building_an_index_for_figure_2(tmp_path):
+    # One that is kept in a cache is a collective: the first rank alone would wait for the others.
+    data, knn = Digits(), KNN(k=8, n=4)
+    data.setup()
+    other_rank = SimpleNamespace(
+        log_dir=str(tmp_path), sanity_checking=False, is_global_zero=False, datamodule=data, default_root_dir="."
+    )
+    MeanPicture({"KNN": knn}).on_validation_epoch_end(other_rank, None)
+    assert data.reference._index_built
+    assert not list(tmp_path.iterdir())
