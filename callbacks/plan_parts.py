@@ -50,23 +50,33 @@ class Part(NamedTuple):
 
 
 def estimator_parts(
-    estimators: Sequence[Any], data: ReferenceDataModule, stored: Stored, device: torch.device
+    estimators: Sequence[Any], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
 ) -> tuple[list[Part], list[Part]]:
-    """What estimators hold beside the images on `device`, and what the machine holds while they are bound."""
+    """What estimators hold beside the images on `device`, and what the machine holds while they are bound.
+
+    Args:
+        estimators: of the run.
+        data: its data module.
+        stored: the images of one rank.
+        device: where the run computes.
+        ranks: over which the images are split.
+    """
     plain = list(_unwrapped(estimators))
     N, d = stored.shape[0], math.prod(stored.shape[1:])
-    all_images = N * (1 + data.hflip)
+    # Those of all ranks: each holds all coordinates.
+    all_images = ranks * N * (1 + data.hflip)
     held, building = [], []
     if searching := [e.k for e in plain if isinstance(e, KNN)]:
         index = _index(data)
         index.check(N, d, device, min(max(searching), N))
+        shared = index.shared and ranks == 1  # of shards each rank has an index of its own
         size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
         note = " ".join(str(v) for v in (type(index).__name__, *vars(index).values()) if isinstance(v, str))
         note += "" if size is not None else ": size NOT KNOWN, not counted"
-        held.append(Part("index", size or 0, note, shared=index.shared and device.type == "cpu"))
+        held.append(Part("index", size or 0, note, shared=shared and device.type == "cpu"))
         # The machine builds it in its own memory, whatever the device.
-        built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=index.shared)
-        building += [built, Part("index training", sample, "until it is built", passing=True, shared=index.shared)]
+        built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
+        building += [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
     for r, dtype in sorted({(e.r, _type(e, device)) for e in plain if isinstance(e, SubspaceKNN)}, key=str):
         size = all_images * (r * dtype.itemsize + 4) + 4 * r * d
         held.append(Part("projection", size, f"{all_images:,} x {r} {str(dtype).removeprefix('torch.')}"))

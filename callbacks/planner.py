@@ -123,13 +123,13 @@ def make_plan(
     assert datamodule is not None
     stored = _stored(datamodule, images, image_shape)
     N = stored.shape[0]
-    if datamodule.sharded:
-        stored = stored._replace(shape=(-(-N // trainer.world_size), *stored.shape[1:]))
+    parts_of_data = trainer.world_size if datamodule.sharded else 1
+    stored = stored._replace(shape=(-(-N // parts_of_data), *stored.shape[1:]))
     base = process_bytes()  # before anything is copied to be measured
     network = network_parts(model, stored.shape[1:], datamodule.batch_size, trainer, device)
     base -= network[0].bytes if network else 0
     estimators = _estimators(trainer, model)
-    held, building = estimator_parts(estimators, datamodule, stored, device)
+    held, building = estimator_parts(estimators, datamodule, stored, device, parts_of_data)
     size = math.prod(stored.shape)
     if getattr(model, "conditioning", None) and not stored.by_class and any(e.needs_reference for e in estimators):
         held.insert(0, Part("images by class", size * stored.value_bytes, "copies; none of data sorted by class"))

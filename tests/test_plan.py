@@ -52,6 +52,20 @@ def test_a_sharded_set_is_divided_by_the_number_of_devices():
     assert parts["order of an epoch"] == 50_000 * 8
 
 
+def test_what_ranks_do_not_share_of_a_sharded_set_counts_for_each(tmp_path):
+    # Each keeps the index of its own images in a file of its own, and the coordinates of all images.
+    options = ["--data.index.cache_dir", str(tmp_path), "--trainer.devices", "4", "--trainer.strategy", "ddp"]
+    whole = plan_of("table1/ict_knn.yaml", *options)
+    sharded = plan_of("table1/ict_knn.yaml", *options, "--data.sharded", "true")
+    for plan, size in ((whole, 50_000 * 3072 * 4), (sharded, 12_500 * 3072 * 4)):
+        (index,) = [part for part in plan.parts if part.name == "index"]
+        assert (index.bytes, plan._of_all_ranks([index])) == (size, 50_000 * 3072 * 4)
+    subspace = ["--model.estimator", "lit_knn.estimators.SubspaceKNN", "--model.estimator.compute", "float32"]
+    subspace += ["--trainer.devices", "4", "--trainer.strategy", "ddp"]
+    whole, sharded = (plan_of("table1/ict_knn.yaml", *subspace, "--data.sharded", on) for on in ("false", "true"))
+    assert parts_of(whole)["projection"] == parts_of(sharded)["projection"]
+
+
 @pytest.mark.parametrize(
     "factory", ["Flat", "SQ8", "IVF20,Flat", "IVF20,SQ8", "PCA16,Flat", "PCA16,IVF20,SQ8", "PQ8x4", "IVF20,PQ8x4"]
 )
