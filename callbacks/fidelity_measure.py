@@ -158,7 +158,8 @@ class FidelityMeasure:
             folder = Path(self.cache_dir)
             on_first_rank(trainer, lambda: folder.mkdir(parents=True, exist_ok=True))
         # The Inception Score is of the samples alone; the logits of a large data set would fill the memory.
-        real = self._statistics(trainer, self._real_batches(trainer, reference), "Data", reference.N, num_logits=0)
+        batches = reference.share(trainer.global_rank, trainer.world_size, self.batch_size)
+        real = self._statistics(trainer, batches, "Data", reference.N, num_logits=0)
         if path is not None:
             save_statistics(path, real)
             rank_zero_info(f"Statistics of the data ({self.extractor.metric}) are kept in {path}")
@@ -169,11 +170,6 @@ class FidelityMeasure:
             return None
         data, extractor = reference.fingerprint(), self.extractor.fingerprint()
         return cache_path(self.cache_dir, self.extractor.metric, data, extractor, bool(self.extra_metrics))
-
-    def _real_batches(self, trainer: pl.Trainer, reference: ReferenceSet) -> Iterator[tuple[Tensor, Tensor]]:
-        for number, (start, x) in enumerate(reference.chunks(self.batch_size)):
-            if number % trainer.world_size == trainer.global_rank:
-                yield torch.arange(start, start + len(x)), x
 
     def _statistics(
         self,

@@ -256,6 +256,16 @@ class ReferenceSet:
                 x = to_model_space(self.images[start : start + rows])
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
+    def share(self, rank: int, ranks: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """What is one rank's of a pass over all images that the ranks share; each image is one rank's.
+
+        Yields:
+            Ids (c,) and images (c, *shape), float32, model space; c <= `rows`.
+        """
+        for number, (start, x) in enumerate(self.chunks(rows)):
+            if number % ranks == rank:
+                yield torch.arange(start, start + len(x), device=self.device), x
+
     def mean(self) -> Tensor:
         """The mean of all N images, (d,) float32; computed once."""
         if self._mean is None:

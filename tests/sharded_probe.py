@@ -117,6 +117,10 @@ def main(rank, world_size, folder, setting):
             for kind in SHAPES:
                 reference = shard_of(kind, rank, world_size, FaissIndex("Flat", cache_dir=str(folder / "cache")))
                 report[kind] = answers(reference, kind, rank)
+                # On one rank alone: the others need not take part.
+                report[kind]["share"] = list(reference.share(rank, world_size, 10)) if rank == 0 else []
+                dist.barrier()
+                report[kind]["share"] = report[kind]["share"] or list(reference.share(rank, world_size, 10))
             # The same query on every rank: TorchIndex rounds queries by the largest of a batch.
             reference = shard_of("pixels", rank, world_size, TorchIndex("float32"))
             report["TorchIndex"] = reference.search(latents("pixels", 0)[0], K)

@@ -53,6 +53,25 @@ def test_search_by_products_is_that_of_the_whole_set(ranks):
         assert torch.equal(ids, own_ids)
 
 
+@pytest.mark.parametrize("setting", SHAPES)
+def test_ranks_share_a_pass_over_all_images_and_none_waits(ranks, setting):
+    pieces = [piece for report in ranks for piece in report[setting]["share"]]
+    ids, x = (torch.cat(part) for part in zip(*pieces, strict=True))
+    assert max(len(ids) for ids, _ in pieces) <= 10
+    expected = whole(setting)
+    assert torch.equal(ids.sort().values, torch.arange(expected.N))
+    assert torch.equal(x, expected.gather(ids))
+    # As many for each, but for the mirror images of one.
+    counts = [sum(len(ids) for ids, _ in report[setting]["share"]) for report in ranks]
+    assert max(counts) - min(counts) <= 2
+
+
+def test_ranks_share_a_pass_over_a_whole_set():
+    reference = whole("mirrored")
+    ids = [torch.cat([ids for ids, _ in reference.share(rank, 3, 10)]) for rank in range(3)]
+    assert torch.equal(torch.cat(ids).sort().values, torch.arange(reference.N))
+
+
 def test_each_rank_holds_its_share(ranks):
     shares = [report["stored"][0] for report in ranks]
     assert sum(shares) == N
