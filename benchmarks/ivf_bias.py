@@ -144,13 +144,15 @@ def resolved(row: Row) -> bool:
     return bool(row["bias_sq_corrected"] > resolution(row))
 
 
-def above(rows: Sequence[Row]) -> dict[int, list[float]]:
-    """For each number of lists the noise levels at which the bias is above STF's."""
+def above(rows: Sequence[Row]) -> dict[str, dict[int, list[float]]]:
+    """For each method, with and without the source, and number of lists: where its bias is above STF's."""
     limits = {row["t"]: row["bias_sq_corrected"] for row in rows if row["method"] == REFERENCE}
-    found: dict[int, list[float]] = {row["nprobe"]: [] for row in rows if row["nprobe"] != ""}
+    found: dict[str, dict[int, list[float]]] = {}
     for row in rows:
-        if row["nprobe"] != "" and resolved(row) and row["bias_sq_corrected"] > limits[row["t"]]:
-            found[row["nprobe"]].append(row["t"])
+        if row["nprobe"] != "":
+            levels = found.setdefault(row["method"].partition(",")[0], {}).setdefault(row["nprobe"], [])
+            if resolved(row) and row["bias_sq_corrected"] > limits[row["t"]]:
+                levels.append(row["t"])
     return found
 
 
@@ -164,10 +166,13 @@ def report(rows: Sequence[Row]) -> str:
         bias.append([name, *(f"{r['bias_sq_corrected']:.1e}" if resolved(r) else "none" for r in own)])
         if own[0]["recall"] != "":
             found.append([name, *(f"{row['recall']:.3f}" for row in own)])
-    over = above(rows)
-    lines = [f"p = {p}: above STF's at t = {', '.join(f'{t:g}' for t in ts)}" for p, ts in over.items() if ts]
-    enough = next((p for p, ts in sorted(over.items()) if not ts and all(not over[q] for q in over if q > p)), None)
-    lines.append(f"Smallest p whose bias is under STF's at all these t: {'none of them' if enough is None else enough}")
+    lines = []
+    for method, over in above(rows).items():
+        lines += [
+            f"{method}, p = {p}: above STF's at t = {', '.join(f'{t:g}' for t in ts)}" for p, ts in over.items() if ts
+        ]
+        enough = next((p for p, ts in sorted(over.items()) if not ts and not any(over[q] for q in over if q > p)), None)
+        lines.append(f"{method}: smallest p whose bias is under STF's at all these t: {enough or 'none of them'}")
     return "\n\n".join([markdown(bias), markdown(found), *lines])
 
 

@@ -178,9 +178,12 @@ def test_a_bias_counts_only_where_it_can_be_told_from_none():
         }
 
     rows = [row("STF", "", 1, 0.0), row("STF", "", 5, 1e-2), row("STF", "", 80, 0.0)]
-    rows += [row("a", 3, 1, 1e-3), row("a", 3, 5, 1e-3), row("a", 3, 80, 0.0)]
-    rows += [row("b", 9, 1, 1e-12), row("b", 9, 5, 2e-2), row("b", 9, 80, 1e-6, variance=1e-3)]
-    assert ivf_bias.above(rows) == {3: [1], 9: [5]}
+    few, many, mended = "KNN, IVF99, p=3", "KNN, IVF99, p=9", "KNN with source, IVF99, p=3"
+    rows += [row(few, 3, 1, 1e-3), row(few, 3, 5, 1e-3), row(few, 3, 80, 0.0)]
+    rows += [row(many, 9, 1, 1e-12), row(many, 9, 5, 2e-2), row(many, 9, 80, 1e-6, variance=1e-3)]
+    rows += [row(mended, 3, 1, 0.0), row(mended, 3, 5, 0.0), row(mended, 3, 80, 0.0)]
+    # What holds with the source in the proposal does not hold without, nor the other way.
+    assert ivf_bias.above(rows) == {"KNN": {3: [1], 9: [5]}, "KNN with source": {3: []}}
 
 
 def test_a_remembered_search_is_made_once():
