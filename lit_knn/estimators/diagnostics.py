@@ -26,7 +26,7 @@ class SearchDiagnostics(NamedTuple):
         recall: share of the k nearest images that the search found.
         found_mass: posterior probability of the images that the search found.
         normaliser_ratio: Z_q / p_t(z).
-        eq12_variance: Eq. 12 (eq:SNIS_Var) with the proposal that is drawn from, left-hand side of both theorems.
+        eq12_variance: Eq. 12 (eq:SNIS_Var) with the proposal of the search, left-hand side of both theorems.
         bound_4_1: right-hand side of Theorem 4.1.
         bound_4_2: right-hand side of Theorem 4.2.
     """
@@ -43,7 +43,8 @@ class SearchDiagnostics(NamedTuple):
 def search_diagnostics(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
     """Enumerate the posterior and the proposal of each z; costs two products of z and all images, as `Exact` does.
 
-    The theorems assume that the search is exact; with an approximate index they need not hold.
+    The theorems assume that the search is exact; with an approximate index they need not hold. The proposal is that of
+    the search alone, also where the estimator would put the source of z into it.
 
     Args:
         estimator: bound.
