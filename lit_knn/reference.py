@@ -124,7 +124,7 @@ class ReferenceSet:
         Raises:
             InputError: the set has no labels.
         """
-        return tuple(self._rows_of_classes())
+        return tuple(self._known_labels().unique().tolist())
 
     def of_class(self, label: int) -> "ReferenceSet":
         """The images of one class as a reference set, made once; its index is its own, with the settings of this one's.
@@ -150,12 +150,15 @@ class ReferenceSet:
 
     def _rows_of_classes(self) -> dict[int, Tensor | slice]:
         """Of the stored images: label -> rows, on the CPU."""
-        if self.labels is None:
-            raise InputError("the reference set has no labels, so it has no classes")
         if self._class_rows is None:
-            rows = rows_by_label(self.labels[: len(self.images)].cpu())
+            rows = rows_by_label(self._known_labels()[: len(self.images)].cpu())
             self._class_rows = {label: as_slice(own) for label, own in rows.items()}
         return self._class_rows
+
+    def _known_labels(self) -> Tensor:
+        if self.labels is None:
+            raise InputError("the reference set has no labels, so it has no classes")
+        return self.labels
 
     def _sha256_of_rows(self, rows: Tensor | slice) -> str | None:
         """Tells these rows of these images from all others, where the hash of the images was given: nothing is read."""

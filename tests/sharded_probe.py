@@ -63,6 +63,7 @@ def answers(reference, setting, rank):
         "mean": reference.mean(),
         "chunks": torch.cat([chunk for _, chunk in reference.chunks(10)]),
         "labels": reference.labels,
+        "classes": torch.tensor(reference.classes),
         "means": means,
         "sq_error": certificate.sq_error,
     }

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.sharded import ShardedReferenceSet, shard_rows
 from tests.ranks import run_ranks
-from tests.sharded_probe import SHAPES, K, N, answers, images, latents
+from tests.sharded_probe import ESTIMATORS, SHAPES, K, N, answers, images, latents
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -29,7 +30,7 @@ def test_search_and_gather_are_those_of_the_whole_set(ranks, setting):
         for (sq_dist, ids), (own_sq_dist, own_ids) in zip(expected["found"], seen["found"], strict=True):
             assert torch.equal(sq_dist, own_sq_dist)
             assert torch.equal(ids, own_ids)
-        for name in ("gathered", "located", "chunks", "labels"):
+        for name in ("gathered", "located", "chunks", "labels", "classes"):
             assert torch.equal(expected[name], seen[name])
         assert torch.allclose(expected["mean"], seen["mean"], rtol=1e-6, atol=1e-7)
 
@@ -119,6 +120,16 @@ def test_one_process_alone_has_it_all():
     for name, mean in expected["means"].items():
         assert torch.equal(mean, seen["means"][name]), name
     assert sharded.exchange.bytes_sent == 0
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_no_latents_on_any_rank_are_no_means(name):
+    # As where augmentation has warped every item of a batch; a lone rank goes the way of many.
+    estimator, none = ESTIMATORS[name]().bind(ShardedReferenceSet(images("pixels"))), torch.zeros(0, *SHAPES["pixels"])
+    assert estimator.posterior_mean(none, 1.0, none).shape == none.shape
+    if isinstance(estimator, CertifiedEstimator):
+        certificate = estimator.certified_mean(none, 1.0, none)
+        assert [part.shape for part in certificate] == [none.shape, (0,), (0,), (0,)]
 
 
 def test_shares_are_even():

@@ -122,7 +122,8 @@ class SubspaceKNN(CertifiedEstimator):
         draws = SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
         # Rows that need few images are gathered together, so that they do not pay for those that need many.
         size_class = draws.used.double().log2().ceil().long()
-        for size in self.reference.union(size_class.tolist()):
+        # Without any row, too, there is one yield for those who put together what they get.
+        for size in self.reference.union(size_class.tolist()) or [0]:
             rows, places = (size_class == size).nonzero()[:, 0], min(2**size, self.n)
             chosen = draws.rows(rows, places)
             for part, x in gather(self.reference, chosen.ids):
