@@ -14,14 +14,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.estimators import latents, write_csv
+from benchmarks.estimators import latents
 from lit_knn.estimators import KNN, Estimator, Exact, SubspaceKNN
+from lit_knn.files import written_whole
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.prepared import read_prepared
 from lit_knn.reference import ReferenceSet
@@ -124,7 +126,7 @@ def table(rows: list[Row], batch: int) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print, and write what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="file of python -m lit_knn.prepare")
@@ -137,8 +139,18 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=256, help="images gathered")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of all ranks together")
     parser.add_argument("--output", type=Path, help="stem of the files to write")
-    args = parser.parse_args()
-    rows = []
+    args = parser.parse_args(argv)
+    if args.ranks[0] != 1:
+        parser.error(f"--ranks: the first must be 1, to which the others are compared, got {args.ranks[0]}")
+    if args.batch < max(args.ranks):
+        parser.error(f"--batch {args.batch} is less than one latent on each of {max(args.ranks)} ranks")
+    targets = (
+        [] if args.output is None else [args.output.with_name(f"{args.output.name}.{end}") for end in ("csv", "md")]
+    )
+    for path in targets:
+        if path.exists():
+            parser.error(f"--output: {path} exists; nothing is overwritten")
+    rows: list[Row] = []
     for name in args.estimators:
         for size in args.ranks:
             rows.append(run(size, name, args))
@@ -147,9 +159,12 @@ def main() -> None:
     text = f"N = {N}, d = {d}, {args.batch} latents over all ranks, k = {args.k}, n = {args.n}, t = {args.t}, "
     text += f"{args.threads} threads over all ranks, gloo, torch {torch.__version__}\n\n{table(rows, args.batch)}\n"
     print(text)
-    if args.output is not None:
-        write_csv(rows, args.output.with_suffix(".csv"))
-        args.output.with_suffix(".md").write_text(text)
+    if targets:
+        from callbacks.results import write_rows  # not in the processes of the ranks
+
+        write_rows(targets[0], rows)
+        with written_whole(targets[1]) as partial:
+            partial.write_text(text)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import generate_images, ivf_bias, scale
+from benchmarks import generate_images, ivf_bias, scale, sharded
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import Entry, measure, measure_truth, open_reference, recall
 from lit_knn.estimators import KNN, Exact
@@ -203,3 +203,20 @@ def test_a_remembered_search_is_made_once():
     assert index.searches == 1
     assert remembered.search(x[:3], 6)[1].shape == (3, 6)
     assert remembered.search(x[1:4], 6)[1][:, 0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--output", "x"], "x.md exists; nothing is overwritten"),
+        (["--ranks", "2", "4"], "--ranks: the first must be 1"),
+        (["--ranks", "1", "4", "--batch", "3"], "--batch 3 is less than one latent on each of 4 ranks"),
+    ],
+)
+def test_sharded_refuses_at_once_what_cannot_work(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.md").write_text("earlier results")
+    with pytest.raises(SystemExit, match="2"):
+        sharded.main(["--data", "none.images", *options])
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "x.md").read_text() == "earlier results"
