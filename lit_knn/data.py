@@ -54,8 +54,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         seed: the order of the images in each epoch is a function of it, from 0.
         predict_samples: number of samples that `predict` generates, over all devices, with the seeds 0, 1, 2, ...
         val_images: number of images to validate with, over all devices, drawn once; all if there are fewer.
-        sharded: split the images and their index over the devices, which then search for each other. Estimates are the
-            same, memory is divided by the number of devices, and time is spent on sending; see the README.
+        sharded: split the images and their index over the devices, which then search for each other. Memory is divided
+            by the number of devices, and time is spent on sending; see the README. With exact search estimates are the
+            same. Each device has an index of its own images with the settings of `index`: lists of an inverted file
+            are for so many fewer images, and `nprobe` of them are searched on each.
 
     Raises:
         InputError: batch_size, predict_samples or val_images < 1, or seed < 0.
