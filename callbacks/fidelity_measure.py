@@ -1,6 +1,6 @@
 """Fidelity of any images to the data of a run: what `Fidelity` does with samples."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytorch_lightning as pl

@@ -23,8 +23,8 @@ def shard_rows(N: int, rank: int, size: int) -> slice:
 class ShardedReferenceSet(ReferenceSet):
     """A reference set of which each rank holds, and searches, its shard; to estimators it is the whole set.
 
-    What exact search finds is what it finds in the whole set. An approximate index is built of each shard, with the same
-    settings: lists of an inverted file are for so many fewer images, and `nprobe` of them are searched in each shard.
+    What exact search finds is what it finds in the whole set. An approximate index is built of each shard, with the
+    same settings: lists of an inverted file are for so many fewer images, and `nprobe` are searched in each shard.
 
     Ids count through the shards in the order of the ranks. Of `search`, `gather` and every estimator all ranks must
     make the same number of calls, in the same order, with any number of rows, also none. To the other ranks a rank
