@@ -139,11 +139,9 @@ def main(args: Sequence[str] | None = None) -> None:
         rank = rank_zero_only.rank  # type: ignore[attr-defined]
         if rank == 0:
             print(f"error: {message}", file=sys.stderr)
-        elif _is_first_of_machine() or isinstance(error, (NonFiniteLossError, LostProcessError)):
-            # Each machine has files of its own, each rank losses, and the process that was lost may be the first.
+        # Each machine has files of its own, each rank losses, and the process that was lost may be the first.
+        elif _is_first_of_machine() or isinstance(error, (NonFiniteLossError, LostProcessError)) or _is_first_alive():
             print(f"error: rank {rank}: {message}", file=sys.stderr)
-        else:
-            time.sleep(1)  # torchrun ends all processes when the first ends, and that must not be before it has spoken
         raise SystemExit(2) from error
 
 
@@ -168,6 +166,17 @@ def _check_processes(trainer: pl.Trainer) -> None:
 def _is_first_of_machine() -> bool:
     """Whether torchrun or SLURM has started this process first on its machine."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
+
+
+def _is_first_alive() -> bool:
+    """Whether the first process goes on, a second after this one has failed, which then has to speak for itself.
+
+    If the first has failed, too, it has spoken; torchrun has then ended this process, and Lightning, whose first
+    process starts the others, has left it without its parent.
+    """
+    parent = os.getppid()
+    time.sleep(1)
+    return os.getppid() == parent
 
 
 def _seed(value: Any) -> int:
