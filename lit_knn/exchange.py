@@ -44,6 +44,10 @@ class Exchange:
         """The rows of each rank, in the order of the ranks."""
         return self.all_to_all([rows] * self.size)
 
+    def of_first(self, values: Tensor) -> Tensor:
+        """The values that the first rank has, of equal shapes."""
+        return self.all_to_all([values if self.rank == 0 else values[:0]] * self.size)[0]
+
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the ranks, of equal shapes, the same to the last bit on each."""
         return torch.stack(self.all_gather(values.unsqueeze(0))).sum(0).squeeze(0)

@@ -173,6 +173,19 @@ class ShardedReferenceSet(ReferenceSet):
     def _sum(self) -> Tensor:
         return self.exchange.sum(self.local._sum())
 
+    def principal_components(self, r: int) -> PrincipalComponents:
+        """See `ReferenceSet.principal_components`; those of the first rank.
+
+        A rank that rounds differently, on another kind of processor, may find some of them mirrored or turned.
+        """
+        if r not in self._components:
+            own = super().principal_components(r)
+            mean, basis, variances = map(self.exchange.of_first, own[:3])
+            residual = torch.tensor([own.residual_variance], dtype=torch.float64, device=self.device)
+            outside = self.exchange.of_first(residual).item()
+            self._components[r] = PrincipalComponents(mean, basis, variances, outside)
+        return self._components[r]
+
     def _project(self, components: PrincipalComponents, dtype: torch.dtype) -> Projection:
         """Each rank projects its shard; all of them hold the coordinates of all images."""
         own = self.local._project(components, dtype)

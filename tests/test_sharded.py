@@ -73,6 +73,12 @@ def test_ranks_share_a_pass_over_a_whole_set():
     assert torch.equal(torch.cat(ids).sort().values, torch.arange(reference.N))
 
 
+def test_all_images_are_projected_on_the_same_components(ranks):
+    expected = whole("pixels").projection(4).coordinates
+    for report in ranks:
+        assert torch.allclose(report["coordinates"], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_each_rank_holds_its_share(ranks):
     shares = [report["stored"][0] for report in ranks]
     assert sum(shares) == N
