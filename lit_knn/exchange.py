@@ -51,7 +51,3 @@ class Exchange:
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the ranks, of equal shapes, the same to the last bit on each."""
         return torch.stack(self.all_gather(values.unsqueeze(0))).sum(0).squeeze(0)
-
-    def maximum(self, value: int, device: torch.device) -> int:
-        """The largest of the ranks' values."""
-        return value if self.size == 1 else int(torch.cat(self.all_gather(torch.tensor([value], device=device))).max())

@@ -37,8 +37,16 @@ class Codes(NamedTuple):
 
 def half_sq_norms(pieces: Iterable[Tensor]) -> Tensor:
     """‖code‖²/2 of each of N vectors, which come in pieces (c, d) of any type: (N,), float32."""
-    few = (rows for piece in pieces for rows in piece.split(max(HALF_SQ_NORM_BYTES // (4 * piece.shape[1]), 1)))
-    return torch.cat([rows.float().square().sum(1) / 2 for rows in few])
+    norms, work = [], torch.empty(0)
+    for piece in pieces:
+        step = max(HALF_SQ_NORM_BYTES // (4 * piece.shape[1]), 1)
+        for rows in piece.split(step):
+            # One array for all: with one for each, the small results between them keep the heap from using it again,
+            # and it grows to a float32 copy of all vectors.
+            if work.numel() == 0:
+                work = torch.empty(step, piece.shape[1], device=piece.device)
+            norms.append(work[: len(rows)].copy_(rows).square_().sum(1) / 2)
+    return torch.cat(norms)
 
 
 def quantise(chunks: Callable[[], Iterable[Tensor]], N: int) -> Codes:

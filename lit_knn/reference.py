@@ -294,13 +294,9 @@ class ReferenceSet:
         """
         return [answer.unsqueeze(0) for answer in function(self, *queries)]
 
-    def union(self, values: Sequence[int]) -> list[int]:
-        """The different values, ascending, to `gather` for one after the other."""
-        return sorted(set(values))
-
-    def pieces(self, count: int, step: int) -> Iterator[slice]:
-        """Split `count` rows into slices of `step` at most, to `gather` one after the other; no rows are one slice."""
-        return (slice(start, min(start + step, count)) for start in range(0, max(count, 1), step))
+    def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
+        """A set that this process can gather the images of `ids` from by itself, and their ids there: this one."""
+        return self, ids
 
     def codes(self, rows: slice) -> Tensor:
         """Stored pixels p as int8, p − 128: (c, d), of uint8 images."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.exchange import Exchange
 from lit_knn.index import Index
-from lit_knn.index.per_machine import in_every_process
+from lit_knn.processes import in_every_process
 from lit_knn.projection import PrincipalComponents, Projection
-from lit_knn.reference import ReferenceSet, expand_labels, to_model_space
+from lit_knn.reference import ReferenceSet, expand_labels
 
 
 def shard_rows(N: int, rank: int, size: int) -> slice:
@@ -31,8 +31,9 @@ class ShardedReferenceSet(ReferenceSet):
     sends, with R ranks, B its own latents and m = min(k, N/R):
 
     - `search`: 4·d bytes (z) and 12·m bytes (what it found for a z of theirs), for each z and each other rank;
-    - `gather`: 8 bytes for each different image that another rank holds, which sends it as it is stored: d bytes of
-      uint8, 4·d of float32. The n draws of a z, most of them the same image at small t, are at most n images;
+    - `fetch`, `gather`: 8 bytes for each different image that another rank holds, which sends it as it is stored: d
+      bytes of uint8, 4·d of float32. An estimator fetches its n draws for all z at once, and holds them meanwhile: at
+      most B·n images, much fewer at small t, where most draws are one image;
     - `Exact`: (4·d + 8) bytes (z and t) and 8·d + 8 bytes (the mean over the shard, and the logarithm of its
       normaliser) for each z and each other rank.
 
@@ -146,19 +147,23 @@ class ShardedReferenceSet(ReferenceSet):
         shifted = torch.where(mirrored, ids - own + self._stored, ids) + self._offset
         return torch.where(ids < 0, ids, shifted)
 
-    def gather(self, ids: Tensor) -> Tensor:
-        """See `ReferenceSet.gather`: each image comes from the rank that holds it, once for a call."""
-        wanted, position = (ids.reshape(-1) % self._stored).unique(return_inverse=True)
+    def fetch(self, ids: Tensor) -> tuple[ReferenceSet, Tensor]:
+        """See `ReferenceSet.fetch`; each image comes, as it is stored, from the rank that holds it, once for a call."""
+        wanted, position = (ids % self._stored).unique(return_inverse=True)
         owner = torch.searchsorted(self._bounds, wanted, right=True)
         # Sorted by id, so by owner too.
         counts = torch.bincount(owner, minlength=self.exchange.size).tolist()
         asked = self.exchange.all_to_all(wanted.split(counts))
         given = self.exchange.all_to_all([self.images.index_select(0, rows - self._offset) for rows in asked])
-        x = to_model_space(torch.cat(given))[position]
-        if self.hflip:
-            mirrored = (ids.reshape(-1) >= self._stored).reshape(-1, *[1] * len(self.shape))
-            x = torch.where(mirrored, x.flip(-1), x)
-        return x.reshape(*ids.shape, *self.shape)
+        if len(wanted) == 0:  # a reference set has an image at least
+            return self.local, ids
+        fetched = ReferenceSet(torch.cat(given), hflip=self.hflip)
+        return fetched, torch.where(ids < self._stored, position, position + len(wanted))
+
+    def gather(self, ids: Tensor) -> Tensor:
+        """See `ReferenceSet.gather`."""
+        fetched, own_ids = self.fetch(ids)
+        return fetched.gather(own_ids)
 
     def chunks(self, rows: int) -> Iterator[tuple[int, Tensor]]:
         """See `ReferenceSet.chunks`; every rank gets all images, `rows` at a time, which must be the same on all."""
@@ -200,16 +205,6 @@ class ShardedReferenceSet(ReferenceSet):
         counts = [len(rows) for rows in gathered[0]]
         answers = function(self.local, *(torch.cat(rows) for rows in gathered))
         return [torch.stack(self.exchange.all_to_all(answer.split(counts))) for answer in answers]
-
-    def union(self, values: Sequence[int]) -> list[int]:
-        """See `ReferenceSet.union`; of the values of all ranks."""
-        own = torch.tensor(values, dtype=torch.long, device=self.device)
-        return torch.cat(self.exchange.all_gather(own)).unique().tolist()
-
-    def pieces(self, count: int, step: int) -> Iterator[slice]:
-        """See `ReferenceSet.pieces`; as many as the rank with the most rows needs, empty ones at the end."""
-        for start in range(0, max(self.exchange.maximum(count, self.device), 1), step):
-            yield slice(min(start, count), min(start + step, count))
 
     def of_class(self, label: int) -> ReferenceSet:
         """Of one shard alone, `local.of_class`: ranks do not ask for classes in step."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from lit_knn.conditional import CLASS_STREAM, Conditioning
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import Estimator
-from lit_knn.index.per_machine import in_every_process
 from lit_knn.monitor import TrainingMonitor
+from lit_knn.processes import in_every_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.solvers import PosteriorMean

@@ -1,5 +1,9 @@
 """The exact mean by integer products against the sum in float64."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -86,3 +90,26 @@ def test_more_copies_of_an_image_than_are_recomputed():
     for t in (5e-4, 0.002):
         z = x + t * torch.randn(x.shape)
         torch.testing.assert_close(Exact("int8").bind(reference).posterior_mean(z, t), x)
+
+
+GROWTH = """
+import torch
+from lit_knn.quantised import half_sq_norms
+
+def held():
+    return int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) // 1024
+
+values = torch.zeros(12_000, 12_288, dtype=torch.int8)
+# Freeing a large block lets the C library keep blocks of up to that size in its heap.
+del (block := [torch.empty(30 * 2**20, dtype=torch.uint8)])[0]
+before = held()
+norms = half_sq_norms(values.split(8192))
+print(held() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells what a process holds")
+def test_norms_do_not_leave_a_float_copy_of_the_vectors_in_the_heap():
+    # All vectors as float32 are 563 MiB.
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 150

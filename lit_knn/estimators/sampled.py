@@ -176,11 +176,17 @@ def uniform_ids(reference: ReferenceSet, batch: int, n: int, generator: torch.Ge
 
 
 def gather(reference: ReferenceSet, ids: Tensor, x_source: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield rows of `ids` (B, n) and their images, (b, n, *shape), in bounded memory; the source first if given."""
+    """Yield rows of `ids` (B, n) and their images, (b, n, *shape), in bounded memory; the source first if given.
+
+    Of a sharded set this process then holds all of them, but each once and as it is stored.
+    """
+    reference, ids = reference.fetch(ids)
     n = ids.shape[1] + (x_source is not None)
     budget = GATHER_BYTES if ids.device.type == "cpu" else GATHER_BYTES * GPU_FACTOR
     step = max(budget // (4 * n * reference.d), 1)
-    for rows in reference.pieces(len(ids), step):
+    # Without any row, too, there is one yield for those who put together what they get.
+    for start in range(0, max(len(ids), 1), step):
+        rows = slice(start, start + step)
         x = reference.gather(ids[rows])
         if x_source is not None:
             x = torch.cat([x_source[rows].unsqueeze(1).to(x.dtype), x], dim=1)

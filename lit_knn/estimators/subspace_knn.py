@@ -120,13 +120,16 @@ class SubspaceKNN(CertifiedEstimator):
             for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
         ]
         draws = SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
+        # Places that are not used have any image; the first of the row costs no other one.
+        used = torch.arange(self.n, device=z.device) < draws.used.unsqueeze(1)
+        reference, ids = self.reference.fetch(torch.where(used, draws.ids, draws.ids[:, :1]))
         # Rows that need few images are gathered together, so that they do not pay for those that need many.
         size_class = draws.used.double().log2().ceil().long()
         # Without any row, too, there is one yield for those who put together what they get.
-        for size in self.reference.union(size_class.tolist()) or [0]:
+        for size in size_class.unique().tolist() or [0]:
             rows, places = (size_class == size).nonzero()[:, 0], min(2**size, self.n)
             chosen = draws.rows(rows, places)
-            for part, x in gather(self.reference, chosen.ids):
+            for part, x in gather(reference, ids[rows, :places]):
                 log_p = unnormalised_log_likelihood(direct_sq_dist(z[rows[part]], x), t[rows[part]])
                 weights = torch.softmax(log_p + chosen.log_correction[part], dim=1)
                 yield rows[part], x, weights, chosen.rows(part, places)

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from lit_knn.errors import InputError
 from lit_knn.files import locked, remove_partial, written_whole
-from lit_knn.index.per_machine import once_per_machine
+from lit_knn.processes import once_per_machine
 
 # The index comes first, so that a reader of indexes can map the file; then a JSON object that says what it is, the
 # length of that, and a mark. A file that was cut short has no mark.
