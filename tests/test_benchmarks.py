@@ -145,7 +145,9 @@ def test_ivf_bias_ends_with_the_number_of_lists_that_is_enough(prepared, tmp_pat
     text = capsys.readouterr().out
     assert "c = 69 lists" in text
     # All lists searched is exact search, whose bias is none.
-    assert text.strip().splitlines()[-1].split()[-1] in ("1", "69")
+    (plain,) = [line for line in text.splitlines() if line.startswith("KNN: smallest p")]
+    assert plain.split()[-1] in ("1", "69")
+    assert "KNN with source: smallest p" in text
     assert sorted(path.suffix for path in output.parent.iterdir()) == [".csv", ".md", ".pdf", ".png"]
     rows = list(csv.DictReader(output.with_suffix(".csv").open()))
     same = {row["t"]: float(row["mse"]) for row in rows if row["method"] == "KNN, exact search"}
