@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lit_knn.errors import InputError
+from lit_knn.warp import Warp, flip
 
 SCALE_STD = 0.2  # of log2 of the scale and of the anisotropy
 SHIFT_STD = 0.125  # in units of the side
@@ -21,14 +21,14 @@ class Augmented(NamedTuple):
         labels: (B, 9): x-flip, y-flip, log-scale, cos − 1 and sin of the rotation, the anisotropy along two axes, and
             the shift along two axes, all but the flips and the rotation in standard deviations; zeros for an image
             left as it was.
-        flips: (B, 2), bool, whether the last axis and the one before were mirrored.
         warped: (B,), bool, whether anything but flips was applied.
+        warp: the map from each given image to its augmented one.
     """
 
     images: Tensor
     labels: Tensor
-    flips: Tensor
     warped: Tensor
+    warp: Warp
 
 
 class GeometricAugmentation:
@@ -79,34 +79,24 @@ class GeometricAugmentation:
         labels = torch.stack([*columns, stretch * axis.cos(), stretch * axis.sin(), shift_x, shift_y], dim=1)
         flips, warped = labels[:, :2].bool(), labels[:, 2:].ne(0).any(dim=1)
 
-        flipped = flip(images, flips)
         # The trainer's mixed precision would round the map, but not the labels that tell it.
         with torch.autocast(device.type, enabled=False):
             back = _unstretch(scale, scale) @ _rotation(rotation)
             back = back @ _rotation(-axis) @ _unstretch(stretch, -stretch) @ _rotation(axis)
-            result = _warp(flipped, back, torch.stack([shift_x, shift_y], dim=1))
-        return Augmented(torch.where(warped[:, None, None, None], result, flipped), labels, flips, warped)
+            warp = Warp(flips, _theta(back, torch.stack([shift_x, shift_y], dim=1), images.shape[2:]))
+            result = warp.apply(images)
+        # Resampling at the very places of the pixels would still round them.
+        result = torch.where(warped[:, None, None, None], result, flip(images, flips))
+        return Augmented(result, labels, warped, warp)
 
 
-def flip(images: Tensor, flips: Tensor) -> Tensor:
-    """Mirror the last axis of each item of `images` (B, ..., H, W) where flips[:, 0], the one before where flips[:, 1].
-
-    Its own inverse.
-    """
-    for column, axis in ((0, -1), (1, -2)):
-        images = torch.where(flips[:, column].reshape(-1, *[1] * (images.ndim - 1)), images.flip(axis), images)
-    return images
-
-
-def _warp(images: Tensor, back: Tensor, shift: Tensor) -> Tensor:
-    """The images whose value at place v is that of `images` at back·(v − shift·side), v in pixels from the centre."""
-    height, width = images.shape[2:]
+def _theta(back: Tensor, shift: Tensor, sides: torch.Size) -> Tensor:
+    """The map v -> back·(v − shift·side), v in pixels from the centre, in `affine_grid`'s coordinates: (B, 2, 3)."""
+    height, width = sides
     # affine_grid's coordinates span 2 over a side.
-    sides = torch.tensor([width / 2, height / 2], device=images.device)
-    back = back * sides / sides[:, None]
-    theta = torch.cat([back, -back @ (2 * SHIFT_STD * shift).unsqueeze(2)], dim=2)
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    scale = torch.tensor([width / 2, height / 2], device=back.device)
+    back = back * scale / scale[:, None]
+    return torch.cat([back, -back @ (2 * SHIFT_STD * shift).unsqueeze(2)], dim=2)
 
 
 def _unstretch(x: Tensor, y: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """EDM diffusion models (Karras et al. 2022) whose regression target is any estimator's posterior mean: Table 2."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lit_knn.augment import Augmented, GeometricAugmentation, flip
+from lit_knn.augment import Augmented, GeometricAugmentation
 from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, OneSample
@@ -18,6 +19,7 @@ from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import log_normal_sigmas
 from lit_knn.training import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
+from lit_knn.warp import flip
 
 # Early in training EDM shortens the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
@@ -29,17 +31,22 @@ class LitEDM(EstimatorTraining):
     With `OneSample` this is plain denoising score matching, Eq. 6 (eq:DSM). A better estimate of E[x|z,σ] has the same
     minimiser (eq:DSM_expanded) and less noise in its gradients.
 
-    Augmentation moves an image out of the reference set, so the posterior over the reference set is not that of a z
-    made from it: a warped item keeps the one-sample target, its own augmented x. The others use the estimator, flipped
-    ones by way of their mirror image: a flip only permutes pixels, so that E[x|z,σ] over the mirrored set is the mirror
-    image of the mean at the mirrored z. With EDM's p = 0.12, 1 − 0.88⁴ = 40 % of the items are warped; the fraction is
-    logged as `train/augmented`.
+    The network is told how an item was augmented, so its target is the posterior mean over the reference set augmented
+    alike. Flipped items reach it by way of their mirror image: a flip only permutes pixels, so that E[x|z,σ] over the
+    mirrored set is the mirror image of the mean at the mirrored z. With EDM's p = 0.12, 1 − 0.88⁴ = 40 % of the items
+    are warped as well; the fraction is logged as `train/augmented`. They use `Estimator.warped_mean`, which resamples
+    each gathered image: n for each warped item.
+
+    The loss is EDM's, the sum over pixels, averaged over items: with the mean over pixels many gradients would be below
+    Adam's ε = 1e-8. What is logged is the mean over pixels.
 
     Args:
         net: any module `net(z_scaled, noise_label, class_label=None, augment_label=None)`; the last argument is only
             given with `augmentation`, whose labels its `augment_dim` must fit.
         estimator: score estimator, bound to the data module's reference set in `setup`.
         augmentation: `lit_knn.augment.GeometricAugmentation`, or null for none.
+        warped: target of warped items: `posterior`, the mean over the warped reference set, or `source`, the item
+            itself, as with `OneSample`.
         class_conditional: give the net and the estimator class labels; the net must have as many `num_classes` as the
             data, and the target is the mean over the images of the item's class.
         lr: learning rate of Adam.
@@ -66,6 +73,7 @@ class LitEDM(EstimatorTraining):
         net: nn.Module,
         estimator: Estimator,
         augmentation: GeometricAugmentation | None = None,
+        warped: Literal["posterior", "source"] = "posterior",
         class_conditional: bool = False,
         lr: float = 1e-3,
         lr_ramp_up_images: int = 10_000_000,
@@ -92,6 +100,13 @@ class LitEDM(EstimatorTraining):
         )  # fmt: skip
         if lr_ramp_up_images < 0:
             raise InputError(f"LitEDM: lr_ramp_up_images must be at least 0, got {lr_ramp_up_images}")
+        if warped not in ("posterior", "source"):
+            raise InputError(f"LitEDM: warped={warped!r} must be posterior or source")
+        if augmentation is not None and warped == "posterior" and not estimator.can_warp:
+            raise InputError(
+                f"LitEDM: {type(estimator).__name__} cannot estimate the posterior of warped images: set warped to "
+                "source, whose target is the item itself, or augmentation to null"
+            )
         if sigma_min >= sigma_max:
             raise InputError(f"LitEDM: need sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
         given, taken = getattr(augmentation, "label_dim", 0), getattr(net, "augment_dim", 0)
@@ -135,9 +150,9 @@ class LitEDM(EstimatorTraining):
         augmented = None
         if self.augmentation is not None and key[-1] == TRAIN_STREAM:
             augmented = self.augmentation(x, generator)
-            x = augmented.images
             self.log("train/augmented", augmented.warped.float().mean())
-        z = forward_noise(x, sigma, torch.randn(x.shape, device=x.device, generator=generator))
+        clean = x if augmented is None else augmented.images
+        z = forward_noise(clean, sigma, torch.randn(x.shape, device=x.device, generator=generator))
         target = self._target(z, sigma, x, class_label, augmented, generator)
         if self.trainer.validating and h.measure_target:
             self._log_target_error(z, sigma, class_label, target)
@@ -146,6 +161,10 @@ class LitEDM(EstimatorTraining):
             denoised = self.denoiser(z, sigma, class_label, augment_label)
         weight = (sigma.square() + h.sigma_data**2) / (sigma * h.sigma_data).square()
         return weight.float() * (denoised - target).square().flatten(1).mean(1), sigma
+
+    def objective(self, loss: Tensor) -> Tensor:
+        """EDM's: the sum over pixels, the mean over items."""
+        return loss.mean() * math.prod(self.known_image_shape())
 
     def _target(
         self,
@@ -156,17 +175,26 @@ class LitEDM(EstimatorTraining):
         augmented: Augmented | None,
         generator: torch.Generator,
     ) -> Tensor:
-        """The estimator's mean where z comes from the reference set, mirrored or not; x itself where it was warped."""
+        """The posterior mean over the reference set, augmented as each item was; x is as it is in the set."""
         if augmented is None:
             return self.posterior_mean(x, class_label, generator)(z, sigma)
+        target = augmented.images
         if isinstance(self.estimator, OneSample):
-            return x
+            return target
+        # Both are called even without any item: of a sharded reference set the other ranks ask this one.
         plain = (~augmented.warped).nonzero()[:, 0]
-        # Even where there are none: of a sharded reference set the other ranks ask this one.
-        flips, labels = augmented.flips[plain], None if class_label is None else class_label[plain]
-        estimate = self.posterior_mean(flip(x[plain], flips), labels, generator)
-        mean = estimate(flip(z[plain], flips), sigma[plain])
-        return x.index_copy(0, plain, flip(mean, flips))
+        flips, labels = augmented.warp.flips[plain], None if class_label is None else class_label[plain]
+        mean = self.posterior_mean(x[plain], labels, generator)(flip(z[plain], flips), sigma[plain])
+        target = target.index_copy(0, plain, flip(mean, flips))
+        if self.hparams.warped == "source":
+            return target
+        rows = augmented.warped.nonzero()[:, 0]
+        labels = None if class_label is None else class_label[rows]
+        with self.monitor.estimator_watch.measure():
+            mean = self.estimator.warped_mean(
+                z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, labels
+            )
+        return target.index_copy(0, rows, mean)
 
     def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> None:
         reference = self.data_reference()

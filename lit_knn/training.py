@@ -64,6 +64,10 @@ class EstimatorTraining(pl.LightningModule):
             key: of every random draw.
         """
 
+    def objective(self, loss: Tensor) -> Tensor:
+        """What is minimised, a scalar, from the losses (B,) of the items, which are logged; by default their mean."""
+        return loss.mean()
+
     @abstractmethod
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
         """The preconditioned network at z (B, *shape) and t (B,): (B, *shape)."""
@@ -169,7 +173,7 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.update(loss.detach(), t, self._images_per_batch)
         self.log("train/loss", loss.mean(), prog_bar=True)
         self.log("images_seen", float(self.images_seen))
-        return loss.mean()
+        return self.objective(loss)
 
     def _check_finite(self, loss: Tensor, t: Tensor) -> None:
         finite = loss.isfinite()

@@ -9,14 +9,16 @@ import torch
 from torch import nn
 
 from callbacks import LastCheckpoint
-from lit_knn.augment import Augmented, GeometricAugmentation, flip
+from lit_knn.augment import Augmented, GeometricAugmentation
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
-from lit_knn.estimators import KNN, Exact, OneSample
+from lit_knn.estimators import KNN, STF, Exact, OneSample, Wiener
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.posterior import posterior_mean
 from lit_knn.reference import ReferenceSet
+from lit_knn.warp import flip
+from tests.toys import all_warped, unwarped
 
 TRAINER = {
     "accelerator": "cpu",
@@ -99,32 +101,72 @@ def test_noise_levels_are_log_normal():
     assert log_sigma.std().item() == pytest.approx(0.7, abs=0.05)
 
 
-def test_warped_items_keep_their_own_image_as_target_and_the_others_use_the_estimator():
-    seen = {}
+class EveryOther:
+    """Warps every second item with all transformations, leaves the others as they are."""
 
-    class EveryOther:
-        label_dim = 1
+    label_dim = 9
 
-        def __call__(self, images, generator):
-            warped = torch.arange(len(images)) % 2 == 0
-            flips = torch.zeros(len(images), 2, dtype=torch.bool)
-            return Augmented(images + 5 * warped[:, None, None, None], warped[:, None].float(), flips, warped)
+    def __call__(self, images, generator):
+        result = all_warped(images)
+        warped = torch.arange(len(images)) % 2 == 0
+        images = torch.where(warped[:, None, None, None], result.images, images)
+        flips = result.warp.flips & warped.unsqueeze(1)
+        return Augmented(images, result.labels * warped.unsqueeze(1), warped, result.warp._replace(flips=flips))
 
-    class Marker(Exact):
-        def _posterior_mean(self, z, t, x_source, generator):
-            seen["x_source"] = x_source
-            return torch.full_like(z, 7.0)
 
-    data, net = Images(), ConstantNet(augment_dim=1)
-    model = LitEDM(net, Marker(), augmentation=EveryOther())
-    targets = []
+def targets_of(model, data):
+    """The arguments and the result of the first target that the model trains on."""
+    calls = []
     original = model._target
-    model._target = lambda *args: targets.append(original(*args)) or targets[-1]
+    model._target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
     train(model, data, 1)
-    torch.testing.assert_close(targets[0][::2], data.x[::2] + 5)
-    assert (targets[0][1::2] == 7).all()
-    torch.testing.assert_close(seen["x_source"], data.x[1::2])
-    assert net.calls[-1][3].flatten().tolist() == [1.0, 0.0] * 30
+    return calls[0]
+
+
+def test_warped_items_have_the_mean_over_the_set_warped_alike_as_target():
+    data, net = Images(), ConstantNet(augment_dim=9)
+    (z, sigma, *_), target = targets_of(
+        LitEDM(net, Exact("float64"), augmentation=EveryOther(), P_mean=0.5, P_std=0.5), data
+    )
+    warp = all_warped(data.x).warp
+    for item in range(60):
+        images = data.x
+        if item % 2 == 0:
+            images = warp.rows(slice(item, item + 1)).apply(data.x.unsqueeze(0))[0]
+        row = slice(item, item + 1)
+        expected = posterior_mean(z[row], images.double(), sigma[row])
+        torch.testing.assert_close(target[row].double(), expected, rtol=1e-4, atol=1e-5)
+    assert net.calls[-1][3][1::2].eq(0).all()
+    assert net.calls[-1][3][::2].ne(0).any(1).all()
+
+
+@pytest.mark.parametrize("estimator", [STF(8), Wiener(8), Exact()])
+def test_warped_items_keep_their_own_image_as_target_if_asked_to(estimator):
+    data = Images()
+    model = LitEDM(ConstantNet(augment_dim=9), estimator, augmentation=EveryOther(), warped="source", P_mean=0.5)
+    _, target = targets_of(model, data)
+    assert torch.equal(target[::2], all_warped(data.x).images[::2])
+    assert (target[1::2] != data.x[1::2]).flatten(1).any(1).sum() > 20
+
+
+def test_an_estimator_that_knows_no_warped_posterior_is_refused_at_once():
+    with pytest.raises(InputError, match="LitEDM: Wiener cannot estimate the posterior of warped images: set warped"):
+        LitEDM(ConstantNet(augment_dim=9), Wiener(8), augmentation=GeometricAugmentation())
+    with pytest.raises(InputError, match="warped='nothing' must be posterior or source"):
+        LitEDM(ConstantNet(augment_dim=9), OneSample(), augmentation=GeometricAugmentation(), warped="nothing")
+
+
+def test_gradients_are_those_of_the_sum_over_pixels():
+    model = LitEDM(ConstantNet(), OneSample(), lr_ramp_up_images=0)
+    gradients = []
+    model.on_before_optimizer_step = lambda *_: gradients.append(model.denoiser.model.value.grad.item())
+    data = Images()
+    train(model, data, 1)
+    z, sigma, c_skip, c_out = points_and_levels(model.denoiser.model)
+    weight = (sigma**2 + 0.25) / (sigma * 0.5) ** 2
+    # d/dv of Σ_pixels λ(c_skip z + c_out v − x)², averaged over items.
+    by_pixel = 2 * weight * c_out * (c_skip * z + c_out * 0.3 - data.x)
+    assert gradients[0] == pytest.approx(by_pixel.flatten(1).sum(1).mean().item(), rel=1e-3)
 
 
 def test_flipped_items_have_the_exact_mean_over_the_flipped_set_as_target():
@@ -134,15 +176,11 @@ def test_flipped_items_have_the_exact_mean_over_the_flipped_set_as_target():
         def __call__(self, images, generator):
             flips = torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1]]).bool().repeat(len(images) // 4, 1)
             labels = torch.nn.functional.pad(flips.float(), (0, 7))
-            return Augmented(flip(images, flips), labels, flips, torch.zeros(len(images), dtype=torch.bool))
+            return Augmented(flip(images, flips), labels, torch.zeros(len(images), dtype=torch.bool), unwarped(flips))
 
     data = Images()
     model = LitEDM(ConstantNet(augment_dim=9), Exact(), augmentation=AllFlips(), P_mean=0.5)
-    calls = []
-    original = model._target
-    model._target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
-    train(model, data, 1)
-    (z, sigma, *_), target = calls[0]
+    (z, sigma, *_), target = targets_of(model, data)
     for kind, axes in enumerate([(), (-1,), (-2,), (-2, -1)]):
         expected = posterior_mean(z[kind::4], data.x.flip(axes).double(), sigma[kind::4])
         torch.testing.assert_close(target[kind::4].double(), expected, rtol=1e-4, atol=1e-5)
@@ -354,12 +392,13 @@ def test_augmentation_draws_as_edm_does():
     for column in (2, 7, 8):
         assert result.labels[applied[:, column], column].std().item() == pytest.approx(1, abs=0.07)
     assert result.warped.float().mean().item() == pytest.approx(1 - 0.88**4, abs=0.02)
-    assert torch.equal(result.flips, result.labels[:, :2].bool())
+    assert torch.equal(result.warp.flips, result.labels[:, :2].bool())
     untouched = ~result.labels.ne(0).any(1)
     assert torch.equal(result.images[untouched], images[untouched])
-    only_x = result.flips[:, 0] & ~result.flips[:, 1] & ~result.warped
+    flips = result.warp.flips
+    only_x = flips[:, 0] & ~flips[:, 1] & ~result.warped
     assert torch.equal(result.images[only_x], images[only_x].flip(-1))
-    only_y = ~result.flips[:, 0] & result.flips[:, 1] & ~result.warped
+    only_y = ~flips[:, 0] & flips[:, 1] & ~result.warped
     assert only_y.sum() > 100
     assert torch.equal(result.images[only_y], images[only_y].flip(-2))
     assert torch.equal(GeometricAugmentation(p=0)(images, generator()).images, images)

@@ -2,6 +2,9 @@
 
 import torch
 
+from lit_knn.augment import GeometricAugmentation
+from lit_knn.warp import Warp
+
 
 def low_rank_vectors(N=60, d=12, seed=0):
     """(N, d) vectors whose variance lies mostly in a few directions, as that of images does."""
@@ -14,3 +17,13 @@ def noisy(x, t, seed=1):
     """z = x + t·ε; t a scalar or (N,)."""
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
     return x + torch.as_tensor(t, dtype=torch.float32).reshape(-1, *[1] * (x.ndim - 1)) * noise
+
+
+def unwarped(flips):
+    """The maps of an augmentation that only mirrors, flips (B, 2)."""
+    return Warp(flips, torch.eye(2, 3).expand(len(flips), 2, 3))
+
+
+def all_warped(x, seed=2):
+    """An augmentation of x (B, C, H, W) that draws every transformation for every item."""
+    return GeometricAugmentation(1.0)(x, torch.Generator().manual_seed(seed))

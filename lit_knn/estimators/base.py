@@ -14,6 +14,7 @@ from lit_knn.index.base import with_progress
 from lit_knn.posterior import score_from_mean
 from lit_knn.process import per_item
 from lit_knn.reference import ReferenceSet
+from lit_knn.warp import Warp
 
 
 class Estimator(ABC):
@@ -33,6 +34,9 @@ class Estimator(ABC):
 
     shardable = True
     """Whether it works with a `ShardedReferenceSet`."""
+
+    can_warp = False
+    """Whether `warped_mean` works: subclasses that set it implement `_warped_mean`."""
 
     _reference: ReferenceSet | None = None
     _labels_required = False
@@ -127,6 +131,57 @@ class Estimator(ABC):
             if labels is None:
                 return self._posterior_mean(z, t, x_source, generator).to(z.dtype)
             return self._class_mean(z, t, x_source, generator, labels).to(z.dtype)
+
+    @torch.no_grad()
+    def warped_mean(
+        self,
+        z: Tensor,
+        t: Tensor | float,
+        warp: Warp,
+        x_source: Tensor,
+        generator: torch.Generator | None = None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
+        """Estimate E[Ax|z,t], the posterior mean over the reference set warped by each item's own map A.
+
+        This is what a network is to output that sees z = A·x_source + tε and is told A. Each gathered image is
+        resampled once; their weights are exact, so sampling estimators stay consistent.
+
+        Args:
+            z: (B, C, H, W), noisy latents of warped images, on the device of the reference set.
+            t: (B,) or scalar, noise level, finite and t > 0.
+            warp: the maps A of the B items.
+            x_source: (B, C, H, W), the clean images, not warped.
+            generator: as `posterior_mean`.
+            labels: as `posterior_mean`.
+
+        Returns:
+            (B, C, H, W), in the dtype of `z`.
+
+        Raises:
+            InputError: the estimator has no such mean (`can_warp`), or as `posterior_mean`.
+        """
+        if not self.can_warp:
+            raise InputError(f"{type(self).__name__} cannot estimate the posterior of warped images")
+        t = self._check(z, t, x_source, labels)
+        if self._nothing_to_do(z):
+            return z.clone()
+        # Not every device resamples in half precision.
+        wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
+        with torch.autocast(z.device.type, enabled=False):
+            if labels is None:
+                return self._warped_mean(wide, t, warp, x_source, generator).to(z.dtype)
+            mu = torch.empty_like(z)
+            for part, rows in self._by_class(labels):
+                own = part._warped_mean(wide[rows], t[rows], warp.rows(rows), x_source[rows], generator)
+                mu[rows] = own.to(z.dtype)
+            return mu
+
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """As `warped_mean`, with checked arguments and `t` (B,) float64 on the device of `z`."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def score(

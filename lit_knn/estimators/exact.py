@@ -14,6 +14,7 @@ from lit_knn.estimators.sampled import check_count
 from lit_knn.estimators.streaming import batches_of, stream_sq_dist
 from lit_knn.posterior import unnormalised_log_likelihood
 from lit_knn.reference import ReferenceSet
+from lit_knn.warp import Warp
 
 # Of 8 bits.
 MAX_DIGITS = 4
@@ -37,6 +38,7 @@ class Exact(Estimator):
     """
 
     deterministic = True
+    can_warp = True
 
     def __init__(self, compute: str = "float64", digits: int = 3) -> None:
         if compute not in ("float64", "int8", "auto"):
@@ -59,25 +61,45 @@ class Exact(Estimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         means, log_normalisers = self.reference.over_shards(self._mean, z, t)
-        shares = torch.softmax(log_normalisers, dim=0)
-        return (shares.unsqueeze(-1) * means.flatten(2)).sum(0).reshape(z.shape)
+        return _join(means, log_normalisers)
+
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """In float64, every image resampled for each z: N times the cost of warping a batch."""
+
+        def mean(reference: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+            return self._streamed(reference, z, t, Warp(flips.bool(), theta))
+
+        # Backends of torch.distributed differ in whether they send bool.
+        means, log_normalisers = self.reference.over_shards(mean, z, t, warp.flips.byte(), warp.theta)
+        return warp.apply(_join(means, log_normalisers).to(x_source.dtype))
 
     def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """The exact mean over a set, or a shard, (B, *shape), and the logarithm of its normaliser, (B,); float64."""
         if self.compute == "int8" or (self.compute == "auto" and _suits_integers(reference)):
             return integer_sums(reference, z, t, self.digits)
-        parts = [self._stream(reference, z[rows], t[rows]) for rows in batches_of(z, reference.d)]
+        return self._streamed(reference, z, t)
+
+    def _streamed(
+        self, reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `_mean`, in float64; with `warp` by the likelihoods of the warped images."""
+        parts = [
+            self._stream(reference, z[rows], t[rows], None if warp is None else warp.rows(rows))
+            for rows in batches_of(z, reference.d)
+        ]
         if not parts:
             return z.double(), t
         mu, log_normaliser = (torch.cat(part) for part in zip(*parts, strict=True))
         return mu.reshape(z.shape), log_normaliser
 
-    def _stream(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """`_mean` of one batch, in float64; the mean is (B, d)."""
+    def _stream(self, reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None) -> tuple[Tensor, Tensor]:
+        """`_streamed` of one batch; the mean is (B, d)."""
         maximum = torch.full((len(z), 1), -math.inf, dtype=torch.float64, device=z.device)
         normaliser = torch.zeros_like(maximum)
         weighted_sum = torch.zeros(len(z), reference.d, dtype=torch.float64, device=z.device)
-        for _, x, sq_dist in stream_sq_dist(reference, z):
+        for _, x, sq_dist in stream_sq_dist(reference, z, warp):
             log_p = unnormalised_log_likelihood(sq_dist, t)
             new_maximum = torch.maximum(maximum, log_p.amax(1, keepdim=True))
             rescale = (maximum - new_maximum).exp()
@@ -86,6 +108,12 @@ class Exact(Estimator):
             weighted_sum = weighted_sum.mul_(rescale).add_(weights @ x.double())
             maximum = new_maximum
         return weighted_sum / normaliser, (maximum + normaliser.log()).squeeze(1)
+
+
+def _join(means: Tensor, log_normalisers: Tensor) -> Tensor:
+    """The mean over all shards, (B, *shape), from each one's, (shards, B, *shape), and their normalisers."""
+    shares = torch.softmax(log_normalisers, dim=0)
+    return (shares.unsqueeze(-1) * means.flatten(2)).sum(0).reshape(means.shape[1:])
 
 
 def _suits_integers(reference: ReferenceSet) -> bool:

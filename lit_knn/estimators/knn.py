@@ -63,7 +63,7 @@ class KNN(SampledEstimator):
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         ids, log_q = sample_proposal(self.proposal(z, t, x_source), self.n, generator)
-        return snis_draws(ids, t, log_q)
+        return snis_draws(ids, log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Add the source of each z as one more neighbour, or as a missing one where nothing would change."""

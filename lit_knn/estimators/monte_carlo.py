@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count
+from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, gather
 from lit_knn.estimators.streaming import batches_of, stream_sq_dist
 from lit_knn.posterior import unnormalised_log_likelihood
+from lit_knn.warp import Warp
 
 
 class MonteCarlo(SampledEstimator):
@@ -27,18 +28,32 @@ class MonteCarlo(SampledEstimator):
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         ids = self.posterior_ids(z, t, generator)
-        return Draws(ids, lambda sq_dist, rows: torch.full_like(sq_dist, 1 / self.n))
+        return Draws(ids, lambda sq_dist, t, rows: torch.full_like(sq_dist, 1 / self.n))
 
-    def posterior_ids(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Draw n ids for each z (B, *shape) at t (B,) from p_t(x|z), Eq. 2 (eq:posterior); (B, n)."""
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        mean = torch.empty_like(x_source)
+        for rows, x in gather(self.reference, self.posterior_ids(z, t, generator, warp)):
+            mean[rows] = x.mean(1)
+        return warp.apply(mean)
+
+    def posterior_ids(
+        self, z: Tensor, t: Tensor, generator: torch.Generator | None, warp: Warp | None = None
+    ) -> Tensor:
+        """Draw n ids for each z (B, *shape) at t (B,) from p_t(x|z), Eq. 2 (eq:posterior); (B, n).
+
+        With `warp` the posterior is that of the images that the map of each z warps.
+        """
         ids = torch.empty(len(z), self.n, dtype=torch.long, device=z.device)
         for rows in batches_of(z, self.reference.N):
-            ids[rows] = self._invert_cdf(z[rows], t[rows], generator)
+            part = None if warp is None else warp.rows(rows)
+            ids[rows] = self._invert_cdf(z[rows], t[rows], generator, part)
         return ids
 
-    def _invert_cdf(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _invert_cdf(self, z: Tensor, t: Tensor, generator: torch.Generator | None, warp: Warp | None) -> Tensor:
         log_p = torch.empty(len(z), self.reference.N, dtype=torch.float64, device=z.device)
-        for ids, _, sq_dist in stream_sq_dist(self.reference, z):
+        for ids, _, sq_dist in stream_sq_dist(self.reference, z, warp):
             log_p[:, ids] = unnormalised_log_likelihood(sq_dist, t)
         cdf = torch.softmax(log_p, dim=1).cumsum(1)
         u = torch.rand(len(z), self.n, dtype=torch.float64, device=z.device, generator=generator)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
+from lit_knn.warp import Warp
 
 
 class OneSample(Estimator):
@@ -17,6 +18,7 @@ class OneSample(Estimator):
     needs_reference = False
     deterministic = True
     uses_source = True
+    can_warp = True
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -29,3 +31,8 @@ class OneSample(Estimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
     ) -> Tensor:
         return self._posterior_mean(z, t, x_source, generator)
+
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        return warp.apply(x_source)

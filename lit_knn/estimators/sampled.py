@@ -13,6 +13,7 @@ from lit_knn.estimators.streaming import GPU_FACTOR
 from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.reference import ReferenceSet
 from lit_knn.snis import snis_weights, weighted_mean
+from lit_knn.warp import Warp
 
 # Images gathered at a time on a CPU, as float32: near the size of its cache, where passes over them are cheapest.
 GATHER_BYTES = 4 * 2**20
@@ -23,13 +24,13 @@ class Draws(NamedTuple):
 
     Attributes:
         ids: (B, n), the draws.
-        weights: (`sq_dist` (b, n), rows) -> (b, n), weights that sum to 1 from the exact distances of the draws of
-            z[rows].
+        weights: (`sq_dist` (b, n), `t` (b,), rows) -> (b, n), weights that sum to 1 from the exact distances of the
+            draws of z[rows].
         x_source: (B, *shape), one more image for each z, put in front of the drawn ones, or None.
     """
 
     ids: Tensor
-    weights: Callable[[Tensor, slice], Tensor]
+    weights: Callable[[Tensor, Tensor, slice], Tensor]
     x_source: Tensor | None = None
 
 
@@ -97,6 +98,8 @@ class CertifiedEstimator(Estimator):
 class SampledEstimator(CertifiedEstimator):
     """An estimator that draws n images for each z and averages them; subclasses implement `_draw`."""
 
+    can_warp = True
+
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
@@ -122,7 +125,18 @@ class SampledEstimator(CertifiedEstimator):
         """Yield rows of z, the images drawn for them (b, n, *shape), and their weights (b, n), float64."""
         draws = self._draw(z, t, x_source, generator)
         for rows, x in gather(self.reference, draws.ids, draws.x_source):
-            yield rows, x, draws.weights(direct_sq_dist(z[rows], x), rows).double()
+            yield rows, x, draws.weights(direct_sq_dist(z[rows], x), t[rows], rows).double()
+
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        mean = torch.empty_like(x_source)
+        draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), x_source, generator)
+        for rows, x in gather(self.reference, draws.ids, draws.x_source):
+            weights = draws.weights(direct_sq_dist(z[rows], warp.rows(rows).apply(x)), t[rows], rows)
+            mean[rows] = weighted_mean(weights, x).to(mean.dtype)
+        # The mean of warped images is the warped mean: one resampling in the place of n.
+        return warp.apply(mean)
 
     @abstractmethod
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
@@ -153,18 +167,17 @@ def check_count(owner: str, option: str, value: int) -> int:
     return value
 
 
-def snis_draws(ids: Tensor, t: Tensor, log_q: Tensor | None = None, x_source: Tensor | None = None) -> Draws:
+def snis_draws(ids: Tensor, log_q: Tensor | None = None, x_source: Tensor | None = None) -> Draws:
     """Draws of a proposal with the weights of the SNIS estimate, Eq. 11 (eq:SNIS_estimator).
 
     Args:
         ids: (B, n), the draws.
-        t: (B,).
         log_q: (B, n), their log-probabilities; None for a uniform proposal.
         x_source: as in `Draws`; weighted as if it were a uniform draw. Not together with `log_q`.
     """
 
-    def weights(sq_dist: Tensor, rows: slice) -> Tensor:
-        log_p = unnormalised_log_likelihood(sq_dist, t[rows])
+    def weights(sq_dist: Tensor, t: Tensor, rows: slice) -> Tensor:
+        log_p = unnormalised_log_likelihood(sq_dist, t)
         return snis_weights(log_p, 0.0 if log_q is None else log_q[rows])
 
     return Draws(ids, weights, x_source)

@@ -30,4 +30,4 @@ class STF(SampledEstimator):
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         drawn = self.n if x_source is None else self.n - 1
         ids = uniform_ids(self.reference, len(z), drawn, generator)
-        return snis_draws(ids, t, x_source=x_source)
+        return snis_draws(ids, x_source=x_source)

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lit_knn.posterior import cross_sq_dist
+from lit_knn.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.reference import ReferenceSet
+from lit_knn.warp import Warp
 
 # Upper bound of one float64 work array on a CPU: larger ones come fresh from the operating system at each use, and
 # writing to new pages costs more than the products. A GPU keeps its memory and wants long kernels.
@@ -34,18 +35,27 @@ def all_sq_dist(reference: ReferenceSet, z: Tensor) -> Tensor:
     return sq_dist
 
 
-def stream_sq_dist(reference: ReferenceSet, z: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def stream_sq_dist(
+    reference: ReferenceSet, z: Tensor, warp: Warp | None = None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Stream the reference set past the latents.
 
     Args:
         reference: the set.
         z: (B, *shape); B at most a few thousand, see `batches_of`.
+        warp: B maps A; the distances are then those of z to A x, for which every image is resampled B times.
 
     Yields:
         The slice of ids, their images (c, d) float32, and ‖z − x‖² (B, c) float64.
     """
-    z = z.flatten(1).double()
-    rows = max(work_bytes(z.device) // (8 * (reference.d + len(z))), 1)
+    if warp is None:
+        flat = z.flatten(1).double()
+        rows = max(work_bytes(z.device) // (8 * (reference.d + len(z))), 1)
+    else:
+        rows = max(work_bytes(z.device) // (8 * reference.d * max(len(z), 1)), 1)
     for start, x in reference.chunks(rows):
-        x = x.flatten(1)
-        yield slice(start, start + len(x)), x, cross_sq_dist(z, x)
+        if warp is None:
+            sq_dist = cross_sq_dist(flat, x.flatten(1))
+        else:
+            sq_dist = direct_sq_dist(z, warp.apply(x.expand(len(z), *x.shape)))
+        yield slice(start, start + len(x)), x.flatten(1), sq_dist

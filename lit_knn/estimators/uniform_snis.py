@@ -22,4 +22,4 @@ class UniformSNIS(SampledEstimator):
         self.n = check_count("UniformSNIS", "n", n)
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
-        return snis_draws(uniform_ids(self.reference, len(z), self.n, generator), t)
+        return snis_draws(uniform_ids(self.reference, len(z), self.n, generator))

@@ -23,6 +23,7 @@ class UNet(nn.Module):
         blocks: residual blocks per resolution.
         dropout: dropout probability inside the blocks (the paper trains with 0.3 on CIFAR-10).
         num_classes: number of class labels, 0 for an unconditional network.
+        augment_dim: width of the augmentation labels, 0 for none.
 
     Raises:
         InputError: in_channels, channels or blocks < 1, no multipliers, or dropout outside [0, 1).
@@ -36,6 +37,7 @@ class UNet(nn.Module):
         blocks: int = 2,
         dropout: float = 0.0,
         num_classes: int = 0,
+        augment_dim: int = 0,
     ) -> None:
         super().__init__()
         if min(in_channels, channels, blocks, *multipliers) < 1 or not multipliers:
@@ -47,9 +49,10 @@ class UNet(nn.Module):
             raise InputError(f"UNet: dropout must be in [0, 1), got {dropout}")
         self.in_channels = in_channels
         self.num_classes = num_classes
+        self.augment_dim = augment_dim
         self.factor = 2 ** (len(multipliers) - 1)
         embedding = 4 * channels
-        self.embedding = NoiseEmbedding(channels, embedding, num_classes)
+        self.embedding = NoiseEmbedding(channels, embedding, num_classes, augment_dim)
 
         widths = [channels * m for m in multipliers]
         self.conv_in = nn.Conv2d(in_channels, widths[0], 3, padding=1)
@@ -77,8 +80,16 @@ class UNet(nn.Module):
         self.norm_out = _norm(width)
         self.conv_out = _zero(nn.Conv2d(width, in_channels, 3, padding=1))
 
-    def forward(self, z_scaled: Tensor, noise_label: Tensor, class_label: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        z_scaled: Tensor,
+        noise_label: Tensor,
+        class_label: Tensor | None = None,
+        augment_label: Tensor | None = None,
+    ) -> Tensor:
         """Map z_scaled (B, C, H, W), noise_label (B,) = ln(t)/4 and class_label (B,) int to (B, C, H, W).
+
+        `augment_label` is (B, augment_dim); None is that of images that are not augmented, zeros.
 
         Raises:
             InputError: another number of channels, or sides that cannot be halved as often as needed.
@@ -90,7 +101,7 @@ class UNet(nn.Module):
             raise InputError(f"UNet: in_channels={self.in_channels}, but the images have {channels} channels")
         if height % self.factor or width % self.factor:
             raise InputError(f"UNet: image sides {height}x{width} are not divisible by {self.factor} (multipliers)")
-        embedding = self.embedding(noise_label, class_label)
+        embedding = self.embedding(noise_label, class_label, augment_label)
         h = self.conv_in(z_scaled)
         skips = [h]
         for layer in self.down:
@@ -104,29 +115,32 @@ class UNet(nn.Module):
 
 
 class NoiseEmbedding(nn.Module):
-    """Sines and cosines of the noise label, then an MLP; class labels are added as learned vectors.
+    """Sines and cosines of the noise label, then an MLP; class and augmentation labels are added as learned vectors.
 
     Frequencies stay low: a consistency model must vary smoothly with the noise level (Song & Dhariwal 2023).
     """
 
     frequencies: Tensor
 
-    def __init__(self, features: int, width: int, num_classes: int) -> None:
+    def __init__(self, features: int, width: int, num_classes: int, augment_dim: int) -> None:
         super().__init__()
         half = max(features // 2, 1)
         frequencies = torch.exp(torch.linspace(0, math.log(30.0), half))
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.mlp = nn.Sequential(nn.Linear(2 * half, width), nn.SiLU(), nn.Linear(width, width))
         self.classes = nn.Embedding(num_classes, width) if num_classes > 0 else None
+        self.augmentation = nn.Linear(augment_dim, width, bias=False) if augment_dim > 0 else None
 
-    def forward(self, noise_label: Tensor, class_label: Tensor | None) -> Tensor:
-        """(B,) and (B,) or None to (B, width)."""
+    def forward(self, noise_label: Tensor, class_label: Tensor | None, augment_label: Tensor | None) -> Tensor:
+        """(B,), (B,) or None, and (B, augment_dim) or None to (B, width)."""
         # Neighbouring noise levels of a fine grid would be one in half precision.
         with torch.autocast(noise_label.device.type, enabled=False):
             angles = noise_label.unsqueeze(1) * self.frequencies
             embedding = self.mlp(torch.cat([angles.sin(), angles.cos()], 1))
             if self.classes is not None and class_label is not None:
                 embedding = embedding + self.classes(class_label)
+            if self.augmentation is not None and augment_label is not None:
+                embedding = embedding + self.augmentation(augment_label)
             return F.silu(embedding)
 
 
