@@ -1,0 +1,174 @@
+"""Warps as linear maps, and the posterior mean over a warped reference set, against enumeration."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import map_coordinates
+
+import lit_knn.estimators
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, UniformSNIS, Wiener
+from lit_knn.estimators.base import Estimator
+from lit_knn.index import FaissIndex
+from lit_knn.posterior import posterior_mean
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+from lit_knn.warp import Warp
+from tests.toys import all_warped, noisy
+
+N, B = 40, 12
+
+
+def images(size=8, channels=2, count=N):
+    """Smooth images, as interpolation blurs noise away."""
+    coarse = torch.randn(count, channels, 3, 3, generator=keyed_generator("cpu", 1))
+    return torch.nn.functional.interpolate(coarse, size=(size, size), mode="bicubic")
+
+
+def enumerated(z, t, warp, data):
+    """E[Ax|z,t] of each item in float64."""
+    rows = [slice(i, i + 1) for i in range(len(z))]
+    warped = [warp.rows(row).apply(data.double().unsqueeze(0))[0] for row in rows]
+    return torch.cat([posterior_mean(z[row], own, t[row]) for row, own in zip(rows, warped, strict=True)])
+
+
+def test_warp_resamples_as_scipy_does():
+    x = images(9, 1, 6)
+    warp = all_warped(x).warp
+    warped = warp.apply(x.double())
+    places = (np.arange(9) + 0.5) / 9 * 2 - 1
+    for image, result, flips, theta in zip(x, warped, warp.flips, warp.theta.double(), strict=True):
+        axes = [axis for axis, mirrored in zip((-1, -2), flips, strict=True) if mirrored]
+        source = np.flip(image[0].double().numpy(), axes)
+        columns, rows = np.meshgrid(places, places)
+        at = theta.numpy() @ np.stack([columns.ravel(), rows.ravel(), np.ones(81)])
+        pixels = (at[::-1] + 1) * 9 / 2 - 0.5
+        expected = map_coordinates(source, pixels, order=1, mode="reflect").reshape(9, 9)
+        # Beyond a reflected edge SciPy interpolates once more between a pixel and its own image.
+        np.testing.assert_allclose(result[0].numpy(), expected, atol=1e-5)
+
+
+def test_warp_is_linear_and_has_the_adjoint_of_its_matrix():
+    x, y = images().double()[:B], images().flip(0).double()[:B]
+    warp = all_warped(x.float()).warp
+    torch.testing.assert_close(warp.apply(2 * x - 3 * y), 2 * warp.apply(x) - 3 * warp.apply(y))
+    inner = [(a * b).flatten(1).sum(1) for a, b in ((warp.apply(x), y), (x, warp.adjoint(y)))]
+    torch.testing.assert_close(*inner)
+
+
+def test_augmented_images_are_those_of_the_warp_to_the_last_bit():
+    x = images()
+    result = all_warped(x)
+    assert result.warped.all()
+    assert torch.equal(result.images, result.warp.apply(x))
+    many = result.warp.apply(x.unsqueeze(1).repeat(1, 3, 1, 1, 1))
+    assert torch.equal(many, result.images.unsqueeze(1).expand_as(many))
+
+
+@pytest.mark.parametrize("t", [0.05, 0.4, 1.5, 20.0])
+@pytest.mark.parametrize("hflip", [False, True])
+def test_exact_warped_mean_is_the_enumerated_one(t, hflip):
+    data = images()
+    reference = ReferenceSet(data, hflip=hflip)
+    x, warp = data[:B], all_warped(data[:B]).warp
+    z = noisy(warp.apply(x), t)
+    mu = Exact().bind(reference).warped_mean(z, t, warp, x)
+    everything = torch.cat([data, data.flip(-1)]) if hflip else data
+    expected = enumerated(z, torch.full((B,), t), warp, everything)
+    torch.testing.assert_close(mu.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+CONSISTENT = {
+    "KNN": lambda n: KNN(10, n),
+    "KNN with source": lambda n: KNN(10, n, include_source=True),
+    "UniformSNIS": UniformSNIS,
+    "STF": STF,
+    "MonteCarlo": MonteCarlo,
+}
+
+
+def test_every_estimator_that_can_warp_is_tested_here():
+    can = {name for name in lit_knn.estimators.__all__ if getattr(lit_knn.estimators, name).can_warp}
+    assert can == {"KNN", "UniformSNIS", "STF", "MonteCarlo", "Exact", "OneSample"}
+
+
+@pytest.mark.parametrize("name", CONSISTENT)
+@pytest.mark.parametrize("t", [2.5, 8.0])
+def test_sampled_warped_means_converge_to_the_enumerated_one(name, t):
+    data = images()
+    reference = ReferenceSet(data, index=FaissIndex("Flat"))
+    x, warp = data[:B], all_warped(data[:B]).warp
+    z = noisy(warp.apply(x), t)
+    expected = enumerated(z, torch.full((B,), t), warp, data)
+    errors = []
+    for n in (200, 12_800):
+        mu = CONSISTENT[name](n).bind(reference).warped_mean(z, t, warp, x, keyed_generator("cpu", 3))
+        errors.append((mu.double() - expected).square().mean().item())
+    # 64 times the draws: a 64th of the squared error, up to chance.
+    assert errors[1] < errors[0] / 15
+    assert errors[1] < 3e-3 * (data - data.mean(0)).square().mean()
+
+
+@pytest.mark.parametrize("estimator", [KNN(5, 4), STF(4), OneSample()])
+def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(estimator):
+    # The inverse warp of z is nearer to other images than to the source, which interpolation has blurred.
+    data = torch.rand(N, 1, 8, 8, generator=keyed_generator("cpu", 2)) * 2 - 1
+    x = data.repeat(5, 1, 1, 1)
+    augmented = all_warped(x)
+    if estimator.needs_reference:
+        estimator.bind(ReferenceSet(data, index=FaissIndex("Flat")))
+    mu = estimator.warped_mean(noisy(augmented.images, 0.01), 0.01, augmented.warp, x, keyed_generator("cpu", 3))
+    torch.testing.assert_close(mu, augmented.images, rtol=0, atol=1e-5)
+
+
+def test_the_proposal_for_a_warped_item_costs_little_over_that_of_a_plain_one():
+    # Eq. 12 asks for a proposal near the posterior: KNN's error is within a few times that of draws from it.
+    data = images(count=400)
+    reference = ReferenceSet(data, index=FaissIndex("Flat"))
+    x = data[:100]
+    warp = all_warped(x).warp
+    z = noisy(warp.apply(x), 3.0)
+    exact = Exact("float64").bind(reference).warped_mean(z, 3.0, warp, x)
+    errors = {
+        type(estimator).__name__: (
+            estimator.bind(reference).warped_mean(z, 3.0, warp, x, keyed_generator("cpu", 3)) - exact
+        )
+        .square()
+        .mean()
+        for estimator in (KNN(100, 64), MonteCarlo(64), UniformSNIS(64))
+    }
+    assert errors["KNN"] < 8 * errors["MonteCarlo"]
+    assert errors["KNN"] < errors["UniformSNIS"] / 5
+
+
+def test_a_warped_mean_is_of_the_class_that_is_asked_for():
+    data = images()
+    labels = torch.arange(N) % 3
+    reference = ReferenceSet(data, labels=labels)
+    x, warp, t = data[:B], all_warped(data[:B]).warp, torch.full((B,), 1.5)
+    z = noisy(warp.apply(x), 1.5)
+    mu = Exact().bind_by_class(reference).warped_mean(z, t, warp, x, labels=labels[:B])
+    for label in range(3):
+        rows = labels[:B] == label
+        expected = enumerated(z[rows], t[rows], warp.rows(rows), data[labels == label])
+        torch.testing.assert_close(mu[rows].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_and_no_item_at_all():
+    data = images()
+    reference = ReferenceSet(data, index=FaissIndex("Flat"))
+    warp = all_warped(data[:4]).warp
+    z = noisy(warp.apply(data[:4]), 0.02)
+    for estimator in (KNN(5, 4), Exact(), STF(4), MonteCarlo(3)):
+        half = estimator.bind(reference).warped_mean(z.half(), 0.02, warp, data[:4].half())
+        assert half.dtype == torch.float16
+        torch.testing.assert_close(half.float(), warp.apply(data[:4]), rtol=0, atol=2e-3)
+        assert estimator.warped_mean(z[:0], 1.0, warp.rows(slice(0)), data[:0]).shape == (0, 2, 8, 8)
+
+
+def test_an_estimator_without_a_warped_mean_says_so():
+    data = images()
+    with pytest.raises(InputError, match="Wiener cannot estimate the posterior of warped images"):
+        Wiener(4).bind(ReferenceSet(data)).warped_mean(data, 1.0, all_warped(data).warp, data)
+    assert not Estimator.can_warp
+    assert isinstance(all_warped(data).warp, Warp)
