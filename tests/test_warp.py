@@ -157,6 +157,7 @@ def test_a_warped_mean_is_of_the_class_that_is_asked_for():
 def test_half_precision_and_no_item_at_all():
     data = images()
     reference = ReferenceSet(data, index=FaissIndex("Flat"))
+    assert all_warped(data[:0]).images.shape == (0, 2, 8, 8)
     warp = all_warped(data[:4]).warp
     z = noisy(warp.apply(data[:4]), 0.02)
     for estimator in (KNN(5, 4), Exact(), STF(4), MonteCarlo(3)):
