@@ -9,12 +9,19 @@ from torch import Tensor
 
 from lit_knn.compute import check_compute, compute_dtype
 from lit_knn.errors import InputError
-from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, check_count, gather, in_order, weight_spread
+from lit_knn.estimators.sampled import (
+    Certificate,
+    CertifiedEstimator,
+    check_count,
+    gather_used,
+    in_order,
+    weight_spread,
+)
 from lit_knn.estimators.streaming import work_bytes
 from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.projection import Projection
 from lit_knn.reference import ReferenceSet
-from lit_knn.snis import weighted_mean
+from lit_knn.snis import weighted_deviation, weighted_mean
 from lit_knn.stratified import stratified_draws
 
 # Images are left out that have less than this share of the proposal, all of them together. So much of the posterior is
@@ -120,19 +127,10 @@ class SubspaceKNN(CertifiedEstimator):
             for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
         ]
         draws = SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
-        # Places that are not used have any image; the first of the row costs no other one.
-        used = torch.arange(self.n, device=z.device) < draws.used.unsqueeze(1)
-        reference, ids = self.reference.fetch(torch.where(used, draws.ids, draws.ids[:, :1]))
-        # Rows that need few images are gathered together, so that they do not pay for those that need many.
-        size_class = draws.used.double().log2().ceil().long()
-        # Without any row, too, there is one yield for those who put together what they get.
-        for size in size_class.unique().tolist() or [0]:
-            rows, places = (size_class == size).nonzero()[:, 0], min(2**size, self.n)
-            chosen = draws.rows(rows, places)
-            for part, x in gather(reference, ids[rows, :places]):
-                log_p = unnormalised_log_likelihood(direct_sq_dist(z[rows[part]], x), t[rows[part]])
-                weights = torch.softmax(log_p + chosen.log_correction[part], dim=1)
-                yield rows[part], x, weights, chosen.rows(part, places)
+        for rows, x in gather_used(self.reference, draws.ids, draws.used):
+            chosen = draws.rows(rows, x.shape[1])
+            log_p = unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows])
+            yield rows, x, torch.softmax(log_p + chosen.log_correction, dim=1), chosen
 
     def _draw_rows(
         self, projection: Projection, y: Tensor, t: Tensor, generator: torch.Generator | None
@@ -180,7 +178,7 @@ class SubspaceKNN(CertifiedEstimator):
             + share.square() * from_rest.square().sum(2)
         ).sum(1)
         # Kept images balance the draws, so Σc is not 0, and it does not vary: it is no error.
-        total = (weighted_mean(weights, x) - excess).flatten(1) - weights.sum(1, keepdim=True) * mean.flatten(1)
+        total = (weighted_deviation(weights, x, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
         variance = torch.where(count > 1, centred.clamp(min=0) * count / (count - 1).clamp(min=1), squares)
         untold = (draws.used == self.n) & (self.m == self.n < self.reference.N)
