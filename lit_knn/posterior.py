@@ -11,6 +11,9 @@ from torch import Tensor
 
 from lit_knn.process import per_item
 
+# Terms that float32 adds up by itself.
+TERMS_PER_SUM = 64
+
 
 def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
     """‖z − x‖² from the difference itself, so that no digits are lost when z is close to x.
@@ -23,7 +26,11 @@ def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
         (B, n), float64.
     """
     difference = (x - z.unsqueeze(1)).flatten(2)
-    return torch.linalg.vector_norm(difference, dim=2).double().square()
+    # Every weight hangs on this sum, and one in float32 alone loses a digit or two: its blocks are summed in float64.
+    whole = difference.shape[2] // TERMS_PER_SUM * TERMS_PER_SUM
+    blocks = torch.linalg.vector_norm(difference[..., :whole].unflatten(2, (-1, TERMS_PER_SUM)), dim=3)
+    rest = torch.linalg.vector_norm(difference[..., whole:], dim=2)
+    return blocks.double().square().sum(2) + rest.double().square()
 
 
 def cross_sq_dist(z: Tensor, x: Tensor) -> Tensor:

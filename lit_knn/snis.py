@@ -21,19 +21,39 @@ def snis_weights(log_p: Tensor, log_q: Tensor | float) -> Tensor:
 
 
 def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
-    """Σ_i w_i x_i, the numerator of Eq. 11 with weights that sum to 1.
+    """Σ_i w_i x_i, the numerator of Eq. 11 with weights that sum to 1, as x_c + Σ_i w_i (x_i − x_c).
+
+    x_c is the image of the largest weight. Rounding is then relative to the spread of the images and not to the images
+    themselves: copies of one image have that image as their mean, to the last bit.
 
     Args:
         weights: (B, n), rows sum to 1.
-        x: (B, n, *shape).
+        x: (B, n, *shape), finite.
 
     Returns:
         (B, *shape), in the dtype of `x`.
     """
-    weights, flat = weights.to(x.dtype).unsqueeze(1), x.flatten(2)
-    blocks = zip(weights.split(DRAWS_PER_SUM, dim=2), flat.split(DRAWS_PER_SUM, dim=1), strict=True)
-    mean = torch.stack([torch.bmm(*block) for block in blocks]).sum(0)
-    return mean.reshape(x.shape[0], *x.shape[2:])
+    heaviest = weights.argmax(1)
+    centre = x[torch.arange(len(x), device=x.device), heaviest]
+    return centre + weighted_deviation(weights, x, centre)
+
+
+def weighted_deviation(weights: Tensor, x: Tensor, centre: Tensor) -> Tensor:
+    """Σ_i w_i (x_i − c), whatever the weights sum to.
+
+    Args:
+        weights: (B, n).
+        x: (B, n, *shape).
+        centre: c, (B, *shape), near the images.
+
+    Returns:
+        (B, *shape), in the dtype of `x`.
+    """
+    weights = weights.to(x.dtype).unsqueeze(1)
+    deviation = (x - centre.to(x.dtype).unsqueeze(1)).flatten(2)
+    blocks = zip(weights.split(DRAWS_PER_SUM, dim=2), deviation.split(DRAWS_PER_SUM, dim=1), strict=True)
+    total = torch.stack([torch.bmm(*block) for block in blocks]).sum(0)
+    return total.reshape(centre.shape)
 
 
 def snis_variance(posterior: Tensor, q: Tensor, x: Tensor, n: int) -> Tensor:

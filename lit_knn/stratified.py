@@ -67,7 +67,9 @@ def stratified_draws(
     # A rest that underflows has nothing to draw, and rounding of the cdf or a height can hit what has no probability.
     drawn_q = rest.gather(1, drawn).double()
     sampled = is_used & ~is_kept & (drawn_q > 0)
-    log_drawn = (mass / num_drawn).log() - drawn_q.log()
+    # Where nothing is drawn, 1 stands for the probability and for the mass: no 0 is divided by 0.
+    each = torch.where(num_drawn > 0, mass, 1.0) / num_drawn.clamp(min=1)
+    log_drawn = each.log() - torch.where(sampled, drawn_q, 1.0).log()
     log_correction = torch.where(sampled, log_drawn, torch.where(is_kept, 0.0, -math.inf))
     return StratifiedDraws(torch.where(is_kept, top, drawn), log_correction, sampled, used, rest)
 

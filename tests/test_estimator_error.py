@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from callbacks.estimator_measurement import FixedSource, PosteriorSource, measure
 from callbacks.latents import NoisyLatents, noise_grid
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, UniformSNIS
-from lit_knn.estimators.sampled import snis_draws
+from lit_knn.estimators.draws import uniform_draws
 from lit_knn.metrics import LatentMeans, error_terms
 from lit_knn.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.reference import ReferenceSet
@@ -152,9 +152,9 @@ def test_stf_has_no_bias_over_the_sources_of_its_z():
     average, given_nearest = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     for source in range(4):
         for pair in itertools.product(range(4), repeat=2):
-            draws = snis_draws(torch.tensor([[source, *pair]]), t)
+            draws = uniform_draws(torch.tensor([[source, *pair]]))
             sq_dist = cross_sq_dist(z, x[[source, *pair]])
-            estimate = draws.weights(sq_dist, slice(None))[0] @ reference.gather(draws.ids)[0].double()
+            estimate = draws.weights(sq_dist, t)[0] @ reference.gather(draws.ids)[0].double()
             average += posterior[source] * estimate / 16
             given_nearest += (source == posterior.argmax()) * estimate / 16
     mu = posterior_mean(z, x, 0.7)[0]

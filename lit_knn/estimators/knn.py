@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws
+from lit_knn.estimators.draws import Draws, merged_draws
+from lit_knn.estimators.sampled import SampledEstimator, check_count
 from lit_knn.posterior import direct_sq_dist
 from lit_knn.proposal import Proposal, neighbour_proposal, sample_proposal
 from lit_knn.reference import ReferenceSet
@@ -63,7 +64,7 @@ class KNN(SampledEstimator):
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         ids, log_q = sample_proposal(self.proposal(z, t, x_source), self.n, generator)
-        return snis_draws(ids, log_q)
+        return merged_draws(ids, -log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Add the source of each z as one more neighbour, or as a missing one where nothing would change."""

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, gather
+from lit_knn.estimators.draws import Draws, merged_draws
+from lit_knn.estimators.sampled import SampledEstimator, check_count, gather
 from lit_knn.estimators.streaming import batches_of, stream_sq_dist
 from lit_knn.posterior import unnormalised_log_likelihood
 from lit_knn.warp import Warp
@@ -28,7 +29,7 @@ class MonteCarlo(SampledEstimator):
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         ids = self.posterior_ids(z, t, generator)
-        return Draws(ids, lambda sq_dist, t, rows: torch.full_like(sq_dist, 1 / self.n))
+        return merged_draws(ids, torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None

@@ -1,7 +1,7 @@
 """What the sampling estimators share: gathering the drawn images and averaging them, in bounded memory."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,29 +9,15 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.draws import Draws, per_draw, sq_error
 from lit_knn.estimators.streaming import GPU_FACTOR
-from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
+from lit_knn.posterior import direct_sq_dist
 from lit_knn.reference import ReferenceSet
-from lit_knn.snis import snis_weights, weighted_mean
+from lit_knn.snis import weighted_mean
 from lit_knn.warp import Warp
 
 # Images gathered at a time on a CPU, as float32: near the size of its cache, where passes over them are cheapest.
 GATHER_BYTES = 4 * 2**20
-
-
-class Draws(NamedTuple):
-    """Images drawn for each z, and how they are weighted.
-
-    Attributes:
-        ids: (B, n), the draws.
-        weights: (`sq_dist` (b, n), `t` (b,), rows) -> (b, n), weights that sum to 1 from the exact distances of the
-            draws of z[rows].
-        x_source: (B, *shape), one more image for each z, put in front of the drawn ones, or None.
-    """
-
-    ids: Tensor
-    weights: Callable[[Tensor, Tensor, slice], Tensor]
-    x_source: Tensor | None = None
 
 
 class Certificate(NamedTuple):
@@ -104,36 +90,37 @@ class SampledEstimator(CertifiedEstimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
-        for rows, x, weights in self._weighted(z, t, x_source, generator):
+        for rows, x, weights, _ in self._weighted(self._draw(z, t, x_source, generator), z, t):
             mu[rows] = weighted_mean(weights, x).to(mu.dtype)
         return mu
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
-        parts = []
-        for _, x, weights in self._weighted(z, t, x_source, generator):
-            mean = weighted_mean(weights, x)
-            spread = (weights.square() * direct_sq_dist(mean, x)).sum(1) / self.reference.d
-            # The mean is itself that of the draws: for equal weights this is the n − 1 of a sample variance.
-            left = 1 - weights.square().sum(1)
-            sq_error = torch.where(left > 0, spread / left, 0.0)
-            parts.append(Certificate(mean, *weight_spread(weights), sq_error))
-        return Certificate(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        parts, order = [], []
+        for rows, x, weights, draws in self._weighted(self._draw(z, t, x_source, generator), z, t):
+            mean, single = weighted_mean(weights, x), per_draw(draws, weights)
+            spread = 1 / (weights * single).sum(1), single.amax(1)
+            parts.append(Certificate(mean, *spread, sq_error(draws, weights, x, mean)))
+            order.append(rows)
+        return in_order(parts, order)
 
     def _weighted(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield rows of z, the images drawn for them (b, n, *shape), and their weights (b, n), float64."""
-        draws = self._draw(z, t, x_source, generator)
-        for rows, x in gather(self.reference, draws.ids, draws.x_source):
-            yield rows, x, draws.weights(direct_sq_dist(z[rows], x), t[rows], rows).double()
+        self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Draws]]:
+        """Yield rows of z (b,), the images drawn for them (b, p, *shape), their weights (b, p) and draws.
+
+        With `warp` the weights are those of the warped images.
+        """
+        for rows, x in gather_used(self.reference, draws.ids, draws.used, draws.x_source):
+            part = draws.rows(rows, x.shape[1])
+            seen = x if warp is None else warp.rows(rows).apply(x)
+            yield rows, x, part.weights(direct_sq_dist(z[rows], seen), t[rows]), part
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
         mean = torch.empty_like(x_source)
         draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), x_source, generator)
-        for rows, x in gather(self.reference, draws.ids, draws.x_source):
-            weights = draws.weights(direct_sq_dist(z[rows], warp.rows(rows).apply(x)), t[rows], rows)
+        for rows, x, weights, _ in self._weighted(draws, z, t, warp):
             mean[rows] = weighted_mean(weights, x).to(mean.dtype)
         # The mean of warped images is the warped mean: one resampling in the place of n.
         return warp.apply(mean)
@@ -167,25 +154,33 @@ def check_count(owner: str, option: str, value: int) -> int:
     return value
 
 
-def snis_draws(ids: Tensor, log_q: Tensor | None = None, x_source: Tensor | None = None) -> Draws:
-    """Draws of a proposal with the weights of the SNIS estimate, Eq. 11 (eq:SNIS_estimator).
+def gather_used(
+    reference: ReferenceSet, ids: Tensor, used: Tensor | None, x_source: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows (b,), in some order, and the images of their used places, (b, places, *shape), in bounded memory.
+
+    Rows that need few images are gathered together, so that they do not pay for those that need many.
 
     Args:
-        ids: (B, n), the draws.
-        log_q: (B, n), their log-probabilities; None for a uniform proposal.
-        x_source: as in `Draws`; weighted as if it were a uniform draw. Not together with `log_q`.
+        reference: the set.
+        ids: (B, p).
+        used: (B,), how many of the first places of a row are used, at least 1; None for all.
+        x_source: as in `gather`; not together with `used`.
     """
-
-    def weights(sq_dist: Tensor, t: Tensor, rows: slice) -> Tensor:
-        log_p = unnormalised_log_likelihood(sq_dist, t)
-        return snis_weights(log_p, 0.0 if log_q is None else log_q[rows])
-
-    return Draws(ids, weights, x_source)
-
-
-def uniform_ids(reference: ReferenceSet, batch: int, n: int, generator: torch.Generator | None) -> Tensor:
-    """(batch, n) independent uniform draws of image ids, with replacement, where the images are."""
-    return torch.randint(reference.N, (batch, n), device=reference.device, generator=generator)
+    every_row = torch.arange(len(ids), device=ids.device)
+    if used is None:
+        for part, x in gather(reference, ids, x_source):
+            yield every_row[part], x
+        return
+    # Places that are not used have any image; the first of the row costs no other one.
+    is_used = torch.arange(ids.shape[1], device=ids.device) < used.unsqueeze(1)
+    reference, ids = reference.fetch(torch.where(is_used, ids, ids[:, :1]))
+    size_class = used.double().log2().ceil().long()
+    # Without any row, too, there is one yield for those who put together what they get.
+    for size in size_class.unique().tolist() or [0]:
+        rows = every_row[size_class == size]
+        for part, x in gather(reference, ids[rows, : 2**size]):
+            yield rows[part], x
 
 
 def gather(reference: ReferenceSet, ids: Tensor, x_source: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:

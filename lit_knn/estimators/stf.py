@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws, uniform_ids
+from lit_knn.estimators.draws import Draws, uniform_draws, uniform_ids
+from lit_knn.estimators.sampled import SampledEstimator, check_count
 
 
 class STF(SampledEstimator):
@@ -29,5 +30,4 @@ class STF(SampledEstimator):
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         drawn = self.n if x_source is None else self.n - 1
-        ids = uniform_ids(self.reference, len(z), drawn, generator)
-        return snis_draws(ids, x_source=x_source)
+        return uniform_draws(uniform_ids(self.reference, len(z), drawn, generator), x_source)

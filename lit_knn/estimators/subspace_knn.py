@@ -9,12 +9,19 @@ from torch import Tensor
 
 from lit_knn.compute import check_compute, compute_dtype
 from lit_knn.errors import InputError
-from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, check_count, gather, in_order, weight_spread
+from lit_knn.estimators.sampled import (
+    Certificate,
+    CertifiedEstimator,
+    check_count,
+    gather_used,
+    in_order,
+    weight_spread,
+)
 from lit_knn.estimators.streaming import work_bytes
 from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.projection import Projection
 from lit_knn.reference import ReferenceSet
-from lit_knn.snis import weighted_mean
+from lit_knn.snis import weighted_deviation, weighted_mean
 from lit_knn.stratified import stratified_draws
 
 # Images are left out that have less than this share of the proposal, all of them together. So much of the posterior is
@@ -24,6 +31,8 @@ NEGLIGIBLE_SHARE = 1e-8
 PIECE_FACTOR = 2
 # But so many latents at least: with fewer, reading the coordinates takes longer than multiplying them.
 MIN_ROWS = 32
+# Variance of the noise below which the proposal does not get narrower: float32 could not hold its logarithms.
+LEAST_NOISE = 1e-30
 
 
 class SubspaceDraws(NamedTuple):
@@ -120,19 +129,10 @@ class SubspaceKNN(CertifiedEstimator):
             for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
         ]
         draws = SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
-        # Places that are not used have any image; the first of the row costs no other one.
-        used = torch.arange(self.n, device=z.device) < draws.used.unsqueeze(1)
-        reference, ids = self.reference.fetch(torch.where(used, draws.ids, draws.ids[:, :1]))
-        # Rows that need few images are gathered together, so that they do not pay for those that need many.
-        size_class = draws.used.double().log2().ceil().long()
-        # Without any row, too, there is one yield for those who put together what they get.
-        for size in size_class.unique().tolist() or [0]:
-            rows, places = (size_class == size).nonzero()[:, 0], min(2**size, self.n)
-            chosen = draws.rows(rows, places)
-            for part, x in gather(reference, ids[rows, :places]):
-                log_p = unnormalised_log_likelihood(direct_sq_dist(z[rows[part]], x), t[rows[part]])
-                weights = torch.softmax(log_p + chosen.log_correction[part], dim=1)
-                yield rows[part], x, weights, chosen.rows(part, places)
+        for rows, x in gather_used(self.reference, draws.ids, draws.used):
+            chosen = draws.rows(rows, x.shape[1])
+            log_p = unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows])
+            yield rows, x, torch.softmax(log_p + chosen.log_correction, dim=1), chosen
 
     def _draw_rows(
         self, projection: Projection, y: Tensor, t: Tensor, generator: torch.Generator | None
@@ -140,15 +140,12 @@ class SubspaceKNN(CertifiedEstimator):
         """Choose the images of some rows from the posterior given y = P'(z − mean), (b, r)."""
         coordinates, half_sq_norms = projection.coordinates, projection.half_sq_norms
         log_q = (y.to(coordinates.dtype) @ coordinates.T).float().sub_(half_sq_norms)
-        log_q.div_(t.square().unsqueeze(1).float())
+        log_q.div_(t.square().unsqueeze(1).float().clamp(min=LEAST_NOISE))
         # A product in few digits can be off by this; nothing is negligible that rounding may have hidden.
         rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * (2 * half_sq_norms.max()).sqrt() / t.square()
         log_negligible = math.log(NEGLIGIBLE_SHARE) - 2 * rounding.double()
         draws = stratified_draws(log_q, self.n, log_negligible, self.m, generator)
-        # Relative to its largest, for bfloat16 ends before float32 does and might round all of the rest to 0.
-        rest = draws.rest.div_(draws.rest.amax(1, keepdim=True)).to(coordinates.dtype)
-        rest_mean = (rest @ coordinates).float() / rest.sum(1, keepdim=True, dtype=torch.float32)
-        return SubspaceDraws(draws.ids, draws.log_correction, draws.sampled, draws.used, rest_mean)
+        return SubspaceDraws(*draws[:4], _mean_of_rest(draws.rest, coordinates))
 
     def _excess(self, weights: Tensor, draws: SubspaceDraws) -> Tensor:
         """By how much the drawn images move the mean of y for being these and not others: (b, r), float32."""
@@ -157,8 +154,8 @@ class SubspaceKNN(CertifiedEstimator):
         drawn = projection.coordinates[draws.ids].float()
         mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1) / count.clamp(min=1)
         share = (weights * sampled).sum(1, keepdim=True).float()
-        # Where nothing is drawn the rest may be empty, and its mean undefined.
-        return torch.where(count > 0, share * (mean - draws.rest_mean), 0.0)
+        # Where nothing is drawn its share is 0.
+        return share * (mean - draws.rest_mean)
 
     def _sq_error(self, weights: Tensor, x: Tensor, mean: Tensor, excess: Tensor, draws: SubspaceDraws) -> Tensor:
         """Estimated squared error per dimension, (b,), float64: the spread of what single draws contribute.
@@ -180,8 +177,20 @@ class SubspaceKNN(CertifiedEstimator):
             + share.square() * from_rest.square().sum(2)
         ).sum(1)
         # Kept images balance the draws, so Σc is not 0, and it does not vary: it is no error.
-        total = (weighted_mean(weights, x) - excess).flatten(1) - weights.sum(1, keepdim=True) * mean.flatten(1)
+        total = (weighted_deviation(weights, x, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
         variance = torch.where(count > 1, centred.clamp(min=0) * count / (count - 1).clamp(min=1), squares)
         untold = (draws.used == self.n) & (self.m == self.n < self.reference.N)
         return torch.where(untold, math.inf, variance / self.reference.d)
+
+
+def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
+    """The mean of the coordinates (N, r) over each row's rest (B, N), which is overwritten: (B, r); 0 of an empty rest.
+
+    All rows share one product, and some processors let a NaN in one row of it reach others: no row may hold one.
+    """
+    # Relative to its largest, for bfloat16 ends before float32 does and might round all of the rest to 0.
+    largest = rest.amax(1, keepdim=True)
+    rest = rest.div_(torch.where(largest > 0, largest, 1.0)).to(coordinates.dtype)
+    total = rest.sum(1, keepdim=True, dtype=torch.float32)
+    return (rest @ coordinates).float() / torch.where(total > 0, total, 1.0)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws, uniform_ids
+from lit_knn.estimators.draws import Draws, uniform_draws, uniform_ids
+from lit_knn.estimators.sampled import SampledEstimator, check_count
 
 
 class UniformSNIS(SampledEstimator):
@@ -22,4 +23,4 @@ class UniformSNIS(SampledEstimator):
         self.n = check_count("UniformSNIS", "n", n)
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
-        return snis_draws(uniform_ids(self.reference, len(z), self.n, generator))
+        return uniform_draws(uniform_ids(self.reference, len(z), self.n, generator))

@@ -1,0 +1,81 @@
+"""The rows of a batch do each other no harm: noise levels so small that nothing is left to draw, beside larger ones."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lit_knn.compute import is_native
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
+from lit_knn.index import TorchIndex
+from lit_knn.posterior import posterior_mean
+from lit_knn.reference import ReferenceSet
+from tests.test_torch_index import pixels
+
+CPU = torch.device("cpu")
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_int_mm"}
+TYPES = [name for name in ("float32", "bfloat16", "int8") if is_native(getattr(torch, name), CPU)]
+ESTIMATORS = {
+    **{f"SubspaceKNN {r} {c}": (r, c) for r in (16, 17, 32, 49, 64) for c in TYPES if c != "int8"},
+    **{f"KNN {c}": c for c in TYPES},
+    **{e.__name__: e for e in (STF, MonteCarlo, Exact)},
+    "Wiener": lambda: Wiener(16),
+}
+
+
+class ContagiousNaN(TorchDispatchMode):
+    """Matrix products of which a single value that is not finite makes all NaN, as it does some on some processors."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        finite = all(a.isfinite().all() for a in args if isinstance(a, torch.Tensor))
+        if func.overloadpacket.__name__ in PRODUCTS and not finite:
+            result.fill_(torch.nan)
+        return result
+
+
+def make(name, N):
+    """The estimator of this name, bound to digits-like images, with few draws."""
+    what = ESTIMATORS[name]
+    index = TorchIndex(what) if name.startswith("KNN") else None
+    reference = ReferenceSet(pixels(N=N, shape=(1, 8, 8)), index=index)
+    if name.startswith("SubspaceKNN"):
+        return SubspaceKNN(r=what[0], n=64, compute=what[1]).bind(reference)
+    return (KNN(k=256, n=64) if name.startswith("KNN") else what()).bind(reference)
+
+
+def mixed_latents(reference, B):
+    """z, t and the source, with t from where one image is certain to where all are possible, in turns."""
+    t = torch.logspace(-2.7, 1.9, B, dtype=torch.float64)[torch.randperm(B)]
+    x = reference.gather(torch.randint(reference.N, (B,)))
+    return x + t[:, None, None, None].float() * torch.randn(x.shape), t, x
+
+
+@pytest.mark.parametrize("N", [1796, 1797])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_row_that_leaves_nothing_to_draw_does_not_reach_others(name, N):
+    estimator = make(name, N)
+    z, t, x = mixed_latents(estimator.reference, 128)
+    plain = estimator.posterior_mean(z, t, x, torch.Generator().manual_seed(3))
+    assert plain.isfinite().all()
+    with ContagiousNaN():
+        mean = estimator.posterior_mean(z, t, x, torch.Generator().manual_seed(3))
+        if hasattr(estimator, "certified_mean"):
+            certificate = estimator.certified_mean(z, t, x, torch.Generator().manual_seed(3))
+            assert all(part.isfinite().all() for part in certificate)
+    torch.testing.assert_close(mean, plain, rtol=0, atol=1e-5)
+    if not isinstance(estimator, Wiener):
+        # Where one image has all of the posterior, it is that image, whatever the other rows are.
+        expected = posterior_mean(z, estimator.reference.gather(torch.arange(N)), t)
+        torch.testing.assert_close(mean[t < 0.05].double(), expected[t < 0.05], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("compute", [c for c in TYPES if c != "int8"])
+def test_noise_too_small_for_float32_reaches_no_other_row(compute):
+    reference = ReferenceSet(pixels(N=300, shape=(1, 8, 8)))
+    z, t, x = mixed_latents(reference, 32)
+    t[::4] = 1e-21
+    z[::4] = x[::4]
+    with ContagiousNaN():
+        mean = SubspaceKNN(r=16, n=8, compute=compute).bind(reference).posterior_mean(z, t)
+    assert mean.isfinite().all()
+    torch.testing.assert_close(mean[::4], x[::4], rtol=0, atol=1e-6)
