@@ -7,6 +7,11 @@ import torch
 from torch import Tensor
 
 from lit_knn.posterior import unnormalised_log_likelihood
+from lit_knn.stratified import StratifiedDraws, num_sure, num_used, systematic_draws
+
+# Draws without repetition leave out images that have less than this share of the proposal, all of them together: the
+# chance that one of n independent draws is among them is n times this.
+NEGLIGIBLE_SHARE = 1e-16
 
 
 class Proposal(NamedTuple):
@@ -75,35 +80,92 @@ def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | Non
     Returns:
         `ids` (B, n) in [0, N), and `log_q` (B, n), float64, the log-probability of each draw.
     """
-    device, batch = proposal.log_q.device, proposal.log_q.shape[0]
-    tail_size = proposal.N - (proposal.ids >= 0).sum(1, keepdim=True)
-    log_tail_mass = proposal.log_q_tail.unsqueeze(1) + tail_size.double().log()
+    log_tail_mass = proposal.log_q_tail.unsqueeze(1) + _tail_size(proposal).double().log()
     cdf = torch.cat([proposal.log_q, log_tail_mass], dim=1).exp().cumsum(1)
     # Dividing makes the last entry exactly 1, so that a u < 1 never lands on a category of no mass.
     cdf = cdf / cdf[:, -1:]
-    u = torch.rand(batch, n, dtype=torch.float64, device=device, generator=generator)
+    # The second number places a draw within the tail.
+    u, tail_share = (
+        torch.rand(len(cdf), n, dtype=torch.float64, device=cdf.device, generator=generator) for _ in range(2)
+    )
     column = torch.searchsorted(cdf, u, right=True)
     in_tail = column == proposal.ids.shape[1]
 
     padded_ids = torch.nn.functional.pad(proposal.ids, (0, 1), value=-1)
     padded_log_q = torch.cat([proposal.log_q, proposal.log_q_tail.unsqueeze(1)], dim=1)
-    ids = torch.where(in_tail, _sample_tail(proposal, n, generator), padded_ids.gather(1, column))
+    ids = torch.where(in_tail, _tail_ids(proposal, tail_share), padded_ids.gather(1, column))
     return ids, padded_log_q.gather(1, column)
 
 
-def _sample_tail(proposal: Proposal, n: int, generator: torch.Generator | None) -> Tensor:
-    """Draw n ids per row uniformly from those that are not neighbours; (B, n), arbitrary where there are none.
+def _tail_ids(proposal: Proposal, share: Tensor) -> Tensor:
+    """The images that are not neighbours at these shares (B, n) of their sequence by id, of which 0 is the first.
 
     With the neighbours' ids sorted as s_0 < s_1 < …, the r-th image that is not a neighbour has id r + j, where
     j counts the neighbours with s_j − j ≤ r.
     """
-    ids, N = proposal.ids, proposal.N
-    batch, k = ids.shape
-    tail_size = N - (ids >= 0).sum(1, keepdim=True)
-    u = torch.rand(batch, n, dtype=torch.float64, device=ids.device, generator=generator)
+    ids, tail_size = proposal.ids, _tail_size(proposal)
     # The product may round up to tail_size itself.
-    rank = torch.minimum((u * tail_size).long(), (tail_size - 1).clamp(min=0))
+    rank = torch.minimum((share * tail_size).long(), (tail_size - 1).clamp(min=0))
     # A missing neighbour sorts behind every rank.
-    ordered = torch.where(ids >= 0, ids, 2 * N).sort(1).values
-    gaps = ordered - torch.arange(k, device=ids.device)
+    ordered = torch.where(ids >= 0, ids, 2 * proposal.N).sort(1).values
+    gaps = ordered - torch.arange(ids.shape[1], device=ids.device)
     return rank + torch.searchsorted(gaps, rank, right=True)
+
+
+def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | None = None) -> StratifiedDraws:
+    """Draw n images of the proposal of each z without repetition: the sure neighbours, and a systematic sample.
+
+    The expected base weight of every image is its probability under Eq. 13 (eq:proposal). A neighbour is kept if a draw
+    of n without repetition is sure to contain it. The other places are spread evenly over the rest of the proposal: the
+    other neighbours by decreasing probability as the search gave them, then the flat tail by id.
+
+    Args:
+        proposal: of B latents.
+        n: draws per latent, n <= N; n = N are all images, and no randomness.
+        generator: on the device of the proposal.
+    """
+    if n == proposal.N:
+        return _all_images(proposal)
+    k = proposal.ids.shape[1]
+    top, kept, used = _largest(proposal, n)
+    is_kept = torch.arange(n, device=top.device) < kept.unsqueeze(1)
+    # One column more takes what is written for places that are not kept.
+    columns = torch.where(is_kept, top, k)
+    log_rest = torch.nn.functional.pad(proposal.log_q, (0, 1)).scatter(1, columns, -math.inf)[:, :k]
+    num_tail, log_q_tail = _tail_size(proposal), proposal.log_q_tail.unsqueeze(1)
+    log_tail_mass = log_q_tail + num_tail.double().log()
+    # Relative to its largest the rest does not underflow, however little it is.
+    largest = torch.maximum(log_rest.amax(1, keepdim=True), log_tail_mass)
+    rest, image_q = ((torch.cat([log_rest, tail], 1) - largest).exp() for tail in (log_tail_mass, log_q_tail))
+    draws, heights = systematic_draws(top, kept, used, rest, image_q, generator)
+
+    tail_share = (heights - rest[:, :-1].sum(1, keepdim=True)) / rest[:, -1:].clamp(min=math.ulp(0.0))
+    own_ids = torch.nn.functional.pad(proposal.ids, (0, 1), value=-1).gather(1, draws.ids)
+    tail_ids = _tail_ids(proposal, tail_share.clamp(0, 1))
+    return draws._replace(ids=torch.where(draws.ids == k, tail_ids, own_ids))
+
+
+def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The columns of the n likeliest neighbours (B, n), k beyond them, and how many places are kept and used, (B,)."""
+    k, log_q_tail = proposal.ids.shape[1], proposal.log_q_tail.unsqueeze(1)
+    log_top, top = proposal.log_q.topk(min(n, k), dim=1)
+    beyond = n - top.shape[1]
+    # Images of the tail come after the neighbours, and in the place of missing ones.
+    log_top = torch.cat([torch.maximum(log_top, log_q_tail), log_q_tail.expand(-1, beyond)], dim=1)
+    used = num_used(log_top, proposal.N, torch.full_like(proposal.log_Zq, math.log(NEGLIGIBLE_SHARE)))
+    kept = torch.where(used < n, used, num_sure(log_top.exp()))
+    num_found = (proposal.ids >= 0).sum(1)
+    return torch.nn.functional.pad(top, (0, beyond), value=k), torch.minimum(kept, num_found), used
+
+
+def _all_images(proposal: Proposal) -> StratifiedDraws:
+    """Every image of the set once, each for itself."""
+    batch, N, device = len(proposal.ids), proposal.N, proposal.ids.device
+    nothing = torch.zeros(batch, N, dtype=torch.float64, device=device)
+    ids, used = torch.arange(N, device=device).expand(batch, N), torch.full((batch,), N, device=device)
+    return StratifiedDraws(ids, nothing, nothing.bool(), used, nothing)
+
+
+def _tail_size(proposal: Proposal) -> Tensor:
+    """Number of images that are not neighbours, (B, 1)."""
+    return proposal.N - (proposal.ids >= 0).sum(1, keepdim=True)

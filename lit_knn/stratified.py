@@ -20,7 +20,8 @@ class StratifiedDraws(NamedTuple):
             image's weight is its exact likelihood times the exponential of this; −inf at unused places.
         sampled: (B, n), bool: drawn from the rest, not kept.
         used: (B,), number of used places.
-        rest: (B, N), float32, the proposal without what is kept, not normalised.
+        rest: (B, K), the proposal without what is kept, not normalised; K = N, or k + 1 with a flat tail in the last
+            column.
     """
 
     ids: Tensor
@@ -51,12 +52,31 @@ def stratified_draws(
     rest = log_q.sub_(maximum).exp_()
     log_top = (log_top - maximum).double()
     q_top = log_top.exp() / rest.sum(1, keepdim=True, dtype=torch.float64)
-    used = _num_used(log_top, rest.shape[1], log_negligible)
-    kept = torch.where(used < n, used, _num_sure(q_top) if m is None else m)
-    place = torch.arange(n, device=rest.device)
-    is_kept, is_used = place < kept.unsqueeze(1), place < used.unsqueeze(1)
+    used = num_used(log_top, rest.shape[1], log_negligible)
+    kept = torch.where(used < n, used, num_sure(q_top) if m is None else m)
+    is_kept = torch.arange(n, device=rest.device) < kept.unsqueeze(1)
     rest.scatter_(1, top, torch.where(is_kept, 0.0, log_top.exp().float()))
+    return systematic_draws(top, kept, used, rest, rest, generator)[0]
 
+
+def systematic_draws(
+    top: Tensor, kept: Tensor, used: Tensor, rest: Tensor, image_q: Tensor, generator: torch.Generator | None = None
+) -> tuple[StratifiedDraws, Tensor]:
+    """Keep the first images and spread the other used places evenly over the rest, by one random number for each row.
+
+    Args:
+        top: (B, n), columns of `rest`, those that are kept first.
+        kept: (B,), number of kept places.
+        used: (B,), number of used places.
+        rest: (B, K), mass of each column without what is kept, not normalised.
+        image_q: (B, K), what a single image has of it: `rest` itself where each column is one image.
+        generator: on the device of `rest`.
+
+    Returns:
+        The draws, with columns as ids, and their heights in the cumulative sum of `rest`, (B, n), float64.
+    """
+    place = torch.arange(top.shape[1], device=rest.device)
+    is_kept, is_used = place < kept.unsqueeze(1), place < used.unsqueeze(1)
     cdf = rest.cumsum(1, dtype=torch.float64)
     mass, num_drawn = cdf[:, -1:].clone(), (used - kept).unsqueeze(1)
     u = torch.rand(len(rest), 1, dtype=torch.float64, device=rest.device, generator=generator)
@@ -65,16 +85,16 @@ def stratified_draws(
     # Unused and kept places have heights outside the distribution.
     drawn = drawn.clamp(max=rest.shape[1] - 1)
     # A rest that underflows has nothing to draw, and rounding of the cdf or a height can hit what has no probability.
-    drawn_q = rest.gather(1, drawn).double()
+    drawn_q = image_q.gather(1, drawn).double()
     sampled = is_used & ~is_kept & (drawn_q > 0)
     # Where nothing is drawn, 1 stands for the probability and for the mass: no 0 is divided by 0.
     each = torch.where(num_drawn > 0, mass, 1.0) / num_drawn.clamp(min=1)
     log_drawn = each.log() - torch.where(sampled, drawn_q, 1.0).log()
     log_correction = torch.where(sampled, log_drawn, torch.where(is_kept, 0.0, -math.inf))
-    return StratifiedDraws(torch.where(is_kept, top, drawn), log_correction, sampled, used, rest)
+    return StratifiedDraws(torch.where(is_kept, top, drawn), log_correction, sampled, used, rest), heights
 
 
-def _num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
+def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
     """How many of the largest hold all but a negligible part; n where n do not."""
     # Mass behind each place: of the later ones, and at most N times the last one's for all that are not among the n.
     bound = log_top[:, -1:] + math.log(N)
@@ -83,7 +103,7 @@ def _num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
     return torch.where(enough.any(1), enough.int().argmax(1) + 1, log_top.shape[1])
 
 
-def _num_sure(q_top: Tensor) -> Tensor:
+def num_sure(q_top: Tensor) -> Tensor:
     """How many of the largest a draw of n without repetition is sure to contain, at most n − 1.
 
     The i-th is sure if it has at least its share of the n − i + 1 places that are left for itself and all smaller ones.

@@ -8,6 +8,7 @@ from torch import Tensor
 from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.reference import ReferenceSet
 from lit_knn.snis import snis_weights, weighted_deviation
+from lit_knn.stratified import StratifiedDraws
 
 # Divides where there is nothing to divide.
 TINY = 1e-300
@@ -84,6 +85,12 @@ def merged_draws(ids: Tensor, log_correction: Tensor, of_posterior: bool = False
     merged = ids.scatter(1, place, ids)
     log_correction = log_correction.scatter(1, place, log_correction.gather(1, order)) + multiplicity.log()
     return Draws(merged, log_correction, new.sum(1), multiplicity, of_posterior=of_posterior)
+
+
+def draws_without_repetition(draws: StratifiedDraws) -> Draws:
+    """Kept and sampled images; what a sampled one stands for is one over the probability that it is sampled."""
+    inclusion = torch.where(draws.sampled, (-draws.log_correction).exp(), 1.0)
+    return Draws(draws.ids, draws.log_correction, draws.used, inclusion=inclusion)
 
 
 def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.estimators.draws import Draws, merged_draws
+from lit_knn.estimators.draws import Draws, draws_without_repetition, merged_draws
 from lit_knn.estimators.sampled import SampledEstimator, check_count
 from lit_knn.posterior import direct_sq_dist
-from lit_knn.proposal import Proposal, neighbour_proposal, sample_proposal
+from lit_knn.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
 from lit_knn.reference import ReferenceSet
 
 # At small t the likelihood ratio of two near neighbours hangs on digits that a search does not have, and only a
 # few images matter. Their distances are recomputed, so that the proposal is right where it is concentrated.
 RECOMPUTED_NEIGHBOURS = 16
+DRAWS = ("independent", "stratified")
 
 
 class KNN(SampledEstimator):
@@ -30,25 +31,36 @@ class KNN(SampledEstimator):
     Unlike STF's it is a draw like any other, weighted by p/q, so the estimate stays consistent, and with exact search
     it is that of the paper to the last bit.
 
+    The paper's draws are independent. `stratified` ones are without repetition: neighbours that are sure to be drawn
+    are kept, the other places are spread evenly over the rest of the same proposal, its other neighbours and its tail,
+    and an image's weight is p/q times the share of q that it stands for. So no place goes to an image that is drawn
+    already, and n = N is the exact mean. What they gain is what KNN owes to independent sampling.
+
     Args:
         k: neighbours searched per z. The paper's 2048 is also the most that FAISS finds on a GPU.
         n: draws per z.
         include_source: propose also `x_source`, where it is given and in the set; it costs a search for one vector,
             which is cheap where the index has lists and as expensive as the other where it is exact and needs it not.
+        draws: `independent`, as in the paper, or `stratified`.
 
     Raises:
-        InputError: k < 1, n < 1; at `bind`, k > N.
+        InputError: k < 1, n < 1, other draws; at `bind`, k > N, or n > N stratified draws.
     """
 
-    def __init__(self, k: int = 2048, n: int = 256, include_source: bool = False) -> None:
+    def __init__(self, k: int = 2048, n: int = 256, include_source: bool = False, draws: str = "independent") -> None:
         self.k = check_count("KNN", "k", k)
         self.n = check_count("KNN", "n", n)
         self.include_source = self.uses_source = include_source
+        if draws not in DRAWS:
+            raise InputError(f"KNN: draws={draws!r} must be {' or '.join(DRAWS)}")
+        self.draws = draws
 
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`; builds the neighbour index of the set."""
         if self.k > reference.N:
             raise InputError(f"KNN: k={self.k} is more than the {reference.N} images of the reference set")
+        if self.draws == "stratified" and self.n > reference.N:
+            raise InputError(f"KNN: n={self.n} stratified draws are more than the {reference.N} images")
         reference.build_index(self.k)
         # One query brings out what the index refuses before training does.
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
@@ -63,7 +75,10 @@ class KNN(SampledEstimator):
         return neighbour_proposal(sq_dist, neighbours, t, self.reference.N)
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
-        ids, log_q = sample_proposal(self.proposal(z, t, x_source), self.n, generator)
+        proposal = self.proposal(z, t, x_source)
+        if self.draws == "stratified":
+            return draws_without_repetition(stratified_sample_proposal(proposal, self.n, generator))
+        ids, log_q = sample_proposal(proposal, self.n, generator)
         return merged_draws(ids, -log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
