@@ -53,7 +53,7 @@ class ArrayRecord(Inert):
         self.shape: tuple[int, ...] = (0,)
 
     def __setstate__(self, state: object) -> None:
-        """Take version, shape, element type, whether columns lie together, and the values."""
+        """Take version, shape, element type, whether the first axis runs fastest, and the values."""
         if not isinstance(state, tuple) or len(state) != 5 or state[0] != 1 or type(state[3]) is not bool:
             raise Refused("sets the state of an array in an unknown format, which is refused")
         if self.element is not None:
@@ -119,7 +119,7 @@ def _reconstruct(kind: object, shape: object, code: object) -> ArrayRecord:
 
 
 def _frombuffer(values: object, element: object, shape: object, order: object, axes: object = None) -> ArrayRecord:
-    """`numpy.core.numeric._frombuffer` of pickle protocol 5; with order K, rows lie together and axes are swapped."""
+    """`numpy.core.numeric._frombuffer` of pickle protocol 5; order K permutes the axes of an array in order C."""
     if order not in ("C", "F", "K") or (axes is None) != (order != "K"):
         raise Refused("holds an array in an unknown order, which is refused")
     array = ArrayRecord()

@@ -13,7 +13,7 @@ from tests.edm_pickles import edm_network, published, write
 def small_published(family=DDPMpp, image_size=32, in_channels=3, channels=8, **options):
     """A small network of a published family with random weights."""
     torch.manual_seed(0)
-    options = {"multipliers": [1, 1], "blocks": 1, "attention_at": [], "augment_dim": 9, **options}
+    options = {"multipliers": [1, 1], "blocks": 1, "attention_at": [image_size // 2], "augment_dim": 9, **options}
     net = family(image_size, in_channels, channels, **options)
     for parameter in net.parameters():  # the last layers start at or near zero
         torch.nn.init.normal_(parameter, std=0.05)
