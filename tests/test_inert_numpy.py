@@ -176,6 +176,7 @@ def test_a_type_that_is_not_plain_is_refused(tmp_path, hostile):
     write(tmp_path / "good.pkl", Call("numpy.core.multiarray", "scalar", dtype(), BYTES_8))
     assert load_inert(tmp_path / "good.pkl") == 0.5
     refused(write(tmp_path / "a.pkl", Call("numpy.core.multiarray", "scalar", hostile, BYTES_8)))
+    refused(write(tmp_path / "a.pkl", Call("numpy.core.numeric", "_frombuffer", BYTES_8, hostile, (1,), "C")))
 
 
 def test_the_byte_order_of_a_type_is_set_once(tmp_path):
