@@ -1,7 +1,7 @@
 """The posterior over a finite data set: Eqs. 1, 2, 5 and 8, in log space.
 
 Every function is pure. Distances are squared L2 in model space; likelihoods are those of the EDM process,
-p_t(z|x) = N(z; x, t²I).
+p_t(z|x) = N(z; x, t²I), but for what takes a `process`.
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from lit_knn.process import per_item
+from lit_knn.process import EDM_PROCESS, Process, per_item
 
 # Terms that float32 adds up by itself.
 TERMS_PER_SUM = 64
@@ -124,20 +124,25 @@ def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
     return (weights @ x.flatten(1).double()).reshape(z.shape)
 
 
-def score_from_mean(mu: Tensor, z: Tensor, t: Tensor | float) -> Tensor:
-    """∇ log p_t(z) = (E[x|z,t] − z) / t², Eq. 5 (eq:clean_score).
+def score_from_mean(mu: Tensor, z: Tensor, t: Tensor | float, process: Process = EDM_PROCESS) -> Tensor:
+    """∇ log p_t(z) = (s·E[x|z/s,σ] − z) / (s·σ)² (appendix, ap:general_diffusion), in the EDM process Eq. 5.
+
+    There it is (E[x|z,t] − z) / t² (eq:clean_score), for s(t) = 1 and σ(t) = t.
 
     Args:
-        mu: (B, *shape), posterior mean or an estimate of it.
+        mu: (B, *shape), posterior mean of the clean x or an estimate of it.
         z: (B, *shape), noisy latents.
         t: (B,) or scalar, t > 0.
+        process: the noise process.
 
     Returns:
         (B, *shape).
     """
-    return (mu - z) / per_item(t, z).square()
+    t = per_item(t, z)
+    return (process.scale(t) * mu - z) / process.noise_std(t).square()
 
 
-def mean_from_score(score: Tensor, z: Tensor, t: Tensor | float) -> Tensor:
-    """E[x|z,t] = z + t²·∇ log p_t(z), Eq. 5 (eq:clean_score) solved for the mean; shapes as `score_from_mean`."""
-    return z + per_item(t, z).square() * score
+def mean_from_score(score: Tensor, z: Tensor, t: Tensor | float, process: Process = EDM_PROCESS) -> Tensor:
+    """E[x|z,t] = (z + (s·σ)²·∇ log p_t(z)) / s: `score_from_mean` solved for the mean; shapes as there."""
+    t = per_item(t, z)
+    return (z + process.noise_std(t).square() * score) / process.scale(t)

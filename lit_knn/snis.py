@@ -31,11 +31,10 @@ def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
         x: (B, n, *shape), finite.
 
     Returns:
-        (B, *shape), in the dtype of `x`.
+        (B, *shape), float64, for the last sum alone: rounded to float32 it would have an error of that of x_c.
     """
-    heaviest = weights.argmax(1)
-    centre = x[torch.arange(len(x), device=x.device), heaviest]
-    return centre + weighted_deviation(weights, x, centre)
+    centre = x[torch.arange(len(x), device=x.device), weights.argmax(1)]
+    return centre.double() + weighted_deviation(weights, x, centre)
 
 
 def weighted_deviation(weights: Tensor, x: Tensor, centre: Tensor) -> Tensor:

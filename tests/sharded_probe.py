@@ -24,6 +24,7 @@ ESTIMATORS = {
     "KNN": lambda: KNN(K, 16),
     "KNN, k = N": lambda: KNN(N, 16),
     "KNN with source": lambda: KNN(5, 16, include_source=True),
+    "KNN, stratified": lambda: KNN(K, 16, draws="stratified"),
     "STF": lambda: STF(8),
     "UniformSNIS": lambda: UniformSNIS(8),
     "Exact": Exact,

@@ -6,7 +6,7 @@ import torch
 from scipy.special import softmax
 
 from lit_knn.proposal import neighbour_proposal, sample_proposal
-from lit_knn.snis import snis_variance, snis_weights, weighted_mean
+from lit_knn.snis import snis_variance, snis_weights, weighted_deviation, weighted_mean
 
 N, D, K = 40, 3, 10
 
@@ -142,7 +142,7 @@ def test_weighted_mean_equals_a_plain_loop(dtype):
     weights = torch.rand(2, 5, dtype=torch.float64, generator=generator)
     weights /= weights.sum(1, keepdim=True)
     result = weighted_mean(weights, x)
-    assert result.dtype == dtype
+    assert result.dtype == torch.float64
     for b in range(2):
         expected = sum(weights[b, i].item() * x[b, i].double().numpy() for i in range(5))
         np.testing.assert_allclose(result[b], expected, atol=1e-6 if dtype == torch.float32 else 1e-14)
@@ -154,3 +154,38 @@ def test_weighted_mean_of_many_draws_does_not_drift():
     for b in (1, 3):
         weights = torch.full((b, n), 1 / n, dtype=torch.float64)
         np.testing.assert_allclose(weighted_mean(weights, torch.full((b, n, 300), 0.7)), 0.7, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 3, 64, 256, 1000])
+def test_copies_of_one_image_have_it_as_their_mean_to_the_last_bit(dtype, n):
+    generator = torch.Generator().manual_seed(n)
+    weights = torch.softmax(4 * torch.randn(5, n, dtype=torch.float64, generator=generator), dim=1)
+    weights[0] = 1 / n
+    for scale in (1e-4, 1.0, 300.0):
+        x = (scale * torch.randn(5, 1, 3, 4, generator=generator)).to(dtype).expand(-1, n, -1, -1)
+        assert torch.equal(weighted_mean(weights, x), x[:, 0].double())
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_copies_at_any_scale_of_float32(scale):
+    x = (scale * torch.randn(4, 1, 7, generator=torch.Generator().manual_seed(0))).expand(-1, 300, -1)
+    assert torch.equal(weighted_mean(torch.full((4, 300), 1 / 300, dtype=torch.float64), x), x[:, 0].double())
+
+
+def test_rounding_of_a_mean_is_relative_to_the_spread():
+    # Images that are far from 0 and near each other, as latents may be.
+    generator = torch.Generator().manual_seed(1)
+    x = 1000 + 1e-2 * torch.randn(3, 256, 50, generator=generator)
+    weights = torch.softmax(torch.randn(3, 256, dtype=torch.float64, generator=generator), dim=1)
+    expected = torch.einsum("bn,bnd->bd", weights, x.double())
+    # Half of the spacing of float32 at 1000 is 3e-5.
+    assert (weighted_mean(weights, x) - expected).abs().max() < 1e-7
+
+
+def test_weighted_deviation_takes_any_weights_and_centre():
+    rng = np.random.default_rng(0)
+    weights, x, centre = rng.normal(size=(2, 300)), rng.normal(size=(2, 300, 4, 3)), rng.normal(size=(2, 4, 3))
+    expected = sum(weights[:, i, None, None] * (x[:, i] - centre) for i in range(300))
+    result = weighted_deviation(torch.tensor(weights), torch.tensor(x), torch.tensor(centre))
+    np.testing.assert_allclose(result, expected, atol=1e-12)

@@ -12,7 +12,7 @@ from lit_knn.classes import rows_by_label
 from lit_knn.errors import InputError
 from lit_knn.index.base import with_progress
 from lit_knn.posterior import score_from_mean
-from lit_knn.process import per_item
+from lit_knn.process import EDM_PROCESS, Process, per_item, under_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.warp import Warp
 
@@ -191,10 +191,35 @@ class Estimator(ABC):
         x_source: Tensor | None = None,
         generator: torch.Generator | None = None,
         labels: Tensor | None = None,
+        process: Process = EDM_PROCESS,
     ) -> Tensor:
-        """Estimate the score ∇ log p_t(z), Eq. 5 (eq:clean_score); arguments as `posterior_mean`."""
-        mu = self.posterior_mean(z, t, x_source, generator, labels)
-        return score_from_mean(mu.double(), z.double(), torch.as_tensor(t, dtype=torch.float64)).to(z.dtype)
+        """Estimate the score ∇ log p_t(z), Eq. 5 (eq:clean_score), under any noise process (ap:general_diffusion).
+
+        With z = s(t)·(x + σ(t)·ε) it is (s·μ − z) / (s·σ)², where μ is the posterior mean at z/s and noise level σ.
+
+        Args:
+            z: (B, *shape), noisy latents of the process.
+            t: (B,) or scalar, time of the process; in the EDM process the noise level.
+            x_source: as `posterior_mean`.
+            generator: as `posterior_mean`.
+            labels: as `posterior_mean`.
+            process: the noise process; by default the paper's, σ(t) = t and s(t) = 1.
+
+        Returns:
+            (B, *shape), in the dtype of `z`.
+
+        Raises:
+            InputError: as `posterior_mean`, or a time at which the process has no finite noise level above 0.
+        """
+        t = self._check(z, t, x_source, labels)
+        sigma = process.sigma(t)
+        if not ((sigma > 0) & sigma.isfinite()).all():
+            bad = t[~((sigma > 0) & sigma.isfinite())][0].item()
+            raise InputError(f"{type(self).__name__}: {type(process).__name__} has no finite noise level at t={bad}")
+        # A mean in half precision is off by more than t is large, and the score would be that rounding divided by t².
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
+        mean = under_process(self.posterior_mean, process)(wide, t, x_source, generator, labels)
+        return score_from_mean(mean.double(), z.double(), t, process).to(z.dtype)
 
     @abstractmethod
     def _posterior_mean(

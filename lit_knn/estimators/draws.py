@@ -106,7 +106,7 @@ def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
         x: (B, p, *shape).
         mean: (B, *shape), their weighted mean.
     """
-    sq_deviation, d = direct_sq_dist(mean, x), mean.shape[1:].numel()
+    sq_deviation, d = direct_sq_dist(mean.to(x.dtype), x), mean.shape[1:].numel()
     if draws.inclusion is None:
         sq_weights = weights * per_draw(draws, weights)
         # The mean is itself that of the draws: for equal weights this is the n − 1 of a sample variance.

@@ -123,7 +123,7 @@ class SubspaceKNN(CertifiedEstimator):
         parts, order = [], []
         for rows, x, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
             excess = self._projection().components.expand(self._excess(weights, draws)).view(-1, *z.shape[1:])
-            mean = weighted_mean(weights, x) - excess
+            mean = weighted_mean(weights, x).to(x.dtype) - excess
             sq_error = self._sq_error(weights, x, mean, excess, draws)
             parts.append(Certificate(mean, *weight_spread(weights), sq_error))
             order.append(rows)

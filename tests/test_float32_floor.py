@@ -1,0 +1,118 @@
+"""No rounding reads as error at small noise, where the score divides by t⁴: estimates against the mean in float64."""
+
+import pytest
+import torch
+
+from callbacks.estimator_measurement import FixedSource, measure
+from callbacks.latents import NoisyLatents
+from lit_knn.data import Digits
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN
+from lit_knn.estimators.draws import merged_draws
+from lit_knn.posterior import posterior_mean
+from lit_knn.reference import ReferenceSet
+
+MAKERS = {
+    "KNN": lambda: KNN(k=64, n=32),
+    "KNN stratified": lambda: KNN(k=64, n=32, draws="stratified"),
+    "SubspaceKNN": lambda: SubspaceKNN(r=16, n=32, compute="float32"),
+    "MonteCarlo": lambda: MonteCarlo(n=32),
+    "STF": lambda: STF(n=32),
+    "Exact": lambda: Exact("float64"),
+}
+every_estimator = pytest.mark.parametrize("name", MAKERS)
+
+
+def images(N, copies=1, side=16):
+    """uint8 images, each `copies` times."""
+    own = torch.randint(0, 256, (N, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return own.repeat_interleave(copies, 0)
+
+
+def score_mse(estimator, reference, t, num_z=32):
+    """As the callback `EstimatorError` measures it."""
+    z, x = NoisyLatents(reference, num_z, 0).batch(range(num_z), t)
+    mu = Exact("float64").bind(reference).posterior_mean(z.double(), t)
+    values = measure(estimator.bind(reference), 3, z, t, mu, FixedSource(x), (0, 0))
+    return values["mse"].mean().item() / t**4
+
+
+@every_estimator
+@pytest.mark.parametrize("t", [0.002, 0.01, 0.1])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_score_of_images_far_apart_has_no_floor(name, t, copies):
+    # The posterior is one image, or its copies: every estimate is that image to the last bit.
+    assert score_mse(MAKERS[name](), ReferenceSet(images(64, copies)), t) == 0
+
+
+@pytest.mark.parametrize("t", [0.002, 0.005, 0.01, 0.02, 0.05])
+@pytest.mark.parametrize("name", ["KNN", "KNN stratified", "SubspaceKNN", "MonteCarlo"])
+def test_the_score_of_the_digits_has_no_floor(name, t, digits):
+    assert score_mse(MAKERS[name](), digits, t) < 1e-10
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = Digits()
+    data.setup("validate")
+    return data.reference
+
+
+@pytest.mark.parametrize("t", [0.02, 0.5, 5.0])
+def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
+    # Pairs of images 2t apart in all, in each of many dimensions a little.
+    x = t * torch.randn(40, 3072, generator=torch.Generator().manual_seed(1))
+    x[1::2] = x[::2] + 2 * t / 3072**0.5 * torch.randn(20, 3072, generator=torch.Generator().manual_seed(2))
+    z = x[::2] + t * torch.randn(20, 3072, generator=torch.Generator().manual_seed(3))
+    mu = posterior_mean(z, x, t)
+    spread = (x[::2] - x[1::2]).double().norm(dim=1)
+    estimate = KNN(k=8, n=40, draws="stratified").bind(ReferenceSet(x)).posterior_mean(z, t)
+    assert ((estimate - mu).norm(dim=1) / spread).square().mean().sqrt() < 1e-5
+
+
+def test_latents_in_float64_have_means_in_float64():
+    # Rounded to float32 these means have a score MSE of 4e-9.
+    t, x = 0.02, torch.randn(40, 300, generator=torch.Generator().manual_seed(1))
+    x[1::2] = x[::2] + 2 * t / 300**0.5 * torch.randn(20, 300, generator=torch.Generator().manual_seed(2))
+    z = x[::2].double() + t * torch.randn(20, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for estimator in (KNN(k=8, n=40, draws="stratified"), SubspaceKNN(r=40, n=40, compute="float32")):
+        estimate = estimator.bind(ReferenceSet(x)).posterior_mean(z, t)
+        assert (estimate - posterior_mean(z, x, t)).square().mean() / t**4 < 1e-10
+
+
+def test_merged_draws_are_the_draws_they_stand_for():
+    ids = torch.tensor([[4, 2, 4, 4], [7, 7, 7, 7], [3, 1, 0, 2]])
+    log_correction = -(ids + 1.0).double().log()
+    draws = merged_draws(ids, log_correction)
+    assert draws.used.tolist() == [2, 1, 4]
+    assert [draws.ids[row, : draws.used[row]].tolist() for row in range(3)] == [[2, 4], [7], [0, 1, 2, 3]]
+    assert draws.multiplicity.tolist() == [[1, 3, 0, 0], [4, 0, 0, 0], [1, 1, 1, 1]]
+    sq_dist = draws.ids.double()
+    weights = draws.weights(sq_dist, torch.ones(3))
+    for row in range(3):
+        single = torch.softmax(-ids[row].double() / 2 + log_correction[row], 0)
+        for place in range(draws.used[row]):
+            torch.testing.assert_close(weights[row, place], single[ids[row] == draws.ids[row, place]].sum())
+        assert (weights[row, draws.used[row] :] == 0).all()
+
+
+def test_certificates_are_those_of_the_single_draws():
+    # Effective sample size, largest weight and error by their formulas over n draws, equal ones included.
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    z = torch.zeros(1, 2)
+    estimator = KNN(k=3, n=10).bind(ReferenceSet(x))
+    from lit_knn.proposal import sample_proposal
+
+    for seed in range(5):
+        one = torch.ones(1, dtype=torch.float64)
+        ids, log_q = sample_proposal(estimator.proposal(z, one), 10, torch.Generator().manual_seed(seed))
+        assert len(ids.unique()) < 10
+        weights = torch.softmax(-x.double()[ids[0]].square().sum(1) / 2 - log_q[0], 0)
+        mean = weights @ x.double()[ids[0]]
+        certificate = estimator.certified_mean(z, 1.0, generator=torch.Generator().manual_seed(seed))
+        spread = weights.square() @ (x.double()[ids[0]] - mean).square().mean(1)
+        for ours, expected in zip(
+            certificate,
+            (mean, 1 / weights.square().sum(), weights.max(), spread / (1 - weights.square().sum())),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours[0].double(), expected, rtol=1e-5, atol=1e-7)
