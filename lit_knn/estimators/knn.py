@@ -5,8 +5,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
-from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws
+from lit_knn.estimators.counts import DEFAULT_K, IMAGES, Count
+from lit_knn.estimators.sampled import Draws, SampledEstimator, snis_draws
 from lit_knn.posterior import direct_sq_dist
 from lit_knn.proposal import Proposal, neighbour_proposal, sample_proposal
 from lit_knn.reference import ReferenceSet
@@ -30,8 +30,9 @@ class KNN(SampledEstimator):
     it is that of the paper to the last bit.
 
     Args:
-        k: neighbours searched per z. The paper's 2048 is also the most that FAISS finds on a GPU.
-        n: draws per z.
+        k: neighbours searched per z; null for the paper's 2048, or N where that is less. It is also the most that FAISS
+            finds on a GPU.
+        n: draws per z; null for the paper's 256.
         include_source: propose also `x_source`, where it is given and in the set; it costs a search for one vector,
             which is cheap where the index has lists and as expensive as the other where it is exact and needs it not.
 
@@ -39,19 +40,19 @@ class KNN(SampledEstimator):
         InputError: k < 1, n < 1; at `bind`, k > N.
     """
 
-    def __init__(self, k: int = 2048, n: int = 256, include_source: bool = False) -> None:
-        self.k = check_count("KNN", "k", k)
-        self.n = check_count("KNN", "n", n)
+    k = Count(DEFAULT_K, IMAGES)
+
+    def __init__(self, k: int | None = None, n: int | None = None, include_source: bool = False) -> None:
+        self.k, self.n = k, n
         self.include_source = self.uses_source = include_source
 
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`; builds the neighbour index of the set."""
-        if self.k > reference.N:
-            raise InputError(f"KNN: k={self.k} is more than the {reference.N} images of the reference set")
+        super().bind(reference)
         reference.build_index(self.k)
         # One query brings out what the index refuses before training does.
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
-        return super().bind(reference)
+        return self
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
         """The proposal that draws for z (B, *shape) at t (B,) come from, Eq. 13 (eq:proposal)."""

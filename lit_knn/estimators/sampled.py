@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.estimators.streaming import GPU_FACTOR
 from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.reference import ReferenceSet
@@ -53,7 +53,8 @@ class Certificate(NamedTuple):
 class CertifiedEstimator(Estimator):
     """An estimator from n weighted images that can tell how far off it may be; subclasses implement `_certify`."""
 
-    n: int
+    n = Count(DEFAULT_N)
+    """Images drawn for each z, with repetition, so that there may be more of them than images in the set."""
 
     @torch.no_grad()
     def certified_mean(
@@ -138,19 +139,6 @@ def in_order(parts: Sequence[Certificate], rows: Sequence[Tensor]) -> Certificat
 def weight_spread(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Effective sample size and largest weight of weights (B, n) that sum to 1: (B,) each."""
     return 1 / weights.square().sum(1), weights.amax(1)
-
-
-def check_count(owner: str, option: str, value: int) -> int:
-    """Return `value` if it is an integer of at least 1.
-
-    Raises:
-        InputError: another type, or value < 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{owner}: {option} must be an integer, got {value!r}")
-    if value < 1:
-        raise InputError(f"{owner}: {option} must be at least 1, got {value}")
-    return value
 
 
 def snis_draws(ids: Tensor, t: Tensor, log_q: Tensor | None = None, x_source: Tensor | None = None) -> Draws:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws, uniform_ids
+from lit_knn.estimators.sampled import Draws, SampledEstimator, snis_draws, uniform_ids
 
 
 class STF(SampledEstimator):
@@ -16,7 +16,8 @@ class STF(SampledEstimator):
     different z are independent.
 
     Args:
-        n: images averaged per z, the source included when it is given. Without a source it is `UniformSNIS`.
+        n: images averaged per z, the source included when it is given; null for 256. Without a source it is
+            `UniformSNIS`.
 
     Raises:
         InputError: n < 1.
@@ -24,8 +25,8 @@ class STF(SampledEstimator):
 
     uses_source = True
 
-    def __init__(self, n: int = 256) -> None:
-        self.n = check_count("STF", "n", n)
+    def __init__(self, n: int | None = None) -> None:
+        self.n = n
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         drawn = self.n if x_source is None else self.n - 1

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.sampled import Draws, SampledEstimator, check_count, snis_draws, uniform_ids
+from lit_knn.estimators.sampled import Draws, SampledEstimator, snis_draws, uniform_ids
 
 
 class UniformSNIS(SampledEstimator):
@@ -12,14 +12,14 @@ class UniformSNIS(SampledEstimator):
     Biased, O(1/n), and useless below the t at which n random images include likely ones.
 
     Args:
-        n: draws per z.
+        n: draws per z; null for 256.
 
     Raises:
         InputError: n < 1.
     """
 
-    def __init__(self, n: int = 256) -> None:
-        self.n = check_count("UniformSNIS", "n", n)
+    def __init__(self, n: int | None = None) -> None:
+        self.n = n
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         return snis_draws(uniform_ids(self.reference, len(z), self.n, generator), t)
