@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 from matplotlib.axes import Axes
@@ -18,7 +19,9 @@ from matplotlib.ticker import LogFormatter
 
 from callbacks.fidelity import CSV_NAME, NAMES
 from callbacks.results import read_rows, save_figure
+from lit_knn import estimators
 from lit_knn.errors import InputError
+from lit_knn.estimators.counts import Count
 
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
 
@@ -83,9 +86,17 @@ def _read_estimator(path: Path) -> tuple[str, int | None, int | None]:
     try:
         estimator = yaml.safe_load(path.read_text())["model"]["init_args"]["estimator"]
         options = estimator.get("init_args") or {}
-        return estimator["class_path"].rpartition(".")[2], options.get("k"), options.get("n")
+        name = estimator["class_path"].rpartition(".")[2]
+        return name, _number(name, options, "k"), _number(name, options, "n")
     except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise InputError(f"figure4: {path} tells no model.init_args.estimator") from error
+
+
+def _number(estimator: str, options: dict[str, Any], option: str) -> int | None:
+    """An option of an estimator; null is the default of its class, which a run on fewer images than that takes down."""
+    count = getattr(getattr(estimators, estimator, None), option, None)
+    given = options.get(option)
+    return count.default if given is None and option in options and isinstance(count, Count) else given
 
 
 def _read_points(path: Path, metric: str) -> dict[int, float]:

@@ -9,14 +9,8 @@ from torch import Tensor
 
 from lit_knn.compute import check_compute, compute_dtype
 from lit_knn.errors import InputError
-from lit_knn.estimators.sampled import (
-    Certificate,
-    CertifiedEstimator,
-    check_count,
-    gather_used,
-    in_order,
-    weight_spread,
-)
+from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count, check_count
+from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, gather_used, in_order, weight_spread
 from lit_knn.estimators.streaming import work_bytes
 from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.projection import Projection
@@ -65,9 +59,10 @@ class SubspaceKNN(CertifiedEstimator):
     images are never searched, so there is no k. `docs/subspace_knn.md` derives it.
 
     Args:
-        r: principal components. Error falls and time grows with it.
+        r: principal components; null for 512, or min(N, d) where that is less. Error falls and time grows with it.
         m: most probable images kept for each z; null for as many as a draw of n without repetition is sure to contain.
-        n: images gathered for each z at most; where fewer hold the whole posterior, only these are.
+        n: images gathered for each z at most; null for 256, or N where that is less. Where fewer hold the whole
+            posterior, only these are.
         compute: type of the two products: `float32`, `bfloat16`, or `auto` for the fastest that the device has.
 
     Raises:
@@ -77,21 +72,25 @@ class SubspaceKNN(CertifiedEstimator):
 
     can_warp = True
 
-    def __init__(self, r: int = 512, m: int | None = None, n: int = 256, compute: str = "auto") -> None:
-        self.r = check_count("SubspaceKNN", "r", r)
+    r = Count(DEFAULT_R, COMPONENTS)
+    n = Count(DEFAULT_N, IMAGES)
+
+    def __init__(self, r: int | None = None, m: int | None = None, n: int | None = None, compute: str = "auto") -> None:
+        self.r, self.n = r, n
         self.m = None if m is None else check_count("SubspaceKNN", "m", m)
-        self.n = check_count("SubspaceKNN", "n", n)
-        if m is not None and m > n:
-            raise InputError(f"SubspaceKNN: m={m} is more than n={n}")
+        self._check_kept()
         self.compute = check_compute("SubspaceKNN", compute)
 
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`; projects the images."""
-        if self.n > reference.N:
-            raise InputError(f"SubspaceKNN: n={self.n} is more than the {reference.N} images of the reference set")
         super().bind(reference)
+        self._check_kept()
         self._projection()
         return self
+
+    def _check_kept(self) -> None:
+        if self.m is not None and self.m > self.n:
+            raise InputError(f"SubspaceKNN: m={self.m} is more than n={self.n}")
 
     def _projection(self) -> Projection:
         reference = self.reference
