@@ -49,7 +49,7 @@ def test_a_sharded_set_is_divided_by_the_number_of_devices():
     parts = parts_of(plan_of("table1/ict_knn.yaml", *options))
     assert parts["images"] == 12_500 * 3072
     assert parts["index"] == 12_500 * 3072 * 4
-    assert parts["order of an epoch"] == 50_000 * 8
+    assert parts["order of an epoch"] == 2 * 50_000 * 8  # mirror images are items, too
 
 
 def test_what_ranks_do_not_share_of_a_sharded_set_counts_for_each(tmp_path):

@@ -50,9 +50,7 @@ class Count:
         limited: whether the limit holds for an estimator; None where it holds for all.
     """
 
-    def __init__(
-        self, default: int, limit: Limit | None = None, limited: Callable[[Any], bool] | None = None
-    ) -> None:
+    def __init__(self, default: int, limit: Limit | None = None, limited: Callable[[Any], bool] | None = None) -> None:
         self.default = default
         self.limit = limit
         self.limited = limited
