@@ -1,4 +1,4 @@
-"""Training time: validations left out, resumed parts added up, and the table of several runs (tab:consistency_runtime)."""
+"""Training time: validations left out, resumed parts added up, and the table of runs (tab:consistency_runtime)."""
 
 import json
 from pathlib import Path
@@ -74,8 +74,8 @@ def train(folder, clock, steps, ckpt_path=None, interrupt_at=None, **options):
     trainer = pl.Trainer(
         max_steps=steps, accelerator="cpu", default_root_dir=folder, logger=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=1, val_check_interval=2, check_val_every_n_epoch=None,
-        log_every_n_steps=3, callbacks=[SlowRun(clock, interrupt_at), LastCheckpoint(dirpath=str(folder)), RunSummary()],
-        **options,
+        log_every_n_steps=3, **options,
+        callbacks=[SlowRun(clock, interrupt_at), LastCheckpoint(dirpath=str(folder)), RunSummary()],
     )  # fmt: skip
     folder.mkdir(exist_ok=True)
     try:
