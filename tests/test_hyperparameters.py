@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+import lit_knn.estimators
 from lit_knn.edm import LitEDM
 from lit_knn.estimators import OneSample
 from lit_knn.ict import LitICT
@@ -58,9 +59,13 @@ def value_of(text):
 
 
 def option(config, key):
-    """What `key` of the command line is in a config: of a class its name, of callbacks those of the class named."""
+    """What `key` of the command line is in a config: of a class its name, of callbacks those of the class named.
+
+    Of an estimator null is the default of its class.
+    """
     value = config
     for part in key.split("."):
+        owner = value.get("class_path", "")
         if part == "callbacks":
             value = {c["class_path"].rpartition(".")[2]: c for c in value.get(part) or value[f"{part}+"]}
         else:
@@ -69,6 +74,8 @@ def option(config, key):
             value = options[part]
     if isinstance(value, dict):
         value = value["class_path"]
+    if value is None and owner.startswith("lit_knn.estimators."):
+        return getattr(getattr(lit_knn.estimators, owner.rpartition(".")[2]), part).default
     return value.rpartition(".")[2] if isinstance(value, str) and value.startswith("lit_knn.") else value
 
 
