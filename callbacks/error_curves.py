@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 # Told apart in print and by the colour-blind (Okabe and Ito).
@@ -13,13 +14,17 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vP*X"
 QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "variance"}
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
-DECADES, MOST_DECADES = 4.0, 14.0
+# Shown are so many decades below each curve's peak, but no more than these above and below the middle one of the peaks.
+DECADES, ABOVE, BELOW = 4.0, 6.0, 10.0
+# Distance of the rows of marks for zeros, as a share of the axis.
+MARK_STEP = 0.03
 
 
 def error_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw score errors above and posterior mean errors below, one column per quantity, one colour per estimator.
 
     The squared bias is the corrected one, shown where it is above three standard errors. Bands are one standard error.
+    What is exactly 0, which a logarithmic axis cannot show, is a mark at the foot, in a row for each estimator.
 
     Args:
         rows: of `estimator_error.csv`, one for each estimator and noise level.
@@ -27,16 +32,22 @@ def error_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     names = list(dict.fromkeys(row["estimator"] for row in rows))
     figure = Figure(figsize=(11, 6.6), layout="constrained")
     grid = figure.subplots(2, 3, sharex=True, sharey="row")
+    any_zero = False
     for row_of_axes, (prefix, label) in zip(grid, PREFIXES.items(), strict=True):
         for axes, (quantity, title) in zip(row_of_axes, QUANTITIES.items(), strict=True):
             _style(axes, title if prefix == "score" else "", "noise level $t$" if prefix == "mu" else "")
             for i, name in reversed(list(enumerate(names))):  # the first named is drawn last, on top
                 own = sorted((row for row in rows if row["estimator"] == name), key=lambda row: row["t"])
                 _draw_curve(axes, own, f"{prefix}_{quantity}", COLOURS[i % 8], MARKERS[i % 8], name)
+                zeros = [row["t"] for row in own if row[f"{prefix}_{quantity}"] == 0]
+                any_zero |= _mark_zeros(axes, zeros, i)
         row_of_axes[0].set_ylabel(label)
         _fit_limits(row_of_axes[0], rows, f"{prefix}_mse")
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=min(len(names), 6), frameon=False)
+    if any_zero:
+        handles.insert(0, Line2D([], [], color="0.4", marker="o", markersize=3, fillstyle="none", linestyle="none"))
+        labels.insert(0, "hollow, at the foot: 0")
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=min(len(labels), 7), frameon=False)
     return figure
 
 
@@ -57,6 +68,15 @@ def _draw_curve(
     axes.fill_between(t, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
+def _mark_zeros(axes: Axes, t: Sequence[float], number: int) -> bool:
+    """Mark the noise levels of an estimator's zeros at the foot of the axes; whether there are any."""
+    if t:
+        marks = Line2D(t, [MARK_STEP * (number + 1)] * len(t), color=COLOURS[number % 8], linestyle="none")
+        marks.set(marker=MARKERS[number % 8], markersize=3, fillstyle="none", transform=axes.get_xaxis_transform())
+        axes.add_line(marks)
+    return len(t) > 0
+
+
 def _style(axes: Axes, title: str, xlabel: str) -> None:
     axes.set(xscale="log", yscale="log", title=title, xlabel=xlabel)
     for axis in (axes.xaxis, axes.yaxis):
@@ -67,10 +87,10 @@ def _style(axes: Axes, title: str, xlabel: str) -> None:
 
 
 def _fit_limits(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str) -> None:
-    """Show each curve down to `DECADES` below its peak, but no rounding errors of exact zeros."""
+    """Show each curve down to `DECADES` below its peak, unless it is far from the others, as rounding errors are."""
     shown = [(row["estimator"], row[column]) for row in rows if math.isfinite(row[column]) and row[column] > 0]
     if shown:
-        peaks = {name: max(value for other, value in shown if other == name) for name, _ in shown}
-        top, lowest = 3 * max(peaks.values()), min(value for _, value in shown)
-        floor = max(min(peaks.values()) / 10**DECADES, top / 10**MOST_DECADES)
-        axes.set_ylim(max(lowest / 3, floor), top)
+        peaks = sorted(max(value for other, value in shown if other == name) for name in {name for name, _ in shown})
+        middle, lowest = peaks[len(peaks) // 2], min(value for _, value in shown)
+        floor = max(lowest / 3, peaks[0] / 10**DECADES, middle / 10**BELOW)
+        axes.set_ylim(floor, min(3 * peaks[-1], middle * 10**ABOVE))

@@ -25,7 +25,7 @@ from callbacks.progress import measuring_bar
 from callbacks.results import check_new, save_figure, show_figure, write_rows
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.metrics import LatentMeans, MeanAndError
+from lit_knn.metrics import LatentMeans, MeanAndError, bias_share
 
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
 # Columns of the other quantities of `estimator_measurement`.
@@ -50,7 +50,8 @@ class EstimatorError(pl.Callback):
     Writes `estimator_error.csv`, one row for each estimator and noise level, and Figure 3 (`figure3.png`, `.pdf`) to
     the run's folder, and both to TensorBoard. Columns, means over the latents: MSE, squared bias (plain, and corrected
     for the finite number of repeats) and variance per dimension, of the posterior mean (`mu_`) and of the score
-    (`score_`), with standard errors (`_se`); of sampling estimators the effective sample size, the largest weight
+    (`score_`), with standard errors over the latents (`_se`); the share of the MSE that is squared bias, corrected
+    (`bias_share`); of sampling estimators the effective sample size, the largest weight
     and what they estimate of their own MSE (`certified_mse`); of KNN the search recall, the posterior mass found,
     Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d.
 
@@ -168,6 +169,10 @@ class EstimatorError(pl.Callback):
                 known = means.get(error)
                 row[f"{prefix}_{error}"] = "" if known is None else known.mean * scale
                 row[f"{prefix}_{error}_se"] = "" if known is None else known.standard_error * scale
+        share = None
+        if "variance" in means and means["mse"].mean > 0:
+            share = bias_share(means["mse"], means["bias_sq_corrected"], means["variance"])
+        row["bias_share"], row["bias_share_se"] = ("", "") if share is None else share
         return {**row, **{column: means[name].mean if name in means else "" for name, column in COLUMNS.items()}}
 
     def _show(self, trainer: pl.Trainer, folder: Path) -> None:
@@ -181,4 +186,8 @@ class EstimatorError(pl.Callback):
                     if column not in ("estimator", "num_z", "repeats") and value != "" and not column.endswith("_se"):
                         step = self.levels.index(row["t"])
                         trainer.logger.experiment.add_scalar(f"{column}/{row['estimator']}", value, step)
+        for name in self.estimators:
+            peak = max((row for row in self.rows if row["estimator"] == name), key=lambda row: row["score_mse"])
+            error = f"{peak['score_mse']:.1e} ± {peak['score_mse_se']:.1e}"
+            rank_zero_info(f"Peak score MSE of {name}: {error}, at t = {peak['t']:.3g}")
         rank_zero_info(f"Estimator error is in {folder / CSV_NAME} and {paths[0]}")

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from callbacks.estimator_measurement import FixedSource, PosteriorSource, measur
 from callbacks.latents import NoisyLatents, noise_grid
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, UniformSNIS
 from lit_knn.estimators.draws import uniform_draws
-from lit_knn.metrics import LatentMeans, error_terms
+from lit_knn.metrics import LatentMeans, MeanAndError, bias_share, error_terms
 from lit_knn.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.reference import ReferenceSet
 from main import main
@@ -77,6 +78,46 @@ def test_means_and_standard_errors_add_up_over_batches_and_ranks():
         mean, error = ranks[0].compute()[name]
         assert mean == pytest.approx(expected.mean())
         assert error == pytest.approx(sem(expected))
+
+
+def gaussian_terms(num_z, R=5, d=6, b=0.3, s=0.5, seed=0):
+    """Terms of estimates whose error in each dimension is N(b, s²), and their means over the latents."""
+    errors = np.random.default_rng(seed).normal(b, s, size=(R, num_z, d))
+    means = LatentMeans(("mse", "bias_sq_corrected", "variance"))
+    terms = terms_of(errors, 0.0)
+    means.update(mse=terms.mse, bias_sq_corrected=terms.bias_sq_corrected, variance=terms.variance)
+    return means.compute()
+
+
+def test_standard_errors_are_those_of_gaussian_errors():
+    R, d, b, s, num_z = 5, 6, 0.3, 0.5, 40_000
+    measured = gaussian_terms(num_z)
+    # Variances of a mean of squares, a sample variance and a squared mean of Gaussian numbers, by their textbook forms.
+    variances = {
+        "mse": (2 * s**4 + 4 * b**2 * s**2) / (R * d),
+        "variance": 2 * s**4 / ((R - 1) * d),
+        "bias_sq_corrected": (2 * (s**2 / R) ** 2 + 4 * b**2 * s**2 / R + 2 * s**4 / (R - 1) / R**2) / d,
+    }
+    expected = {"mse": b**2 + s**2, "variance": s**2, "bias_sq_corrected": b**2}
+    for name, variance in variances.items():
+        mean, error = measured[name]
+        assert error == pytest.approx((variance / num_z) ** 0.5, rel=0.03)
+        assert abs(mean - expected[name]) < 4 * error
+
+
+def test_the_share_of_the_bias_and_its_standard_error():
+    shares = [bias_share(**gaussian_terms(200, seed=seed)) for seed in range(400)]
+    values = np.array([share.mean for share in shares])
+    assert abs(values.mean() - 0.09 / 0.34) < 4 * sem(values) + 1e-3  # a ratio of means is biased, O(1/num_z)
+    assert np.mean([share.standard_error for share in shares]) == pytest.approx(values.std(), rel=0.1)
+    nothing = MeanAndError(0.0, 0.0)
+    assert math.isnan(bias_share(nothing, nothing, nothing).mean)
+    all_bias = bias_share(MeanAndError(2.0, 0.1), MeanAndError(2.0, 0.1), nothing)
+    assert all_bias == MeanAndError(1.0, pytest.approx(0.0, abs=1e-8))
+
+
+def test_one_latent_has_no_standard_error():
+    assert all(math.isnan(error) for _, error in gaussian_terms(1).values())
 
 
 # Estimators on a small set, where everything is known
@@ -230,9 +271,15 @@ def test_a_run_leaves_table_picture_and_tensorboard(finished):
         assert (row["mu_variance"] == "") == (name == "exact")
         assert (row["effective_sample_size"] == "") == (name == "exact")
         assert (row["search_recall"] == "") == (name != "KNN")
+        assert (row["bias_share"] == "") == (name == "exact")
+        for error in ("mse", "bias_sq", "bias_sq_corrected"):
+            assert float(row[f"score_{error}_se"]) == pytest.approx(float(row[f"mu_{error}_se"]) / t**4)
     assert float(by_name["exact", 5.0]["mu_mse"]) < 1e-12
     assert by_name["exact", 5.0]["repeats"] == "1"
     assert float(by_name["KNN", 5.0]["mu_mse"]) > 1e-4
+    stf = by_name["STF", 5.0]
+    assert float(stf["bias_share"]) == pytest.approx(float(stf["mu_bias_sq_corrected"]) / float(stf["mu_mse"]))
+    assert 0 < float(stf["bias_share_se"]) < 1
     folder = finished / "run" / "version_0"
     assert Image.open(folder / "figure3.png").size[0] > 1000
     assert (folder / "figure3.pdf").read_bytes().startswith(b"%PDF")

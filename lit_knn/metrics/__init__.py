@@ -1,6 +1,6 @@
 """Metrics of estimators and of generated samples."""
 
-from lit_knn.metrics.estimator_error import ErrorTerms, LatentMeans, MeanAndError, error_terms
+from lit_knn.metrics.estimator_error import ErrorTerms, LatentMeans, MeanAndError, bias_share, error_terms
 from lit_knn.metrics.features import DINOv2, EfficientNetLite0, FeatureExtractor, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import (
     FeatureStatistics,
@@ -25,6 +25,7 @@ __all__ = [
     "MemorisationMetric",
     "NearestImages",
     "Pixels",
+    "bias_share",
     "error_terms",
     "frechet_distance",
     "inception_score",

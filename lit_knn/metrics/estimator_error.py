@@ -1,5 +1,6 @@
 """Error of an estimator at one noise level: squared bias, variance and MSE, Eq. 15 (eq:mse), averaged over latents."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,19 @@ class MeanAndError(NamedTuple):
 
     mean: float
     standard_error: float
+
+
+def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: MeanAndError) -> MeanAndError:
+    """The share of the MSE that is squared bias: a ratio of means over latents, with its standard error.
+
+    The bias is the one corrected for the number of repeats: the plain one has variance / R in it. For mse =
+    bias_sq_corrected + variance at each latent, the three standard errors tell the covariance of bias and MSE.
+    """
+    share = bias_sq_corrected.mean / mse.mean if mse.mean > 0 else math.nan
+    of_mse, of_bias, of_variance = (part.standard_error**2 for part in (mse, bias_sq_corrected, variance))
+    covariance = (of_mse + of_bias - of_variance) / 2
+    sq_error = of_bias + share**2 * of_mse - 2 * share * covariance
+    return MeanAndError(share, max(sq_error, 0.0) ** 0.5 / mse.mean if mse.mean > 0 else math.nan)
 
 
 class LatentMeans(Metric):

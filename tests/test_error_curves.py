@@ -1,0 +1,101 @@
+"""Figure 3's picture: curves, bands, and what a logarithmic axis cannot show."""
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+
+from callbacks.error_curves import COLOURS, PREFIXES, QUANTITIES, error_figure
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+
+
+def row(name, t, mse, se=0.0, bias=None, variance=None):
+    """A row of the table with the same numbers for posterior mean and score."""
+    values = {"mse": mse, "bias_sq_corrected": mse if bias is None else bias, "variance": variance}
+    found = {"estimator": name, "t": t}
+    for prefix in PREFIXES:
+        for quantity, value in values.items():
+            found |= {f"{prefix}_{quantity}": "" if value is None else value, f"{prefix}_{quantity}_se": se}
+    return found
+
+
+def drawn(rows):
+    """The axes, as they come out."""
+    figure = error_figure(rows)
+    figure.savefig(io.BytesIO(), format="png")
+    return figure.axes
+
+
+def marks(axes):
+    """Noise levels marked at the foot, by colour."""
+    return {
+        to_hex(line.get_color()).upper(): list(line.get_xdata())
+        for line in axes.lines
+        if line.get_fillstyle() == "none" and line.get_transform() == axes.get_xaxis_transform()
+    }
+
+
+def curves(axes):
+    """Each curve's values, by its name."""
+    return {line.get_label(): list(line.get_ydata()) for line in axes.lines if line.get_fillstyle() != "none"}
+
+
+LEVELS = [0.002, 0.05, 1.0, 20.0]
+
+
+def test_zeros_are_marks_at_the_foot_and_gaps_in_the_curve():
+    rows = [row("KNN", t, mse, variance=mse) for t, mse in zip(LEVELS, (0.0, 0.0, 1e-9, 1e-3), strict=True)]
+    rows += [row("STF", t, mse, variance=0.0) for t, mse in zip(LEVELS, (0.0, 1e-8, 1e-2, 1e-3), strict=True)]
+    mse, bias, variance = drawn(rows)[:3]
+    assert marks(mse) == {COLOURS[0]: LEVELS[:2], COLOURS[1]: LEVELS[:1]}
+    assert marks(variance) == {COLOURS[0]: LEVELS[:2], COLOURS[1]: LEVELS}
+    assert [math.isnan(value) for value in curves(mse)["KNN"]] == [True, True, False, False]
+    assert 0 < mse.get_ylim()[0] < mse.get_ylim()[1] < math.inf
+    assert any("foot" in text.get_text() for text in bias.figure.legends[0].get_texts())
+
+
+def test_a_bias_that_may_be_none_is_neither_drawn_nor_a_zero():
+    rows = [row("KNN", 1.0, 1e-3, se=1e-4, bias=-1e-5), row("KNN", 2.0, 1e-3, se=1e-4, bias=1e-4)]
+    bias = drawn(rows)[1]
+    assert all(math.isnan(value) for value in curves(bias)["KNN"])
+    assert marks(bias) == {}
+
+
+def test_nothing_but_zeros_is_a_picture():
+    axes = drawn([row(name, t, 0.0, variance=0.0) for name in ("a", "b") for t in LEVELS])
+    assert all(len(marks(part)) == 2 for part in axes)
+
+
+def test_one_latent_and_unknown_values_are_a_picture():
+    drawn([row("a", 1.0, 1e-3, se=math.nan), row("a", 2.0, 1e-3, se=math.nan)])
+
+
+def test_curves_far_from_the_others_leave_the_picture_and_not_the_others_theirs():
+    # A linear estimate's score grows as t^-4 at small t; what an exact one has is rounding.
+    rows = [row("KNN", t, mse) for t, mse in zip(LEVELS, (0.0, 1e-20, 1e-7, 1e-8), strict=True)]
+    rows += [row("SubspaceKNN", t, mse) for t, mse in zip(LEVELS, (0.0, 1e-25, 1e-9, 1e-10), strict=True)]
+    rows += [row("STF", t, mse) for t, mse in zip(LEVELS, (0.0, 1e-20, 1e-5, 1e-8), strict=True)]
+    rows += [row("Wiener", t, mse) for t, mse in zip(LEVELS, (1e6, 1e2, 1e-2, 1e-9), strict=True)]
+    rows += [row("exact", t, mse) for t, mse in zip(LEVELS, (1e-30, 1e-31, 1e-32, 1e-33), strict=True)]
+    low, high = drawn(rows)[0].get_ylim()
+    assert low < 1e-11
+    assert high > 1e-4
+    assert high / low < 1e16 * 1.001
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("figure3_*.csv")), ids=lambda path: path.stem)
+def test_kept_results_can_be_drawn(path):
+    with path.open() as file:
+        text = {"estimator"}
+        rows = [
+            {key: value if key in text or value == "" else float(value) for key, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
+    assert {row["estimator"] for row in rows} >= {"KNN", "STF"}
+    for axes, quantity in zip(drawn(rows), [*QUANTITIES] * len(PREFIXES), strict=True):
+        # A bias is drawn where it can be told from none.
+        assert quantity == "bias_sq_corrected" or any(map(math.isfinite, curves(axes)["KNN"]))
