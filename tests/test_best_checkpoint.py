@@ -15,8 +15,8 @@ import pytest
 import torch
 import yaml
 
-from callbacks.figure4 import read_curves
 from callbacks.fidelity_measure import FidelityMeasure
+from callbacks.figure4 import read_curves
 from callbacks.kept_checkpoints import kept_checkpoints
 from callbacks.results import read_rows
 from lit_knn.metrics import Pixels
