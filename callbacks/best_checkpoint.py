@@ -97,7 +97,11 @@ class BestCheckpoint(pl.Callback):
 
     def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, seen: int, path: Path) -> Row:
         start, fidelity = time.monotonic(), self.fidelity
-        values = fidelity.measure(trainer, self._reference, fidelity.samples(trainer, pl_module), fidelity.num_samples)
+        samples = fidelity.samples(trainer, pl_module)
+        try:
+            values = fidelity.measure(trainer, self._reference, samples, fidelity.num_samples)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
         row: Row = {"step": int(pl_module.step), "images_seen": seen, "checkpoint": str(path)}  # type: ignore[arg-type]
         row |= {**values, "num_samples": fidelity.num_samples, "seconds": round(time.monotonic() - start, 2)}
         row["settings"] = fingerprint(self._settings)

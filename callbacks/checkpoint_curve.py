@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from callbacks.fidelity import NAMES
 
@@ -20,14 +22,23 @@ def checkpoint_curve(points: Sequence[tuple[int, float]], best: tuple[int, float
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot([seen / divisor for seen, _ in points], [value for _, value in points], marker=".")
-    label = f"best: {best[1]:.4g} at {best[0] / divisor:g} {unit}"
+    label = f"best: {best[1]:.4g} at {best[0]:,} images"
     axes.plot(best[0] / divisor, best[1], "*", color="C3", markersize=14, label=label)
     axes.set_xlabel(f"Training images seen ({unit})")
     axes.set_ylabel(NAMES.get(metric, metric))
     axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
+    if min(value for _, value in points) > 0:
+        log_axis(axes)
+    axes.grid(alpha=0.3, which="both")
     axes.legend()
     return figure
+
+
+def log_axis(axes: Axes) -> None:
+    """Make the vertical axis logarithmic, with numbers between the powers of ten where there is room."""
+    axes.set_yscale("log")
+    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
 
 
 def image_unit(images: int) -> tuple[str, float]:

@@ -24,6 +24,8 @@ class FiniteCheckpoint(ModelCheckpoint):
 class CheckpointByImages(FiniteCheckpoint):
     """Keep a checkpoint each time the images seen in training pass a multiple of `every_n_images`.
 
+    `python main.py best --run RUN` measures all of them.
+
     Args:
         every_n_images: the paper checkpoints every 2.5 million.
         dirpath: where to; by default `checkpoints/` in the run's folder.

@@ -16,10 +16,9 @@ from typing import Any
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
 from callbacks.best_checkpoint import TABLE_PREFIX
-from callbacks.checkpoint_curve import image_unit
+from callbacks.checkpoint_curve import image_unit, log_axis
 from callbacks.fidelity import CSV_NAME, NAMES
 from callbacks.results import read_rows, save_figure
 from lit_knn import estimators
@@ -166,9 +165,7 @@ def _panel(ax: Axes, curves: Sequence[Curve], divisor: float) -> None:
             passed = curve.passes(baseline)
             if passed is not None:
                 ax.axvline(passed / divisor, color=color, linestyle="--", linewidth=1)
-    ax.set_yscale("log")
-    for set_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-        set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+    log_axis(ax)
     ax.grid(alpha=0.3, which="both")
     ax.legend(fontsize=8)
 

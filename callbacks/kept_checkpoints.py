@@ -95,7 +95,11 @@ def _before(run: Path) -> dict[int, Path]:
         if not (resumed_from.is_file() and (run / CONFIG_NAME).is_file()):
             rank_zero_warn(f"the run was resumed from {start}, which is not there: what was kept before it is missing")
             break
-        until = int(read_checkpoint(resumed_from)["images_seen"])
+        try:
+            until = int(read_checkpoint(resumed_from)["images_seen"])
+        except InputError as error:
+            rank_zero_warn(f"the run was resumed from there, but {error}: what was kept before it is missing")
+            break
         earlier = _in_folder(resumed_from.parent)
         found |= {seen: path for seen, path in earlier.items() if seen <= until and seen not in found}
     return found

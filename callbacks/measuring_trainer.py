@@ -37,8 +37,9 @@ class MeasuringTrainer(PlanningTrainer):
 
         Args:
             model: the module.
-            run: folder of the training run, such as runs/table1/version_0. Of a resumed training the last one: the
-                others are found.
+            run: folder of the training run, such as runs/table1/version_0, whose config.yaml has model, data and
+                trainer; rows and picture go there. Of a resumed training the last one: the others are found. Add what
+                measures, -c configs/evaluate/fid.yaml, if the run has no callbacks.Fidelity.
             datamodule: the data.
             checkpoints: folder of the checkpoints, if it is not RUN/checkpoints.
 

@@ -24,7 +24,8 @@ class Memorisation(pl.Callback):
 
     The ratio test: a sample is a copy if it is nearer to one training image than `threshold` times to any other one.
     The model must have `sample(seeds)` and `step`, the data module a `reference`. The picture, in the run's folder, has
-    pairs of rows: samples, and under each its nearest training image; the smallest ratio first.
+    pairs of rows: samples, and under each its nearest training image; the smallest ratio first. With `hflip` mirror
+    images are training images, too.
 
     Args:
         num_samples: samples drawn, with the seeds 0 to num_samples − 1, split over the ranks by batches.

@@ -1,4 +1,4 @@
-"""Training time: validations left out, resumed parts added up, and the table of runs (tab:consistency_runtime)."""
+"""Training time: validations left out, resumed parts added up, and the table of several runs."""
 
 import json
 from pathlib import Path
@@ -71,11 +71,11 @@ class SlowRun(pl.Callback):
 
 def train(folder, clock, steps, ckpt_path=None, interrupt_at=None, **options):
     model = LitICT(UNet(1, channels=4, multipliers=(1,), blocks=1), SlowEstimator(clock), solver=euler_step)
+    callbacks = [SlowRun(clock, interrupt_at), LastCheckpoint(dirpath=str(folder)), RunSummary()]
     trainer = pl.Trainer(
         max_steps=steps, accelerator="cpu", default_root_dir=folder, logger=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=1, val_check_interval=2, check_val_every_n_epoch=None,
-        log_every_n_steps=3, **options,
-        callbacks=[SlowRun(clock, interrupt_at), LastCheckpoint(dirpath=str(folder)), RunSummary()],
+        log_every_n_steps=3, callbacks=callbacks, **options,
     )  # fmt: skip
     folder.mkdir(exist_ok=True)
     try:
