@@ -1,4 +1,4 @@
-"""The application: `python main.py fit|validate|predict|plan -c configs/….yaml`."""
+"""The application: `python main.py fit|validate|predict|plan -c configs/….yaml` and `… best --run RUN`."""
 
 import argparse
 import os
@@ -28,7 +28,7 @@ import lit_knn.evaluation
 import lit_knn.ict
 import lit_knn.nets  # noqa: F401
 from callbacks import StepProgressBar
-from callbacks.planner import PlanningTrainer
+from callbacks.measuring_trainer import MeasuringTrainer, with_config_of_run
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
 
 # Lines of a parser's message that frame the reason without being it.
@@ -60,9 +60,13 @@ class CLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Those of Lightning that have a meaning here, and `plan`."""
+        """Those of Lightning that have a meaning here, `plan` and `best`."""
         kept = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "test"}
-        return {**kept, "plan": {"model", "datamodule"}}
+        return {**kept, "plan": {"model", "datamodule"}, "best": {"model", "datamodule"}}
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """`best` takes the configuration of its run."""
+        self.config = parser.parse_args(with_config_of_run(sys.argv[1:] if args is None else args))
 
     def _parse_ckpt_path(self) -> None:
         """Look for the checkpoint before anything long begins.
@@ -71,7 +75,7 @@ class CLI(LightningCLI):
         neither the sampling steps of `predict` nor the length of a resumed run could be set.
         """
         command = self.config.get("subcommand")
-        if command in (None, "plan"):
+        if command in (None, "plan", "best"):
             return
         options = self.config[command]
         path = options.ckpt_path
@@ -116,7 +120,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
-        trainer_class=PlanningTrainer,
+        trainer_class=MeasuringTrainer,
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,

@@ -34,6 +34,8 @@ class Fidelity(pl.Callback):
         extra_metrics: any of `kid`, `precision`, `recall`, on the same features.
         kid_subset_size: images of each set in one of KID's 100 subsets.
         cache_dir: where the statistics of the data are kept for other runs; null to keep none.
+        mirrored: with data that has `hflip`, count the mirror images as data, too. Published values do not: their
+            statistics are of the images as they are, also where training flips them.
 
     Raises:
         InputError: an option out of its range; at `setup`, weights, a package or images are missing or wrong.
@@ -47,15 +49,16 @@ class Fidelity(pl.Callback):
         extra_metrics: Sequence[str] = (),
         kid_subset_size: int = 1000,
         cache_dir: str | None = "runs/fidelity_cache",
+        mirrored: bool = False,
     ) -> None:
         name = type(self).__name__
         if num_samples < 2:
             raise InputError(f"{name}: num_samples must be at least 2, got {num_samples}")
         self.num_samples = num_samples
         try:
-            self.measure = FidelityMeasure(
-                InceptionV3() if extractor is None else extractor, batch_size, extra_metrics, kid_subset_size, cache_dir
-            )
+            extractor = InceptionV3() if extractor is None else extractor
+            options = (extra_metrics, kid_subset_size, cache_dir, mirrored)
+            self.measure = FidelityMeasure(extractor, batch_size, *options)
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
         self.last_values: dict[str, float] = {}
@@ -79,7 +82,7 @@ class Fidelity(pl.Callback):
         if trainer.sanity_checking:
             return
         reference = self._reference(trainer)
-        values = self.measure(trainer, reference, self._samples(trainer, pl_module), self.num_samples)
+        values = self.measure(trainer, reference, self.samples(trainer, pl_module), self.num_samples)
         self.last_values = values
         for name, value in values.items():
             # Every rank logs the value that all share, so that every rank can monitor it.
@@ -91,7 +94,8 @@ class Fidelity(pl.Callback):
     def _reference(self, trainer: pl.Trainer) -> ReferenceSet:
         return data_reference(type(self).__name__, trainer, may_be_sharded=True)
 
-    def _samples(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
+    def samples(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's share of the samples: seeds (B,) and images (B, *shape)."""
         # Ranks share whole batches: where an image depends on its batch, it is the same for any number of ranks.
         batches = torch.arange(self.num_samples).split(self.measure.batch_size)
         for seeds in batches[trainer.global_rank :: trainer.world_size]:

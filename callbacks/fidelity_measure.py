@@ -31,7 +31,7 @@ EXTRA_METRICS = ("kid", "precision", "recall")
 class FidelityMeasure:
     """Compares images with the reference set of a run; all ranks take part, and all get the same numbers.
 
-    The real set is the reference set, its mirror images included if the data has `hflip`.
+    The real set is the reference set; published values leave the mirror images of data with `hflip` out of it.
 
     Args:
         extractor: what images are compared by.
@@ -39,6 +39,7 @@ class FidelityMeasure:
         extra_metrics: any of `kid`, `precision`, `recall`, on the same features.
         kid_subset_size: images of each set in one of KID's 100 subsets.
         cache_dir: where the statistics of the real set are kept for other runs; null to keep none.
+        mirrored: count the mirror images of data with `hflip` as real images, too.
 
     Raises:
         InputError: an option out of its range, an unknown metric.
@@ -51,6 +52,7 @@ class FidelityMeasure:
         extra_metrics: Sequence[str] = (),
         kid_subset_size: int = 1000,
         cache_dir: str | None = None,
+        mirrored: bool = False,
     ) -> None:
         unknown = [name for name in extra_metrics if name not in EXTRA_METRICS]
         if unknown:
@@ -64,6 +66,7 @@ class FidelityMeasure:
         self.extra_metrics = tuple(extra_metrics)
         self.kid_subset_size = kid_subset_size
         self.cache_dir = cache_dir
+        self.mirrored = mirrored
         self._ready = False
         self._real: FeatureStatistics | None = None
 
@@ -78,7 +81,7 @@ class FidelityMeasure:
         problem = trainer.strategy.broadcast(problem) or self._load(reference)
         if problem is not None:
             raise InputError(problem)
-        fewest = min(num_images, reference.N)
+        fewest = min(num_images, self._num_real(reference))
         self._check_enough(fewest, num_images)
         name, num_features = self.extractor.metric, self.extractor.num_features
         if fewest <= num_features:
@@ -91,6 +94,9 @@ class FidelityMeasure:
                 f"fid: weights={self.extractor.weights} are not the published ones, so neither are FID and Inception "
                 "Score comparable with published values"
             )
+
+    def _num_real(self, reference: ReferenceSet) -> int:
+        return reference.N // 2 if reference.hflip and not self.mirrored else reference.N
 
     def _load(self, reference: ReferenceSet) -> str | None:
         try:
@@ -158,8 +164,8 @@ class FidelityMeasure:
             folder = Path(self.cache_dir)
             on_first_rank(trainer, lambda: folder.mkdir(parents=True, exist_ok=True))
         # The Inception Score is of the samples alone; the logits of a large data set would fill the memory.
-        batches = reference.share(trainer.global_rank, trainer.world_size, self.batch_size)
-        real = self._statistics(trainer, batches, "Data", reference.N, num_logits=0)
+        batches = reference.share(trainer.global_rank, trainer.world_size, self.batch_size, self.mirrored)
+        real = self._statistics(trainer, batches, "Data", self._num_real(reference), num_logits=0)
         if path is not None:
             save_statistics(path, real)
             rank_zero_info(f"Statistics of the data ({self.extractor.metric}) are kept in {path}")
@@ -168,7 +174,7 @@ class FidelityMeasure:
     def _cache_path(self, reference: ReferenceSet) -> Path | None:
         if self.cache_dir is None:
             return None
-        data, extractor = reference.fingerprint(), self.extractor.fingerprint()
+        data, extractor = reference.fingerprint(self.mirrored), self.extractor.fingerprint()
         return cache_path(self.cache_dir, self.extractor.metric, data, extractor, bool(self.extra_metrics))
 
     def _statistics(

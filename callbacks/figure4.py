@@ -1,7 +1,8 @@
 """Figure 4 (fig:ablation): FID against images seen, from the tables that training runs left.
 
 `python -m callbacks.figure4 RUN_FOLDER... [--metric fid] [--output figure4]` draws figure4.png and figure4.pdf.
-Folders of `validate` runs, one for each checkpoint, do as well as one of a training run that measured as it went.
+A training run need not have measured as it went: `python main.py best --run RUN_FOLDER` measures what it kept, and
+folders of `validate` runs, one for each checkpoint, do as well.
 """
 
 import argparse
@@ -10,15 +11,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+from callbacks.best_checkpoint import TABLE_PREFIX
+from callbacks.checkpoint_curve import image_unit
 from callbacks.fidelity import CSV_NAME, NAMES
 from callbacks.results import read_rows, save_figure
+from lit_knn import estimators
 from lit_knn.errors import InputError
+from lit_knn.estimators.counts import Count
 
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
 
@@ -57,16 +63,16 @@ class Curve:
 
 
 def read_curves(folders: Sequence[str | Path], metric: str) -> list[Curve]:
-    """Read config.yaml and fidelity.csv of each run folder.
+    """Read config.yaml of each run folder, and the table of its kept checkpoints or else fidelity.csv.
 
     Raises:
         InputError: a file is missing or damaged, or has no values of `metric`.
     """
     curves: dict[tuple[str, int | None, int | None], Curve] = {}
     for folder in map(Path, folders):
-        key = _read_estimator(folder / "config.yaml")
+        key = read_estimator(folder / "config.yaml", "figure4")
         curve = curves.setdefault(key, Curve(*key, metric))
-        known, new = dict(curve.points), _read_points(folder / CSV_NAME, metric)
+        known, new = dict(curve.points), _read_points(folder, metric)
         other = next((seen for seen, value in new.items() if known.get(seen, value) != value), None)
         if other is not None:
             raise InputError(
@@ -77,27 +83,46 @@ def read_curves(folders: Sequence[str | Path], metric: str) -> list[Curve]:
     return list(curves.values())
 
 
-def _read_estimator(path: Path) -> tuple[str, int | None, int | None]:
+def read_estimator(path: Path, owner: str) -> tuple[str, int | None, int | None]:
+    """Class name, k and n of the estimator in the config.yaml of a run, for the command `owner`.
+
+    Raises:
+        InputError: no such file, or no estimator in it.
+    """
     if not path.is_file():
-        raise InputError(f"figure4: {path}: no such file; give the folders of training runs, such as runs/x/version_0")
+        raise InputError(f"{owner}: {path}: no such file; give the folders of training runs, such as runs/x/version_0")
     try:
         estimator = yaml.safe_load(path.read_text())["model"]["init_args"]["estimator"]
         options = estimator.get("init_args") or {}
-        return estimator["class_path"].rpartition(".")[2], options.get("k"), options.get("n")
+        name = estimator["class_path"].rpartition(".")[2]
+        return name, _number(name, options, "k"), _number(name, options, "n")
     except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise InputError(f"figure4: {path} tells no model.init_args.estimator") from error
+        raise InputError(f"{owner}: {path} tells no model.init_args.estimator") from error
 
 
-def _read_points(path: Path, metric: str) -> dict[int, float]:
-    if not path.is_file():
-        raise InputError(f"figure4: {path}: no such file; the run must have callbacks.Fidelity")
-    try:
-        points = {int(row["images_seen"]): float(row[metric]) for row in read_rows(path) if row.get(metric)}
-    except (KeyError, ValueError) as error:
-        raise InputError(f"figure4: {path}: {error}") from error
-    if not points:
-        raise InputError(f"figure4: {path} has no values of --metric {metric}")
-    return points
+def _number(estimator: str, options: dict[str, Any], option: str) -> int | None:
+    """An option of an estimator; null is the default of its class, which a run on fewer images than that takes down."""
+    count = getattr(getattr(estimators, estimator, None), option, None)
+    given = options.get(option)
+    return count.default if given is None and option in options and isinstance(count, Count) else given
+
+
+def _read_points(folder: Path, metric: str) -> dict[int, float]:
+    tables = [*sorted(folder.glob(f"{TABLE_PREFIX}*.csv")), folder / CSV_NAME]
+    tables = [path for path in tables if path.is_file()]
+    if not tables:
+        raise InputError(
+            f"figure4: {folder / CSV_NAME}: no such file; the run must have callbacks.Fidelity, or what it kept be "
+            f"measured: python main.py best --run {folder}"
+        )
+    for path in tables:
+        try:
+            points = {int(row["images_seen"]): float(row[metric]) for row in read_rows(path) if row.get(metric)}
+        except (KeyError, ValueError) as error:
+            raise InputError(f"figure4: {path}: {error}") from error
+        if points:
+            return points
+    raise InputError(f"figure4: {tables[-1]} has no values of --metric {metric}")
 
 
 def draw(curves: Sequence[Curve], metric: str) -> Figure:
@@ -108,9 +133,7 @@ def draw(curves: Sequence[Curve], metric: str) -> Figure:
     knn = [curve for curve in curves if curve.k is not None]
     baselines = [curve for curve in curves if curve.k is None]
     panels = [(_vary(knn, "k"), "search size k"), (_vary(knn, "n"), "sample size n")]
-    # Thousands for the digits, millions for the paper's runs.
-    last = max(seen for curve in curves for seen, _ in curve.points)
-    unit, divisor = ("millions", 1e6) if last >= 1e6 else ("thousands", 1e3)
+    unit, divisor = image_unit(max(seen for curve in curves for seen, _ in curve.points))
     figure = Figure(figsize=(6, 7), layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)
     for ax, (varied, title) in zip(axes, panels, strict=True):
@@ -160,8 +183,10 @@ def check_absent(stem: str) -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Draw the figure of the runs on the command line."""
     parser = argparse.ArgumentParser(prog="python -m callbacks.figure4", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folders", nargs="+", metavar="RUN_FOLDER", help="holds config.yaml and fidelity.csv")
-    parser.add_argument("--metric", default="fid", help="column of fidelity.csv")
+    parser.add_argument(
+        "folders", nargs="+", metavar="RUN_FOLDER", help="holds config.yaml and the table of a measurement"
+    )
+    parser.add_argument("--metric", default="fid", help="column of the table")
     parser.add_argument("--output", default="figure4", help="path of the pictures, without .png and .pdf")
     options = parser.parse_args(args)
     try:

@@ -19,8 +19,11 @@ def fingerprint(settings: Any) -> str:
 
 
 def describe(thing: Any) -> dict[str, Any]:
-    """Class and public attributes of an estimator or an index: numbers and names as they are, weights as a hash."""
-    public = {name: value for name, value in vars(thing).items() if not name.startswith("_")}
+    """Class and public attributes of an estimator or an index: numbers and names as they are, weights as a hash.
+
+    Of a bound estimator these are the numbers in effect, where the reference set has taken down a default.
+    """
+    public = {name: getattr(thing, name) for name in vars(thing) if not name.startswith("_")}
     return {"class": type(thing).__name__, **{name: _describe_value(value) for name, value in public.items()}}
 
 

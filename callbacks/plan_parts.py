@@ -66,7 +66,7 @@ def estimator_parts(
     # Those of all ranks: each holds all coordinates.
     all_images = ranks * N * (1 + data.hflip)
     held, building = [], []
-    if searching := [e.k for e in plain if isinstance(e, KNN)]:
+    if searching := [KNN.k.within(e, all_images, d) for e in plain if isinstance(e, KNN)]:
         index = _index(data)
         index.check(N, d, device, min(max(searching), N))
         shared = index.shared and ranks == 1  # of shards each rank has an index of its own
@@ -77,10 +77,11 @@ def estimator_parts(
         # The machine builds it in its own memory, whatever the device.
         built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
         building += [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
-    for r, dtype in sorted({(e.r, _type(e, device)) for e in plain if isinstance(e, SubspaceKNN)}, key=str):
+    projected = (e for e in plain if isinstance(e, SubspaceKNN))
+    for r, dtype in sorted({(SubspaceKNN.r.within(e, all_images, d), _type(e, device)) for e in projected}, key=str):
         size = all_images * (r * dtype.itemsize + 4) + 4 * r * d
         held.append(Part("projection", size, f"{all_images:,} x {r} {str(dtype).removeprefix('torch.')}"))
-    for r in sorted({e.r for e in plain if isinstance(e, Wiener)}):
+    for r in sorted({Wiener.r.within(e, all_images, d) for e in plain if isinstance(e, Wiener)}):
         held.append(Part("principal components", 4 * r * d, f"{r}"))
     if any(isinstance(e, Exact) and e.compute != "float64" for e in plain):
         held.append(Part("norms of the images", 4 * N, "of Exact in int8"))

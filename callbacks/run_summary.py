@@ -1,6 +1,9 @@
-"""Where to look after a run."""
+"""Where to look after a run, and how long it took."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -9,14 +12,38 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from callbacks.checkpoints import LastCheckpoint
 from callbacks.fidelity import NAMES, Fidelity
 from callbacks.sample_grid import SampleGrid
+from lit_knn.files import written_whole
+
+TIME_NAME = "training_time.json"
 
 
 class RunSummary(pl.Callback):
-    """When training ends, print the paths of the checkpoint and the sample pictures and the TensorBoard command."""
+    """When training ends, print the paths of the checkpoint and the sample pictures and the TensorBoard command.
+
+    The time that training took, resumed parts included and validations not, is in `training_time.json` of the run's
+    folder: written at each checkpoint, at the end, and when the run is interrupted. `python -m callbacks.training_time`
+    makes a table of several runs.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Ask for the run's folder while all ranks do; an interruption may reach one alone."""
+        self._log_dir = trainer.log_dir
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the time of what the checkpoint keeps."""
+        self._write_time(trainer, pl_module)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Keep the time of an interrupted run."""
+        if trainer.state.fn == "fit" and trainer.global_step > 0:
+            self._write_time(trainer, pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print what there is."""
         log_dir = trainer.log_dir  # a collective: every rank must ask
+        self._write_time(trainer, pl_module)
         if not trainer.is_global_zero:
             return
         lines: list[str] = []
@@ -32,6 +59,15 @@ class RunSummary(pl.Callback):
         if isinstance(trainer.logger, TensorBoardLogger) and log_dir is not None:
             lines.append(f"TensorBoard:  tensorboard --logdir {_short(Path(log_dir).parent)}")
         print("\n".join(["", *lines]))
+
+    def _write_time(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        log_dir = getattr(self, "_log_dir", None)
+        if not trainer.is_global_zero or log_dir is None or not hasattr(pl_module, "training_time"):
+            return
+        time = pl_module.training_time()  # type: ignore[operator]
+        record = {**asdict(time), "images_seen": pl_module.images_seen, "step": trainer.global_step}
+        with written_whole(Path(log_dir) / TIME_NAME) as partial:
+            partial.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _short(path: str | Path) -> Path:

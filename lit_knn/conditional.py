@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
@@ -18,7 +18,7 @@ class Conditioning:
 
     Args:
         owner: name of the model, for messages.
-        net: its network, with `num_classes` if it knows classes.
+        net: its network, or the `Network` that samples, with `num_classes` if it knows classes.
         class_conditional: whether it is given labels.
         sampling_class: class of all samples; None draws one for each seed.
 
@@ -29,7 +29,7 @@ class Conditioning:
         InputError: `class_conditional` does not fit the network, or `sampling_class` is no class of it.
     """
 
-    def __init__(self, owner: str, net: nn.Module, class_conditional: bool, sampling_class: int | None) -> None:
+    def __init__(self, owner: str, net: object, class_conditional: bool, sampling_class: int | None) -> None:
         num_classes = getattr(net, "num_classes", 0)
         if class_conditional != (num_classes > 0):
             raise InputError(

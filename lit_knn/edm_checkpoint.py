@@ -1,13 +1,13 @@
-"""Networks out of checkpoint files: EDM's published pickles, their conversion to safetensors, and our own checkpoints.
+"""The one door to network files: EDM's published pickles, their conversion to safetensors, and our own checkpoints.
 
-`python -m lit_knn.edm_checkpoint in.pkl out.safetensors` converts a published pickle, of which nothing is executed.
-Every reader returns (config, state dict): the constructor arguments that the file stores (`model_type`,
-`img_resolution`, `img_channels`, `label_dim`, `sigma_min`, `model_channels`, ...) and the weights, named as in the
-published files ("model.enc.16x16_conv.weight").
+`load_edm_pickle` and `load_network` make the denoiser; `read_*` give its parts, (config, state dict): the constructor
+arguments that the file stores (`model_type`, `img_resolution`, `img_channels`, `label_dim`, `sigma_min`,
+`model_channels`, ...) and the weights, named as in the published files ("model.enc.16x16_conv.weight").
+`python -m lit_knn.edm_checkpoint in.pkl out.safetensors` converts a published pickle. Nothing of a file is executed.
 """
 
 import argparse
-import json
+import math
 import os
 import re
 import sys
@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lit_knn.edm_converted import read_converted, write_converted
 from lit_knn.edm_pickle import Parts, checked_config, naming, read_edm_pickle
 from lit_knn.errors import InputError
+from lit_knn.nets import network_from_config
+from lit_knn.precond import EDMPrecond
 
-FORMAT = "lit_knn.edm_network"
 # Where LitEDM keeps the preconditioned network, and the network in it.
 OWN_PREFIX = "denoiser.model."
 SIGMAS = ("sigma_min", "sigma_max", "sigma_data")
@@ -29,7 +31,79 @@ SIGMAS = ("sigma_min", "sigma_max", "sigma_data")
 BUFFERS = ("resample_filter", "freqs")
 
 
-# Converted files
+# Networks
+
+
+def load_edm_pickle(path: str | os.PathLike[str], fp16: bool = False) -> EDMPrecond:
+    """Make the denoiser of a published EDM pickle, running nothing of the file.
+
+    Args:
+        path: the `.pkl`.
+        fp16: as `load_network`.
+
+    Returns:
+        As `load_network`.
+
+    Raises:
+        InputError: as `read_edm_pickle`; an architecture that no published network has.
+    """
+    return _denoiser(path, *read_edm_pickle(path), None, fp16)
+
+
+def load_network(path: str | os.PathLike[str], net: nn.Module | None = None, fp16: bool = False) -> EDMPrecond:
+    """Make the denoiser D(z, σ) of any network file.
+
+    Args:
+        path: a published `.pkl`, a `.safetensors` that `convert` wrote, or a `.ckpt` that training `LitEDM` wrote, of
+            which the averaged weights are taken.
+        net: the architecture, for a `.ckpt` that does not tell it; its weights are replaced. None builds what the file
+            tells.
+        fp16: compute the network in float16 but for its embedding, as EDM's own code does on GPUs for files with
+            `use_fp16`. The weights stay in float32.
+
+    Returns:
+        `denoiser(z, sigma, class_label=None)`, on the CPU, in evaluation mode, without gradients. A network that is
+        built has float32 weights, whatever the file has.
+
+    Raises:
+        InputError: what `load_network_parts` says; the file tells no architecture and `net` is None, or the weights do
+            not fit it.
+    """
+    return _denoiser(path, *load_network_parts(path), net, fp16)
+
+
+def _denoiser(
+    path: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    state_dict: Mapping[str, Tensor],
+    net: nn.Module | None,
+    fp16: bool,
+) -> EDMPrecond:
+    if net is None and "model_type" not in config:
+        raise InputError(f"{os.fspath(path)} does not tell its architecture: give net")
+    sigma_data = config.get("sigma_data", 0.5)
+    try:
+        with naming(path):
+            if isinstance(sigma_data, bool) or not isinstance(sigma_data, int | float) or not 0 < sigma_data < math.inf:
+                raise InputError(f"sigma_data must be a positive number, got {sigma_data}")
+            denoiser = EDMPrecond(_empty_network(config, len(state_dict)) if net is None else net, sigma_data, fp16)
+        denoiser.load_state_dict(state_dict, assign=net is None)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{os.fspath(path)} does not fit the architecture: {reason}") from error
+    return (denoiser.float() if net is None else denoiser).eval().requires_grad_(False)
+
+
+def _empty_network(config: Mapping[str, Any], num_weights: int) -> nn.Module:
+    """Build the network without memory or random numbers, since the file has every weight."""
+    blocks = config.get("num_blocks")
+    if isinstance(blocks, int) and blocks > num_weights:  # building so many might not end
+        raise InputError(f"num_blocks={blocks} is more than its {num_weights} weights can fill")
+    with torch.device("meta"):
+        return network_from_config(config)
+
+
+# Conversion
 
 
 def convert(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> Parts:
@@ -56,58 +130,11 @@ def convert(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -
     if not out_path.parent.is_dir():
         raise InputError(f"{out_path}: no such folder")
     config, state_dict = read_edm_pickle(in_path)
-    _write(out_path, config, state_dict)
+    write_converted(out_path, config, state_dict)
     return config, state_dict
 
 
-def _write(path: Path, config: Mapping[str, Any], state_dict: dict[str, Tensor]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        save_file(state_dict, partial, metadata={"format": FORMAT, "config": json.dumps(config)})
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be written: {_first_line(error)}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def read_converted(path: str | os.PathLike[str]) -> Parts:
-    """Read what `convert` wrote.
-
-    Args:
-        path: the `.safetensors`.
-
-    Returns:
-        As `read_edm_pickle`.
-
-    Raises:
-        InputError: no such file, damaged or truncated, or a safetensors file of something else.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    _check_is_file(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state_dict = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{os.fspath(path)} is not a safetensors file, or a damaged one") from error
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{os.fspath(path)} is not a converted EDM network")
-    try:
-        config = json.loads(metadata["config"])
-    except (KeyError, ValueError, RecursionError) as error:
-        raise InputError(f"{os.fspath(path)} holds no configuration") from error
-    with naming(path):
-        if not isinstance(config, dict):
-            raise InputError("the configuration must be a dict")
-        return checked_config(config), state_dict
-
-
-# Any file
+# Parts of any file
 
 
 def load_network_parts(path: str | os.PathLike[str]) -> Parts:
@@ -126,6 +153,8 @@ def load_network_parts(path: str | os.PathLike[str]) -> Parts:
     suffix = Path(path).suffix
     if suffix not in readers:
         raise InputError(f"{os.fspath(path)}: a network file must be one of {', '.join(readers)}")
+    if not Path(path).is_file():
+        raise InputError(f"{os.fspath(path)}: no such file")
     return readers[suffix](path)
 
 
@@ -147,7 +176,8 @@ def read_own_checkpoint(path: str | os.PathLike[str]) -> Parts:
     Raises:
         InputError: no such file, damaged, a global that PyTorch does not allow in weights, or no denoiser in it.
     """
-    _check_is_file(path)
+    if not Path(path).is_file():
+        raise InputError(f"{os.fspath(path)}: no such file")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # Damaged files raise anything.
@@ -173,15 +203,6 @@ def _parts_of_own(checkpoint: object) -> Parts:
         raise InputError("hyper_parameters and network_config must be dicts")
     config = {name: hparams[name] for name in SIGMAS if name in hparams}
     return (checked_config({**config, **stored}) if stored else config), state_dict
-
-
-def _check_is_file(path: str | os.PathLike[str]) -> None:
-    if not Path(path).is_file():
-        raise InputError(f"{os.fspath(path)}: no such file")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 # The command

@@ -10,14 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.inert_pickle import Record, TensorRecord, load_inert
+from lit_knn.inert_numpy import ArrayRecord
+from lit_knn.inert_objects import Record
+from lit_knn.inert_pickle import TensorRecord, load_inert
 
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
 
 PRECONDITIONING = "EDMPrecond"
-POSITIONAL = ("img_resolution", "img_channels", "label_dim")
 # Attributes of the preconditioned network that hold a constructor argument, given or by default.
-ATTRIBUTES = (*POSITIONAL, "use_fp16", "sigma_min", "sigma_max", "sigma_data")
+ATTRIBUTES = ("img_resolution", "img_channels", "label_dim", "use_fp16", "sigma_min", "sigma_max", "sigma_data")
+# Order of its constructor's arguments.
+POSITIONAL = (*ATTRIBUTES, "model_type")
 # The inner network's names of what the preconditioned network calls img_channels.
 INNER_ONLY = {"in_channels", "out_channels"}
 # Larger than any network; smaller than what a malicious file makes of modules and lists that hold each other.
@@ -62,7 +65,10 @@ def _averaged_network(loaded: object) -> Record:
         raise InputError(f"'ema' must be a network, got {type(loaded).__name__}")
     if loaded.class_name != PRECONDITIONING:
         # Under another preconditioning the same weights are another denoiser, and nothing would tell.
-        raise InputError(f"the network must be an {PRECONDITIONING}, got {loaded.class_name!r}")
+        raise InputError(
+            f"the network must be an {PRECONDITIONING}, got {loaded.class_name[:40]!r}: "
+            "other preconditionings, as in the published baseline-*.pkl, are not supported"
+        )
     return loaded
 
 
@@ -112,8 +118,10 @@ def checked_config(config: Mapping[Any, Any]) -> dict[str, Any]:
 def _plain(value: object, name: str, budget: list[int], depth: int) -> Any:
     """Copy plain values, tuples as lists, as JSON would; `budget` and `depth` bound what shared lists can grow to."""
     budget[0] -= 1
-    if budget[0] < 0 or depth < 0:
+    if budget[0] < 0 or depth < 0 or (isinstance(value, ArrayRecord) and value.count > budget[0]):
         raise InputError(f"the constructor argument {name} holds too many values")
+    if isinstance(value, ArrayRecord):
+        value = value.tolist()
     if value is None or isinstance(value, bool | float | str) or (isinstance(value, int) and abs(value) < 2**63):
         return value
     if isinstance(value, list | tuple):

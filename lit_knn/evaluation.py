@@ -1,12 +1,14 @@
 """An estimator in the place of a trained model: `validate` measures estimators, `predict` samples with one."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
@@ -26,6 +28,7 @@ class LitEstimator(pl.LightningModule):
         sigma_max: largest noise level of the sampler.
         rho: exponent of the sampler's grid.
         sampling_steps: steps of the Heun sampler.
+        sampling_class: class to sample, of a class-conditional `Network`; null draws one for each seed.
         seed: first part of the key of every random draw.
 
     Raises:
@@ -44,6 +47,7 @@ class LitEstimator(pl.LightningModule):
         sigma_max: float = 80.0,
         rho: float = 7.0,
         sampling_steps: int = 18,
+        sampling_class: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -52,6 +56,8 @@ class LitEstimator(pl.LightningModule):
         if sigma_min >= sigma_max:
             raise InputError(f"LitEstimator: need sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
         self.estimator = estimator
+        knows_classes = getattr(estimator, "num_classes", 0) > 0
+        self.conditioning = Conditioning("LitEstimator", estimator, knows_classes, sampling_class)
         self.step = 0
         self.images_seen = 0
 
@@ -85,7 +91,7 @@ class LitEstimator(pl.LightningModule):
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed by EDM's deterministic Heun sampler.
+        """Draw one image per seed by EDM's deterministic Heun sampler, of `sampling_class` or a class of the seed's.
 
         With a sampling estimator an image depends on the estimator's draws, too, and so on the batch.
 
@@ -101,11 +107,8 @@ class LitEstimator(pl.LightningModule):
         h = self.hparams
         seeds = torch.as_tensor(seeds)
         generator = keyed_generator(self.device, h.seed, *seeds[:1].tolist(), SAMPLING_STREAM)
-        estimator = self.estimator
-
-        def mean(z: Tensor, t: Tensor) -> Tensor:
-            return estimator.posterior_mean(z, t, generator=generator)
-
+        labels = self.conditioning.of_samples(seeds, self.device)
+        mean = partial(self.estimator.posterior_mean, generator=generator, labels=labels)
         noise = seeded_noise(seeds, self.data_reference().shape, device=self.device)
         return heun_sampler(
             mean,

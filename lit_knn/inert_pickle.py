@@ -1,7 +1,7 @@
 """A pickle reader that runs none of the file's code: what it names becomes inert records, or the file is refused.
 
 Nothing is imported, looked up by name or called that the tables below do not hold, and these hold only functions and
-types of this file. They are sealed, because a pickle can also set attributes on whatever it has got hold of.
+types of this package. They are sealed, because a pickle can also set attributes on whatever it has got hold of.
 """
 
 import io
@@ -11,7 +11,7 @@ import os
 import pickle
 import pickletools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +19,18 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.inert_numpy import NUMPY_GLOBALS
+from lit_knn.inert_objects import (
+    MAX_DIMENSIONS,
+    Function,
+    Inert,
+    InertDict,
+    Name,
+    Record,
+    Refused,
+    is_size,
+    printable,
+)
 
 # Opcodes that reach objects of the running process past `find_class`.
 REFUSED_OPCODES = {"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"}
@@ -27,56 +39,6 @@ MEMO_OPCODES = {"PUT", "BINPUT", "LONG_BINPUT"}
 # The header of what `torch.save` wrote before its zip format, and still writes for a storage inside a pickle.
 STORAGE_MAGIC = 0x1950A86A20F9469CFC6C
 STORAGE_VERSION = 1001
-MAX_DIMENSIONS = 16
-
-
-class Refused(pickle.UnpicklingError):
-    """The pickle asks for something it is not given; says what."""
-
-
-class _Sealed(type):
-    """Metaclass of types whose attributes a pickle cannot set."""
-
-    def __setattr__(cls, name: str, value: object) -> None:
-        raise Refused("sets an attribute of a class, which is refused")
-
-
-class Inert(metaclass=_Sealed):
-    """Base of everything a pickle can get hold of beside plain containers, numbers and text."""
-
-    __slots__ = ()
-
-    def __setstate__(self, state: object) -> None:
-        raise Refused(f"sets the state of {type(self).__name__}, which is refused")
-
-
-class Record(Inert):
-    """What was an object: the name of its class, without the module (empty for PyTorch's own), and its attributes."""
-
-    __slots__ = ("class_name", "state")
-
-    class_name: str
-    state: dict[str, Any]
-
-    def __new__(cls) -> "Record":
-        """Unpickling calls `__new__` alone."""
-        self = super().__new__(cls)
-        self.class_name, self.state = "", {}
-        return self
-
-    def __setstate__(self, state: object) -> None:
-        if not isinstance(state, dict):
-            raise Refused("sets the state of an object to something other than a dict, which is refused")
-        self.state = state
-
-
-class InertDict(dict, metaclass=_Sealed):
-    """What was a dict of another class; drops attributes."""
-
-    __slots__ = ()
-
-    def __setstate__(self, state: object) -> None:
-        """A pickle could otherwise put its own `items` in the place of the method."""
 
 
 class _Storage(Inert):
@@ -112,24 +74,12 @@ class TensorRecord(Inert):
         return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
 
-class _Function(Inert):
-    """A function without attributes to set."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., object]) -> None:
-        self._call = call
-
-    def __call__(self, *args: object) -> object:
-        return self._call(*args)
-
-
-class _Name(Inert):
-    """A global of which the name alone matters, or that stands for an element type."""
+class _StorageType(Inert):
+    """A global of PyTorch's that stands for an element type."""
 
     __slots__ = ("dtype",)
 
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
 
@@ -149,7 +99,8 @@ def load_inert(path: str | os.PathLike[str]) -> Any:
         path: the file, of any pickle protocol.
 
     Returns:
-        Dicts, lists, tuples, sets, numbers and text; objects as `Record`, tensors as `TensorRecord`.
+        Dicts, lists, tuples, sets, numbers and text, NumPy's scalars among the numbers; objects as `Record`, tensors
+        as `TensorRecord`, NumPy's arrays as `ArrayRecord`.
 
     Raises:
         InputError: no such file; not a pickle, damaged or truncated; a global outside the allow-list, by its name.
@@ -194,7 +145,7 @@ def _check_opcodes(stream: BinaryIO, persistent: bool) -> None:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         name = opcode.name
         if name in REFUSED_OPCODES or (name in PERSISTENT_OPCODES and not persistent):
-            raise Refused(f"uses the pickle opcode {name} ({_printable(argument)}), which is refused")
+            raise Refused(f"uses the pickle opcode {name} ({printable(argument)}), which is refused")
         if name in MEMO_OPCODES and isinstance(argument, int) and argument > count:
             raise Refused(f"has the memo index {argument} after {count} opcodes, which is refused")
 
@@ -213,21 +164,16 @@ class _Unpickler(pickle.Unpickler):
             Refused: a global outside the table.
         """
         if (module, name) not in self._allowed:
-            raise Refused(f"names the global {_printable(f'{module}.{name}')}, which is refused; nothing of it ran")
+            raise Refused(f"names the global {printable(f'{module}.{name}')}, which is refused; nothing of it ran")
         return self._allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _StorageHeader:
         """The header of a storage: ("storage", type, key, location, number of elements, view)."""
-        if not (isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage" and isinstance(pid[1], _Name)):
+        if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage":
             raise Refused("holds a tensor in an unknown format, which is refused")
-        if pid[1].dtype is None or type(pid[4]) is not int or any(view is not None for view in pid[5:]):
+        if not isinstance(pid[1], _StorageType) or type(pid[4]) is not int or any(view is not None for view in pid[5:]):
             raise Refused("holds a tensor in an unknown format, which is refused")
         return _StorageHeader(pid[1].dtype, pid[4])
-
-
-def _printable(text: object) -> str:
-    """One line without control characters, whatever a file calls its globals."""
-    return str(text)[:200].encode("unicode_escape").decode("ascii")
 
 
 # What the allowed globals do here.
@@ -280,7 +226,7 @@ def _tensor(storage: object, offset: object, size: object, stride: object, *igno
     """A view of a storage; gradients, hooks and metadata are dropped."""
     if not isinstance(storage, _Storage) or not isinstance(size, tuple) or not isinstance(stride, tuple):
         raise Refused("rebuilds a tensor from other things than a storage, a size and a stride, which is refused")
-    if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or not all(map(_is_size, (offset, *size, *stride))):
+    if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or not all(map(is_size, (offset, *size, *stride))):
         raise Refused("rebuilds a tensor of an impossible size, which is refused")
     assert isinstance(offset, int)
     count = math.prod(size)
@@ -291,10 +237,6 @@ def _tensor(storage: object, offset: object, size: object, stride: object, *igno
     return TensorRecord(storage, offset, size, stride)
 
 
-def _is_size(number: object) -> bool:
-    return type(number) is int and 0 <= number < 2**48
-
-
 def _parameter(data: object, *ignored: object) -> TensorRecord:
     if not isinstance(data, TensorRecord):
         raise Refused("makes a parameter of something other than a tensor, which is refused")
@@ -302,15 +244,15 @@ def _parameter(data: object, *ignored: object) -> TensorRecord:
 
 
 STORAGE_TYPES: Mapping[tuple[str, str], object] = {
-    ("torch", "FloatStorage"): _Name(torch.float32),
-    ("torch", "DoubleStorage"): _Name(torch.float64),
-    ("torch", "HalfStorage"): _Name(torch.float16),
-    ("torch", "BFloat16Storage"): _Name(torch.bfloat16),
-    ("torch", "LongStorage"): _Name(torch.int64),
-    ("torch", "IntStorage"): _Name(torch.int32),
-    ("torch", "ShortStorage"): _Name(torch.int16),
-    ("torch", "CharStorage"): _Name(torch.int8),
-    ("torch", "ByteStorage"): _Name(torch.uint8),
+    ("torch", "FloatStorage"): _StorageType(torch.float32),
+    ("torch", "DoubleStorage"): _StorageType(torch.float64),
+    ("torch", "HalfStorage"): _StorageType(torch.float16),
+    ("torch", "BFloat16Storage"): _StorageType(torch.bfloat16),
+    ("torch", "LongStorage"): _StorageType(torch.int64),
+    ("torch", "IntStorage"): _StorageType(torch.int32),
+    ("torch", "ShortStorage"): _StorageType(torch.int16),
+    ("torch", "CharStorage"): _StorageType(torch.int8),
+    ("torch", "ByteStorage"): _StorageType(torch.uint8),
 }
 TORCH_MODULES = {
     "activation": ("SiLU",),
@@ -321,23 +263,26 @@ TORCH_MODULES = {
     "normalization": ("GroupNorm",),
 }
 ALLOWED: Mapping[tuple[str, str], object] = {
-    ("torch_utils.persistence", "_reconstruct_persistent_obj"): _Function(_persistent_object),
-    ("torch.storage", "_load_from_bytes"): _Function(_storage),
-    ("torch._utils", "_rebuild_tensor"): _Function(_tensor),
-    ("torch._utils", "_rebuild_tensor_v2"): _Function(_tensor),
-    ("torch._utils", "_rebuild_parameter"): _Function(_parameter),
-    ("torch", "Size"): _Function(lambda size=(): tuple(size)),
-    ("torch", "device"): _Function(lambda *name: "cpu"),
+    ("torch_utils.persistence", "_reconstruct_persistent_obj"): Function(_persistent_object),
+    ("torch.storage", "_load_from_bytes"): Function(_storage),
+    ("torch._utils", "_rebuild_tensor"): Function(_tensor),
+    ("torch._utils", "_rebuild_tensor_v2"): Function(_tensor),
+    ("torch._utils", "_rebuild_parameter"): Function(_parameter),
+    ("torch", "Size"): Function(lambda size=(): tuple(size)),
+    ("torch", "device"): Function(lambda *name: "cpu"),
     ("collections", "OrderedDict"): InertDict,
     ("dnnlib.util", "EasyDict"): InertDict,
-    ("builtins", "set"): _Function(lambda items=(): set(items)),
-    ("__builtin__", "set"): _Function(lambda items=(): set(items)),
-    ("builtins", "object"): _Name(),
-    ("__builtin__", "object"): _Name(),
-    ("builtins", "dict"): _Name(),
-    ("__builtin__", "dict"): _Name(),
-    ("copyreg", "_reconstructor"): _Function(_reconstructor),
-    ("copy_reg", "_reconstructor"): _Function(_reconstructor),
-    ("_codecs", "encode"): _Function(_encode),
+    ("builtins", "set"): Function(lambda items=(): set(items)),
+    ("__builtin__", "set"): Function(lambda items=(): set(items)),
+    ("builtins", "object"): Name(),
+    ("__builtin__", "object"): Name(),
+    ("builtins", "dict"): Name(),
+    ("__builtin__", "dict"): Name(),
+    ("copyreg", "_reconstructor"): Function(_reconstructor),
+    ("copy_reg", "_reconstructor"): Function(_reconstructor),
+    ("_codecs", "encode"): Function(_encode),
+    ("builtins", "bytes"): Function(lambda: b""),
+    ("__builtin__", "bytes"): Function(lambda: b""),
+    **NUMPY_GLOBALS,
     **{(f"torch.nn.modules.{file}", name): Record for file, names in TORCH_MODULES.items() for name in names},
 }

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from lit_knn.training_time import TrainingTime
+
 NOISE_BANDS = 4
 
 
@@ -50,7 +52,7 @@ class Stopwatch:
 
 
 class TrainingMonitor:
-    """Averages over the steps since the last reading, kept on the device until they are read.
+    """Averages over the steps since the last reading, kept on the device until they are read; begins with `restart`.
 
     Args:
         sigma_min: smallest noise level, lower edge of the first band.
@@ -62,14 +64,33 @@ class TrainingMonitor:
         ends = math.log(sigma_min), math.log(sigma_max)
         self.band_edges = torch.linspace(*ends, NOISE_BANDS + 1, dtype=torch.float64, device=device).exp()
         self.estimator_watch = Stopwatch(device)
-        self.restart()
+        self._before = TrainingTime()  # what the intervals before this one came to
+        self._forget()
+
+    def _forget(self) -> None:
+        self._started: float | None = None
+        self._images, self._estimator_seconds = 0, 0.0
+        self._band_sum, self._band_count = torch.zeros(2, NOISE_BANDS, device=self.band_edges.device)
+        self.estimator_watch.read_and_reset()
 
     def restart(self) -> None:
-        """Forget what was measured and start the clock anew, for instance after a validation."""
-        self.estimator_watch.read_and_reset()
-        self._start = time.perf_counter()
-        self._images = 0
-        self._band_sum, self._band_count = torch.zeros(2, NOISE_BANDS, device=self.band_edges.device)
+        """Begin a new interval, for instance after a validation; the averages forget what was before."""
+        self.pause()
+        self._started = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop the clock until `restart`, for instance for a validation."""
+        self._before = self.elapsed()
+        self._forget()
+
+    def elapsed(self) -> TrainingTime:
+        """What all intervals come to, the current one included; waits for the device."""
+        return self._before if self._started is None else self._before + self._interval()
+
+    def _interval(self) -> TrainingTime:
+        assert self._started is not None
+        self._estimator_seconds += self.estimator_watch.read_and_reset()
+        return TrainingTime(time.perf_counter() - self._started, self._images, self._estimator_seconds)
 
     def update(self, loss: Tensor, t: Tensor, images: int) -> None:
         """Take in one batch.
@@ -86,9 +107,8 @@ class TrainingMonitor:
 
     def read(self) -> dict[str, float]:
         """The averages by name, those of bands without an item left out; then `restart`."""
-        estimator_seconds = self.estimator_watch.read_and_reset()
-        seconds = time.perf_counter() - self._start
-        values = {"time/images_per_s": self._images / seconds, "time/estimator_share": estimator_seconds / seconds}
+        interval = self._interval()
+        values = {"time/images_per_s": interval.images_per_second, "time/estimator_share": interval.estimator_share}
         edges = self.band_edges.tolist()
         for band, (total, count) in enumerate(zip(self._band_sum.tolist(), self._band_count.tolist(), strict=True)):
             if count > 0:

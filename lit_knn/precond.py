@@ -1,5 +1,6 @@
 """Preconditioning of a raw network: into a consistency function (Song et al. 2023) or a denoiser (EDM)."""
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -95,12 +96,14 @@ class EDMPrecond(nn.Module):
         model: any module `model(z_scaled, noise_label, class_label=None)`, with `noise_label` (B,) = ln(σ)/4. Only a
             model that takes `augment_label` too can be given augmentation labels.
         sigma_data: standard deviation of the data.
+        fp16: run the model under autocast to float16.
     """
 
-    def __init__(self, model: nn.Module, sigma_data: float = 0.5) -> None:
+    def __init__(self, model: nn.Module, sigma_data: float = 0.5, fp16: bool = False) -> None:
         super().__init__()
         self.model = model
         self.sigma_data = sigma_data
+        self.fp16 = fp16
 
     def forward(
         self,
@@ -117,5 +120,7 @@ class EDMPrecond(nn.Module):
         c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
         z = z.float()
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
-        output = self.model(c_in * z, c.c_noise.float(), *labels)
+        # `enabled=False` would switch off the autocast of a training in half precision.
+        with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
+            output = self.model(c_in * z, c.c_noise.float(), *labels)
         return c_skip * z + c_out * output.to(torch.float32)

@@ -107,14 +107,17 @@ class ReferenceSet:
     def _move_images(self, device: torch.device) -> None:
         self.images = self.images.to(device)
 
-    def fingerprint(self) -> str:
-        """SHA-256 of the images as they are stored and of whether their mirror images count, 64 hexadecimal digits."""
+    def fingerprint(self, mirrored: bool = True) -> str:
+        """SHA-256 of the images as they are stored and of whether their mirror images count, 64 hexadecimal digits.
+
+        Without `mirrored` it is that of a set with hflip=False.
+        """
         if self._sha256 is None:
             digest = hashlib.sha256()
             for rows in self.images.split(4096):
                 digest.update(rows.cpu().contiguous().numpy())
             self._sha256 = digest.hexdigest()
-        what = f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip} {self._sha256}"
+        what = f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip and mirrored} {self._sha256}"
         return hashlib.sha256(what.encode()).hexdigest()
 
     @property
@@ -244,28 +247,35 @@ class ReferenceSet:
             x = torch.where(mirrored, x.flip(-1), x)
         return x.reshape(*ids.shape, *self.shape)
 
-    def chunks(self, rows: int) -> Iterator[tuple[int, Tensor]]:
+    def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
         """Stream all N images in the order of their ids.
 
         Args:
             rows: images per chunk, at most.
+            mirrored: with hflip, stream the mirror images, too, which come last.
 
         Yields:
             The first id of the chunk and its images, (c, *shape), float32, model space.
         """
         stored = len(self.images)
-        for mirror in range(2 if self.hflip else 1):
+        for mirror in range(2 if self.hflip and mirrored else 1):
             for start in range(0, stored, rows):
                 x = to_model_space(self.images[start : start + rows])
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
-    def share(self, rank: int, ranks: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """What is one rank's of a pass over all images that the ranks share; each image is one rank's.
+
+        Args:
+            rank: this process.
+            ranks: number of processes.
+            rows: images per chunk, at most.
+            mirrored: see `chunks`.
 
         Yields:
             Ids (c,) and images (c, *shape), float32, model space; c <= `rows`.
         """
-        for number, (start, x) in enumerate(self.chunks(rows)):
+        for number, (start, x) in enumerate(self.chunks(rows, mirrored)):
             if number % ranks == rank:
                 yield torch.arange(start, start + len(x), device=self.device), x
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -97,9 +98,11 @@ class ShardedReferenceSet(ReferenceSet):
         self.images = self.local.to(device).images
         self._bounds = self._bounds.to(device)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, mirrored: bool = True) -> str:
         """Of the images of all ranks, the same on each; every rank must call it. See `ReferenceSet.fingerprint`."""
-        return hashlib.sha256(" ".join(in_every_process(self.local.fingerprint)).encode()).hexdigest()
+        return hashlib.sha256(
+            " ".join(in_every_process(partial(self.local.fingerprint, mirrored))).encode()
+        ).hexdigest()
 
     def build_index(self, k: int = 1) -> None:
         """Build the index of this rank's shard; every rank must call it. See `ReferenceSet.build_index`.
@@ -165,14 +168,14 @@ class ShardedReferenceSet(ReferenceSet):
         fetched, own_ids = self.fetch(ids)
         return fetched.gather(own_ids)
 
-    def chunks(self, rows: int) -> Iterator[tuple[int, Tensor]]:
+    def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
         """See `ReferenceSet.chunks`; every rank gets all images, `rows` at a time, which must be the same on all."""
-        for ids in torch.arange(self.N, device=self.device).split(rows):
+        for ids in torch.arange(self.N if mirrored else self._stored, device=self.device).split(rows):
             yield int(ids[0]), self.gather(ids)
 
-    def share(self, rank: int, ranks: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """See `ReferenceSet.share`; its own images, which nobody sends, so that no rank waits for another."""
-        for start, x in self.local.chunks(rows):
+        for start, x in self.local.chunks(rows, mirrored):
             yield self._to_global(torch.arange(start, start + len(x), device=self.device)), x
 
     def _sum(self) -> Tensor:

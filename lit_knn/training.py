@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,6 +19,7 @@ from lit_knn.processes import in_every_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.solvers import PosteriorMean
+from lit_knn.training_time import TrainingTime, hardware_name
 
 # What a random stream is for: the last part of its key, so that no two streams coincide.
 TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM = range(CLASS_STREAM)
@@ -51,6 +53,7 @@ class EstimatorTraining(pl.LightningModule):
         self._counted_batch = -1
         self._last_step = 0
         self._loaded_step = 0
+        self._time_before_resuming = TrainingTime()
 
     # What a subclass defines
 
@@ -229,9 +232,19 @@ class EstimatorTraining(pl.LightningModule):
                 "its last step has fewer; set trainer.limit_train_batches to a multiple"
             )
 
-    def on_validation_end(self) -> None:
+    def on_validation_start(self) -> None:
         """Keep the time of a validation out of the training throughput."""
+        self.monitor.pause()
+
+    def on_validation_end(self) -> None:
+        """Start the clock again."""
         self.monitor.restart()
+
+    def training_time(self) -> TrainingTime:
+        """How long the training took so far, what it was before it was resumed included; after `setup`."""
+        now = self.monitor.elapsed()
+        name = hardware_name(self.trainer.strategy.root_device, self.trainer.world_size)
+        return self._time_before_resuming + (replace(now, hardware=(name,)) if now.seconds else now)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log averages since the last time, every `log_every_n_steps` optimiser steps."""
@@ -257,12 +270,15 @@ class EstimatorTraining(pl.LightningModule):
         interrupted = self._counted_batch >= 0 and processed <= self._counted_batch
         checkpoint["images_seen"] = self.images_seen - (self._images_per_batch if interrupted else 0)
         checkpoint["image_shape"] = self.image_shape
+        checkpoint["training_time"] = asdict(self.training_time())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another architecture in one line, before anything is loaded."""
         _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}))
         self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
         self._loaded_step = checkpoint.get("global_step", 0)
+        before = checkpoint.get("training_time", {})
+        self._time_before_resuming = TrainingTime(**{**before, "hardware": tuple(before.get("hardware", ()))})
         if checkpoint.get("image_shape") is not None:
             self._check_image_shape(checkpoint["image_shape"])
 

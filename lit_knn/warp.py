@@ -76,6 +76,8 @@ def flip(images: Tensor, flips: Tensor) -> Tensor:
 
 def _resample(images: Tensor, theta: Tensor) -> Tensor:
     """Bilinear interpolation at the places of `theta` (B, 2, 3), the same for all planes of an item."""
+    if len(images) == 0:
+        return images  # affine_grid refuses it
     # All planes of an item share its grid, which is computed once.
     planes = images.flatten(1, -3)
     grid = F.affine_grid(theta.to(images.dtype), list(planes.shape), align_corners=False)

@@ -6,8 +6,12 @@ import sys
 import types
 from collections import OrderedDict
 
+import numpy as np
 import torch
 from torch import nn
+
+from lit_knn.nets.layers import ResidualBlock
+from lit_knn.nets.published import network_to_config
 
 PERSISTENCE = "torch_utils.persistence"
 CONFIG = {
@@ -23,6 +27,18 @@ CONFIG = {
     "channel_mult": [1, 2],
     "dropout": 0.13,
 }
+
+
+HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_state_dict_hooks")
+# What EDM's constructors are given, and some of them keep: NumPy's numbers among Python's.
+SCALARS = {"init_mode": "kaiming_uniform", "init_weight": np.sqrt(1 / 3), "init_bias": np.sqrt(1 / 3)}
+BLOCK = {"attention": False, "skip_scale": np.sqrt(0.5), "eps": 1e-6, "resample_filter": [1, 1], "init": SCALARS}
+BLOCK |= {"init_attn": {"init_mode": "xavier_uniform", "init_weight": np.sqrt(0.2)}}
+NUMPY_1, NUMPY_2 = "numpy.core", "numpy._core"
+
+
+class EasyDict(dict):
+    """Pickled as EDM's dict with attributes."""
 
 
 class Global:
@@ -43,18 +59,36 @@ class Call:
 
 
 class Pickler(pickle._Pickler):
-    """Writes globals by name, without looking them up."""
+    """Writes globals by name, without looking them up; NumPy's as the given version of it does."""
 
     dispatch = pickle._Pickler.dispatch.copy()
 
+    def __init__(self, file, protocol, numpy_core):
+        super().__init__(file, protocol)
+        self.numpy_core = numpy_core
+
     def save_any_global(self, obj):
+        self.write_name(obj.module, obj.name, obj)
+
+    def write_name(self, module, name, obj):
         if self.proto >= 4:
-            self.save(obj.module)
-            self.save(obj.name)
+            self.save(module)
+            self.save(name)
             self.write(pickle.STACK_GLOBAL)
         else:
-            self.write(pickle.GLOBAL + f"{obj.module}\n{obj.name}\n".encode())
+            self.write(pickle.GLOBAL + f"{module}\n{name}\n".encode())
         self.memoize(obj)
+
+    def save_global(self, obj, name=None):
+        module = getattr(obj, "__module__", None) or ""
+        if obj is EasyDict:
+            self.write_name("dnnlib.util", "EasyDict", obj)
+        elif module.startswith((NUMPY_1, NUMPY_2)):
+            # The memo goes by identity: equal names must be one object.
+            module = sys.intern(f"{self.numpy_core}.{module.rpartition('.')[2]}")
+            self.write_name(module, name or obj.__name__, obj)
+        else:
+            super().save_global(obj, name)
 
     def save_reduce(self, func, args, *rest, **named):
         if isinstance(func, Global):
@@ -68,29 +102,34 @@ class Pickler(pickle._Pickler):
         super().save_reduce(func, args, *rest, **named)
 
     dispatch[Global] = save_any_global
+    dispatch[types.FunctionType] = save_global
 
 
-def write(path, obj, protocol=4):
+def write(path, obj, protocol=4, numpy_core=NUMPY_1):
     with path.open("wb") as file:
-        Pickler(file, protocol).dump(obj)
+        Pickler(file, protocol, numpy_core).dump(obj)
     return path
 
 
 def persistent(class_name, parameters=(), buffers=(), modules=(), marker=None, args=(), kwargs=None, **attributes):
     """A module as EDM reduces it; its source, were it run, would write the file `marker`."""
     state = {
-        "_init_args": args,
-        "_init_kwargs": {} if kwargs is None else kwargs,
         "training": False,
         "_parameters": OrderedDict(parameters),
         "_buffers": OrderedDict(buffers),
         "_non_persistent_buffers_set": {"scratch"},
-        "_backward_hooks": OrderedDict(),
+        **{name: OrderedDict() for name in HOOKS},
         "_is_full_backward_hook": None,
         "_modules": OrderedDict(modules),
-        **attributes,
     }
-    meta = {"type": "class", "version": 6, "module_src": f"open({str(marker)!r}, 'w')", "class_name": class_name}
+    return persistent_object(class_name, marker, args, kwargs, **{**state, **attributes})
+
+
+def persistent_object(class_name, marker=None, args=(), kwargs=None, **attributes):
+    """An object as EDM reduces it: its attributes, its constructor's arguments, and the source of its module."""
+    source = f"# A comment, so that the text is as long as one of a module.{' ' * 250}\nopen({str(marker)!r}, 'w')"
+    meta = {"type": "class", "version": 6, "module_src": source, "class_name": class_name}
+    state = {"_init_args": args, "_init_kwargs": {} if kwargs is None else kwargs, **attributes}
     return Call(PERSISTENCE, "_reconstruct_persistent_obj", {**meta, "state": state})
 
 
@@ -107,10 +146,13 @@ def network(marker=None, deep=None, **outer):
     half = nn.Parameter(torch.randn(6, 2).half().t(), requires_grad=False)
     conv = persistent(
         "Conv2d", {"weight": weight, "bias": bias, "none": None}, {"resample_filter": taps, "scratch": freqs},
-        marker=marker, kwargs={"in_channels": 3, "out_channels": 4},
+        marker=marker, kwargs={"in_channels": 3, "out_channels": 4, **SCALARS},
     )  # fmt: skip
+    block = persistent("UNetBlock", marker=marker, kwargs=BLOCK, skip_scale=np.sqrt(0.5))
     enc = nn.ModuleDict()
-    enc.__dict__["_modules"] = {"16x16_conv": deep or conv, "16x16_linear": linear, "none": None}
+    enc.__dict__["_modules"] = {
+        "16x16_conv": deep or conv, "16x16_linear": linear, "16x16_block0": block, "none": None,
+    }  # fmt: skip
     inner_kwargs = {"img_resolution": 16, "in_channels": 3, "out_channels": 3, "label_dim": 10, "model_channels": 8}
     model = persistent(
         "SongUNet", {"mixed": half}, {"freqs": freqs}, {"enc": enc}, marker, kwargs={**inner_kwargs, "dropout": 0.13}
@@ -133,16 +175,45 @@ def network(marker=None, deep=None, **outer):
     }
 
 
+def edm_network(net, use_fp16=False, sigma_data=0.5):
+    """One of this project's networks in the place of EDM's, as a published file holds it: `net` can be read back."""
+    config = network_to_config(net)
+    options = {**config, "use_fp16": use_fp16}
+    inner = {name: value for name, value in config.items() if name not in ("model_type", "img_channels")}
+    inner |= {"in_channels": config["img_channels"], "out_channels": config["img_channels"]}
+    interface = {name: config[name] for name in ("img_resolution", "img_channels", "label_dim")}
+    return persistent(
+        "EDMPrecond", modules={"model": _persistent_tree(net, config["model_type"], kwargs=inner)}, kwargs=options,
+        **interface, use_fp16=use_fp16, sigma_min=0, sigma_max=float("inf"), sigma_data=sigma_data,
+    )  # fmt: skip
+
+
+def _persistent_tree(module, class_name=None, kwargs=None):
+    children = {name: _persistent_tree(part) for name, part in module.named_children()}
+    if isinstance(module, nn.ModuleDict):
+        container = nn.ModuleDict()
+        container.__dict__["_modules"] = children
+        return container
+    own = (dict(tensors(recurse=False)) for tensors in (module.named_parameters, module.named_buffers))
+    if isinstance(module, ResidualBlock):
+        return persistent("UNetBlock", *own, children, kwargs=BLOCK, skip_scale=np.sqrt(0.5))
+    return persistent(class_name or type(module).__name__, *own, children, kwargs=kwargs or SCALARS)
+
+
 def published(ema, marker=None):
     """The dict of a published file around a network."""
-    loss = persistent("EDMLoss", marker=marker, P_mean=-1.2)
-    augment = persistent("AugmentPipe", marker=marker, kwargs={"p": 0.12}, device=torch.device("cuda", 0))
+    loss = persistent_object("EDMLoss", marker, P_mean=-1.2, P_std=1.2, sigma_data=0.5)
+    options = {"p": 0.12, "xflip": 1e8, "yflip": 1, "scale": 1, "rotate_frac": 1, "aniso": 1, "translate_frac": 1}
+    augment = persistent_object("AugmentPipe", marker, kwargs=options, **options, scale_std=0.2, rotate_int=0.0)
     return {
         "ema": ema,
         "loss_fn": loss,
         "augment_pipe": augment,
-        "dataset_kwargs": OrderedDict(path="cifar10.zip", use_labels=True, max_size=50_000),
-    }
+        "dataset_kwargs": EasyDict(
+            class_name="training.dataset.ImageFolderDataset", path="cifar10.zip", use_labels=True, xflip=False,
+            cache=True, resolution=32, max_size=50_000, device=torch.device("cuda", 0),
+        ),
+    }  # fmt: skip
 
 
 @contextlib.contextmanager

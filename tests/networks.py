@@ -6,27 +6,25 @@ import torch
 
 from lit_knn.edm import LitEDM
 from lit_knn.estimators import OneSample
-from lit_knn.nets import UNet, network_from_config
-from tests.edm_pickles import persistent, published, write
+from lit_knn.nets import DDPMpp, UNet
+from tests.edm_pickles import edm_network, published, write
 
 
-def write_published(path, image_size=32):
-    """A small DDPM++ for RGB images as EDM publishes networks."""
-    options = {"img_resolution": image_size, "label_dim": 0, "model_channels": 8, "channel_mult": [1, 1]}
-    options |= {"num_blocks": 1, "attn_resolutions": []}
-    net = network_from_config({"model_type": "SongUNet", "img_channels": 3, **options})
-    inner = _persistent_tree(net, "SongUNet", kwargs={"in_channels": 3, "out_channels": 3, **options})
-    outer = {"model_type": "SongUNet", "img_channels": 3, **options}
+def small_published(family=DDPMpp, image_size=32, in_channels=3, channels=8, **options):
+    """A small network of a published family with random weights."""
+    torch.manual_seed(0)
+    options = {"multipliers": [1, 1], "blocks": 1, "attention_at": [image_size // 2], "augment_dim": 9, **options}
+    net = family(image_size, in_channels, channels, **options)
+    for parameter in net.parameters():  # the last layers start at or near zero
+        torch.nn.init.normal_(parameter, std=0.05)
+    return net
+
+
+def write_published(path, net=None, use_fp16=False, **options):
+    """A network as EDM publishes it, by default a small DDPM++ for 32x32 RGB images; `options` are those of `write`."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    sigmas = {"sigma_min": 0, "sigma_max": float("inf"), "sigma_data": 0.5}
-    return write(path, published(persistent("EDMPrecond", modules={"model": inner}, kwargs=outer, **sigmas)))
-
-
-def _persistent_tree(module, name, **options):
-    children = {child: _persistent_tree(part, type(part).__name__) for child, part in module.named_children()}
-    own = (dict(tensors(recurse=False)) for tensors in (module.named_parameters, module.named_buffers))
-    return persistent(name, *own, children, **options)
+    return write(path, published(edm_network(net or small_published(), use_fp16)), **options)
 
 
 def write_own(path, channels=8, image_channels=1, seed=0):

@@ -19,7 +19,7 @@ def run_ranks(module, folder, how, ranks):
         for rank in range(ranks)
     ]  # fmt: skip
     try:
-        errors = [process.communicate(timeout=60)[1] for process in processes]
+        errors = [process.communicate(timeout=120)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -15,6 +15,7 @@ from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.projection import principal_components
 from lit_knn.rng import keyed_generator
 from lit_knn.sharded import ShardedReferenceSet, shard_rows
+from tests.toys import all_warped
 
 N, K = 61, 40
 SHAPES = {"pixels": (3, 4, 4), "mirrored": (3, 4, 4), "floats": (5,)}
@@ -58,6 +59,11 @@ def answers(reference, setting, rank):
         for name, estimator in ESTIMATORS.items()
         for t in TIMES
     }
+    if len(z.shape) == 4:
+        warp = all_warped(x).warp
+        for name in ("KNN", "STF", "Exact"):
+            estimator = ESTIMATORS[name]().bind(reference)
+            means[f"{name}, warped"] = estimator.warped_mean(z, 2.0, warp, x, keyed_generator("cpu", rank, 7))
     certificate = KNN(K, 16).bind(reference).certified_mean(z, 0.5, x, keyed_generator("cpu", rank, 7))
     return {
         "found": found,

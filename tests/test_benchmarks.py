@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import generate_images, ivf_bias, scale, sharded
+from benchmarks import generate_images, ivf_bias, scale, sharded, warped
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import Entry, measure, measure_truth, open_reference, recall
 from lit_knn.estimators import KNN, Exact
@@ -222,3 +222,16 @@ def test_sharded_refuses_at_once_what_cannot_work(options, words, tmp_path, monk
         sharded.main(["--data", "none.images", *options])
     assert words in capsys.readouterr().err
     assert (tmp_path / "x.md").read_text() == "earlier results"
+
+
+def test_warped_measures_targets_of_warped_items(tmp_path, capsys):
+    images = torch.randint(0, 256, (600, 3, 16, 16), dtype=torch.uint8)
+    np.save(tmp_path / "images.npy", images.numpy())
+    arguments = ["--data", str(tmp_path / "images.npy"), "--t", "0.1", "30", "--items", "4", "--batch", "16"]
+    warped.main([*arguments, "--k", "20", "--n", "10", "--repeats", "1", "--output", str(tmp_path / "warped")])
+    printed = capsys.readouterr().out
+    assert (tmp_path / "warped.md").read_text() == printed
+    low, high = ([float(cell.split("±")[0]) for cell in line.split("|")[2:-1]] for line in printed.splitlines()[4:6])
+    # At small noise every target is the item; at large noise the item itself is the farthest off, by more than draws.
+    assert max(low) < 1e-9
+    assert high[0] > 4 * max(high[1:])

@@ -408,7 +408,7 @@ def test_a_set_without_labels_has_no_classes():
     [
         (KNN(k=12, n=8), "^class 2: KNN: k=12 is more than the 11 images"),
         (SubspaceKNN(r=3, n=12), "^class 2: SubspaceKNN: n=12 is more than the 11 images"),
-        (Wiener(r=12), r"^class 2: r=12 must be between 1 and min\(N, d\)"),
+        (Wiener(r=12), r"^class 2: Wiener: r=12 is more than min\(N, d\)"),
         (Adaptive(KNN(k=6, n=8), 1e-3, max_n=30), "^class 2: Adaptive: max_n=30 is more than the 11 images"),
     ],
 )

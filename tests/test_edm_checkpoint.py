@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_knn import inert_pickle
+from lit_knn import inert_numpy, inert_objects
 from lit_knn.edm_checkpoint import convert, load_network_parts, main, read_converted, read_edm_pickle
 from lit_knn.errors import InputError
 from tests.edm_pickles import CONFIG, Call, Global, module_that_records, network, persistent, published, write
@@ -72,8 +72,12 @@ def test_the_network_itself_is_read_like_one_under_ema(tmp_path):
     assert_same(read_edm_pickle(write(tmp_path / "a.pkl", ema))[1], expected)
 
 
-def test_positional_arguments_and_a_model_type_by_default(tmp_path):
-    ema, _ = network(args=(16, 3), kwargs={"label_dim": 10, "use_fp16": False, "channel_mult": [1, 2]})
+@pytest.mark.parametrize("count", range(9))
+def test_positional_arguments_and_a_model_type_by_default(tmp_path, count):
+    order = {"img_resolution": 16, "img_channels": 3, "label_dim": 10, "use_fp16": False, "sigma_min": 0}
+    order |= {"sigma_max": float("inf"), "sigma_data": 0.5, "model_type": "SongUNet"}
+    named = dict(list(order.items())[count:7])  # the last by default, unless all are positional
+    ema, _ = network(args=tuple(order.values())[:count], kwargs={**named, "channel_mult": [1, 2]})
     assert read_edm_pickle(write(tmp_path / "a.pkl", ema))[0] == CONFIG
 
 
@@ -124,7 +128,27 @@ CALLS = [
     ("torch_utils.persistence", "other_function"),
     ("torch_utils.persistence", "import_hooks.append"),
     ("dnnlib.util", "call_func_by_name"),
-    ("lit_knn.inert_pickle", "_Function"),
+    ("lit_knn.inert_objects", "Function"),
+    ("numpy", "load", "{marker}"),
+    ("numpy", "fromfile", "{marker}"),
+    ("numpy", "zeros", 10**13),
+    ("numpy", "frombuffer", b""),
+    ("numpy", "ndarray.tofile", "{marker}"),
+    ("numpy", "dtype.__reduce__"),
+    ("numpy", "vectorize", print),
+    ("numpy", "float64", 1),
+    ("numpy", "void", 10**13),
+    ("numpy", "recarray"),
+    ("numpy.core.multiarray", "scalar.__self__"),
+    ("numpy.core.multiarray", "fromstring", b""),
+    ("numpy._core.multiarray", "empty", 10**13),
+    ("numpy.core.numeric", "fromfunction", print),
+    ("numpy.core.records", "fromfile", "{marker}"),
+    ("numpy._core._internal", "_convert_to_stringdtype_kwargs"),
+    ("numpy.ma.core", "_mareconstruct"),
+    ("numpy.random", "__generator_ctor"),
+    ("numpy.testing._private.utils", "runstring", "open({marker!r}, 'w')"),
+    ("numpy.core._multiarray_umath", "_reconstruct"),
 ]
 
 
@@ -237,14 +261,20 @@ RECORD, MAPPING = b"ctorch.nn.modules.linear\nLinear\n", b"ccollections\nOrdered
 ATTRIBUTE = b"(S'__setstate__'\nccollections\nOrderedDict\nd"
 
 
-@pytest.mark.parametrize("target", [RECONSTRUCT, RECORD, MAPPING, b"cbuiltins\nset\n", b"cbuiltins\nobject\n"])
+TARGETS = [RECONSTRUCT, RECORD, MAPPING, b"cbuiltins\nset\n", b"cbuiltins\nobject\n", b"cnumpy\nndarray\n"]
+TARGETS += [b"cnumpy\ndtype\n", b"cnumpy\ndtype\n(S'f8'\ntR", b"cnumpy.core.multiarray\nscalar\n"]
+TARGETS += [b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntc_codecs\nencode\n(Vb\nVlatin1\ntRtR"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("state", [ATTRIBUTE, b"(N" + ATTRIBUTE + b"t", b"(" + ATTRIBUTE + ATTRIBUTE + b"t"])
 def test_nothing_allowed_can_be_given_attributes(tmp_path, target, state):
-    before = [dict(vars(kind)) for kind in (inert_pickle.Record, inert_pickle.InertDict, inert_pickle._Function)]
+    kinds = [getattr(inert_objects, name) for name in ("Record", "InertDict", "Function", "Name")]
+    kinds += [inert_numpy.ElementType, inert_numpy.ArrayRecord]
+    before = [dict(vars(kind)) for kind in kinds]
     (tmp_path / "a.pkl").write_bytes(target + state + b"b.")
     refused(tmp_path / "a.pkl")
-    after = [dict(vars(kind)) for kind in (inert_pickle.Record, inert_pickle.InertDict, inert_pickle._Function)]
-    assert before == after
+    assert before == [dict(vars(kind)) for kind in kinds]
 
 
 def test_a_dict_with_methods_of_its_own_and_a_record_with_setstate_stay_inert(tmp_path):
@@ -391,7 +421,12 @@ def test_missing_files_and_folders_are_refused(tmp_path):
         ({}, "only nothing"),
         ({"ema": None}, "'ema' must be a network, got NoneType"),
         ([1, 2], "'ema' must be a network, got list"),
-        (persistent("VPPrecond"), "must be an EDMPrecond, got 'VPPrecond'"),
+        (
+            persistent("VPPrecond"),
+            "must be an EDMPrecond, got 'VPPrecond': other preconditionings, as in the published",
+        ),
+        (persistent("VEPrecond"), "must be an EDMPrecond, got 'VEPrecond'"),
+        (persistent("iDDPMPrecond"), "must be an EDMPrecond, got 'iDDPMPrecond'"),
         (persistent("EDMPrecond"), "no submodule 'model'"),
         (network(modules={"model": 3})[0], "no submodule 'model'"),
         (network(modules={"model": persistent("SongUNet")})[0], "has no parameters"),

@@ -112,8 +112,27 @@ def test_statistics_of_the_data_are_kept_and_damaged_ones_computed_anew(capsys):
     with pytest.warns(UserWarning, match=f"{path} is damaged; the statistics of the data are computed anew"):
         assert quick(**options)[1][0]["fd_pixels"] == first
     assert list(Path("cache").iterdir()) == [path]
-    quick("--data.hflip", "true", **options)
+    np.save("images.npy", np.zeros((20, 3, 8, 8), np.uint8))
+    quick_on("Arrays", "--data.path", "images.npy", **options)
     assert len(list(Path("cache").iterdir())) == 2
+
+
+def test_mirror_images_are_real_images_only_where_asked():
+    options = {"extractor": extractor("Pixels"), "cache_dir": "cache"}
+    plain = quick(**options)[1][0]["fd_pixels"]
+    (path,) = Path("cache").iterdir()
+    # The statistics of the data without flips are taken for those with them: the samples alone are of another set.
+    flipped = quick("--data.hflip", "true", **options)[1][0]["fd_pixels"]
+    assert list(Path("cache").iterdir()) == [path]
+    with_mirrored = quick("--data.hflip", "true", mirrored=True, **options)[1][0]["fd_pixels"]
+    (other,) = set(Path("cache").iterdir()) - {path}
+    assert len({plain, flipped, with_mirrored}) == 3
+    images = np.load("images.npy").astype(np.float64) / 127.5 - 1
+    for file, real in ((path, images), (other, np.concatenate([images, images[..., ::-1]]))):
+        with np.load(file) as kept:
+            assert kept["count"] == len(real)
+            np.testing.assert_allclose(kept["mean"], real.reshape(len(real), -1).mean(0), atol=1e-6)
+            np.testing.assert_allclose(kept["cov"], np.cov(real.reshape(len(real), -1), rowvar=False), atol=1e-6)
 
 
 def test_a_published_network_is_measured(small_network):

@@ -40,6 +40,17 @@ def test_curves_are_named_by_the_configs_and_resumed_runs_joined(runs):
     assert curves["OneSample", None, None].best == 4.0
 
 
+def test_null_in_a_config_is_the_default(tmp_path):
+    folders = [
+        leave_run(tmp_path / "0", "KNN", {1000000: 8.0}, k=None, n=None, include_source=False),
+        leave_run(tmp_path / "1", "KNN", {2000000: 3.5}, k=2048, n=256),
+        leave_run(tmp_path / "2", "STF", {1000000: 8.0}, n=None),
+        leave_run(tmp_path / "3", "Network", {1000000: 8.0}, path="x", net=None),
+    ]
+    curves = {(curve.estimator, curve.k, curve.n): len(curve.points) for curve in read_curves(folders, "fid")}
+    assert curves == {("KNN", 2048, 256): 2, ("STF", None, 256): 1, ("Network", None, None): 1}
+
+
 def test_other_values_at_the_same_images_are_another_run(tmp_path):
     folders = [
         leave_run(tmp_path / name, "KNN", {1000000: value}, k=8, n=4) for name, value in (("a", 9.0), ("b", 8.0))

@@ -104,6 +104,24 @@ def test_estimators_know_nothing_of_training():
         assert not second_level(imports_of(path)) & training, path
 
 
+def test_network_files_lie_between_networks_and_estimators():
+    inert = {"inert_objects", "inert_numpy", "inert_pickle"}
+    readers = {"edm_pickle", "edm_converted"}
+    door = {"edm_checkpoint"}
+    assert len(files_of(*inert, *readers, *door)) == 6
+    for path in files_of(*inert):
+        assert second_level(imports_of(path)) <= inert | {"errors"}, path
+    for path in files_of(*readers):
+        assert second_level(imports_of(path)) <= inert | readers | {"errors"}, path
+    for path in files_of(*door):
+        assert second_level(imports_of(path)) <= readers | {"errors", "nets", "precond"}, path
+    for path in files_of("nets", "precond"):
+        assert not second_level(imports_of(path)) & (inert | readers | door), path
+    # One door: nothing else opens network files.
+    for path in set(FILES) - set(files_of(*inert, *readers, *door)):
+        assert not second_level(imports_of(path)) & (inert | readers), path
+
+
 def test_the_library_imports_heavy_packages_where_they_are_used():
     # torch loads tqdm by itself, where it is installed, so that the next test cannot see it.
     library = (

@@ -251,7 +251,7 @@ def test_it_has_the_diagnostics_of_its_search():
     ("options", "message"),
     [
         ({"draws": "systematic"}, "KNN: draws='systematic' must be independent or stratified"),
-        ({"draws": "stratified", "n": 61}, "KNN: n=61 stratified draws are more than the 60 images"),
+        ({"draws": "stratified", "n": 61}, "KNN: n=61 is more than the 60 images"),
     ],
 )
 def test_options_that_cannot_work_are_named(options, message):

@@ -7,7 +7,7 @@ from scipy.ndimage import map_coordinates
 
 import lit_knn.estimators
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, UniformSNIS, Wiener
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.estimators.base import Estimator
 from lit_knn.index import FaissIndex
 from lit_knn.posterior import posterior_mean
@@ -89,7 +89,7 @@ CONSISTENT = {
 
 def test_every_estimator_that_can_warp_is_tested_here():
     can = {name for name in lit_knn.estimators.__all__ if getattr(lit_knn.estimators, name).can_warp}
-    assert can == {"KNN", "UniformSNIS", "STF", "MonteCarlo", "Exact", "OneSample"}
+    assert can == {"KNN", "UniformSNIS", "STF", "MonteCarlo", "Exact", "OneSample", "SubspaceKNN"}
 
 
 @pytest.mark.parametrize("name", CONSISTENT)
@@ -109,7 +109,25 @@ def test_sampled_warped_means_converge_to_the_enumerated_one(name, t):
     assert errors[1] < 3e-3 * (data - data.mean(0)).square().mean()
 
 
-@pytest.mark.parametrize("estimator", [KNN(5, 4), STF(4), OneSample()])
+@pytest.mark.parametrize("t", [0.4, 2.5, 8.0])
+def test_subspace_knn_is_exact_where_it_gathers_all_images_and_better_with_more(t):
+    data = images()
+    reference = ReferenceSet(data)
+    x, warp = data[:B], all_warped(data[:B]).warp
+    z = noisy(warp.apply(x), t)
+    expected = enumerated(z, torch.full((B,), t), warp, data)
+
+    def errors(n):
+        estimator = SubspaceKNN(16, None, n, "float32").bind(reference)
+        means = [estimator.warped_mean(z, t, warp, x, keyed_generator("cpu", seed)) for seed in range(20)]
+        return (torch.stack(means).double() - expected).square().mean()
+
+    assert errors(N) < 1e-9
+    if t > 1:
+        assert errors(30) < errors(8) / 2
+
+
+@pytest.mark.parametrize("estimator", [KNN(5, 4), STF(4), SubspaceKNN(20, None, 4, "float32"), OneSample()])
 def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(estimator):
     # The inverse warp of z is nearer to other images than to the source, which interpolation has blurred.
     data = torch.rand(N, 1, 8, 8, generator=keyed_generator("cpu", 2)) * 2 - 1
@@ -157,6 +175,7 @@ def test_a_warped_mean_is_of_the_class_that_is_asked_for():
 def test_half_precision_and_no_item_at_all():
     data = images()
     reference = ReferenceSet(data, index=FaissIndex("Flat"))
+    assert all_warped(data[:0]).images.shape == (0, 2, 8, 8)
     warp = all_warped(data[:4]).warp
     z = noisy(warp.apply(data[:4]), 0.02)
     for estimator in (KNN(5, 4), Exact(), STF(4), MonteCarlo(3)):

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.estimators.counts import check_count, settled
 from lit_knn.estimators.exact import Exact
-from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, check_count
+from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.reference import ReferenceSet
 
 # A gathered image costs about as much as the exact mean's product with 10 to 40 images, which a batch shares.
@@ -81,12 +82,14 @@ class Adaptive(CertifiedEstimator):
         if self.max_n is not None and self.max_n > reference.N:
             raise InputError(f"Adaptive: max_n={self.max_n} is more than the {reference.N} images of the reference set")
         limit = reference.N // GATHERED_SHARE if self.max_n is None else self.max_n
-        self._attempts, n = [], self.n
-        while n <= limit or not self._attempts:
-            attempt = copy.copy(self.estimator)
+        first = copy.copy(self.estimator)
+        first._label, first._told = self._label, self._told
+        self._attempts = [first.bind(reference)]
+        self.n = first.n
+        while (n := self._attempts[-1].n * self.growth) <= limit:
+            attempt = settled(first)
             attempt.n = n
             self._attempts.append(attempt.bind(reference))
-            n *= self.growth
         self._exact = Exact().bind(reference)
         return self
 

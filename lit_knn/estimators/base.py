@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_knn.classes import rows_by_label
 from lit_knn.errors import InputError
+from lit_knn.estimators.counts import fit_counts
 from lit_knn.index.base import with_progress
 from lit_knn.posterior import score_from_mean
 from lit_knn.process import EDM_PROCESS, Process, per_item, under_process
@@ -40,6 +41,8 @@ class Estimator(ABC):
 
     _reference: ReferenceSet | None = None
     _labels_required = False
+    _label: int | None = None
+    """The class of a copy that is bound to one class, see `of_class`."""
 
     def bind(self, reference: ReferenceSet) -> Self:
         """Give the estimator the set it averages over; returns self.
@@ -48,11 +51,7 @@ class Estimator(ABC):
             InputError: the estimator's settings do not fit the set, for instance k > N; it does not work with a sharded
                 set.
         """
-        if reference.sharded and not self.shardable:
-            raise InputError(f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded")
-        self._reference = reference
-        self._classes: dict[int, Self] = {}
-        self._labels_required = False
+        self._take(reference)
         return self
 
     def bind_by_class(self, reference: ReferenceSet) -> Self:
@@ -64,13 +63,24 @@ class Estimator(ABC):
         Raises:
             InputError: the set has no labels or is sharded, or the settings do not fit a class, which is named.
         """
-        Estimator.bind(self, reference)
-        self._labels_required = True
+        self._take(reference, by_class=True)
         labels = reference.classes
         bound = ((label, self.of_class(label).reference.images) for label in labels)
         for _ in with_progress(bound, len(reference.images), f"binding {type(self).__name__} to {len(labels)} classes"):
             pass
         return self
+
+    def _take(self, reference: ReferenceSet, by_class: bool = False) -> None:
+        if reference.sharded and not self.shardable:
+            raise InputError(f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded")
+        if self._label is None:
+            # Names of the counts that a line has told of; the copies for classes share it.
+            self._told: set[str] = set()
+        if not by_class:
+            fit_counts(self, reference.N, reference.d, self._told, self._label)
+        self._reference = reference
+        self._classes: dict[int, Self] = {}
+        self._labels_required = by_class
 
     def of_class(self, label: int) -> Self:
         """A copy of the estimator that is bound to one class of the reference set; made once.
@@ -80,8 +90,10 @@ class Estimator(ABC):
         """
         own = self.reference.of_class(label)
         if label not in self._classes:
+            part = copy.copy(self)
+            part._label = label
             try:
-                self._classes[label] = copy.copy(self).bind(own)
+                self._classes[label] = part.bind(own)
             except InputError as error:
                 raise InputError(f"class {label}: {error}") from error
         return self._classes[label]

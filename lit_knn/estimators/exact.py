@@ -9,8 +9,8 @@ from torch import Tensor
 from lit_knn.compute import is_native
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.integer_sums import integer_sums
-from lit_knn.estimators.sampled import check_count
 from lit_knn.estimators.streaming import batches_of, stream_sq_dist
 from lit_knn.posterior import unnormalised_log_likelihood
 from lit_knn.reference import ReferenceSet

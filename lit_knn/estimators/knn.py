@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
 from lit_knn.estimators.draws import Draws, draws_without_repetition, merged_draws
-from lit_knn.estimators.sampled import SampledEstimator, check_count
+from lit_knn.estimators.sampled import SampledEstimator
 from lit_knn.posterior import direct_sq_dist
 from lit_knn.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
 from lit_knn.reference import ReferenceSet
@@ -37,8 +38,9 @@ class KNN(SampledEstimator):
     already, and n = N is the exact mean. What they gain is what KNN owes to independent sampling.
 
     Args:
-        k: neighbours searched per z. The paper's 2048 is also the most that FAISS finds on a GPU.
-        n: draws per z.
+        k: neighbours searched per z; null for the paper's 2048, or N where that is less. It is also the most that FAISS
+            finds on a GPU.
+        n: draws per z; null for the paper's 256.
         include_source: propose also `x_source`, where it is given and in the set; it costs a search for one vector,
             which is cheap where the index has lists and as expensive as the other where it is exact and needs it not.
         draws: `independent`, as in the paper, or `stratified`.
@@ -47,9 +49,13 @@ class KNN(SampledEstimator):
         InputError: k < 1, n < 1, other draws; at `bind`, k > N, or n > N stratified draws.
     """
 
-    def __init__(self, k: int = 2048, n: int = 256, include_source: bool = False, draws: str = "independent") -> None:
-        self.k = check_count("KNN", "k", k)
-        self.n = check_count("KNN", "n", n)
+    k = Count(DEFAULT_K, IMAGES)
+    n = Count(DEFAULT_N, IMAGES, limited=lambda knn: knn.draws == "stratified")
+
+    def __init__(
+        self, k: int | None = None, n: int | None = None, include_source: bool = False, draws: str = "independent"
+    ) -> None:
+        self.k, self.n = k, n
         self.include_source = self.uses_source = include_source
         if draws not in DRAWS:
             raise InputError(f"KNN: draws={draws!r} must be {' or '.join(DRAWS)}")
@@ -57,14 +63,11 @@ class KNN(SampledEstimator):
 
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`; builds the neighbour index of the set."""
-        if self.k > reference.N:
-            raise InputError(f"KNN: k={self.k} is more than the {reference.N} images of the reference set")
-        if self.draws == "stratified" and self.n > reference.N:
-            raise InputError(f"KNN: n={self.n} stratified draws are more than the {reference.N} images")
+        super().bind(reference)
         reference.build_index(self.k)
         # One query brings out what the index refuses before training does.
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
-        return super().bind(reference)
+        return self
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
         """The proposal that draws for z (B, *shape) at t (B,) come from, Eq. 13 (eq:proposal)."""

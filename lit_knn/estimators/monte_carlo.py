@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.draws import Draws, merged_draws
-from lit_knn.estimators.sampled import SampledEstimator, check_count, gather
+from lit_knn.estimators.sampled import SampledEstimator, gather
 from lit_knn.estimators.streaming import batches_of, stream_sq_dist
 from lit_knn.posterior import unnormalised_log_likelihood
 from lit_knn.warp import Warp
@@ -16,7 +16,7 @@ class MonteCarlo(SampledEstimator):
     Unbiased, variance Var(x|z)/n. As expensive as `Exact`: the yardstick of sampling estimators, not for use.
 
     Args:
-        n: draws per z.
+        n: draws per z; null for 256.
 
     Raises:
         InputError: n < 1.
@@ -24,8 +24,8 @@ class MonteCarlo(SampledEstimator):
 
     shardable = False
 
-    def __init__(self, n: int = 256) -> None:
-        self.n = check_count("MonteCarlo", "n", n)
+    def __init__(self, n: int | None = None) -> None:
+        self.n = n
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         ids = self.posterior_ids(z, t, generator)

@@ -1,16 +1,13 @@
 """A trained EDM network as an estimator."""
 
 from os import PathLike
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from lit_knn.edm_checkpoint import load_network_parts
+from lit_knn.edm_checkpoint import load_network
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
-from lit_knn.nets import network_from_config
-from lit_knn.precond import EDMPrecond
 
 
 class Network(Estimator):
@@ -22,7 +19,9 @@ class Network(Estimator):
     Args:
         path: a published `.pkl` (none of its code is run), a file converted from it by `python -m
             lit_knn.edm_checkpoint`, or a `.ckpt` of `LitEDM`, of which the averaged weights are taken.
-        net: the architecture, for a `.ckpt`, which does not tell it; null for published networks.
+        net: the architecture, for a `.ckpt` that does not tell it; null for published networks.
+        fp16: compute the network in float16 but for its embedding, as EDM's own code does on GPUs for files with
+            `use_fp16`; the weights stay in float32.
 
     Raises:
         InputError: the file is missing, cannot be read, holds another architecture, or tells none and `net` is not
@@ -32,19 +31,16 @@ class Network(Estimator):
     needs_reference = False
     deterministic = True
 
-    def __init__(self, path: str | PathLike[str], net: nn.Module | None = None) -> None:
-        if not Path(path).is_file():
-            raise InputError(f"Network: path={path}: no such file")
-        config, state_dict = load_network_parts(path)
-        if net is None and "model_type" not in config:
-            raise InputError(f"Network: path={path} does not tell its architecture: give net")
-        self.denoiser = EDMPrecond(network_from_config(config) if net is None else net, config.get("sigma_data", 0.5))
+    def __init__(self, path: str | PathLike[str], net: nn.Module | None = None, fp16: bool = False) -> None:
         try:
-            self.denoiser.load_state_dict(state_dict)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:300]
-            raise InputError(f"Network: path={path} does not fit the architecture: {reason}") from error
-        self.denoiser.eval().requires_grad_(False)
+            self.denoiser = load_network(path, net, fp16)
+        except InputError as error:
+            raise InputError(f"Network: path={error}") from error
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that the network knows, 0 if it is unconditional."""
+        return getattr(self.denoiser.model, "num_classes", 0)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -54,10 +50,10 @@ class Network(Estimator):
     def _class_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
     ) -> Tensor:
-        known = getattr(self.denoiser.model, "num_classes", 0)
         lowest, highest = labels.aminmax()
-        if lowest < 0 or highest >= known:
+        if lowest < 0 or highest >= self.num_classes:
             raise InputError(
-                f"Network: labels are {lowest.item()} to {highest.item()}, but the net has num_classes={known}"
+                f"Network: labels are {lowest.item()} to {highest.item()}, but the net has "
+                f"num_classes={self.num_classes}"
             )
         return self.denoiser.to(z.device)(z, t, labels)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.estimators.draws import Draws, per_draw, sq_error
 from lit_knn.estimators.streaming import GPU_FACTOR
 from lit_knn.posterior import direct_sq_dist
@@ -40,7 +40,8 @@ class Certificate(NamedTuple):
 class CertifiedEstimator(Estimator):
     """An estimator from n weighted images that can tell how far off it may be; subclasses implement `_certify`."""
 
-    n: int
+    n = Count(DEFAULT_N)
+    """Images drawn for each z, with repetition, so that there may be more of them than images in the set."""
 
     @torch.no_grad()
     def certified_mean(
@@ -141,25 +142,13 @@ def weight_spread(weights: Tensor) -> tuple[Tensor, Tensor]:
     return 1 / weights.square().sum(1), weights.amax(1)
 
 
-def check_count(owner: str, option: str, value: int) -> int:
-    """Return `value` if it is an integer of at least 1.
-
-    Raises:
-        InputError: another type, or value < 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{owner}: {option} must be an integer, got {value!r}")
-    if value < 1:
-        raise InputError(f"{owner}: {option} must be at least 1, got {value}")
-    return value
-
-
 def gather_used(
     reference: ReferenceSet, ids: Tensor, used: Tensor | None, x_source: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rows (b,), in some order, and the images of their used places, (b, places, *shape), in bounded memory.
 
     Rows that need few images are gathered together, so that they do not pay for those that need many.
+
 
     Args:
         reference: the set.

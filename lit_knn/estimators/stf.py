@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.draws import Draws, uniform_draws, uniform_ids
-from lit_knn.estimators.sampled import SampledEstimator, check_count
+from lit_knn.estimators.sampled import SampledEstimator
 
 
 class STF(SampledEstimator):
@@ -17,7 +17,8 @@ class STF(SampledEstimator):
     different z are independent.
 
     Args:
-        n: images averaged per z, the source included when it is given. Without a source it is `UniformSNIS`.
+        n: images averaged per z, the source included when it is given; null for 256. Without a source it is
+            `UniformSNIS`.
 
     Raises:
         InputError: n < 1.
@@ -25,8 +26,8 @@ class STF(SampledEstimator):
 
     uses_source = True
 
-    def __init__(self, n: int = 256) -> None:
-        self.n = check_count("STF", "n", n)
+    def __init__(self, n: int | None = None) -> None:
+        self.n = n
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         drawn = self.n if x_source is None else self.n - 1

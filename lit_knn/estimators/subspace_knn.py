@@ -9,20 +9,15 @@ from torch import Tensor
 
 from lit_knn.compute import check_compute, compute_dtype
 from lit_knn.errors import InputError
-from lit_knn.estimators.sampled import (
-    Certificate,
-    CertifiedEstimator,
-    check_count,
-    gather_used,
-    in_order,
-    weight_spread,
-)
+from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count, check_count
+from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, gather_used, in_order, weight_spread
 from lit_knn.estimators.streaming import work_bytes
 from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.projection import Projection
 from lit_knn.reference import ReferenceSet
 from lit_knn.snis import weighted_deviation, weighted_mean
 from lit_knn.stratified import stratified_draws
+from lit_knn.warp import Warp
 
 # Images are left out that have less than this share of the proposal, all of them together. So much of the posterior is
 # expected in them, and the squared error of leaving them out is at most that times a squared distance in the data.
@@ -64,9 +59,10 @@ class SubspaceKNN(CertifiedEstimator):
     images are never searched, so there is no k. `docs/subspace_knn.md` derives it.
 
     Args:
-        r: principal components. Error falls and time grows with it.
+        r: principal components; null for 512, or min(N, d) where that is less. Error falls and time grows with it.
         m: most probable images kept for each z; null for as many as a draw of n without repetition is sure to contain.
-        n: images gathered for each z at most; where fewer hold the whole posterior, only these are.
+        n: images gathered for each z at most; null for 256, or N where that is less. Where fewer hold the whole
+            posterior, only these are.
         compute: type of the two products: `float32`, `bfloat16`, or `auto` for the fastest that the device has.
 
     Raises:
@@ -74,21 +70,27 @@ class SubspaceKNN(CertifiedEstimator):
             does not multiply.
     """
 
-    def __init__(self, r: int = 512, m: int | None = None, n: int = 256, compute: str = "auto") -> None:
-        self.r = check_count("SubspaceKNN", "r", r)
+    can_warp = True
+
+    r = Count(DEFAULT_R, COMPONENTS)
+    n = Count(DEFAULT_N, IMAGES)
+
+    def __init__(self, r: int | None = None, m: int | None = None, n: int | None = None, compute: str = "auto") -> None:
+        self.r, self.n = r, n
         self.m = None if m is None else check_count("SubspaceKNN", "m", m)
-        self.n = check_count("SubspaceKNN", "n", n)
-        if m is not None and m > n:
-            raise InputError(f"SubspaceKNN: m={m} is more than n={n}")
+        self._check_kept()
         self.compute = check_compute("SubspaceKNN", compute)
 
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`; projects the images."""
-        if self.n > reference.N:
-            raise InputError(f"SubspaceKNN: n={self.n} is more than the {reference.N} images of the reference set")
         super().bind(reference)
+        self._check_kept()
         self._projection()
         return self
+
+    def _check_kept(self) -> None:
+        if self.m is not None and self.m > self.n:
+            raise InputError(f"SubspaceKNN: m={self.m} is more than n={self.n}")
 
     def _projection(self) -> Projection:
         reference = self.reference
@@ -99,15 +101,26 @@ class SubspaceKNN(CertifiedEstimator):
     ) -> Tensor:
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
         excess = torch.empty(len(z), self.r, device=z.device)
-        for rows, x, weights, draws in self._gathered(z, t, generator):
+        for rows, x, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
             mu[rows] = weighted_mean(weights, x).to(mu.dtype)
             excess[rows] = self._excess(weights, draws)
         # For all rows at once: P is larger than what a few rows need of it.
         return mu - self._projection().components.expand(excess).view(mu.shape)
 
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        # The proposal is only near the posterior of warped images, so what is negligible to it may be likely.
+        draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), generator, negligible_share=0.0)
+        mean = torch.empty_like(x_source)
+        for rows, x, weights, part in self._weighted(draws, z, t, warp):
+            excess = self._projection().components.expand(self._excess(weights, part)).view(-1, *z.shape[1:])
+            mean[rows] = (weighted_mean(weights, x) - excess).to(mean.dtype)
+        return warp.apply(mean)
+
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
         parts, order = [], []
-        for rows, x, weights, draws in self._gathered(z, t, generator):
+        for rows, x, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
             excess = self._projection().components.expand(self._excess(weights, draws)).view(-1, *z.shape[1:])
             mean = weighted_mean(weights, x).to(x.dtype) - excess
             sq_error = self._sq_error(weights, x, mean, excess, draws)
@@ -115,27 +128,37 @@ class SubspaceKNN(CertifiedEstimator):
             order.append(rows)
         return in_order(parts, order)
 
-    def _gathered(
-        self, z: Tensor, t: Tensor, generator: torch.Generator | None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, SubspaceDraws]]:
-        """Yield rows (b,), their images (b, places, *shape), weights (b, places) and draws, in some order."""
+    def _draw(
+        self, z: Tensor, t: Tensor, generator: torch.Generator | None, negligible_share: float = NEGLIGIBLE_SHARE
+    ) -> SubspaceDraws:
+        """Choose the images of each z from the posterior given P'z alone."""
         projection = self._projection()
         y = projection.components.project(z)
         # The largest array of a piece is (b, N) in float64. Few pieces: each reads all coordinates twice.
         rows_of_piece = max(PIECE_FACTOR * work_bytes(z.device) // (8 * self.reference.N), MIN_ROWS)
         num_pieces = max(-(-len(z) // rows_of_piece), 1)
+        log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
         pieces = [
-            self._draw_rows(projection, *rows, generator)
+            self._draw_rows(projection, *rows, log_share, generator)
             for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
         ]
-        draws = SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
+        return SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
+
+    def _weighted(
+        self, draws: SubspaceDraws, z: Tensor, t: Tensor, warp: Warp | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, SubspaceDraws]]:
+        """Yield rows (b,), their images (b, places, *shape), weights (b, places) and draws, in some order.
+
+        With `warp` the weights are those of the warped images.
+        """
         for rows, x in gather_used(self.reference, draws.ids, draws.used):
             chosen = draws.rows(rows, x.shape[1])
-            log_p = unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows])
+            seen = x if warp is None else warp.rows(rows).apply(x)
+            log_p = unnormalised_log_likelihood(direct_sq_dist(z[rows], seen), t[rows])
             yield rows, x, torch.softmax(log_p + chosen.log_correction, dim=1), chosen
 
     def _draw_rows(
-        self, projection: Projection, y: Tensor, t: Tensor, generator: torch.Generator | None
+        self, projection: Projection, y: Tensor, t: Tensor, log_share: float, generator: torch.Generator | None
     ) -> SubspaceDraws:
         """Choose the images of some rows from the posterior given y = P'(z − mean), (b, r)."""
         coordinates, half_sq_norms = projection.coordinates, projection.half_sq_norms
@@ -143,7 +166,7 @@ class SubspaceKNN(CertifiedEstimator):
         log_q.div_(t.square().unsqueeze(1).float().clamp(min=LEAST_NOISE))
         # A product in few digits can be off by this; nothing is negligible that rounding may have hidden.
         rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * (2 * half_sq_norms.max()).sqrt() / t.square()
-        log_negligible = math.log(NEGLIGIBLE_SHARE) - 2 * rounding.double()
+        log_negligible = log_share - 2 * rounding.double()
         draws = stratified_draws(log_q, self.n, log_negligible, self.m, generator)
         return SubspaceDraws(*draws[:4], _mean_of_rest(draws.rest, coordinates))
 

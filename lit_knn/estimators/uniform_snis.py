@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.draws import Draws, uniform_draws, uniform_ids
-from lit_knn.estimators.sampled import SampledEstimator, check_count
+from lit_knn.estimators.sampled import SampledEstimator
 
 
 class UniformSNIS(SampledEstimator):
@@ -13,14 +13,14 @@ class UniformSNIS(SampledEstimator):
     Biased, O(1/n), and useless below the t at which n random images include likely ones.
 
     Args:
-        n: draws per z.
+        n: draws per z; null for 256.
 
     Raises:
         InputError: n < 1.
     """
 
-    def __init__(self, n: int = 256) -> None:
-        self.n = check_count("UniformSNIS", "n", n)
+    def __init__(self, n: int | None = None) -> None:
+        self.n = n
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         return uniform_draws(uniform_ids(self.reference, len(z), self.n, generator))

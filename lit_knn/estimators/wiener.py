@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.sampled import check_count
+from lit_knn.estimators.counts import COMPONENTS, DEFAULT_R, Count
 from lit_knn.process import per_item
 from lit_knn.reference import ReferenceSet
 
@@ -23,21 +23,24 @@ class Wiener(Estimator):
     in float32 the covariance is that of a subset, which costs some per cent of error at r = d.
 
     Args:
-        r: principal components.
+        r: principal components; null for 512, or min(N, d) where that is less.
 
     Raises:
         InputError: r < 1; at `bind`, r > min(N, d).
     """
 
+    r = Count(DEFAULT_R, COMPONENTS)
+
     deterministic = True
 
-    def __init__(self, r: int = 512) -> None:
-        self.r = check_count("Wiener", "r", r)
+    def __init__(self, r: int | None = None) -> None:
+        self.r = r
 
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`; computes the principal components."""
+        super().bind(reference)
         reference.principal_components(self.r)
-        return super().bind(reference)
+        return self
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None

@@ -47,6 +47,8 @@ NCSNPP_OPTIONS = {
     "channel_mult_noise": 2,
     "resample_filter": [1, 3, 3, 1],
 }
+# Of the published NCSN++, whose constructor does not take it.
+PUBLISHED_FOURIER_SCALE = 16.0
 # Options of the preconditioning around the network, and of the precision it was trained in.
 NOT_OF_THE_NETWORK = {"sigma_min", "sigma_max", "sigma_data", "use_fp16"}
 
@@ -83,8 +85,11 @@ def network_from_config(config: Mapping[str, Any]) -> ResidualUNet:
     missing = sorted(OPTIONS.keys() - options.keys())
     if missing:
         raise InputError(f"{model_type} needs the option {missing[0]}")
+    arguments = {OPTIONS[name]: value for name, value in options.items()}
+    if net is NCSNpp:
+        arguments["fourier_scale"] = PUBLISHED_FOURIER_SCALE
     try:
-        return net(**{OPTIONS[name]: value for name, value in options.items()})
+        return net(**arguments)
     except TypeError as error:
         raise InputError(f"{model_type}: an option of the wrong type among {options}") from error
 

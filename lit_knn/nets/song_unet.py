@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_knn.errors import InputError
 from lit_knn.nets.layers import BlurredStridedConv, FourierEmbedding, PositionalEmbedding, ResidualBlock, group_norm
 from lit_knn.nets.residual_unet import ResidualUNet, linear
 
@@ -177,8 +178,10 @@ class NCSNpp(SongUNet):
         num_classes: number of class labels, 0 for an unconditional network.
         label_dropout: probability of training an item without its class label.
         augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
-        fourier_scale: standard deviation of the frequencies. Improved consistency training takes 0.02, since a
-            consistency model must vary smoothly with the noise level (Song & Dhariwal 2023).
+        fourier_scale: standard deviation of the frequencies. The default, 0.02, is that of improved consistency
+            training (Song & Dhariwal 2023, Section 3.1) and of the paper's release: student and teacher, one step
+            apart, must see nearly the same embedding. Diffusion models have 16 (Song et al. 2021, EDM's VE networks),
+            which `network_from_config` takes; with it the embeddings of neighbouring levels are unrelated.
 
     Raises:
         InputError: an option outside its range.
@@ -198,8 +201,10 @@ class NCSNpp(SongUNet):
         num_classes: int = 0,
         label_dropout: float = 0.0,
         augment_dim: int = 0,
-        fourier_scale: float = 16.0,
+        fourier_scale: float = 0.02,
     ) -> None:
+        if not fourier_scale > 0:
+            raise InputError(f"NCSNpp: fourier_scale must be above 0, got {fourier_scale}")
         super().__init__(
             FourierEmbedding(2 * channels, scale=fourier_scale),
             noise_width=2 * channels,

@@ -1,0 +1,142 @@
+"""Error and cost of the targets of warped items in EDM's augmentation: the posterior mean or the item itself.
+
+    python -m benchmarks.warped --data PATH [--t 0.5 2 3 5 10 20] [--items 16] [--batch 128] [--output STEM]
+
+The first table has the mean squared error per dimension of each estimator's `warped_mean` at each noise level, ± its
+standard error over items, against the mean over the warped set in float64 (`Exact`). All items are warped, as EDM does
+with p = 0.12. The second has the time of the targets of one training batch with EDM's own noise levels, of which 40 %
+are warped: all warped items by `warped: posterior` as a ratio to `warped: source`, where only the others use the
+estimator. `--output` also writes STEM.md.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.estimators import load
+from lit_knn.augment import Augmented, GeometricAugmentation
+from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, SubspaceKNN
+from lit_knn.index import TorchIndex
+from lit_knn.process import forward_noise
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+from lit_knn.schedules import log_normal_sigmas
+from lit_knn.warp import flip
+
+# EDM's for CIFAR-10 (Karras et al. 2022, table 1 and appendix F.2): augmentation, mean and deviation of ln σ.
+AUGMENTATION, P_MEAN, P_STD = 0.12, -1.2, 1.2
+
+
+def estimators(k: int, n: int) -> dict[str, Estimator]:
+    """What is measured, by name."""
+    return {
+        "OneSample, the item itself": OneSample(),
+        f"STF, n={n}": STF(n),
+        "STF, n=1024": STF(1024),
+        f"KNN, k={k}, n={n}": KNN(k, n),
+        f"SubspaceKNN, n={n}": SubspaceKNN(n=n),
+    }
+
+
+def warped_items(reference: ReferenceSet, count: int, seed: int) -> tuple[Tensor, Augmented]:
+    """Images of the set (count, C, H, W), and their augmentation, which warps each."""
+    generator = keyed_generator("cpu", seed)
+    x = reference.gather(torch.randint(reference.N, (10 * count,), generator=generator))
+    augmented = GeometricAugmentation(AUGMENTATION)(x, generator)
+    rows = augmented.warped.nonzero()[:count, 0]
+    chosen = augmented.images[rows], augmented.labels[rows], augmented.warped[rows], augmented.warp.rows(rows)
+    return x[rows], Augmented(*chosen)
+
+
+def errors(reference: ReferenceSet, chosen: dict[str, Estimator], t: float, items: int) -> list[str]:
+    """The squared error per dimension of each at noise level t, with its standard error, as text."""
+    x, augmented = warped_items(reference, items, 1)
+    z = forward_noise(augmented.images, torch.full((items,), t), _noise(x, 2))
+    exact = Exact("float64").bind(reference).warped_mean(z, t, augmented.warp, x)
+    cells = []
+    for estimator in chosen.values():
+        mean = estimator.warped_mean(z, t, augmented.warp, x, keyed_generator("cpu", 3))
+        error = (mean - exact).double().square().flatten(1).mean(1)
+        cells.append(f"{error.mean():.1e} ± {error.std() / items**0.5:.0e}")
+    return cells
+
+
+def step_times(reference: ReferenceSet, estimator: Estimator, batch: int, repeats: int) -> tuple[float, float]:
+    """Seconds of the estimator in a step of `warped: source`, and of `warped: posterior`."""
+    generator = keyed_generator("cpu", 4)
+    x = reference.gather(torch.randint(reference.N, (batch,), generator=generator))
+    augmented = GeometricAugmentation(AUGMENTATION)(x, generator)
+    sigma = log_normal_sigmas(batch, P_MEAN, P_STD, generator=generator)
+    z = forward_noise(augmented.images, sigma, _noise(x, 5))
+    plain, rows = ((augmented.warped == value).nonzero()[:, 0] for value in (False, True))
+    mirrored, warp = flip(z[plain], augmented.warp.flips[plain]), augmented.warp.rows(rows)
+
+    def source() -> None:
+        estimator.posterior_mean(mirrored, sigma[plain], x[plain], generator)
+
+    def posterior() -> None:
+        source()
+        estimator.warped_mean(z[rows], sigma[rows], warp, x[rows], generator)
+
+    return _seconds(source, repeats), _seconds(posterior, repeats)
+
+
+def _noise(x: Tensor, seed: int) -> Tensor:
+    return torch.randn(x.shape, generator=keyed_generator("cpu", seed))
+
+
+def _seconds(call: Callable[[], None], repeats: int) -> float:
+    call()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="zip or folder of images, or an array file")
+    parser.add_argument("--t", type=float, nargs="+", default=[0.5, 2, 3, 5, 10, 20], help="noise levels")
+    parser.add_argument("--items", type=int, default=16, help="warped items at each noise level")
+    parser.add_argument("--batch", type=int, default=128, help="items of the batch whose targets are timed")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls")
+    parser.add_argument("--k", type=int, default=2048, help="neighbours of KNN")
+    parser.add_argument("--n", type=int, default=256, help="images gathered for each item")
+    parser.add_argument("--output", type=Path, help="write STEM.md as well")
+    args = parser.parse_args(arguments)
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
+    reference = ReferenceSet(load(args.data), index=TorchIndex())
+    chosen = estimators(args.k, args.n)
+    for estimator in chosen.values():
+        if estimator.needs_reference:
+            estimator.bind(reference)
+    say(
+        f"{reference.N} images of {reference.shape}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}\n"
+    )
+    say("| t | " + " | ".join(chosen) + " |")
+    say("|---" * (1 + len(chosen)) + "|")
+    for t in args.t:
+        say(f"| {t:g} | " + " | ".join(errors(reference, chosen, t, args.items)) + " |")
+    say(f"\nTargets of {args.batch} items:\n")
+    say("| estimator | `source`, s | `posterior`, s | ratio |")
+    say("|---" * 4 + "|")
+    for name, estimator in chosen.items():
+        if estimator.needs_reference:
+            source, posterior = step_times(reference, estimator, args.batch, args.repeats)
+            say(f"| {name} | {source:.3f} | {posterior:.3f} | {posterior / source:.2f} |")
+    if args.output is not None:
+        args.output.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

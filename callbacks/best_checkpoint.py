@@ -1,0 +1,177 @@
+"""All kept checkpoints of a run measured, and the best of them: the protocol of the paper's Table 1 (tab:cifar_fid)."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+
+from callbacks.checkpoint_curve import checkpoint_curve
+from callbacks.fidelity import NAMES, Fidelity
+from callbacks.fingerprint import fingerprint
+from callbacks.kept_checkpoints import kept_checkpoints, read_checkpoint
+from callbacks.latents import data_reference
+from callbacks.progress import measuring_bar
+from callbacks.results import on_first_rank, save_figure
+from callbacks.results_table import ResultsTable, Row
+from lit_knn.errors import InputError
+from lit_knn.files import locked, written_whole
+
+TABLE_PREFIX = "checkpoints_"
+"""The table of a run is `checkpoints_<metric>.csv` in its folder."""
+
+
+class BestCheckpoint(pl.Callback):
+    """In `predict`, measure each kept checkpoint of a run that is not in its table yet, and tell which is the best.
+
+    The table has one row for each checkpoint and is rewritten, at once or not at all, after each of them: an
+    interrupted measurement goes on where it was. All ranks load each checkpoint and share its samples.
+
+    Args:
+        fidelity: what measures, with its number of samples.
+        run: the folder of the training run, where the table and the picture go.
+        folder: where its checkpoints are, if not in `run`.
+
+    Attributes:
+        damaged: what cannot be read, and why; filled while measuring.
+
+    Raises:
+        InputError: at `setup`, no kept checkpoint, or a table of other settings.
+    """
+
+    def __init__(self, fidelity: Fidelity, run: str, folder: str | None = None) -> None:
+        self.fidelity = fidelity
+        self.run = Path(run)
+        self.folder = folder
+        self.damaged: list[str] = []
+
+    @property
+    def metric(self) -> str:
+        """What the best checkpoint has the least of."""
+        return self.fidelity.measure.extractor.metric
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Find the checkpoints and what is measured already, before anything is sampled."""
+        self.checkpoints = on_first_rank(trainer, lambda: kept_checkpoints(self.run, self.folder, trainer.max_steps))
+        self._reference = data_reference("best", trainer, may_be_sharded=True)
+        self.fidelity.measure.prepare(trainer, self._reference, self.fidelity.num_samples)
+        self._settings = self._describe(pl_module)  # every rank must ask
+        self._table = self._open_table()
+        self._rows = on_first_rank(trainer, self._finished)
+
+    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Measure what is not measured, and draw and print the result."""
+        todo = {seen: path for seen, path in self.checkpoints.items() if seen not in self._rows}
+        done = len(self.checkpoints) - len(todo)
+        rank_zero_info(f"{done} of {len(self.checkpoints)} checkpoints are measured already")
+        with measuring_bar(trainer, len(self.checkpoints), "Checkpoints", " checkpoints") as bar:
+            bar.unit_scale = False  # checkpoints are few
+            bar.update(done)
+            for seen, path in todo.items():
+                bar.set_description(path.name)
+                if self._load(trainer, pl_module, path):
+                    self._rows[seen] = self._measure(trainer, pl_module, seen, path)
+                bar.update()
+        if trainer.is_global_zero and self._rows:
+            self._conclude()
+
+    def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
+        """Put the averaged weights of a checkpoint into the model; False, on all ranks, if one cannot read it."""
+        problem, checkpoint = None, None
+        try:
+            checkpoint = read_checkpoint(path)
+            if not all(value.isfinite().all() for value in checkpoint["state_dict"].values()):
+                problem = f"{path} has weights that are not finite"
+        except InputError as error:
+            problem = str(error)
+        if not trainer.strategy.reduce_boolean_decision(problem is None, all=True):
+            self.damaged.append(problem or f"{path} cannot be read by another rank")
+            rank_zero_warn(f"{self.damaged[-1]}; the other checkpoints are measured all the same")
+            return False
+        assert checkpoint is not None
+        pl_module.on_load_checkpoint(checkpoint)
+        pl_module.load_state_dict(checkpoint["state_dict"])
+        return True
+
+    def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, seen: int, path: Path) -> Row:
+        start, fidelity = time.monotonic(), self.fidelity
+        values = fidelity.measure(trainer, self._reference, fidelity.samples(trainer, pl_module), fidelity.num_samples)
+        row: Row = {"step": int(pl_module.step), "images_seen": seen, "checkpoint": str(path)}  # type: ignore[arg-type]
+        row |= {**values, "num_samples": fidelity.num_samples, "seconds": round(time.monotonic() - start, 2)}
+        row["settings"] = fingerprint(self._settings)
+        on_first_rank(trainer, lambda: self._add(row))
+        return row
+
+    def _add(self, row: Row) -> None:
+        path = self._settings_path
+        # Two commands may measure the same run at once.
+        with locked(self._table.path):
+            if not self._table.path.exists():
+                with written_whole(path) as partial:
+                    partial.write_text(json.dumps(self._settings, indent=2) + "\n")
+            if self._table.find(self._table.load(), **row) is None:
+                self._table.append(row)
+
+    def _open_table(self) -> ResultsTable:
+        measure = self.fidelity.measure
+        names = [self.metric, *(("inception_score", "inception_score_std") if measure.extractor.num_logits else ())]
+        names += [n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,))]
+        columns = {"step": int, "images_seen": int, "checkpoint": str, **dict.fromkeys(names, float)}
+        columns |= {"num_samples": int, "seconds": float, "settings": str}
+        return ResultsTable(self.run / f"{TABLE_PREFIX}{self.metric}.csv", columns, key=("images_seen",))
+
+    def _describe(self, pl_module: pl.LightningModule) -> dict[str, Any]:
+        """What the results depend on, but for the checkpoint."""
+        measure = self.fidelity.measure
+        described = {
+            "num_samples": self.fidelity.num_samples,
+            "extractor": measure.extractor.fingerprint(),
+            "extra_metrics": list(measure.extra_metrics),
+            "mirrored": measure.mirrored,
+            "data": self._reference.fingerprint(measure.mirrored),
+            **({"kid_subset_size": measure.kid_subset_size} if "kid" in measure.extra_metrics else {}),
+            **{f"model.{name}": value for name, value in pl_module.hparams.items()},
+        }
+        return json.loads(json.dumps(described, default=str))  # as it is read again
+
+    @property
+    def _settings_path(self) -> Path:
+        return self._table.path.with_suffix(".json")
+
+    def _finished(self) -> dict[int, Row]:
+        """The rows of the table, by images seen.
+
+        Raises:
+            InputError: they are of other settings.
+        """
+        if not self._table.path.exists():
+            return {}
+        path, now = self._settings_path, self._settings
+        before = json.loads(path.read_text()) if path.exists() else {}
+        other = next((name for name in {**now, **before} if now.get(name) != before.get(name)), None)
+        if other is not None:
+            raise InputError(
+                f"{self._table.path} has results with {other}={before.get(other)}, not {now.get(other)}: "
+                "measure with the same settings, or rename that file"
+            )
+        return {int(row["images_seen"]): row for row in self._table.load()}
+
+    def _conclude(self) -> None:
+        rows = [self._rows[seen] for seen in sorted(self._rows)]
+        best = min(rows, key=lambda row: row[self.metric])
+        points = [(int(row["images_seen"]), float(row[self.metric])) for row in rows]
+        figure = checkpoint_curve(
+            points, (int(best["images_seen"]), float(best[self.metric])), self.metric, f"{self.run}"
+        )
+        pictures = save_figure(figure, self._table.path.with_suffix(""))
+        shown = [name for name in self._table.columns if name in NAMES and name in best]
+        values = ", ".join(f"{NAMES[name]} {best[name]:.4g}" for name in shown)
+        values = values or f"{self.metric} {best[self.metric]:.4g}"
+        print(
+            f"\nBest of {len(rows)} checkpoints: {values}, step {best['step']:,}, {best['images_seen']:,} images seen\n"
+            f"  {best['checkpoint']}\n"
+            f"Rows:     {self._table.path}\n"
+            f"Pictures: {', '.join(map(str, pictures))}"
+        )

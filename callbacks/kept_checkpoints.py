@@ -1,0 +1,117 @@
+"""The checkpoints that a training run kept, over all folders that it was resumed in."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lit_knn.errors import InputError
+
+CONFIG_NAME = "config.yaml"
+LAST_NAME = "last.ckpt"
+# What `CheckpointByImages` writes; Lightning adds -v1 where the name is taken.
+KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
+
+
+def config_of_run(run: str | Path) -> dict[str, Any]:
+    """What the config.yaml in the folder of a training run says.
+
+    Raises:
+        InputError: no such file, or it is not one that a run wrote.
+    """
+    path = Path(run) / CONFIG_NAME
+    if not path.is_file():
+        raise InputError(f"--run {run}: {path} does not exist; give the folder of a training run, as runs/x/version_0")
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"--run {run}: {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict) or not {"model", "data", "trainer"} <= config.keys():
+        raise InputError(f"--run {run}: {path} is not the configuration of a training run")
+    return config
+
+
+def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
+    """The checkpoints that `CheckpointByImages` kept, and the end of the training, by images seen, ascending.
+
+    The folders that the run was resumed from are found by the `ckpt_path` of its config.yaml; of these only what the
+    run went on from counts. `last.ckpt` counts if it is the end of a training of `max_steps`, and is not kept already.
+
+    Args:
+        run: the folder of a training run.
+        folder: where its checkpoints are, if elsewhere; others are then not looked for.
+        max_steps: length of the training in steps; −1 for one whose end is not known.
+
+    Raises:
+        InputError: there are none; a config.yaml is missing or wrong.
+    """
+    own = Path(run) / "checkpoints" if folder is None else Path(folder)
+    found = _in_folder(own)
+    if folder is None:
+        found |= {seen: path for seen, path in _before(Path(run)).items() if seen not in found}
+    if not found:
+        raise InputError(
+            f"{own} has no checkpoint that callbacks.CheckpointByImages kept (images_seen=N.ckpt); "
+            "add that callback to the training"
+        )
+    last = _end_of_training(own / LAST_NAME, max_steps)
+    if last is not None and last not in found:
+        found[last] = own / LAST_NAME
+    return dict(sorted(found.items()))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint of a training; its tensors are read from the file when they are used.
+
+    Raises:
+        InputError: it is damaged, or is none.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # Damaged files raise anything.
+        raise InputError(f"{path} is damaged, or no checkpoint: {_first_line(error)}") from error
+    if not isinstance(checkpoint, dict) or not {"state_dict", "images_seen", "global_step"} <= checkpoint.keys():
+        raise InputError(f"{path} is no checkpoint of a training")
+    return checkpoint
+
+
+def _in_folder(folder: Path) -> dict[int, Path]:
+    matches = ((KEPT_NAME.fullmatch(path.name), path) for path in sorted(folder.glob("*.ckpt")))
+    return {int(match[1]): path for match, path in matches if match}
+
+
+def _before(run: Path) -> dict[int, Path]:
+    """What was kept in the folders that `run` was resumed from, up to where it was."""
+    found: dict[int, Path] = {}
+    visited = {run.resolve()}
+    while (start := config_of_run(run).get("ckpt_path")) is not None:
+        run, resumed_from = Path(start).parent.parent, Path(start)
+        if run.resolve() in visited:
+            break
+        visited.add(run.resolve())
+        if not (resumed_from.is_file() and (run / CONFIG_NAME).is_file()):
+            rank_zero_warn(f"the run was resumed from {start}, which is not there: what was kept before it is missing")
+            break
+        until = int(read_checkpoint(resumed_from)["images_seen"])
+        earlier = _in_folder(resumed_from.parent)
+        found |= {seen: path for seen, path in earlier.items() if seen <= until and seen not in found}
+    return found
+
+
+def _end_of_training(path: Path, max_steps: int) -> int | None:
+    """Images seen at the end of a finished training; None if there is no such checkpoint."""
+    if max_steps < 1 or not path.is_file():
+        return None
+    try:
+        checkpoint = read_checkpoint(path)
+    except InputError as error:
+        rank_zero_warn(f"{error}; it is left out")
+        return None
+    return int(checkpoint["images_seen"]) if checkpoint["global_step"] >= max_steps else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

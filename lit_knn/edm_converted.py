@@ -1,0 +1,73 @@
+"""Safetensors files of EDM networks, the configuration in the metadata."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lit_knn.edm_pickle import Parts, checked_config, naming
+from lit_knn.errors import InputError
+
+FORMAT = "lit_knn.edm_network"
+
+
+def write_converted(path: Path, config: Mapping[str, Any], state_dict: dict[str, Tensor]) -> None:
+    """Write a network; the file appears under its name only when it is complete.
+
+    Args:
+        path: the `.safetensors`.
+        config: plain values, as JSON takes them.
+        state_dict: parameters and buffers by name.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(state_dict, partial, metadata={"format": FORMAT, "config": json.dumps(config)})
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path} cannot be written: {first_line}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_converted(path: str | os.PathLike[str]) -> Parts:
+    """Read what `write_converted` wrote.
+
+    Args:
+        path: the `.safetensors`.
+
+    Returns:
+        As `read_edm_pickle`.
+
+    Raises:
+        InputError: no such file, damaged or truncated, or a safetensors file of something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise InputError(f"{os.fspath(path)}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state_dict = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"{os.fspath(path)} is not a safetensors file, or a damaged one") from error
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{os.fspath(path)} is not a converted EDM network")
+    try:
+        config = json.loads(metadata["config"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise InputError(f"{os.fspath(path)} holds no configuration") from error
+    with naming(path):
+        if not isinstance(config, dict):
+            raise InputError("the configuration must be a dict")
+        return checked_config(config), state_dict

@@ -1,0 +1,62 @@
+"""How long a training took, over all its interruptions, and on what."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class TrainingTime:
+    """Time of training steps on the first rank, validations not counted. Times of two parts of a run add up.
+
+    Attributes:
+        seconds: wall-clock time.
+        images: images trained on in that time, over all ranks.
+        estimator_seconds: the estimator's part of it.
+        hardware: what it ran on, in the order of use.
+    """
+
+    seconds: float = 0.0
+    images: int = 0
+    estimator_seconds: float = 0.0
+    hardware: tuple[str, ...] = ()
+
+    def __add__(self, other: "TrainingTime") -> "TrainingTime":
+        return TrainingTime(
+            self.seconds + other.seconds,
+            self.images + other.images,
+            self.estimator_seconds + other.estimator_seconds,
+            tuple(dict.fromkeys((*self.hardware, *other.hardware))),
+        )
+
+    @property
+    def images_per_second(self) -> float:
+        """NaN where nothing was measured."""
+        return self.images / self.seconds if self.seconds else float("nan")
+
+    @property
+    def estimator_share(self) -> float:
+        """The estimator's part of the time, in [0, 1]; NaN where nothing was measured."""
+        return self.estimator_seconds / self.seconds if self.seconds else float("nan")
+
+
+def hardware_name(device: torch.device, processes: int) -> str:
+    """What a run computes on, such as `8 x NVIDIA A100-SXM4-80GB`.
+
+    Args:
+        device: of this process.
+        processes: of the run, each with a device of this kind.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return f"{processes} x {name}"
+
+
+def _processor() -> str:
+    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    threads = torch.get_num_threads()
+    return f"{names[0] if names else platform.machine()} ({threads} thread{'s' if threads > 1 else ''})"

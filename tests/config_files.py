@@ -1,0 +1,22 @@
+"""Run configs as plain dictionaries, their parts put in; nothing is parsed by the application."""
+
+from pathlib import Path
+
+import yaml
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+PARTS = ("data", "models", "estimators", "trainer", "evaluate")
+RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name not in PARTS)
+
+
+def resolved(path):
+    """What a config file comes to: a string that names another config stands for what is in it."""
+    return _with_parts(yaml.safe_load(Path(path).read_text()), Path(path).parent)
+
+
+def _with_parts(value, folder):
+    if isinstance(value, str) and value.endswith(".yaml"):
+        return resolved(folder / value)
+    if isinstance(value, dict):
+        return {name: _with_parts(part, folder) for name, part in value.items()}
+    return [_with_parts(part, folder) for part in value] if isinstance(value, list) else value

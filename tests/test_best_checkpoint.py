@@ -1,0 +1,321 @@
+"""`python main.py best`: all kept checkpoints of a run measured, through interruptions, and the best one told."""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from callbacks.fidelity_measure import FidelityMeasure
+from callbacks.figure4 import read_curves
+from callbacks.kept_checkpoints import kept_checkpoints
+from callbacks.results import read_rows
+from lit_knn.metrics import Pixels
+from main import main
+
+ROOT = Path(__file__).parent.parent
+RUN = "runs/table1_digits/version_0"
+TABLE = "checkpoints_fd_pixels.csv"
+SIZES = ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
+STEPS, BATCH, EVERY = 11, 32, 96
+# Kept where a multiple of 96 is reached, and the end of the training.
+KEPT = [96, 192, 288, 352]
+callbacks = [
+    {"class_path": "callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70, "batch_size": 16}},
+    {"class_path": "callbacks.CheckpointByImages", "init_args": {"every_n_images": EVERY}},
+    {"class_path": "callbacks.LastCheckpoint"},
+]
+SMALL = {
+    "trainer": {"callbacks": callbacks, "enable_progress_bar": False, "enable_model_summary": False},
+    "data": {"init_args": {"batch_size": BATCH, "val_images": 32}},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of eleven steps, made once."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        fit("--trainer.max_steps", str(STEPS))
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    """A copy of it in the working directory."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return Path(RUN)
+
+
+def fit(*args):
+    config = str(ROOT / "configs" / "table1" / "digits.yaml")
+    main(["fit", "-c", config, "-c", "small.yaml", *SIZES, "--trainer.val_check_interval", "11", *args])
+
+
+def best(*args, run=RUN):
+    main(["best", "--run", run, *args])
+
+
+def rows(run=RUN, name=TABLE):
+    return read_rows(Path(run) / name)
+
+
+def complaint(capsys, *args, run=RUN):
+    with pytest.raises(SystemExit) as stop:
+        best(*args, run=run)
+    assert stop.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    return line
+
+
+def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
+    best()
+    printed = capsys.readouterr().out
+    table = rows()
+    assert [int(row["images_seen"]) for row in table] == KEPT
+    assert [int(row["step"]) for row in table] == [3, 6, 9, 11]
+    assert [Path(row["checkpoint"]).name for row in table] == [
+        *(f"images_seen={n}.ckpt" for n in KEPT[:3]),
+        "last.ckpt",
+    ]
+    # The same number as `validate` has of this checkpoint.
+    main(["validate", "-c", str(run / "config.yaml"), "--ckpt_path", table[1]["checkpoint"]])
+    (measured,) = read_rows(Path("runs/table1_digits/version_1/fidelity.csv"))
+    assert float(table[1]["fd_pixels"]) == pytest.approx(float(measured["fd_pixels"]), rel=1e-5)
+    least = min(table, key=lambda row: float(row["fd_pixels"]))
+    assert f"Best of 4 checkpoints: Fréchet distance on pixels {float(least['fd_pixels']):.4g}" in printed
+    assert f"step {least['step']}, {int(least['images_seen']):,} images seen" in printed
+    assert f"  {least['checkpoint']}\n" in printed
+    assert (run / "checkpoints_fd_pixels.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "checkpoints_fd_pixels.pdf").read_bytes().startswith(b"%PDF")
+    (curve,) = read_curves([run], "fd_pixels")
+    assert curve.points == [(n, float(row["fd_pixels"])) for n, row in zip(KEPT, table, strict=True)]
+    # No folder of a run of its own.
+    assert sorted(path.name for path in run.parent.iterdir()) == ["version_0", "version_1"]
+
+
+def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, monkeypatch, capsys):
+    passes, measured = [], []
+    statistics, load = FidelityMeasure._real_statistics, FidelityMeasure._values
+    monkeypatch.setattr(FidelityMeasure, "_real_statistics", lambda self, *a: passes.append(1) or statistics(self, *a))
+    monkeypatch.setattr(FidelityMeasure, "_values", lambda self, *a: measured.append(1) or load(self, *a))
+    best()
+    assert (len(passes), len(measured)) == (1, 4)
+    before = (run / TABLE).read_bytes()
+    (run / "checkpoints_fd_pixels.png").unlink()
+    best()
+    assert (len(passes), len(measured)) == (1, 4)
+    assert (run / TABLE).read_bytes() == before
+    assert (run / "checkpoints_fd_pixels.png").exists()
+    # What is kept later is added.
+    shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / "images_seen=384.ckpt")
+    capsys.readouterr()
+    best()
+    assert "Best of 5 checkpoints" in capsys.readouterr().out
+    assert len(measured) == 5
+
+
+def measure_until(killed_after):
+    """Measure slowly in this process, which is killed so many seconds after the first measurement began."""
+    measure = FidelityMeasure.__call__
+
+    def slow(self, *args):
+        if not timer.is_alive():
+            timer.start()
+        time.sleep(0.05)
+        values = measure(self, *args)
+        time.sleep(0.05)
+        return values
+
+    timer = threading.Timer(killed_after, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    FidelityMeasure.__call__ = slow
+    best()
+
+
+def test_killed_at_any_moment_it_loses_no_row_and_doubles_none(run):
+    best()
+    expected = rows()
+    for path in run.glob("checkpoints_*"):
+        path.unlink()
+    chance, seen = random.Random(3), []
+    for killed_after in (chance.uniform(0.1, 0.4), chance.uniform(0.02, 0.3), 1000.0):
+        child = multiprocessing.get_context("fork").Process(target=measure_until, args=(killed_after,))
+        child.start()
+        child.join()
+        found = [int(row["images_seen"]) for row in rows()] if (run / TABLE).exists() else []
+        assert found[: len(seen)] == seen
+        assert found == KEPT[: len(found)]
+        seen = found
+        assert (child.exitcode == 0) == (found == KEPT) == (killed_after == 1000)
+    assert [row["images_seen"] for row in rows()] == [row["images_seen"] for row in expected]
+    for ours, theirs in zip(rows(), expected, strict=True):
+        assert float(ours["fd_pixels"]) == pytest.approx(float(theirs["fd_pixels"]), rel=1e-9)
+
+
+def test_two_ranks_share_each_checkpoint(run):
+    best()
+    expected = rows()
+    for path in run.glob("checkpoints_*"):
+        path.unlink()
+    # One that a rank cannot read is left out by both.
+    (run / "checkpoints" / "images_seen=400.ckpt").write_bytes(b"nothing")
+    command = [sys.executable, str(ROOT / "main.py"), "best", "--run", RUN, "--trainer.devices", "2"]
+    command += ["--trainer.strategy", "ddp"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("Best of 4 checkpoints") == 1
+    assert done.returncode == 2
+    assert "images_seen=400.ckpt is damaged" in done.stderr
+    for ours, theirs in zip(rows(), expected, strict=True):
+        assert ours["checkpoint"] == theirs["checkpoint"]
+        assert float(ours["fd_pixels"]) == pytest.approx(float(theirs["fd_pixels"]), rel=1e-4)
+
+
+def test_damaged_checkpoints_are_named_and_the_others_measured(run, capsys):
+    folder = run / "checkpoints"
+    whole = (folder / "images_seen=96.ckpt").read_bytes()
+    (folder / "images_seen=96.ckpt").write_bytes(whole[: len(whole) // 2])
+    checkpoint = torch.load(folder / "images_seen=192.ckpt", weights_only=False)
+    next(iter(checkpoint["state_dict"].values())).fill_(float("nan"))
+    torch.save(checkpoint, folder / "images_seen=192.ckpt")
+    with pytest.warns(UserWarning, match=r"images_seen=96\.ckpt is damaged.*the other checkpoints are measured"):
+        line = complaint(capsys)
+    assert line.startswith("error: 2 checkpoint(s) are not measured: ")
+    assert "images_seen=192.ckpt has weights that are not finite" in line
+    assert [int(row["images_seen"]) for row in rows()] == KEPT[2:]
+    # Put right, it is measured with the others.
+    (folder / "images_seen=96.ckpt").write_bytes(whole)
+    shutil.copy(folder / "images_seen=288.ckpt", folder / "images_seen=192.ckpt")
+    best()
+    assert sorted(int(row["images_seen"]) for row in rows()) == KEPT
+
+
+def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
+    best()
+    before = (run / TABLE).read_bytes()
+    capsys.readouterr()
+    for options, words in (
+        ({"num_samples": 71}, "num_samples=70, not 71"),
+        ({"mirrored": True}, "mirrored=False, not True"),
+    ):
+        options = {"num_samples": 70, "extractor": {"class_path": "lit_knn.metrics.Pixels"}, **options}
+        other = {"trainer": {"callbacks": [{"class_path": "callbacks.Fidelity", "init_args": options}]}}
+        Path("other.yaml").write_text(yaml.safe_dump(other))
+        assert f"{RUN}/{TABLE} has results with {words}" in complaint(capsys, "-c", "other.yaml")
+    assert "model.predict_steps=1, not 2" in complaint(capsys, "--model.predict_steps", "2")
+    assert "has results with data=" in complaint(capsys, "--data", "PointsOnALine")
+    assert (run / TABLE).read_bytes() == before
+    (run / TABLE).rename(run / "one_step.csv")
+    best("--model.predict_steps", "2")
+    assert rows()[0]["fd_pixels"] != read_rows(run / "one_step.csv")[0]["fd_pixels"]
+
+
+class Scored(Pixels):
+    """Pixels with logits, so that there is an Inception Score as with FID."""
+
+    metric = "fid"
+    num_logits = 3
+
+    def __call__(self, images):
+        features, _ = super().__call__(images)
+        return features, features[:, :3]
+
+    def fingerprint(self):
+        return "scored pixels"
+
+
+def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
+    options = {"num_samples": 60, "extractor": {"class_path": "tests.test_best_checkpoint.Scored"}, "cache_dir": None}
+    options |= {"extra_metrics": ["kid", "recall"], "kid_subset_size": 30}
+    callback = {"class_path": "callbacks.Fidelity", "init_args": options}
+    Path("fid.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks+": [callback]}}))
+    best("-c", "fid.yaml")
+    table = rows(name="checkpoints_fid.csv")
+    least = min(table, key=lambda row: float(row["fid"]))
+    said = f"FID {float(least['fid']):.4g}, Inception Score {float(least['inception_score']):.4g}"
+    assert f"Best of 4 checkpoints: {said}" in capsys.readouterr().out
+    assert {"inception_score_std", "kid", "kid_std", "recall"} <= set(least)
+    assert not (run / TABLE).exists()
+    assert len(read_curves([run], "inception_score")[0].points) == 4
+
+
+def test_what_cannot_be_measured_is_said_in_one_line(run, capsys):
+    assert "config.yaml does not exist; give the folder of a training run" in complaint(capsys, run="runs")
+    with pytest.raises(SystemExit):
+        main(["best"])
+    assert "run" in capsys.readouterr().err
+    line = complaint(capsys, "--trainer.callbacks", "callbacks.LastCheckpoint")
+    assert "the run has no callbacks.Fidelity; add -c configs/evaluate/fid.yaml" in line
+    other = complaint(capsys, "--model.net.channels", "16")
+    assert "the checkpoint is of another architecture" in other
+    for path in (run / "checkpoints").glob("images_seen*"):
+        path.unlink()
+    assert "version_0/checkpoints has no checkpoint that callbacks.CheckpointByImages kept" in complaint(capsys)
+    assert "nowhere has no checkpoint" in complaint(capsys, "--checkpoints", "nowhere")
+    (run / "config.yaml").write_text("a: [")
+    assert "config.yaml cannot be read" in complaint(capsys)
+    (run / "config.yaml").write_text("a: 3")
+    assert "is not the configuration of a training run" in complaint(capsys)
+    assert not list(run.glob("checkpoints_*"))
+
+
+def leave(folder, *kept, last=None, resumed_from=None):
+    (folder / "checkpoints").mkdir(parents=True)
+    config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": None if resumed_from is None else str(resumed_from)}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for seen, name in [*((n, f"images_seen={n}.ckpt") for n in kept), *([(last, "last.ckpt")] if last else [])]:
+        checkpoint = {"state_dict": {}, "images_seen": seen, "global_step": seen}
+        torch.save(checkpoint, folder / "checkpoints" / name)
+    return folder
+
+
+def found(run, **options):
+    return {seen: f"{path.parts[-3]}/{path.stem}" for seen, path in kept_checkpoints(run, **options).items()}
+
+
+def test_the_folders_that_a_run_was_resumed_from_are_found(tmp_path):
+    first = leave(tmp_path / "a", 10, 20, 30, last=33)
+    # Resumed before the end: what the first run kept after that is not of this one.
+    second = leave(tmp_path / "b", 30, 40, last=44, resumed_from=first / "checkpoints" / "images_seen=20.ckpt")
+    third = leave(tmp_path / "c", 50, last=55, resumed_from=second / "checkpoints" / "last.ckpt")
+    expected = {10: "a/images_seen=10", 20: "a/images_seen=20", 30: "b/images_seen=30", 40: "b/images_seen=40"}
+    assert found(second) == expected
+    assert found(third) == {**expected, 50: "c/images_seen=50"}
+    assert list(found(third)) == [10, 20, 30, 40, 50]
+    # The end of a training counts, the last checkpoint of one that goes on does not.
+    assert found(third, max_steps=55)[55] == "c/last"
+    assert 55 not in found(third, max_steps=56)
+    assert found(third, folder=first / "checkpoints") == {n: f"a/images_seen={n}" for n in (10, 20, 30)}
+
+
+def test_an_earlier_folder_that_is_gone_is_told(tmp_path):
+    first = leave(tmp_path / "a", 10, last=15)
+    second = leave(tmp_path / "b", 20, resumed_from=first / "checkpoints" / "last.ckpt")
+    shutil.rmtree(first)
+    with pytest.warns(UserWarning, match=r"resumed from .*a/checkpoints/last\.ckpt, which is not there"):
+        assert found(second) == {20: "b/images_seen=20"}
+
+
+def test_the_end_of_a_training_that_is_kept_already_is_not_counted_twice(tmp_path):
+    run = leave(tmp_path / "a", 10, 20, last=20)
+    assert found(run, max_steps=20) == {10: "a/images_seen=10", 20: "a/images_seen=20"}
+    # Names that Lightning makes where one is taken, and files that are no kept checkpoints.
+    for name in ("images_seen=20-v1.ckpt", "best_fid.ckpt", "images_seen=x.ckpt"):
+        shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / name)
+    assert list(found(run, max_steps=20)) == [10, 20]

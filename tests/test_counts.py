@@ -1,0 +1,197 @@
+"""Counts of images and components: a small set takes a default down, and a line says so; a given one is refused."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from callbacks.fingerprint import describe
+from callbacks.plan_parts import estimator_parts
+from lit_knn.data import Digits
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, STF, Adaptive, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, DEFAULT_R
+from lit_knn.reference import ReferenceSet
+from lit_knn.sharded import ShardedReferenceSet
+from tests.toys import low_rank_vectors, noisy
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
+
+N, D = 40, 12
+# What each takes of 40 images of 12 dimensions.
+TAKEN_DOWN = [(KNN, {"k": N}), (SubspaceKNN, {"r": D, "n": N}), (Wiener, {"r": D})]
+EACH = pytest.mark.parametrize(("kind", "counts"), TAKEN_DOWN, ids=lambda value: getattr(value, "__name__", ""))
+
+
+def reference(N=N, **options):
+    return ReferenceSet(low_rank_vectors(N=N), **options)
+
+
+def lines_of(action):
+    """The warnings of an action, also those that Python shows once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        action()
+    return [str(warning.message) for warning in caught if warning.category is UserWarning]
+
+
+def rng():
+    return torch.Generator().manual_seed(4)
+
+
+# The table of hyperparameters (tab:hyperparams) of the paper; r is ours.
+def test_defaults_are_the_paper_s():
+    assert (DEFAULT_K, DEFAULT_N, DEFAULT_R) == (2048, 256, 512)
+    assert (KNN().k, KNN().n, STF().n, UniformSNIS().n, MonteCarlo().n) == (2048, 256, 256, 256, 256)
+    assert (SubspaceKNN().r, SubspaceKNN().n, Wiener().r) == (512, 256, 512)
+    assert (KNN(7).k, KNN(7, None).n) == (7, 256)
+
+
+@EACH
+def test_a_default_is_taken_down_with_one_line_each(kind, counts):
+    estimator = kind()
+    said = lines_of(lambda: estimator.bind(reference()))
+    assert {name: getattr(estimator, name) for name in counts} == counts
+    assert len(said) == len(counts)
+    for line, (name, number) in zip(said, counts.items(), strict=True):
+        assert line.startswith(f"{kind.__name__}: the default {name}={getattr(kind, name).default} is more than ")
+        assert line.endswith(f" of the reference set; going on with {name}={number}")
+
+
+@EACH
+def test_the_estimate_is_that_of_the_number_in_effect(kind, counts):
+    data, z = reference(), noisy(low_rank_vectors(N=N), 1.0)
+    default = kind().bind(data).posterior_mean(z, 1.0, generator=rng())
+    assert torch.equal(default, kind(**counts).bind(data).posterior_mean(z, 1.0, generator=rng()))
+    assert describe(kind().bind(data)) == describe(kind(**counts).bind(data))
+
+
+@EACH
+def test_a_number_of_ones_own_is_refused_with_what_to_give(kind, counts):
+    for name, number in counts.items():
+        kind(**{name: number}).bind(reference())
+        estimator, other = kind(**{name: number + 1}), reference(N=200)
+        refused = rf"^{kind.__name__}: {name}={number + 1} is more than .*: give {name} <= {number}, or null"
+        with pytest.raises(InputError, match=refused):
+            estimator.bind(reference())
+        with pytest.raises(InputError, match="is used before bind"):
+            _ = estimator.reference
+        if name != "r":  # d stays
+            assert getattr(estimator.bind(other), name) == number + 1
+
+
+def test_all_counts_are_checked_before_a_line_tells_of_one():
+    def refused():
+        with pytest.raises(InputError, match="SubspaceKNN: n=41 is more than the 40 images of the reference set"):
+            SubspaceKNN(n=41).bind(reference())
+
+    assert lines_of(refused) == []
+
+
+def test_kept_images_are_checked_against_the_number_in_effect():
+    with pytest.raises(InputError, match="SubspaceKNN: m=41 is more than n=40"):
+        SubspaceKNN(m=41).bind(reference())
+    with pytest.raises(InputError, match="SubspaceKNN: m=257 is more than n=256"):
+        SubspaceKNN(m=257)
+
+
+def test_nothing_is_said_where_there_is_enough():
+    assert lines_of(lambda: KNN(k=N).bind(reference())) == []
+    assert lines_of(lambda: KNN().bind(reference(N=2048))) == []
+    # Draws with repetition may be more than there are images.
+    for kind in (STF, UniformSNIS, MonteCarlo):
+        assert lines_of(lambda kind=kind: kind().bind(reference())) == []
+
+
+def test_binding_to_another_set_starts_from_the_default_again():
+    estimator = KNN(n=8)
+    for number in (N, 2, 100, 3000, 1):
+        estimator.bind(reference(N=number))
+        assert estimator.k == min(number, DEFAULT_K)
+    assert len(lines_of(lambda: estimator.bind(reference()))) == 1
+    assert copy.deepcopy(estimator).k == N
+
+
+def test_mirrored_images_count():
+    pictures = torch.randint(256, (30, 1, 4, 4), dtype=torch.uint8)
+    assert KNN().bind(ReferenceSet(pictures, hflip=True)).k == 60
+
+
+def labelled():
+    return reference(N=30, labels=torch.arange(30) // 12)  # 12, 12 and 6 images
+
+
+def test_one_line_for_all_classes_each_of_which_has_its_own_number():
+    estimator = KNN(n=4)
+    (line,) = lines_of(lambda: estimator.bind_by_class(labelled()))
+    assert line.endswith("k=2048 is more than the 12 images of class 0; going on in each class with as many as it has")
+    assert [estimator.of_class(label).k for label in range(3)] == [12, 12, 6]
+
+
+def test_classes_that_are_asked_for_after_bind_are_told_of_once_too():
+    estimator, data = SubspaceKNN(n=10, compute="float32"), reference(N=300, labels=torch.arange(300) // 10 % 30)
+    labels = torch.arange(30)
+    assert len(lines_of(lambda: estimator.bind(data))) == 1  # of r: there are 12 dimensions
+    assert lines_of(lambda: estimator.posterior_mean(data.images[:30], 1.0, labels=labels)) == []
+    assert {estimator.of_class(label).r for label in range(30)} == {10}
+    fewer = KNN(n=4).bind(reference(N=3000, labels=torch.arange(3000) % 30))
+    z = low_rank_vectors(N=30)
+    assert len(lines_of(lambda: fewer.posterior_mean(z, 1.0, labels=labels))) == 1
+    assert (fewer.k, fewer.of_class(5).k) == (2048, 100)
+
+
+def test_a_class_is_named_that_has_less_than_what_is_given():
+    with pytest.raises(InputError, match=r"^class 2: KNN: k=7 is more than the 6 images .*: give k <= 6, or null"):
+        KNN(k=7, n=4).bind_by_class(labelled())
+
+
+def test_adaptive_grows_from_the_number_in_effect():
+    adaptive = Adaptive(SubspaceKNN(compute="float32"), 1e-3, growth=2, max_n=300)
+    assert adaptive.n == 256
+    adaptive.bind(reference(N=600))
+    assert [attempt.n for attempt in adaptive._attempts] == [256]
+    small = Adaptive(SubspaceKNN(compute="float32"), 1e-3, growth=2)
+    assert len(lines_of(lambda: small.bind(reference()))) == 2
+    assert (small.n, [attempt.n for attempt in small._attempts]) == (N, [N])
+    small.bind(reference(N=20_000))
+    assert [attempt.n for attempt in small._attempts] == [256, 512, 1024]
+    assert small.estimator.n == 256
+
+
+def test_adaptive_says_it_once_for_all_attempts_and_classes():
+    data = reference(N=1200, labels=torch.arange(1200) % 2)
+    adaptive = Adaptive(KNN(n=4), 1e-3, growth=2)
+    assert len(lines_of(lambda: adaptive.bind(data))) == 1
+    assert len(adaptive._attempts) > 3
+    assert len(lines_of(lambda: adaptive.bind_by_class(data))) == 1
+
+
+def test_a_set_that_is_split_over_ranks_counts_as_a_whole():
+    assert KNN().bind(ShardedReferenceSet(low_rank_vectors())).k == 60
+
+
+def test_only_the_first_rank_says_it(monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for rank, number in ((0, 1), (1, 0), (3, 0)):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        assert len(lines_of(lambda: Wiener().bind(reference()))) == number
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "8", True])
+def test_what_is_no_count_is_named(value):
+    with pytest.raises(InputError, match=rf"KNN: k must be .*{value!r}"):
+        KNN(k=value)
+
+
+def test_a_plan_counts_what_a_run_would_take():
+    data = Digits()
+    held = [
+        {part.name: part for part in estimator_parts([estimator], data, data.stored(), torch.device("cpu"))[0]}
+        for estimator in (SubspaceKNN(compute="float32"), SubspaceKNN(64, compute="float32"))
+    ]
+    assert held[0]["projection"] == held[1]["projection"]
+    assert KNN.k.within(KNN(), 1797, 64) == 1797
+    with pytest.raises(InputError, match="KNN: k=1798 is more than the 1797 images"):
+        estimator_parts([KNN(1798)], data, data.stored(), torch.device("cpu"))

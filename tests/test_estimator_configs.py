@@ -1,0 +1,54 @@
+"""Every file in configs/estimators runs as it is: on the demo, and on the runs of the tables."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_knn.reference import ReferenceSet
+from main import main, make_cli
+from tests.test_torch_index import pixels
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "configs" / "estimators").glob("*.yaml"))
+# One step, with a small network and nothing measured or kept.
+STEP = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
+STEP += ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false", "--data.batch_size", "32"]
+STEP += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+STEP += ["--model.net.channels", "8"]
+EVERY = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("run", ["demo", "table1/digits", "table2/digits", "table2/digits_conditional"])
+@EVERY
+def test_it_trains_on_the_digits(path, run):
+    main(["fit", "-c", str(ROOT / "configs" / f"{run}.yaml"), "--model.estimator", str(path), *STEP])
+
+
+@pytest.fixture(scope="module")
+def few_images_of_cifar_shape():
+    return ReferenceSet(pixels(N=300, shape=(3, 32, 32)))
+
+
+@pytest.mark.parametrize("run", ["table1/ict_knn", "table2/edm_knn"])
+@EVERY
+def test_it_is_bound_in_the_runs_of_the_tables(path, run, few_images_of_cifar_shape):
+    options = ["--model.estimator", str(path), "--model.net", str(ROOT / "configs" / "models" / "unet.yaml")]
+    options += ["--model.net.channels", "8", "--trainer.accelerator", "cpu"]
+    options += ["--model.augmentation", "null"] if run.startswith("table2") else []
+    model = make_cli(["-c", str(ROOT / "configs" / f"{run}.yaml"), *options], run=False).model
+    estimator = model.estimator
+    if estimator.needs_reference:
+        estimator.bind(few_images_of_cifar_shape)
+    x = few_images_of_cifar_shape.gather(torch.arange(4))
+    z, t = x + 2 * torch.randn_like(x), torch.tensor([0.002, 0.5, 2.0, 80.0])
+    mean = estimator.posterior_mean(z, t, x_source=x)
+    assert mean.isfinite().all()
+    assert mean.shape == x.shape

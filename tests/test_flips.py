@@ -1,0 +1,79 @@
+"""Horizontal flips in the training of Table 1: items and posterior are of one set, and real statistics of another."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.estimators import Exact
+from lit_knn.reference import ReferenceSet
+from lit_knn.sharded import ShardedReferenceSet
+from main import make_cli
+from tests.config_files import CONFIGS, RUNS, resolved
+from tests.test_data_modules import write_cifar10
+
+FLIPPED = ["table1/ict.yaml", "table1/ict_stf.yaml", "table1/ict_knn.yaml", "figure4/cifar10.yaml"]
+
+
+@pytest.fixture
+def few_images(tmp_path, monkeypatch):
+    """Ten images in the place of CIFAR-10, and both sides of them, by hand."""
+    pixels = write_cifar10(tmp_path, monkeypatch)
+    both = np.concatenate([pixels, pixels[..., ::-1]]).astype(np.float64) / 127.5 - 1
+    return tmp_path, torch.from_numpy(both)
+
+
+@pytest.mark.parametrize("name", FLIPPED)
+def test_items_and_posterior_are_of_the_set_of_both_sides(name, few_images):
+    root, both = few_images
+    cli = make_cli(
+        [
+            *("-c", str(CONFIGS / name), "--model.net", str(CONFIGS / "models" / "unet.yaml")),
+            *("--data.root", str(root), "--data.download", "false", "--data.batch_size", "4"),
+            *("--trainer.accelerator", "cpu", "--trainer.logger", "false"),
+        ],
+        run=False,
+    )
+    data = cli.datamodule
+    data.setup("fit")
+    # Each image and its mirror image once in an epoch, in a random order.
+    items = torch.cat([x for x, _ in data.train_dataloader()]).double()
+    matches = (items[:, None] - both).abs().flatten(2).amax(2) < 1e-6
+    assert matches.sum(1).tolist() == [1] * 20
+    assert sorted(matches.int().argmax(1).tolist()) == list(range(20))
+    # The posterior mean over what items are drawn from, enumerated.
+    generator = torch.Generator().manual_seed(0)
+    for t in (5.0, 20.0):
+        z = items[:6] + t * torch.randn(6, 3, 32, 32, generator=generator, dtype=torch.float64)
+        weights = (-(z[:, None] - both).square().flatten(2).sum(2) / (2 * t * t)).softmax(1)
+        expected = torch.einsum("bn,nchw->bchw", weights, both)
+        mean = Exact("float64").bind(data.reference).posterior_mean(z.float(), t)
+        assert (mean - expected).square().mean() < 1e-10
+        one_sided = (-(z[:, None] - both[:10]).square().flatten(2).sum(2) / (2 * t * t)).softmax(1)
+        assert (torch.einsum("bn,nchw->bchw", one_sided, both[:10]) - expected).square().mean() > 1e-3
+
+
+def test_digits_and_the_figures_of_estimators_are_not_flipped():
+    def flips(path):
+        return (resolved(path)["data"].get("init_args") or {}).get("hflip", False)
+
+    assert sorted(str(path.relative_to(CONFIGS)) for path in RUNS if flips(path)) == sorted(FLIPPED)
+    digits = [path for path in RUNS if resolved(path)["data"]["class_path"].endswith("Digits")]
+    assert len(digits) >= 9
+    assert not any(map(flips, digits))
+
+
+@pytest.mark.parametrize("kind", [ReferenceSet, ShardedReferenceSet])
+def test_a_set_with_flips_gives_its_images_without_their_mirror_images_too(kind):
+    images = torch.randint(0, 256, (7, 1, 4, 4), dtype=torch.uint8)
+    flipped, plain = (kind(images, hflip=hflip) for hflip in (True, False))
+    for rank in range(2) if kind is ReferenceSet else [0]:
+        ranks = 2 if kind is ReferenceSet else 1
+        ours, theirs = (list(s.share(rank, ranks, 3, mirrored=False)) for s in (flipped, plain))
+        assert len(ours) == len(theirs) > 0
+        for (ids, x), (other_ids, other) in zip(ours, theirs, strict=True):
+            assert torch.equal(ids, other_ids)
+            assert torch.equal(x, other)
+    assert len(torch.cat([x for _, x in flipped.chunks(3)])) == 14
+    assert len(torch.cat([x for _, x in flipped.chunks(3, mirrored=False)])) == 7
+    assert flipped.fingerprint(mirrored=False) == plain.fingerprint() == plain.fingerprint(mirrored=False)
+    assert flipped.fingerprint() != plain.fingerprint()

@@ -1,0 +1,119 @@
+"""What consistency training asks of a noise embedding: one step of the grid is a small change, the whole grid is not.
+
+Student and teacher are one step apart (Eq. 7, eq:CM). Where their embeddings are unrelated they cannot agree; where all
+levels look alike the network does not know the noise (Song & Dhariwal 2023, Section 3.1).
+"""
+
+import importlib
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from lit_knn.errors import InputError
+from lit_knn.nets import NCSNpp, network_from_config
+from lit_knn.nets.layers import FourierEmbedding
+from lit_knn.precond import ConsistencyFunction
+from lit_knn.schedules import ict_num_steps, karras_sigmas
+from tests.config_files import CONFIGS, RUNS, resolved
+
+# The embedding depends on neither, and networks of hundreds of millions of parameters take seconds to make.
+SMALL = {"blocks": 1, "multipliers": [1], "attention_at": []}
+
+
+def trains_consistency(path):
+    return resolved(path)["model"]["class_path"].endswith("LitICT")
+
+
+ICT_RUNS = [path for path in RUNS if trains_consistency(path)]
+
+
+class Found(Exception):
+    pass
+
+
+def embeddings(net, sigmas, sigma_min):
+    """What the network's own embedding makes of the levels, as the consistency function gives them to it."""
+
+    def stop(module, inputs, output):
+        raise Found(output)
+
+    hook = (net.map_noise if hasattr(net, "map_noise") else net.embedding.waves).register_forward_hook(stop)
+    function = ConsistencyFunction(net.eval(), sigma_min=sigma_min)
+    size = getattr(net, "image_size", 8)
+    with pytest.raises(Found) as found, torch.no_grad():
+        function(torch.zeros(len(sigmas), net.in_channels, size, size), sigmas)
+    hook.remove()
+    return found.value.args[0].double()
+
+
+def build(part):
+    module, _, name = part["class_path"].rpartition(".")
+    kind = getattr(importlib.import_module(module), name)
+    options = {**part["init_args"], **{key: value for key, value in SMALL.items() if key in part["init_args"]}}
+    return kind(**options)
+
+
+def check(net, levels, sigma_min=0.002, sigma_max=80.0, rho=7.0):
+    for number in levels:
+        embedded = embeddings(net, karras_sigmas(number, sigma_min, sigma_max, rho), sigma_min)
+        adjacent = cosine_similarity(embedded[1:], embedded[:-1])
+        step = (embedded[1:] - embedded[:-1]).norm(dim=1) / embedded.norm(dim=1).mean()
+        # 0.95 at N = 11, and as much nearer to 1 as the steps are smaller.
+        assert 1 - adjacent.min() < 0.05 * (10 / (number - 1)) ** 2, (number, adjacent.min())
+        # Float32 tells neighbours apart with digits to spare, and the ends are far from each other.
+        assert step.min() > 1e-5
+        assert cosine_similarity(embedded[0], embedded[-1], dim=0) < 0.98
+
+
+def test_there_are_runs_that_train_consistency_models():
+    assert {"table1/ict.yaml", "demo.yaml", "celeba64/ict_knn.yaml", "imagenet64/ict_knn_conditional.yaml"} <= {
+        str(path.relative_to(CONFIGS)) for path in ICT_RUNS
+    }
+
+
+@pytest.mark.parametrize("path", ICT_RUNS, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_embeddings_of_adjacent_levels_are_near_in_every_consistency_run(path):
+    options = resolved(path)["model"]["init_args"]
+    s0, s1, total = options["s0"], options["s1"], options["total_steps"]
+    levels = sorted({ict_num_steps(step, total, s0, s1) for step in range(0, total, max(total // 16, 1))})
+    assert levels[0] == 11
+    assert levels[-1] == s1 + 1
+    grid = {name: options[name] for name in ("sigma_min", "sigma_max", "rho") if name in options}
+    check(build(options["net"]), levels, **grid)
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda path: path.stem)
+def test_so_are_they_in_every_network_that_could_take_its_place(path):
+    check(build(resolved(path)), (11, 1281))
+
+
+def test_the_scale_of_diffusion_models_makes_neighbours_unrelated():
+    # What EDM's VE networks have: with this test they fail.
+    torch.manual_seed(0)
+    net = NCSNpp(fourier_scale=16.0, channels=128, blocks=1, multipliers=(1,), attention_at=())
+    embedded = embeddings(net, karras_sigmas(11), 0.002)
+    assert abs(cosine_similarity(embedded[1:], embedded[:-1]).mean()) < 0.2
+    with pytest.raises(AssertionError):
+        check(net, (11,))
+
+
+def test_networks_of_published_files_keep_their_scale():
+    config = {"model_type": "SongUNet", "embedding_type": "fourier", "encoder_type": "residual"}
+    config |= {"decoder_type": "standard", "channel_mult_noise": 2, "resample_filter": [1, 3, 3, 1]}
+    config |= {"img_resolution": 32, "img_channels": 3, "num_blocks": 1, "channel_mult": [1], "attn_resolutions": []}
+    torch.manual_seed(0)
+    frequencies = network_from_config(config).map_noise.freqs
+    # 128 draws: their deviation is known to 6 %.
+    assert frequencies.std() == pytest.approx(16, rel=0.2)
+    # The stored ones take their place.
+    net = network_from_config(config)
+    assert isinstance(net.map_noise, FourierEmbedding)
+    net.load_state_dict({**net.state_dict(), "map_noise.freqs": torch.arange(128.0)})
+    assert net.map_noise.freqs.tolist() == list(range(128))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_a_scale_that_tells_no_levels_apart_is_refused(scale):
+    with pytest.raises(InputError, match="fourier_scale must be above 0"):
+        NCSNpp(fourier_scale=scale)
