@@ -5,14 +5,16 @@
 
 The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. Printed as Markdown is
 the mean squared error per dimension of each posterior mean against the exact one in float64, at each noise level
-(Eq. 15, eq:mse), and the time of a call; the first of each is not timed, the others take turns. Peak memory is that
-of a process of its own for each estimator. `--output` also writes STEM.csv, STEM.md and STEM.png, error against time.
+(Eq. 15, eq:mse), and its share of the plain method's at the same latents, both ± one standard error over the latents;
+and the time of a call; the first of each is not timed, the others take turns. Peak memory is that of a process of its
+own for each estimator. `--output` also writes STEM.csv, STEM.md and STEM.png, error against time.
 
 With `--scaling`, the time of a call at those numbers of images: the first ones, or mirrored and shifted copies as well.
 """
 
 import argparse
 import csv
+import math
 import subprocess
 import sys
 import time
@@ -34,6 +36,7 @@ from lit_knn.rng import keyed_generator
 PLAIN = "KNN, FAISS Flat"
 SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact, int8, 2 digits")
 MARKERS = "osD^vPX*<>hp"
+LEAST_SHOWN = 1e-13
 
 
 class Entry(NamedTuple):
@@ -47,6 +50,7 @@ def entries(k: int, n: int) -> dict[str, Entry]:
     """The estimators by name, the plain method first."""
     return {
         PLAIN: Entry(lambda: KNN(k, n), FaissIndex),
+        "KNN stratified, FAISS Flat": Entry(lambda: KNN(k, n, draws="stratified"), FaissIndex),
         "KNN, TorchIndex": Entry(lambda: KNN(k, n), TorchIndex),
         "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda: TorchIndex(r=256)),
         "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, None, n)),
@@ -56,7 +60,7 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         "UniformSNIS": Entry(lambda: UniformSNIS(n)),
         "MonteCarlo": Entry(lambda: MonteCarlo(n)),
         "Wiener": Entry(Wiener),
-        "Exact, float64": Entry(Exact),
+        "Exact, float64": Entry(lambda: Exact("float64")),
         "Exact, int8, 3 digits": Entry(lambda: Exact("int8", 3)),
         "Exact, int8, 2 digits": Entry(lambda: Exact("int8", 2)),
     }
@@ -82,9 +86,12 @@ def latents(reference: ReferenceSet, t: float, batch: int, repeat: int) -> tuple
 
 
 def measure(images: Tensor, args: argparse.Namespace) -> list[dict[str, float | str]]:
-    """One row for each noise level and estimator: `mse` and its standard error, `seconds` of a call."""
+    """One row for each noise level and estimator.
+
+    `mse` and `share`, what it is of the plain method's, with standard errors (`_se`), and `seconds` of a call.
+    """
     estimators = {name: bound(entry, images) for name, entry in entries(args.k, args.n).items()}
-    reference, exact = ReferenceSet(images), Exact().bind(ReferenceSet(images))
+    reference, exact = ReferenceSet(images), Exact("float64").bind(ReferenceSet(images))
     rows: list[dict[str, float | str]] = []
     for t in args.t:
         errors: dict[str, list[Tensor]] = {name: [] for name in estimators}
@@ -99,12 +106,29 @@ def measure(images: Tensor, args: argparse.Namespace) -> list[dict[str, float | 
                     seconds[name] += (time.perf_counter() - start) / args.repeats
                     errors[name].append((mu_hat - mu).square().flatten(1).mean(1))
         for name in estimators:
-            error = torch.cat(errors[name])
-            spread = (error.std() / len(error) ** 0.5).item()
-            rows.append({"t": t, "estimator": name, "mse": error.mean().item(), "mse_se": spread})
-            rows[-1]["seconds"] = seconds[name]
+            error, plain = torch.cat(errors[name]), torch.cat(errors[PLAIN])
+            (mse, mse_se), (share, share_se) = mean_and_error(error), share_and_error(error, plain)
+            row: dict[str, float | str] = {"t": t, "estimator": name, "mse": mse, "mse_se": mse_se}
+            rows.append({**row, "share": share, "share_se": share_se, "seconds": seconds[name]})
         print(f"t={t:g} measured", file=sys.stderr, flush=True)
     return rows
+
+
+def mean_and_error(values: Tensor) -> tuple[float, float]:
+    """The mean of (B,) values and its standard error."""
+    return values.mean().item(), (values.std() / len(values) ** 0.5).item()
+
+
+def share_and_error(values: Tensor, of: Tensor) -> tuple[float, float]:
+    """The mean of `values` as a share of the mean of `of`, (B,) both and of the same latents, and its standard error.
+
+    To first order the share is off by the mean of values − share·of; NaN as a share of nothing.
+    """
+    whole = of.mean().item()
+    if whole == 0:
+        return math.nan, math.nan
+    share = values.mean().item() / whole
+    return share, mean_and_error(values - share * of)[1] / whole
 
 
 def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
@@ -128,14 +152,17 @@ def peak_memory(images: Tensor, args: argparse.Namespace) -> int:
 
 
 def table(rows: list[dict[str, float | str]], memory: dict[str, int]) -> str:
-    """Markdown: error at each noise level, time over all of them, as ratios to the plain method, and memory."""
+    """Markdown: error at each noise level, time over all of them, as ratios to the plain method, and memory.
+
+    Rows may lack the columns of the share or be those of a file of results, all text.
+    """
     levels = list(dict.fromkeys(row["t"] for row in rows))
     of = {(row["t"], row["estimator"]): row for row in rows}
     seconds = {name: np.mean([float(of[t, name]["seconds"]) for t in levels]) for name in memory}
-    head = ["estimator", *(f"MSE, t = {t:g}" for t in levels), "time", "of plain", "memory of one call"]
+    head = ["estimator", *(f"MSE, t = {float(t):g}" for t in levels), "time", "of plain", "memory of one call"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, mib in memory.items():
-        mse = [f"{float(of[t, name]['mse']):.1e}" for t in levels]
+        mse = [cell(float(of[t, name]["mse"]), float(of[t, name]["mse_se"])) for t in levels]
         ratio = seconds[name] / seconds[PLAIN]
         lines.append("| " + " | ".join([name, *mse, f"{seconds[name]:.3f} s", f"{ratio:.2f}", f"{mib} MiB"]) + " |")
     lines += [
@@ -146,13 +173,21 @@ def table(rows: list[dict[str, float | str]], memory: dict[str, int]) -> str:
     ]
     lines.append("|---" * (len(levels) + 1) + "|")
     for name in memory:
-        shares = [float(of[t, name]["mse"]) / float(of[t, PLAIN]["mse"]) for t in levels]
-        lines.append(f"| {name} | " + " | ".join(f"{share:.2g}" for share in shares) + " |")
+        shares = [float(of[t, name]["mse"]) / (float(of[t, PLAIN]["mse"]) or math.nan) for t in levels]
+        errors = [float(of[t, name].get("share_se", math.nan)) for t in levels]
+        lines.append(f"| {name} | " + " | ".join(map(cell, shares, errors)) + " |")
     return "\n".join(lines)
 
 
+def cell(mean: float, standard_error: float) -> str:
+    """A number with its standard error, where that is known."""
+    if math.isnan(mean):
+        return ""
+    return f"{mean:.1e}" + ("" if math.isnan(standard_error) else f" ± {standard_error:.1e}")
+
+
 def pareto_figure(rows: list[dict[str, float | str]], path: Path) -> None:
-    """Error against time, a panel for each noise level."""
+    """Error ± standard error against time, a panel for each noise level."""
     from matplotlib.figure import Figure
 
     levels = list(dict.fromkeys(float(row["t"]) for row in rows))
@@ -162,14 +197,18 @@ def pareto_figure(rows: list[dict[str, float | str]], path: Path) -> None:
     all_axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for axes, t in zip(all_axes, levels, strict=False):
         for number, row in enumerate(row for row in rows if float(row["t"]) == t):
-            error = max(float(row["mse"]), 1e-13)  # a log axis has no place for 0
+            seconds, error, spread = float(row["seconds"]), float(row["mse"]), float(row["mse_se"])
+            error = max(error, LEAST_SHOWN)  # a log axis has no place for 0
             marker = MARKERS[number % len(MARKERS)]
-            axes.loglog(float(row["seconds"]), error, marker, label=row["estimator"], markersize=7)
+            (points,) = axes.loglog(seconds, error, marker, label=row["estimator"], markersize=7)
+            if spread > 0 and error > LEAST_SHOWN:
+                ends = [max(error - spread, error / 10, LEAST_SHOWN), error + spread]
+                axes.loglog([seconds, seconds], ends, "-", color=points.get_color(), linewidth=1)
         axes.set_title(f"t = {t:g}")
         axes.grid(alpha=0.3)
     for axes in figure.axes[-columns:]:
         axes.set_xlabel("seconds a call")
-    figure.supylabel("MSE per dimension (below 1e-13: at 1e-13)")
+    figure.supylabel(f"MSE per dimension ± standard error (below {LEAST_SHOWN:g}: at {LEAST_SHOWN:g})")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=150)

@@ -139,7 +139,7 @@ def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Gene
     rest, image_q = ((torch.cat([log_rest, tail], 1) - largest).exp() for tail in (log_tail_mass, log_q_tail))
     draws, heights = systematic_draws(top, kept, used, rest, image_q, generator)
 
-    tail_share = (heights - rest[:, :-1].sum(1, keepdim=True)) / rest[:, -1:].clamp(min=math.ulp(0.0))
+    tail_share = (heights - rest[:, :-1].sum(1, keepdim=True)) / rest[:, -1:].clamp(min=torch.finfo(rest.dtype).tiny)
     own_ids = torch.nn.functional.pad(proposal.ids, (0, 1), value=-1).gather(1, draws.ids)
     tail_ids = _tail_ids(proposal, tail_share.clamp(0, 1))
     return draws._replace(ids=torch.where(draws.ids == k, tail_ids, own_ids))
