@@ -1,6 +1,5 @@
 """EDM diffusion models (Karras et al. 2022) whose regression target is any estimator's posterior mean: Table 2."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -162,9 +161,9 @@ class LitEDM(EstimatorTraining):
         weight = (sigma.square() + h.sigma_data**2) / (sigma * h.sigma_data).square()
         return weight.float() * (denoised - target).square().flatten(1).mean(1), sigma
 
-    def objective(self, loss: Tensor) -> Tensor:
+    def objective(self, loss: Tensor, x: Tensor) -> Tensor:
         """EDM's: the sum over pixels, the mean over items."""
-        return loss.mean() * math.prod(self.known_image_shape())
+        return loss.mean() * x[0].numel()
 
     def _target(
         self,

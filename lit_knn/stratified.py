@@ -53,7 +53,12 @@ def stratified_draws(
     log_top = (log_top - maximum).double()
     q_top = log_top.exp() / rest.sum(1, keepdim=True, dtype=torch.float64)
     used = num_used(log_top, rest.shape[1], log_negligible)
-    kept = torch.where(used < n, used, num_sure(q_top) if m is None else m)
+    if m is None:
+        # With a place for every image all are kept: rounding must not make some of them random.
+        sure = num_sure(q_top) if n < rest.shape[1] else torch.full_like(used, n)
+    else:
+        sure = torch.full_like(used, m)
+    kept = torch.where(used < n, used, sure)
     is_kept = torch.arange(n, device=rest.device) < kept.unsqueeze(1)
     rest.scatter_(1, top, torch.where(is_kept, 0.0, log_top.exp().float()))
     return systematic_draws(top, kept, used, rest, rest, generator)[0]

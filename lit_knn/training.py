@@ -67,8 +67,13 @@ class EstimatorTraining(pl.LightningModule):
             key: of every random draw.
         """
 
-    def objective(self, loss: Tensor) -> Tensor:
-        """What is minimised, a scalar, from the losses (B,) of the items, which are logged; by default their mean."""
+    def objective(self, loss: Tensor, x: Tensor) -> Tensor:
+        """What is minimised, a scalar; by default the mean loss.
+
+        Args:
+            loss: (B,), the losses of the items, whose mean is logged.
+            x: (B, *shape), the items.
+        """
         return loss.mean()
 
     @abstractmethod
@@ -176,7 +181,7 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.update(loss.detach(), t, self._images_per_batch)
         self.log("train/loss", loss.mean(), prog_bar=True)
         self.log("images_seen", float(self.images_seen))
-        return self.objective(loss)
+        return self.objective(loss, x)
 
     def _check_finite(self, loss: Tensor, t: Tensor) -> None:
         finite = loss.isfinite()

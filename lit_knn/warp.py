@@ -78,8 +78,10 @@ def _resample(images: Tensor, theta: Tensor) -> Tensor:
     """Bilinear interpolation at the places of `theta` (B, 2, 3), the same for all planes of an item."""
     if len(images) == 0:
         return images  # affine_grid refuses it
+    # In half precision the places would be off by a tenth of a pixel, and not every device could resample.
+    dtype = torch.promote_types(images.dtype, torch.float32)
     # All planes of an item share its grid, which is computed once.
-    planes = images.flatten(1, -3)
-    grid = F.affine_grid(theta.to(images.dtype), list(planes.shape), align_corners=False)
+    planes = images.flatten(1, -3).to(dtype)
+    grid = F.affine_grid(theta.to(dtype), list(planes.shape), align_corners=False)
     result = F.grid_sample(planes, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
-    return result.reshape(images.shape)
+    return result.reshape(images.shape).to(images.dtype)

@@ -169,6 +169,11 @@ def test_gradients_are_those_of_the_sum_over_pixels():
     assert gradients[0] == pytest.approx(by_pixel.flatten(1).sum(1).mean().item(), rel=1e-3)
 
 
+def test_a_model_that_needs_no_reference_set_trains_on_any_data_loader():
+    batches = torch.utils.data.DataLoader(torch.randn(60, 1, 4, 4), batch_size=30)
+    assert train(LitEDM(ConstantNet(), OneSample(), lr_ramp_up_images=0), batches, 2).global_step == 2
+
+
 def test_flipped_items_have_the_exact_mean_over_the_flipped_set_as_target():
     class AllFlips:
         label_dim = 9
@@ -404,8 +409,8 @@ def test_augmentation_draws_as_edm_does():
     assert torch.equal(GeometricAugmentation(p=0)(images, generator()).images, images)
 
 
-def homogeneous(label, sign):
-    """The map from places of the result to places of the source that a label means, in sides from the centre.
+def homogeneous(label, sign, width, height):
+    """The map from places of the result to places of the source that a label means, in pixels from the centre.
 
     EDM's label does not tell a stretch along an axis from a compression along its opposite, so `sign` must.
     """
@@ -419,16 +424,17 @@ def homogeneous(label, sign):
     flips = np.diag([1 - 2 * x_flip, 1 - 2 * y_flip, 1])
     scaling = np.diag([2 ** (0.2 * scale), 2 ** (0.2 * scale), 1])
     stretching = rotation(-axis) @ np.diag([2**stretch, 2**-stretch, 1]) @ rotation(axis)
-    shift = np.array([[1, 0, 0.125 * shift_x], [0, 1, 0.125 * shift_y], [0, 0, 1]])
+    shift = np.array([[1, 0, 0.125 * shift_x * width], [0, 1, 0.125 * shift_y * height], [0, 0, 1]])
     # What happens to the image, first to last; EDM rotates by minus the angle it tells.
     return np.linalg.inv(shift @ stretching @ rotation(-angle) @ scaling @ flips)
 
 
-@pytest.mark.parametrize("side", [32, 33])
-def test_augmentation_is_the_map_that_its_label_says(side):
+@pytest.mark.parametrize("sides", [(32, 32), (33, 33), (24, 40)])
+def test_augmentation_is_the_map_that_its_label_says(sides):
     # The images are their own coordinates, so that the result shows where it comes from.
-    axis = (torch.arange(side) + 0.5) / side - 0.5
-    images = torch.stack(torch.meshgrid(axis, axis, indexing="xy"))[None].expand(300, -1, -1, -1)
+    height, width = sides
+    down, along = (torch.arange(side) + 0.5 - side / 2 for side in sides)
+    images = torch.stack(torch.meshgrid(along, down, indexing="xy"))[None].expand(300, -1, -1, -1)
     images = images.contiguous()
     with torch.autocast("cpu", dtype=torch.bfloat16):  # of no consequence
         result = GeometricAugmentation(p=0.7)(images, generator())
@@ -436,13 +442,13 @@ def test_augmentation_is_the_map_that_its_label_says(side):
     for image, label in zip(result.images, result.labels, strict=True):
         errors = []
         for sign in (1, -1):
-            back = homogeneous(label, sign)
-            for row, column in ((side // 2, side // 2), (side // 2 - 3, side // 2 + 2)):
-                source = (back @ np.array([axis[column], axis[row], 1]))[:2]
+            back = homogeneous(label, sign, width, height)
+            for row, column in ((height // 2, width // 2), (height // 2 - 3, width // 2 + 2)):
+                source = (back @ np.array([along[column], down[row], 1]))[:2]
                 errors.append(np.abs(image[:, row, column].numpy() - source).max())
-            inside = np.abs(source).max() < 0.35  # away from the reflected border
+            inside = np.abs(source / [width, height]).max() < 0.35  # away from the reflected border
         if inside:
-            assert min(max(errors[:2]), max(errors[2:])) < 1e-4
+            assert min(max(errors[:2]), max(errors[2:])) < 3e-3
             checked += 1
     assert checked > 150
 

@@ -9,6 +9,7 @@ from lit_knn.estimators import KNN, Exact, SubspaceKNN
 from lit_knn.posterior import posterior_mean
 from lit_knn.process import VP, forward_noise, under_process
 from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
 from tests.toys import low_rank_vectors, noisy
 
 N, D, R = 60, 12, 4
@@ -255,3 +256,16 @@ def test_a_rest_that_only_float32_can_hold_is_no_nan():
         certificate = estimator.certified_mean(z, 1.0)
         torch.testing.assert_close(certificate.mean, z)
         assert (certificate.sq_error < 1e-9).all()
+
+
+def test_the_default_dtype_of_a_run_in_double_precision_changes_nothing():
+    data = low_rank_vectors()
+    z = noisy(data[:5], 1.0)
+    estimator = SubspaceKNN(4, None, 8, "float32").bind(ReferenceSet(data))
+    expected = estimator.posterior_mean(z, 1.0, generator=keyed_generator("cpu", 1))
+    torch.set_default_dtype(torch.float64)
+    try:
+        mean = estimator.posterior_mean(z, 1.0, generator=keyed_generator("cpu", 1))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(mean, expected)

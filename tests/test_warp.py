@@ -10,11 +10,11 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.estimators.base import Estimator
 from lit_knn.index import FaissIndex
-from lit_knn.posterior import posterior_mean
+from lit_knn.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
-from lit_knn.warp import Warp
-from tests.toys import all_warped, noisy
+from lit_knn.warp import Warp, flip
+from tests.toys import all_warped, noisy, unwarped
 
 N, B = 40, 12
 
@@ -44,7 +44,7 @@ def test_warp_resamples_as_scipy_does():
         at = theta.numpy() @ np.stack([columns.ravel(), rows.ravel(), np.ones(81)])
         pixels = (at[::-1] + 1) * 9 / 2 - 0.5
         expected = map_coordinates(source, pixels, order=1, mode="reflect").reshape(9, 9)
-        # Beyond a reflected edge SciPy interpolates once more between a pixel and its own image.
+        # Beyond an edge SciPy interpolates between a pixel and its mirror image, which is that pixel.
         np.testing.assert_allclose(result[0].numpy(), expected, atol=1e-5)
 
 
@@ -78,6 +78,76 @@ def test_exact_warped_mean_is_the_enumerated_one(t, hflip):
     torch.testing.assert_close(mu.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+SAMPLING = {
+    "KNN": lambda: KNN(10, 16),
+    "KNN with source": lambda: KNN(10, 16, include_source=True),
+    "KNN stratified": lambda: KNN(10, 16, draws="stratified"),
+    "UniformSNIS": lambda: UniformSNIS(16),
+    "STF": lambda: STF(16),
+    "MonteCarlo": lambda: MonteCarlo(16),
+    "SubspaceKNN": lambda: SubspaceKNN(16, None, 12, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("t", [2.0, 8.0])
+def test_a_warp_that_only_mirrors_gives_the_mirrored_mean_by_the_same_draws(name, t):
+    data = images()
+    estimator = SAMPLING[name]().bind(ReferenceSet(data, index=FaissIndex("Flat")))
+    flips = torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1]]).bool().repeat(3, 1)
+    x = data[:B]
+    z = noisy(flip(x, flips), t)
+    before = torch.get_rng_state()
+    mirrored = estimator.warped_mean(z, t, unwarped(flips), x, keyed_generator("cpu", 3))
+    plain = estimator.posterior_mean(flip(z, flips), t, x, keyed_generator("cpu", 3))
+    torch.testing.assert_close(mirrored, flip(plain, flips), rtol=0, atol=1e-4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_images_that_are_all_brighter_have_a_mean_that_is_as_much_brighter(name):
+    # Each pixel of a warped image is an average of pixels, so a constant stays what it is.
+    data = images()
+    x, warp = data[:B], all_warped(data[:B]).warp
+    z = noisy(warp.apply(x), 3.0)
+    means = []
+    for constant in (0.0, 4.0):
+        estimator = SAMPLING[name]().bind(ReferenceSet(data + constant, index=FaissIndex("Flat")))
+        mean = estimator.warped_mean(z + constant, 3.0, warp, x + constant, keyed_generator("cpu", 3))
+        means.append(mean - constant)
+    torch.testing.assert_close(*means, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*SAMPLING, "Exact"])
+def test_mixed_precision_leaves_the_mean_as_it_is(name):
+    data = images()
+    estimator = Exact() if name == "Exact" else SAMPLING[name]()
+    estimator.bind(ReferenceSet(data, index=FaissIndex("Flat")))
+    x, warp = data[:B], all_warped(data[:B]).warp
+    z = noisy(warp.apply(x), 2.0)
+    whole = estimator.warped_mean(z, 2.0, warp, x, keyed_generator("cpu", 3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = estimator.warped_mean(z, 2.0, warp, x, keyed_generator("cpu", 3))
+    assert torch.equal(mixed, whole)
+
+
+@pytest.mark.parametrize("name", [*SAMPLING, "Exact"])
+def test_the_mean_is_the_same_in_pieces_of_any_size(name, monkeypatch):
+    data = images()
+    x, warp, t = data[:B], all_warped(data[:B]).warp, torch.logspace(-1, 1, B)
+    z = noisy(warp.apply(x), t)
+
+    def mean():
+        estimator = Exact() if name == "Exact" else SAMPLING[name]()
+        estimator.bind(ReferenceSet(data, index=FaissIndex("Flat")))
+        return estimator.warped_mean(z, t, warp, x, keyed_generator("cpu", 3))
+
+    whole = mean()
+    monkeypatch.setattr("lit_knn.estimators.sampled.GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
+    monkeypatch.setattr("lit_knn.estimators.streaming.WORK_BYTES", 8 * 128 * 10)
+    torch.testing.assert_close(mean(), whole, rtol=0, atol=1e-5)
+
+
 CONSISTENT = {
     "KNN": lambda n: KNN(10, n),
     "KNN with source": lambda n: KNN(10, n, include_source=True),
@@ -85,6 +155,40 @@ CONSISTENT = {
     "STF": STF,
     "MonteCarlo": MonteCarlo,
 }
+
+
+@pytest.mark.parametrize("t", [0.05, 0.4, 1.5, 20.0])
+def test_the_proposal_is_the_posterior_for_images_on_a_line(t):
+    # There a map leaves the same share of the distance of any two images, so nothing is approximated.
+    places = torch.randn(N, dtype=torch.float64, generator=keyed_generator("cpu", 4))
+    centre, along = images(count=2).double()
+    data = centre + (places - places.mean()).reshape(-1, 1, 1, 1) * along
+    x, warp = data[:B], all_warped(data[:B].float()).warp
+    warp = warp._replace(theta=warp.theta.double())
+    z = noisy(warp.apply(x), t)
+    z_query, t_query = warp.query(z, torch.full((B,), t, dtype=torch.float64), x, centre.flatten())
+    proposal = log_posterior(cross_sq_dist(z_query.flatten(1), data.flatten(1)), t_query).exp()
+    for i in range(B):
+        warped = warp.rows(slice(i, i + 1)).apply(data.unsqueeze(0))[0]
+        expected = log_posterior(cross_sq_dist(z[i : i + 1].flatten(1), warped.flatten(1)), t).exp()
+        torch.testing.assert_close(proposal[i : i + 1], expected, rtol=1e-6, atol=1e-9)
+        assert (expected > 1e-6).sum() > (1 if t > 0.1 else 0)
+
+
+def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal():
+    data = images(count=2 * N)
+    data[N:] = -data[:N]
+    data[0], data[N] = 0, 0
+    data[1, :, 3:5, 3:5], data[1 + N, :, 3:5, 3:5] = 0, 0
+    x = data[:2]
+    # All places of the result are the centre, where the second image is 0.
+    warp = Warp(torch.zeros(2, 2, dtype=torch.bool), torch.zeros(2, 2, 3))
+    z, t = noisy(warp.apply(x), 1.0), torch.ones(2)
+    expected = enumerated(z, t, warp, data)
+    reference = ReferenceSet(data, index=FaissIndex("Flat"))
+    mu = SubspaceKNN(8, None, 2 * N, "float32").bind(reference).warped_mean(z, t, warp, x)
+    torch.testing.assert_close(mu.double(), expected, rtol=0, atol=1e-4)
+    assert KNN(40, 10).bind(reference).warped_mean(z, t, warp, x).isfinite().all()
 
 
 def test_every_estimator_that_can_warp_is_tested_here():
@@ -163,13 +267,24 @@ def test_a_warped_mean_is_of_the_class_that_is_asked_for():
     data = images()
     labels = torch.arange(N) % 3
     reference = ReferenceSet(data, labels=labels)
-    x, warp, t = data[:B], all_warped(data[:B]).warp, torch.full((B,), 1.5)
-    z = noisy(warp.apply(x), 1.5)
+    x, warp, t = data[:B], all_warped(data[:B]).warp, torch.linspace(0.5, 3, B)
+    z = noisy(warp.apply(x), t)
     mu = Exact().bind_by_class(reference).warped_mean(z, t, warp, x, labels=labels[:B])
     for label in range(3):
         rows = labels[:B] == label
         expected = enumerated(z[rows], t[rows], warp.rows(rows), data[labels == label])
         torch.testing.assert_close(mu[rows].double(), expected, rtol=1e-4, atol=1e-5)
+    # A batch of one image is the source.
+    source = STF(1).bind_by_class(reference).warped_mean(z, t, warp, x, labels=labels[:B])
+    torch.testing.assert_close(source, warp.apply(x))
+
+
+def test_the_draws_of_classes_come_from_the_generator():
+    data, labels = images(), torch.arange(N) % 3
+    estimator = STF(4).bind_by_class(ReferenceSet(data, labels=labels))
+    warp, before = all_warped(data).warp, torch.get_rng_state()
+    estimator.warped_mean(data, 5.0, warp, data, keyed_generator("cpu", 3), labels)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_half_precision_and_no_item_at_all():
@@ -183,6 +298,26 @@ def test_half_precision_and_no_item_at_all():
         assert half.dtype == torch.float16
         torch.testing.assert_close(half.float(), warp.apply(data[:4]), rtol=0, atol=2e-3)
         assert estimator.warped_mean(z[:0], 1.0, warp.rows(slice(0)), data[:0]).shape == (0, 2, 8, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_pixels_but_not_their_places(dtype):
+    x = images(64, 1, 4).to(dtype)
+    half, whole = all_warped(x).images, all_warped(x.float()).images
+    assert half.dtype == dtype
+    torch.testing.assert_close(half, whole.to(dtype), rtol=0, atol=0)
+
+
+def test_arguments_that_do_not_fit_a_warp_are_named():
+    data = images()
+    warp, knn = all_warped(data).warp, KNN(5, 4).bind(ReferenceSet(data, index=FaissIndex("Flat")))
+    with pytest.raises(InputError, match=r"warp must have 40 maps, got flips \(3, 2\) and theta \(3, 2, 3\)"):
+        knn.warped_mean(data, 1.0, warp.rows(slice(3)), data)
+    with pytest.raises(InputError, match="needs x_source"):
+        knn.warped_mean(data, 1.0, warp, None)
+    vectors = torch.randn(N, 5)
+    with pytest.raises(InputError, match=r"only images \(B, C, H, W\) can be warped, got z of shape \(40, 5\)"):
+        STF(4).bind(ReferenceSet(vectors)).warped_mean(vectors, 1.0, warp, vectors)
 
 
 def test_an_estimator_without_a_warped_mean_says_so():

@@ -171,14 +171,16 @@ class Estimator(ABC):
             (B, C, H, W), in the dtype of `z`.
 
         Raises:
-            InputError: the estimator has no such mean (`can_warp`), or as `posterior_mean`.
+            InputError: the estimator has no such mean (`can_warp`), z are no images, another number of maps, no
+                `x_source`, or as `posterior_mean`.
         """
         if not self.can_warp:
             raise InputError(f"{type(self).__name__} cannot estimate the posterior of warped images")
         t = self._check(z, t, x_source, labels)
+        self._check_warp(z, warp, x_source)
         if self._nothing_to_do(z):
             return z.clone()
-        # Not every device resamples in half precision.
+        # The proposal is made by arithmetic on both, which half precision would round.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         with torch.autocast(z.device.type, enabled=False):
             if labels is None:
@@ -281,6 +283,16 @@ class Estimator(ABC):
         if bad_z:
             raise InputError(f"{name}: z holds a value that is not finite")
         return t.expand(len(z))
+
+    def _check_warp(self, z: Tensor, warp: Warp, x_source: Tensor | None) -> None:
+        name = type(self).__name__
+        if z.ndim != 4:
+            raise InputError(f"{name}: only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}")
+        if x_source is None:
+            raise InputError(f"{name}: the mean of warped images needs x_source, the clean images")
+        flips, theta = tuple(warp.flips.shape), tuple(warp.theta.shape)
+        if (flips, theta) != ((len(z), 2), (len(z), 2, 3)):
+            raise InputError(f"{name}: warp must have {len(z)} maps, got flips {flips} and theta {theta}")
 
     def _check_labels(self, z: Tensor, labels: Tensor | None) -> None:
         name = type(self).__name__

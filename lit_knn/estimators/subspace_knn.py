@@ -100,7 +100,7 @@ class SubspaceKNN(CertifiedEstimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
-        excess = torch.empty(len(z), self.r, device=z.device)
+        excess = torch.empty(len(z), self.r, dtype=torch.float32, device=z.device)
         for rows, x, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
             mu[rows] = weighted_mean(weights, x).to(mu.dtype)
             excess[rows] = self._excess(weights, draws)
