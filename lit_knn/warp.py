@@ -41,8 +41,8 @@ class Warp(NamedTuple):
         With x_s the source and Δ = x_i − x_s, −‖z − A x_i‖²/2t² is (⟨A'(z − A x_s), Δ⟩ − ‖AΔ‖²/2)/t² up to a constant.
         Only ‖AΔ‖² needs a resampling for each image. With ρ‖Δ‖² in its place, where ρ = ‖A(x_s − m)‖²/‖x_s − m‖² is
         the share that A leaves of the source's distance from the data mean m, this is −‖z' − x_i‖²/2t'² with
-        z' = x_s + A'(z − A x_s)/ρ and t' = t/√ρ. The inverse of A in the place of this finds other images at small t,
-        because interpolation has blurred the source.
+        z' = x_s + A'(z − A x_s)/ρ and t' = t/√ρ. Searching with the inverse map of z would find other images at small
+        t, because interpolation has blurred the source.
 
         Args:
             z: (B, C, H, W), made from A x_source.
@@ -57,7 +57,7 @@ class Warp(NamedTuple):
         before, after = (
             part.flatten(1).square().sum(1, dtype=torch.float64) for part in (centred, self.apply(centred))
         )
-        # An image that is the mean, or is warped to nothing, tells no share.
+        # A source that is the mean, or that A maps to the mean's image, has no share to measure.
         share = torch.where((before > 0) & (after > 0), after / before, 1.0)
         noise = self.adjoint(z - self.apply(x_source))
         query = x_source + noise / share.to(noise.dtype).reshape(-1, *[1] * (z.ndim - 1))

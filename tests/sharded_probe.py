@@ -61,7 +61,7 @@ def answers(reference, setting, rank):
     }
     if len(z.shape) == 4:
         warp = all_warped(x).warp
-        for name in ("KNN", "STF", "Exact"):
+        for name in ("KNN", "STF", "SubspaceKNN", "Exact"):
             estimator = ESTIMATORS[name]().bind(reference)
             means[f"{name}, warped"] = estimator.warped_mean(z, 2.0, warp, x, keyed_generator("cpu", rank, 7))
     certificate = KNN(K, 16).bind(reference).certified_mean(z, 0.5, x, keyed_generator("cpu", rank, 7))

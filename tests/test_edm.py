@@ -1,5 +1,6 @@
 import contextlib
 import math
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ from lit_knn.augment import Augmented, GeometricAugmentation
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
-from lit_knn.estimators import KNN, STF, Exact, OneSample, Wiener
+from lit_knn.estimators import KNN, STF, Exact, OneSample, SubspaceKNN, Wiener
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.posterior import posterior_mean
 from lit_knn.reference import ReferenceSet
@@ -69,8 +70,13 @@ def unet(**options):
 
 
 def points_and_levels(net):
-    """Undo c_in and c_noise of the last call: z, σ, c_skip and c_out in float64, broadcastable."""
-    z_scaled, noise, *_ = net.calls[-1]
+    """What the network was last called with: see `undone`."""
+    return undone(net.calls[-1])
+
+
+def undone(call):
+    """Undo c_in and c_noise of a call: z, σ, c_skip and c_out in float64, broadcastable."""
+    z_scaled, noise, *_ = call
     sigma = torch.exp(4 * noise.double()).reshape(-1, 1, 1, 1)
     norm = (sigma**2 + 0.25).sqrt()
     return z_scaled.double() * norm, sigma, 0.25 / norm**2, 0.5 * sigma / norm
@@ -136,8 +142,35 @@ def test_warped_items_have_the_mean_over_the_set_warped_alike_as_target():
         row = slice(item, item + 1)
         expected = posterior_mean(z[row], images.double(), sigma[row])
         torch.testing.assert_close(target[row].double(), expected, rtol=1e-4, atol=1e-5)
+    # The noisy items are made of the warped images: ε = (z − A x)/σ is standard normal, 960 numbers of it.
+    noise = (z - EveryOther()(data.x, None).images).double() / sigma.reshape(-1, 1, 1, 1)
+    assert noise.square().mean().item() == pytest.approx(1, abs=0.25)
     assert net.calls[-1][3][1::2].eq(0).all()
     assert net.calls[-1][3][::2].ne(0).any(1).all()
+
+
+@pytest.mark.parametrize("estimator", [KNN(10, 4), STF(4), SubspaceKNN(5, None, 4)])
+def test_the_draws_of_all_targets_come_from_the_generator_of_the_step(estimator):
+    model = LitEDM(ConstantNet(augment_dim=9), estimator, augmentation=EveryOther(), P_mean=1.0)
+    targets = []
+    for seed in (1, 2):
+        original = LitEDM._target.__get__(model)
+
+        def seeded(*args, seed=seed, original=original):
+            torch.manual_seed(seed)
+            return original(*args)
+
+        model._target = seeded
+        targets.append(targets_of(model, Images())[1])
+    assert torch.equal(*targets)
+
+
+def test_every_target_has_its_own_item_as_source():
+    # A reference batch of one is the source, and its warped mean the item.
+    data = Images()
+    model = LitEDM(ConstantNet(augment_dim=9), STF(1), augmentation=EveryOther(), P_mean=1.0)
+    _, target = targets_of(model, data)
+    torch.testing.assert_close(target, EveryOther()(data.x, None).images)
 
 
 @pytest.mark.parametrize("estimator", [STF(8), Wiener(8), Exact()])
@@ -156,17 +189,59 @@ def test_an_estimator_that_knows_no_warped_posterior_is_refused_at_once():
         LitEDM(ConstantNet(augment_dim=9), OneSample(), augmentation=GeometricAugmentation(), warped="nothing")
 
 
-def test_gradients_are_those_of_the_sum_over_pixels():
-    model = LitEDM(ConstantNet(), OneSample(), lr_ramp_up_images=0)
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_gradients_are_those_of_the_sum_over_pixels(accumulated):
+    model, data = LitEDM(ConstantNet(), OneSample(), lr_ramp_up_images=0), Images(60 // accumulated)
     gradients = []
     model.on_before_optimizer_step = lambda *_: gradients.append(model.denoiser.model.value.grad.item())
-    data = Images()
-    train(model, data, 1)
-    z, sigma, c_skip, c_out = points_and_levels(model.denoiser.model)
-    weight = (sigma**2 + 0.25) / (sigma * 0.5) ** 2
-    # d/dv of Σ_pixels λ(c_skip z + c_out v − x)², averaged over items.
-    by_pixel = 2 * weight * c_out * (c_skip * z + c_out * 0.3 - data.x)
-    assert gradients[0] == pytest.approx(by_pixel.flatten(1).sum(1).mean().item(), rel=1e-3)
+    train(model, data, 1, accumulate_grad_batches=accumulated)
+    expected = []
+    # The first call of all is the trial of the network.
+    for call, x in zip(model.denoiser.model.calls[-accumulated:], data.train_dataloader(), strict=True):
+        z, sigma, c_skip, c_out = undone(call)
+        weight = (sigma**2 + 0.25) / (sigma * 0.5) ** 2
+        # d/dv of Σ_pixels λ(c_skip z + c_out v − x)², averaged over items.
+        by_pixel = 2 * weight * c_out * (c_skip * z + c_out * 0.3 - x)
+        expected.append(by_pixel.flatten(1).sum(1))
+    assert gradients[0] == pytest.approx(torch.cat(expected).mean().item(), rel=1e-3)
+
+
+def test_what_is_logged_is_the_mean_over_pixels_and_the_share_of_warped_items():
+    class EveryThird(EveryOther):
+        def __call__(self, images, generator):
+            result = super().__call__(images, generator)
+            return result._replace(warped=torch.arange(len(images)) % 3 == 0)
+
+    model, data = LitEDM(ConstantNet(augment_dim=9), Exact(), augmentation=EveryThird()), Images()
+    data.val_dataloader = data.train_dataloader
+    losses, original = [], model.losses
+    model.losses = lambda *args: losses.append(original(*args)) or losses[-1]
+    trainer = train(model, data, 1, limit_val_batches=1, log_every_n_steps=1)
+    # Validation is of images as they are.
+    assert model.denoiser.model.calls[-2][3] is not None
+    assert model.denoiser.model.calls[-1][3] is None
+    logged = trainer.logged_metrics
+    for name, (loss, sigma) in zip(("train/loss", "val/loss"), losses, strict=True):
+        assert loss.shape == sigma.shape == (60,)
+        assert logged[name].item() == pytest.approx(loss.mean().item(), rel=1e-5)
+    assert logged["train/augmented"].item() == pytest.approx(1 / 3)
+
+
+def test_the_time_of_the_estimator_is_that_of_both_kinds_of_items():
+    class Slow(Exact):
+        def _posterior_mean(self, *args):
+            time.sleep(0.1)
+            return super()._posterior_mean(*args)
+
+        def _warped_mean(self, *args):
+            time.sleep(0.2)
+            return super()._warped_mean(*args)
+
+    model = LitEDM(ConstantNet(augment_dim=9), Slow(), augmentation=EveryOther())
+    seconds = []
+    model.on_before_optimizer_step = lambda *_: seconds.append(model.monitor.estimator_watch.read_and_reset())
+    train(model, Images(), 1)
+    assert seconds[0] >= 0.3
 
 
 def test_a_model_that_needs_no_reference_set_trains_on_any_data_loader():
@@ -196,6 +271,16 @@ def test_labels_of_the_augmentation_and_of_the_net_must_agree():
         LitEDM(ConstantNet(), OneSample(), augmentation=GeometricAugmentation())
     with pytest.raises(InputError, match=r"augmentation=NoneType gives 0 labels, .* augment_dim=9"):
         LitEDM(ConstantNet(augment_dim=9), OneSample())
+
+
+def test_the_unet_is_told_how_an_image_was_augmented():
+    net = unet(augment_dim=9)
+    for weight in net.parameters():
+        nn.init.normal_(weight, std=0.2)
+    z, noise, labels = torch.randn(2, 1, 8, 8), torch.zeros(2), torch.tensor([[0.0] * 9, [1.0] * 9])
+    told, untold = net(z, noise, None, labels), net(z, noise)
+    torch.testing.assert_close(told[0], untold[0])
+    assert (told[1] - untold[1]).abs().mean() > 0.1 * untold[1].abs().mean()
 
 
 def test_learning_rate_ramps_up_over_images_and_never_is_zero():

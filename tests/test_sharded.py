@@ -9,6 +9,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.sharded import ShardedReferenceSet, shard_rows
 from tests.ranks import run_ranks
 from tests.sharded_probe import ESTIMATORS, SHAPES, K, N, answers, images, latents
+from tests.toys import all_warped
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -133,6 +134,8 @@ def test_no_latents_on_any_rank_are_no_means(name):
     # As where augmentation has warped every item of a batch; a lone rank goes the way of many.
     estimator, none = ESTIMATORS[name]().bind(ShardedReferenceSet(images("pixels"))), torch.zeros(0, *SHAPES["pixels"])
     assert estimator.posterior_mean(none, 1.0, none).shape == none.shape
+    if estimator.can_warp:
+        assert estimator.warped_mean(none, 1.0, all_warped(none).warp, none).shape == none.shape
     if isinstance(estimator, CertifiedEstimator):
         certificate = estimator.certified_mean(none, 1.0, none)
         assert [part.shape for part in certificate] == [none.shape, (0,), (0,), (0,)]

@@ -9,6 +9,7 @@ import lit_knn.estimators
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.streaming import stream_sq_dist
 from lit_knn.index import FaissIndex
 from lit_knn.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.reference import ReferenceSet
@@ -146,6 +147,13 @@ def test_the_mean_is_the_same_in_pieces_of_any_size(name, monkeypatch):
     monkeypatch.setattr("lit_knn.estimators.sampled.GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
     monkeypatch.setattr("lit_knn.estimators.streaming.WORK_BYTES", 8 * 128 * 10)
     torch.testing.assert_close(mean(), whole, rtol=0, atol=1e-5)
+
+
+def test_resampling_all_images_takes_bounded_memory(monkeypatch):
+    data = images()
+    monkeypatch.setattr("lit_knn.estimators.streaming.WORK_BYTES", 8 * 128 * B * 7)
+    chunks = stream_sq_dist(ReferenceSet(data), data[:B], all_warped(data[:B]).warp)
+    assert [len(x) for _, x, _ in chunks] == [7, 7, 7, 7, 7, 5]
 
 
 CONSISTENT = {
@@ -313,6 +321,8 @@ def test_arguments_that_do_not_fit_a_warp_are_named():
     warp, knn = all_warped(data).warp, KNN(5, 4).bind(ReferenceSet(data, index=FaissIndex("Flat")))
     with pytest.raises(InputError, match=r"warp must have 40 maps, got flips \(3, 2\) and theta \(3, 2, 3\)"):
         knn.warped_mean(data, 1.0, warp.rows(slice(3)), data)
+    with pytest.raises(InputError, match="t must be finite and above 0"):
+        knn.warped_mean(data, 0.0, warp, data)
     with pytest.raises(InputError, match="needs x_source"):
         knn.warped_mean(data, 1.0, warp, None)
     vectors = torch.randn(N, 5)

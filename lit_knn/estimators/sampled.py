@@ -123,7 +123,7 @@ class SampledEstimator(CertifiedEstimator):
         draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), x_source, generator)
         for rows, x, weights, _ in self._weighted(draws, z, t, warp):
             mean[rows] = weighted_mean(weights, x).to(mean.dtype)
-        # The mean of warped images is the warped mean: one resampling in the place of n.
+        # The mean of warped images is the warped mean, so n images need one resampling here.
         return warp.apply(mean)
 
     @abstractmethod
@@ -165,7 +165,7 @@ def gather_used(
     is_used = torch.arange(ids.shape[1], device=ids.device) < used.unsqueeze(1)
     reference, ids = reference.fetch(torch.where(is_used, ids, ids[:, :1]))
     size_class = used.double().log2().ceil().long()
-    # Without any row, too, there is one yield for those who put together what they get.
+    # Yield once even when empty, so that callers can `torch.cat`.
     for size in size_class.unique().tolist() or [0]:
         rows = every_row[size_class == size]
         for part, x in gather(reference, ids[rows, : 2**size]):
@@ -181,7 +181,7 @@ def gather(reference: ReferenceSet, ids: Tensor, x_source: Tensor | None = None)
     n = ids.shape[1] + (x_source is not None)
     budget = GATHER_BYTES if ids.device.type == "cpu" else GATHER_BYTES * GPU_FACTOR
     step = max(budget // (4 * n * reference.d), 1)
-    # Without any row, too, there is one yield for those who put together what they get.
+    # Yield once even when empty, so that callers can `torch.cat`.
     for start in range(0, max(len(ids), 1), step):
         rows = slice(start, start + step)
         x = reference.gather(ids[rows])
