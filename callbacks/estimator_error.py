@@ -144,7 +144,7 @@ class EstimatorError(pl.Callback):
     def _measure_level(self, trainer: pl.Trainer, latents: NoisyLatents, level: int, bar: tqdm) -> list[LatentMeans]:
         """The means of each estimator's quantities at one noise level, over the latents of this rank."""
         t, seed, reference = self.levels[level], latents.seed, latents.reference
-        exact = Exact().bind(reference)
+        exact = Exact("float64").bind(reference)
         cases = list(zip(self.estimators.values(), self.repeats.values(), strict=True))
         means = [LatentMeans(quantities(*case)).to(reference.device) for case in cases]
         for batch, numbers in self._batches(trainer):
