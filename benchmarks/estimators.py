@@ -34,7 +34,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
 PLAIN = "KNN, FAISS Flat"
-SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact, int8, 2 digits")
+SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact")
 MARKERS = "osD^vPX*<>hp"
 LEAST_SHOWN = 1e-13
 
@@ -60,9 +60,9 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         "UniformSNIS": Entry(lambda: UniformSNIS(n)),
         "MonteCarlo": Entry(lambda: MonteCarlo(n)),
         "Wiener": Entry(Wiener),
-        "Exact, float64": Entry(lambda: Exact("float64")),
+        "Exact": Entry(Exact),
         "Exact, int8, 3 digits": Entry(lambda: Exact("int8", 3)),
-        "Exact, int8, 2 digits": Entry(lambda: Exact("int8", 2)),
+        "Exact, float64": Entry(lambda: Exact("float64")),
     }
 
 

@@ -86,7 +86,7 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
     found["SubspaceKNN, r=256"] = Entry(lambda: SubspaceKNN(256, None, n))
     found["SubspaceKNN, r=512"] = Entry(lambda: SubspaceKNN(512, None, n))
     found["STF"] = Entry(lambda: STF(n))
-    found["Exact, auto"] = Entry(lambda: Exact("auto", 2))
+    found["Exact"] = Entry(Exact)
     return found
 
 
@@ -99,7 +99,7 @@ def open_reference(path: Path, index: Index | None = None) -> ReferenceSet:
 def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:
     """The truth at each noise level; the same images and noise at all of them."""
     reference = open_reference(path, TorchIndex("float32"))
-    exact = Exact("auto", 3).bind(reference)
+    exact = Exact("float64").bind(reference)
     generator = keyed_generator("cpu", 0)
     x = reference.gather(torch.randperm(reference.N, generator=generator)[:batch])
     noise = torch.randn(x.shape, generator=generator)

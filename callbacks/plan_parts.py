@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from lit_knn.compute import compute_dtype
+from lit_knn.compute import compute_dtype, is_native
 from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Adaptive, Exact, SubspaceKNN, Wiener
@@ -83,7 +83,8 @@ def estimator_parts(
         held.append(Part("projection", size, f"{all_images:,} x {r} {str(dtype).removeprefix('torch.')}"))
     for r in sorted({Wiener.r.within(e, all_images, d) for e in plain if isinstance(e, Wiener)}):
         held.append(Part("principal components", 4 * r * d, f"{r}"))
-    if any(isinstance(e, Exact) and e.compute != "float64" for e in plain):
+    integers = stored.value_bytes == 1 and is_native(torch.int8, device)
+    if integers and any(isinstance(e, Exact) and e.compute != "float64" for e in plain):
         held.append(Part("norms of the images", 4 * N, "of Exact in int8"))
     if any(e.needs_reference for e in plain):
         held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about"))

@@ -60,7 +60,7 @@ class LitEDM(EstimatorTraining):
         sampling_steps: steps of the Heun sampler, for pictures and `predict`.
         sampling_class: class to sample, of a class-conditional net; null draws one for each seed.
         measure_target: at validation, log `val/target_mse`, the squared error per dimension of the estimator's target
-            against the exact posterior mean. Costs one `Exact` call per batch.
+            against the exact posterior mean. Costs one call of `Exact("float64")` per batch.
         seed: first part of the key of every random draw.
 
     Raises:
@@ -198,7 +198,7 @@ class LitEDM(EstimatorTraining):
     def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> None:
         reference = self.data_reference()
         if reference is not None:
-            mu = Exact().bind(reference).posterior_mean(z, sigma, labels=class_label)
+            mu = Exact("float64").bind(reference).posterior_mean(z, sigma, labels=class_label)
             self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
 
     @torch.no_grad()

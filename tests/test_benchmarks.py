@@ -104,7 +104,7 @@ def test_the_truth_is_that_of_enumeration(prepared):
     nearest = sq_dist.sort(dim=1).indices[:, :20]
     assert level == 0.5
     assert recall(known.ids, nearest) == 1
-    mu = Exact().bind(reference).posterior_mean(known.z.double(), 0.5)
+    mu = Exact("float64").bind(reference).posterior_mean(known.z.double(), 0.5)
     torch.testing.assert_close(known.mu, mu, rtol=0, atol=1e-4)
 
 

@@ -10,8 +10,10 @@ import torch
 from lit_knn.compute import is_native
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact
+from lit_knn.estimators.float_sums import float_sums
 from lit_knn.posterior import posterior_mean
 from lit_knn.reference import ReferenceSet
+from lit_knn.sharded import ShardedReferenceSet
 from tests.test_torch_index import pixels
 
 pytestmark = pytest.mark.skipif(
@@ -19,17 +21,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(("digits", "limit"), [(3, 1e-11), (2, 1e-7)])
+@pytest.mark.parametrize(("digits", "limit"), [(3, 1e-13), (2, 1e-10), (1, 1e-5)])
 @pytest.mark.parametrize("hflip", [False, True])
 @pytest.mark.parametrize("t", [0.002, 0.05, 0.5, 2.0, 10.0, 80.0])
-def test_three_digits_are_float32_and_two_are_nearly(t, hflip, digits, limit):
+def test_each_digit_brings_the_error_down(t, hflip, digits, limit):
     reference = ReferenceSet(pixels(N=400), hflip=hflip)
     generator = torch.Generator().manual_seed(1)
     x = reference.gather(torch.arange(30))
     z = x + t * torch.randn(x.shape, generator=generator)
     expected = posterior_mean(z, reference.gather(torch.arange(reference.N)), t)
-    estimate = Exact("int8", digits).bind(reference).posterior_mean(z.double(), t)
-    assert (estimate - expected).square().mean() < limit
+    for given in (z, z.double()):
+        estimate = Exact("int8", digits).bind(reference).posterior_mean(given, t)
+        # A float32 mean has 1e-15 by itself.
+        assert (estimate.double() - expected).square().mean() < limit + 1e-15
 
 
 def test_chunks_and_batches_make_no_difference(monkeypatch):
@@ -90,6 +94,90 @@ def test_more_copies_of_an_image_than_are_recomputed():
     for t in (5e-4, 0.002):
         z = x + t * torch.randn(x.shape)
         torch.testing.assert_close(Exact("int8").bind(reference).posterior_mean(z, t), x)
+
+
+def two_groups(N=200, side=8, levels=4):
+    """Almost black and almost white images: as z moves by a little, the mean moves by much, at noise between them."""
+    images = torch.randint(levels, (N, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[::2] = 255 - images[::2]
+    return images
+
+
+@pytest.mark.parametrize(("images", "digits"), [(pixels(N=400), 2), (two_groups(), 3)], ids=["smooth", "two groups"])
+def test_the_images_at_hand_decide_how_many_digits_are_taken(images, digits):
+    reference = ReferenceSet(images)
+    estimator = Exact().bind(reference)
+    assert estimator.digits_in_use == digits
+    # What is promised holds for other latents, and for fewer digits something is missing.
+    x = reference.gather(torch.arange(100))
+    worst = {}
+    for count in (digits, digits - 1):
+        estimate = Exact("int8", count).bind(reference)
+        worst[count] = 0.0
+        for t in torch.logspace(-1.5, 2, 15).tolist():
+            z = x + t * torch.randn(x.shape)
+            error = estimate.posterior_mean(z, t).double() - Exact("float64").bind(reference).posterior_mean(
+                z.double(), t
+            )
+            worst[count] = max(worst[count], error.square().flatten(1).mean(1).mean().item())
+    assert worst[digits] < 1e-9 / 3
+    assert worst[digits - 1] > 1e-9 / 10
+
+
+def test_float64_is_taken_where_no_number_of_digits_is_exact_enough(monkeypatch):
+    reference, z = ReferenceSet(pixels(N=100)), torch.randn(5, 3, 6, 6)
+    monkeypatch.setattr("lit_knn.estimators.enough_digits.LARGEST_SQ_ERROR", 1e-40)
+    estimator = Exact().bind(reference)
+    assert estimator.digits_in_use is None
+    assert torch.equal(estimator.posterior_mean(z, 1.0), Exact("float64").bind(reference).posterior_mean(z, 1.0))
+    # These were asked for.
+    assert Exact("int8").bind(reference).digits_in_use == 3
+    assert Exact("auto", 2).bind(reference).digits_in_use == 2
+
+
+def test_the_choice_is_the_same_each_time_and_touches_no_random_numbers():
+    reference = ReferenceSet(two_groups(N=90))
+    before = torch.get_rng_state()
+    chosen = {Exact().bind(reference).digits_in_use for _ in range(3)}
+    assert len(chosen) == 1
+    assert torch.equal(torch.get_rng_state(), before)
+    assert Exact().bind(ReferenceSet(two_groups()[:1])).digits_in_use == 2
+
+
+def test_a_large_set_is_judged_by_a_part_of_it(monkeypatch):
+    seen = []
+
+    def watched(reference, *args):
+        seen.append(reference.N)
+        return float_sums(reference, *args)
+
+    monkeypatch.setattr("lit_knn.estimators.enough_digits.float_sums", watched)
+    monkeypatch.setattr("lit_knn.estimators.enough_digits.SUBSET_VALUES", 120 * 192)
+    for hflip in (False, True):
+        assert Exact().bind(ReferenceSet(two_groups(N=500), hflip=hflip)).digits_in_use == 3
+    assert seen == [120, 240]
+
+
+def test_what_only_many_images_together_weigh_is_not_lost():
+    # 20,000 images, each with at most 1/30,000 of the largest weight. Weights in two digits would be off by 1e-6.
+    images = torch.randint(100, 102, (20_000, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[:40] = 20
+    reference = ReferenceSet(images)
+    x, t = reference.gather(torch.arange(20_000)), torch.full((2,), 0.25, dtype=torch.float64)
+    z = torch.cat([torch.lerp(x[:1], x[100:101], share) for share in (0.38, 0.40)])
+    assert (
+        torch.softmax(-torch.cdist(z.flatten(1), x.flatten(1)).square() / (2 * 0.25**2), 1)[:, 40:].sum(1) > 2e-3
+    ).all()
+    error = Exact("int8", 3).bind(reference).posterior_mean(z.double(), t) - posterior_mean(z, x, t)
+    assert error.square().mean() < 1e-10
+
+
+def test_shards_agree_on_the_digits_and_a_class_has_its_own():
+    images = torch.cat([two_groups(N=200), pixels(N=200, shape=(3, 8, 8))])
+    labels = torch.arange(400) // 200
+    assert Exact().bind(ShardedReferenceSet(images)).digits_in_use == 3
+    by_class = Exact().bind_by_class(ReferenceSet(images, labels=labels))
+    assert [by_class.of_class(label).digits_in_use for label in (0, 1)] == [3, 2]
 
 
 GROWTH = """

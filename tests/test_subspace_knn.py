@@ -240,7 +240,7 @@ def test_the_exact_estimator_agrees():
     z = noisy(x[:8], 1.0)
     reference = ReferenceSet(x)
     ours = SubspaceKNN(r=2, n=N, compute="float32").bind(reference).posterior_mean(z, 1.0)
-    torch.testing.assert_close(ours, Exact().bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, Exact("float64").bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not is_native(torch.bfloat16, torch.device("cpu")), reason="this CPU does not multiply bfloat16")

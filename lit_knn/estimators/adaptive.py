@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import check_count, settled
+from lit_knn.estimators.enough_digits import LARGEST_SQ_ERROR
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.reference import ReferenceSet
@@ -68,7 +69,7 @@ class Adaptive(CertifiedEstimator):
         self.n = estimator.n
         self.uses_source = estimator.uses_source
         self._attempts: list[CertifiedEstimator] = []
-        self._exact = Exact()
+        self._exact: Exact | None = None
         self._last_counts: tuple[int, ...] = ()
 
     @property
@@ -77,7 +78,7 @@ class Adaptive(CertifiedEstimator):
         return self._last_counts
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`; binds a copy of the wrapped estimator for each n, and the exact one."""
+        """See `Estimator.bind`; binds a copy of the wrapped estimator for each n."""
         super().bind(reference)
         if self.max_n is not None and self.max_n > reference.N:
             raise InputError(f"Adaptive: max_n={self.max_n} is more than the {reference.N} images of the reference set")
@@ -90,8 +91,16 @@ class Adaptive(CertifiedEstimator):
             attempt = settled(first)
             attempt.n = n
             self._attempts.append(attempt.bind(reference))
-        self._exact = Exact().bind(reference)
+        self._exact = None
         return self
+
+    def _exact_mean(self, z: Tensor, t: Tensor) -> Tensor:
+        """The exact mean, bound when it is first needed."""
+        if self._exact is None:
+            # What integers are off must be less than the tolerance, too.
+            compute = "auto" if self.tolerance >= LARGEST_SQ_ERROR else "float64"
+            self._exact = Exact(compute).bind(self.reference)
+        return self._exact.posterior_mean(z, t)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -113,7 +122,7 @@ class Adaptive(CertifiedEstimator):
                 rows = rows[self._above(again)]
         counts.append(len(rows))
         if len(rows):
-            result.mean[rows] = self._exact.posterior_mean(z[rows], t[rows])
+            result.mean[rows] = self._exact_mean(z[rows], t[rows])
             result.sq_error[rows] = 0.0
         self._last_counts = tuple(more - left for more, left in zip(counts, [*counts[1:], 0], strict=True))
         return result

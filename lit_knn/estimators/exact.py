@@ -1,6 +1,5 @@
-"""The exact posterior mean, streamed over the reference set."""
+"""The exact posterior mean, over all images of the reference set."""
 
-import math
 from typing import Self
 
 import torch
@@ -10,27 +9,32 @@ from lit_knn.compute import is_native
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import check_count
+from lit_knn.estimators.enough_digits import enough_digits
+from lit_knn.estimators.float_sums import float_sums
 from lit_knn.estimators.integer_sums import integer_sums
-from lit_knn.estimators.streaming import batches_of, stream_sq_dist
-from lit_knn.posterior import unnormalised_log_likelihood
+from lit_knn.processes import in_every_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.warp import Warp
 
 # Of 8 bits.
 MAX_DIGITS = 4
+# Of those that are tried.
+MOST_CHOSEN = 3
 
 
 class Exact(Estimator):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean): no bias and no variance, cost O(N·d) per z.
 
-    In float64 it streams the images in chunks with a running maximum, normaliser and weighted sum, so that memory stays
-    bounded whatever B and N. In `int8` both products are those of pixels, which are integers, with z and the weights
-    split into digits of 8 bits: several times faster. Its squared error per dimension, on CIFAR-10 at t from 0.5 to 80,
-    is at most 1.7e-10 with three digits and 1.2e-9 with two, which are faster still.
+    By default it takes the fastest type that keeps the squared error per dimension below 1e-9 for the images at hand,
+    which `bind` measures. In `int8`, for pixels on a CPU, both products are those of pixels, which are integers, with z
+    and the weights split into digits of 8 bits: several times faster than `float64`, which is the reference, and which
+    streams the images with a running maximum, normaliser and weighted sum, so that memory stays bounded whatever B and
+    N. On CIFAR-10 two digits are taken.
 
     Args:
-        compute: `float64`; `int8`, for pixels on a CPU; or `auto`, int8 where it goes.
-        digits: of `int8`, at most 4: a float32 has no more.
+        compute: `auto`, int8 where it goes and is exact enough, and otherwise float64; `float64`; or `int8`.
+        digits: of z in int8, at most 4: a float32 has no more. null for 2 or 3, the fewest that are exact enough; with
+            `int8` it is 3 where neither is.
 
     Raises:
         InputError: another type, digits outside [1, 4]; at `bind`, `int8` where the images are not uint8 or the device
@@ -40,22 +44,44 @@ class Exact(Estimator):
     deterministic = True
     can_warp = True
 
-    def __init__(self, compute: str = "float64", digits: int = 3) -> None:
+    def __init__(self, compute: str = "auto", digits: int | None = None) -> None:
         if compute not in ("float64", "int8", "auto"):
             raise InputError(f"Exact: compute={compute!r} must be float64, int8 or auto")
         self.compute = compute
-        self.digits = check_count("Exact", "digits", digits)
-        if digits > MAX_DIGITS:
+        self.digits = None if digits is None else check_count("Exact", "digits", digits)
+        if digits is not None and digits > MAX_DIGITS:
             raise InputError(f"Exact: digits must be at most {MAX_DIGITS}, got {digits}: a float32 has no more")
+        self._digits_in_use: int | None = None
+
+    @property
+    def digits_in_use(self) -> int | None:
+        """Digits of z in int8, after `bind`; None for float64."""
+        return self._digits_in_use
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`."""
+        """See `Estimator.bind`; finds out which type is exact enough."""
         if self.compute == "int8" and not _suits_integers(reference):
             raise InputError(
                 f"Exact: compute=int8 needs uint8 images and a CPU that multiplies int8, got {reference.images.dtype} "
                 f"on {reference.device}; use float64"
             )
-        return super().bind(reference)
+        super().bind(reference)
+        self._digits_in_use = None if self.compute == "float64" else self._choose_digits(reference)
+        return self
+
+    def _choose_digits(self, reference: ReferenceSet) -> int | None:
+        if not reference.sharded:
+            return self._digits_for(reference)
+        # Each shard has a mean of its own; all are computed alike.
+        each = in_every_process(lambda: self._digits_for(reference.local))  # type: ignore[attr-defined]
+        found = [digits for digits in each if digits is not None]
+        return max(found) if len(found) == len(each) else None
+
+    def _digits_for(self, reference: ReferenceSet) -> int | None:
+        if not _suits_integers(reference):
+            return None
+        found = enough_digits(reference) if self.digits is None else self.digits
+        return MOST_CHOSEN if found is None and self.compute == "int8" else found
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -69,7 +95,7 @@ class Exact(Estimator):
         """In float64, every image resampled for each z: N times the cost of warping a batch."""
 
         def mean(reference: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-            return self._streamed(reference, z, t, Warp(flips.bool(), theta))
+            return float_sums(reference, z, t, Warp(flips.bool(), theta))
 
         # Backends of torch.distributed differ in whether they send bool.
         means, log_normalisers = self.reference.over_shards(mean, z, t, warp.flips.byte(), warp.theta)
@@ -77,37 +103,10 @@ class Exact(Estimator):
 
     def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """The exact mean over a set, or a shard, (B, *shape), and the logarithm of its normaliser, (B,); float64."""
-        if self.compute == "int8" or (self.compute == "auto" and _suits_integers(reference)):
-            return integer_sums(reference, z, t, self.digits)
-        return self._streamed(reference, z, t)
-
-    def _streamed(
-        self, reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """As `_mean`, in float64; with `warp` by the likelihoods of the warped images."""
-        parts = [
-            self._stream(reference, z[rows], t[rows], None if warp is None else warp.rows(rows))
-            for rows in batches_of(z, reference.d)
-        ]
-        if not parts:
-            return z.double(), t
-        mu, log_normaliser = (torch.cat(part) for part in zip(*parts, strict=True))
-        return mu.reshape(z.shape), log_normaliser
-
-    def _stream(self, reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None) -> tuple[Tensor, Tensor]:
-        """`_streamed` of one batch; the mean is (B, d)."""
-        maximum = torch.full((len(z), 1), -math.inf, dtype=torch.float64, device=z.device)
-        normaliser = torch.zeros_like(maximum)
-        weighted_sum = torch.zeros(len(z), reference.d, dtype=torch.float64, device=z.device)
-        for _, x, sq_dist in stream_sq_dist(reference, z, warp):
-            log_p = unnormalised_log_likelihood(sq_dist, t)
-            new_maximum = torch.maximum(maximum, log_p.amax(1, keepdim=True))
-            rescale = (maximum - new_maximum).exp()
-            weights = (log_p - new_maximum).exp()
-            normaliser = normaliser * rescale + weights.sum(1, keepdim=True)
-            weighted_sum = weighted_sum.mul_(rescale).add_(weights @ x.double())
-            maximum = new_maximum
-        return weighted_sum / normaliser, (maximum + normaliser.log()).squeeze(1)
+        # After `bind` the images may have been moved.
+        if self._digits_in_use is None or not _suits_integers(reference):
+            return float_sums(reference, z, t)
+        return integer_sums(reference, z, t, self._digits_in_use)
 
 
 def _join(means: Tensor, log_normalisers: Tensor) -> Tensor:

@@ -13,11 +13,16 @@ from lit_knn.snis import weighted_mean
 RECOMPUTED = 32
 # Images outside the recomputed ones are left out where they have less than this share of the posterior.
 NEGLIGIBLE_SHARE = 1e-12
+# Digits of the weights. Images whose weights are below the last digit of the largest are lost, and their number grows
+# with the set: on CIFAR-10 two digits would lose 30 times as much as two digits of z do.
+WEIGHT_DIGITS = 3
 # Latents at a time times images, in float32, and images at a time.
 SCORE_BYTES = 64 * 2**20
 # But so many latents at least: each group of them reads all images once, or twice.
 MIN_LATENTS = 64
 CHUNK = 8192
+# At less noise than this is of, float32 could not hold the logarithms.
+MOST_PER_SCORE = 1e28
 
 
 def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -27,7 +32,7 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> t
         reference: the set.
         z: (B, *shape).
         t: (B,).
-        count: digits of 8 bits into which z and the weights are split; three are about float32.
+        count: digits of 8 bits into which z is split; three are about float32.
 
     Returns:
         The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.
@@ -41,51 +46,55 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> t
 
 
 def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    log_p = _log_likelihood(reference, z, t, count)
-    nearest = log_p.topk(min(RECOMPUTED, reference.N), dim=1).indices
+    scores, half_sq_norm = _scores(reference, z, count)
+    per_score = (PIXEL_SCALE / t).square().clamp(max=MOST_PER_SCORE).unsqueeze(1)
+    nearest = scores.topk(min(RECOMPUTED, reference.N), dim=1).indices
     exact_parts, near_parts = [], []
     for rows, x in gather(reference, nearest):
-        exact_parts.append(unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows]))
+        # In float64: at small t the weights hang on the last digits of a distance in float32.
+        exact_parts.append(unnormalised_log_likelihood(direct_sq_dist(z[rows].double(), x), t[rows]))
         near_parts.append(weighted_mean(torch.softmax(exact_parts[-1], dim=1), x.double()))
     exact = torch.cat(exact_parts)
-    rest = log_p.scatter_(1, nearest, -torch.inf)
+    rest = scores.scatter_(1, nearest, -torch.inf)
+    best = rest.amax(1, keepdim=True)
+    log_best = (best.double() - half_sq_norm) * per_score
+    # Of large scores only the differences are precise. Without a rest the best is −inf.
+    rest.sub_(best.clamp(min=torch.finfo(best.dtype).min)).mul_(per_score.float()).exp_()
     # Copies of one image, more than are recomputed, share a rounding that at small t may put them far above the exact.
-    maximum = torch.maximum(exact.amax(1, keepdim=True), rest.amax(1, keepdim=True).double())
-    rest.sub_(maximum.float()).exp_()
+    maximum = torch.maximum(exact.amax(1, keepdim=True), log_best)
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
-    total_rest = rest.sum(1, keepdim=True, dtype=torch.float64)
+    total_rest = rest.sum(1, keepdim=True, dtype=torch.float64) * (log_best - maximum).exp()
     total = total_near + total_rest
     mu = torch.cat(near_parts).flatten(1) * total_near / total
     needed = (total_rest > NEGLIGIBLE_SHARE * total).flatten().nonzero()[:, 0]
     if len(needed) > 0:
-        mu[needed] += _weighted_sum(reference, rest[needed], count) * (total_rest / total)[needed]
+        mu[needed] += _weighted_sum(reference, rest[needed]) * (total_rest / total)[needed]
     return mu.reshape(z.shape), (maximum + total.log()).squeeze(1)
 
 
-def _log_likelihood(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> Tensor:
-    """log p_t(z|x) of all N images up to the Gaussian's constant: (B, N), float32."""
+def _scores(reference: ReferenceSet, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """u·c − ‖c‖²/2 of z as codes u and all N images c, (B, N) float32, and ‖u‖²/2, (B, 1) float64.
+
+    Their difference is −‖u − c‖²/2, the log-likelihood in units of (PIXEL_SCALE / t)² up to a constant.
+    """
     out = torch.empty(len(z), reference.N)
     stored, half_sq_norms = len(reference.images), reference.half_sq_norms_of_codes()
-    factor = (PIXEL_SCALE / t).square().unsqueeze(1)
     for mirror in range(reference.N // stored):
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖.
         u = ((z.flip(-1) if mirror else z).double() / PIXEL_SCALE - PIXEL_OFFSET).flatten(1)
-        half_sq_norm = u.square().sum(1, keepdim=True) / 2
         digits, unit = digits_of(u.float(), count)
         for start in range(0, stored, CHUNK):
             rows = slice(start, min(start + CHUNK, stored))
-            scores = product(digits, reference.codes(rows).T).mul_(unit).sub_(half_sq_norms[rows])
             columns = slice(mirror * stored + rows.start, mirror * stored + rows.stop)
-            # Where both are large only their difference is small.
-            out[:, columns] = scores.double().sub_(half_sq_norm).mul_(factor)
-    return out
+            out[:, columns] = product(digits, reference.codes(rows).T).mul_(unit).sub_(half_sq_norms[rows])
+    return out, u.square().sum(1, keepdim=True) / 2
 
 
-def _weighted_sum(reference: ReferenceSet, weights: Tensor, count: int) -> Tensor:
-    """Σ w x / Σ w over all N images, (B, d) float64, weights rounded to `count` digits."""
+def _weighted_sum(reference: ReferenceSet, weights: Tensor) -> Tensor:
+    """Σ w x / Σ w over all N images, (B, d) float64, weights rounded to `WEIGHT_DIGITS`."""
     stored = len(reference.images)
     mu = torch.zeros(len(weights), reference.d, dtype=torch.float64)
-    digits, _ = digits_of(weights, count)
+    digits, _ = digits_of(weights, WEIGHT_DIGITS)
     for mirror in range(reference.N // stored):
         sums = torch.zeros_like(mu)
         for start in range(0, stored, CHUNK):
@@ -94,5 +103,5 @@ def _weighted_sum(reference: ReferenceSet, weights: Tensor, count: int) -> Tenso
             sums += product(digits[:, :, columns].contiguous(), reference.codes(rows))
         sums = sums.reshape(-1, *reference.shape)
         mu += (sums.flip(-1) if mirror else sums).flatten(1)
-    total = sum(digits[j].sum(1, keepdim=True, dtype=torch.float64) / BASE**j for j in range(count))
+    total = sum(digits[j].sum(1, keepdim=True, dtype=torch.float64) / BASE**j for j in range(WEIGHT_DIGITS))
     return (mu / total + PIXEL_OFFSET) * PIXEL_SCALE
