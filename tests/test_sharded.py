@@ -102,7 +102,9 @@ def test_refusals_are_clear_on_every_rank(ranks):
     for report in ranks:
         needs_all, too_many, too_few = report["refusals"]
         assert needs_all == "MonteCarlo needs the whole reference set on each rank, this one is sharded"
-        assert too_many.startswith(f"KNN: k={N + 1} is more than the {N} images of the reference set: give k <= {N}, or")
+        assert too_many.startswith(
+            f"KNN: k={N + 1} is more than the {N} images of the reference set: give k <= {N}, or"
+        )
         assert too_few == f"k=0 must be between 1 and the {N} images of the reference set"
 
 
