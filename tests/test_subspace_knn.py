@@ -99,6 +99,40 @@ def test_error_is_at_most_the_derived_variance_which_the_control_variate_shrinks
     assert min(gains) > 2
 
 
+def one_image_and_a_rest(N=31, far=4.0):
+    """One image at 0, a cloud beside it, and q of both as a function of z.
+
+    The cloud lies `far` away along the first axis, along which it does not vary, and around 0 along the others. So that
+    axis is a principal component, and moving z along it changes the share of the cloud in q, but nothing within it.
+    """
+    generator = torch.Generator().manual_seed(3)
+    cloud = torch.randn(N - 1, 8, generator=generator) * torch.tensor([0.0, 2.0, 1.5, 1.2, 0.4, 0.4, 0.4, 0.4])
+    cloud += torch.tensor([far] + [0.0] * 7) - cloud.mean(0)
+    reference = ReferenceSet(torch.cat([torch.zeros(1, 8), cloud]))
+    basis = reference.principal_components(R).basis.double()
+    return reference, lambda z: torch.softmax(-((z - reference.images).double() @ basis).square().sum(1) / 2, 0)
+
+
+@pytest.mark.parametrize(("control", "slope"), [(True, 1), (False, 2)])
+def test_bias_is_linear_in_the_share_of_the_rest_and_quadratic_without_the_control_variate(every_u, control, slope):
+    # docs/subspace_knn.md, "Exact, and biased": the expectation over all values of the one random number.
+    (reference, q), far, grid, bias = one_image_and_a_rest(far=4.0), 4.0, 4000, []
+    shares = torch.tensor([0.16, 0.08, 0.04, 0.02], dtype=torch.float64)
+    estimator = SubspaceKNN(r=R, m=1, n=5, compute="float32").bind(reference)
+    if not control:
+        estimator._excess = lambda weights, draws: torch.zeros(len(weights), R)
+    for share in shares:
+        z = 0.4 * torch.randn(1, 8, generator=torch.Generator().manual_seed(5))
+        z[0, 0] = 0
+        z[0, 0] = (share.logit() - (1 - q(z)[0]).logit()) / far
+        assert (1 - q(z)[0]).item() == pytest.approx(share.item(), rel=1e-4)
+        with every_u(grid):
+            mean = estimator.posterior_mean(z.expand(grid, -1).contiguous(), 1.0).double().mean(0)
+        bias.append((mean - posterior_mean(z, reference.images, 1.0)[0]).norm())
+    slopes = torch.stack(bias).log().diff() / shares.log().diff()
+    assert ((slopes - slope).abs() < 0.2).all(), slopes
+
+
 @pytest.mark.parametrize("t", [0.7, 1.5, 4.0])
 def test_certificate_is_the_size_of_the_error(t):
     x = low_rank_vectors(N=400, seed=2)
