@@ -145,7 +145,7 @@ def test_the_mean_is_the_same_in_pieces_of_any_size(name, monkeypatch):
 
     whole = mean()
     monkeypatch.setattr("lit_knn.estimators.sampled.GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
-    monkeypatch.setattr("lit_knn.estimators.streaming.WORK_BYTES", 8 * 128 * 10)
+    monkeypatch.setattr("lit_knn.estimators.streaming.WORK_BYTES", 8 * N * 5)  # five rows of N
     torch.testing.assert_close(mean(), whole, rtol=0, atol=1e-5)
 
 
@@ -194,6 +194,7 @@ def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal
     z, t = noisy(warp.apply(x), 1.0), torch.ones(2)
     expected = enumerated(z, t, warp, data)
     reference = ReferenceSet(data, index=FaissIndex("Flat"))
+    assert all(part.isfinite().all() for part in warp.query(z, t, x, reference.mean()))
     mu = SubspaceKNN(8, None, 2 * N, "float32").bind(reference).warped_mean(z, t, warp, x)
     torch.testing.assert_close(mu.double(), expected, rtol=0, atol=1e-4)
     assert KNN(40, 10).bind(reference).warped_mean(z, t, warp, x).isfinite().all()
