@@ -41,7 +41,11 @@ def test_predict_with_the_exact_score_returns_images_of_the_reference_set():
         ("fit", [], "has nothing to train"),
         ("predict", [], "estimator is null"),
         ("validate", ["--model.sigma_min", "90"], "sigma_min < sigma_max, got 90.0 and 80.0"),
-        ("validate", ["--model.estimator", "KNN"], "k=2048 is more than the 1797 images"),
+        (
+            "validate",
+            ["--model.estimator", "KNN", "--model.estimator.k", "2048"],
+            "k=2048 is more than the 1797 images",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(command, options, message, capsys):

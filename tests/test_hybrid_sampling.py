@@ -167,7 +167,7 @@ def test_the_fingerprint_knows_weights_images_and_index_but_not_where_the_file_w
     assert all(a != b for i, a in enumerate(found) for b in found[:i])
     knn = KNN(k=8, n=4)
     before = describe(knn)
-    settings = {"k": 8, "n": 4, "include_source": False, "uses_source": False}
+    settings = {"k": 8, "n": 4, "include_source": False, "uses_source": False, "draws": "independent"}
     assert describe(knn.bind(sets[0])) == before == {"class": "KNN", **settings}
 
 

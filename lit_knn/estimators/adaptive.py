@@ -15,6 +15,7 @@ from lit_knn.estimators.enough_digits import LARGEST_SQ_ERROR
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.reference import ReferenceSet
+from lit_knn.warp import Warp
 
 # A gathered image costs about as much as the exact mean's product with 10 to 40 images, which a batch shares.
 GATHERED_SHARE = 16
@@ -67,7 +68,7 @@ class Adaptive(CertifiedEstimator):
             raise InputError(f"Adaptive: max_n={max_n} is less than n={estimator.n} of {name}")
         self.estimator, self.tolerance, self.growth, self.max_n = estimator, tolerance, growth, max_n
         self.n = estimator.n
-        self.uses_source = estimator.uses_source
+        self.uses_source, self.can_warp = estimator.uses_source, estimator.can_warp
         self._attempts: list[CertifiedEstimator] = []
         self._exact: Exact | None = None
         self._last_counts: tuple[int, ...] = ()
@@ -106,6 +107,13 @@ class Adaptive(CertifiedEstimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         return self._certify(z, t, x_source, generator).mean
+
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """That of the wrapped estimator, not repeated: means of warped images have no certificate."""
+        self._last_counts = (len(z), *[0] * len(self._attempts))
+        return self._attempts[0].warped_mean(z, t, warp, x_source, generator)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
         """As `certified_mean`; for exact rows the error is 0, and the weights are those of the last attempt."""
