@@ -202,7 +202,7 @@ def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal
 
 def test_every_estimator_that_can_warp_is_tested_here():
     can = {name for name in lit_knn.estimators.__all__ if getattr(lit_knn.estimators, name).can_warp}
-    assert can == {"KNN", "UniformSNIS", "STF", "MonteCarlo", "Exact", "OneSample", "SubspaceKNN"}  # and Adaptive, as what it wraps
+    assert can == {"KNN", "UniformSNIS", "STF", "MonteCarlo", "Exact", "OneSample", "SubspaceKNN"}
 
 
 @pytest.mark.parametrize("name", CONSISTENT)
