@@ -50,6 +50,8 @@ def test_every_command_is_parsed(command, tmp_path, monkeypatch):
         if option in args:  # of the subcommand, not of what it instantiates
             del args[args.index(option) : args.index(option) + 2]
     args = [str(tmp_path / arg) if arg == "edm.pkl" else arg for arg in args]
+    if subcommand == "best":  # the run's folder has its config
+        args = ["-c", "configs/table1/ict_knn.yaml", *args]
     monkeypatch.chdir(ROOT)
     # tests/test_configs.py instantiates every config.
     monkeypatch.setattr(CLI, "instantiate_classes", lambda self: None)
