@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_knn.compute import is_native
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
+from lit_knn.estimators.knn import DRAWS
 from lit_knn.index import TorchIndex
 from lit_knn.posterior import posterior_mean
 from lit_knn.reference import ReferenceSet
@@ -16,7 +17,7 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_int_mm"}
 TYPES = [name for name in ("float32", "bfloat16", "int8") if is_native(getattr(torch, name), CPU)]
 ESTIMATORS = {
     **{f"SubspaceKNN {r} {c}": (r, c) for r in (16, 17, 32, 49, 64) for c in TYPES if c != "int8"},
-    **{f"KNN {c}": c for c in TYPES},
+    **{f"KNN {draws} {c}": (draws, c) for draws in DRAWS for c in TYPES},
     **{e.__name__: e for e in (STF, MonteCarlo, Exact)},
     "Wiener": lambda: Wiener(16),
 }
@@ -36,11 +37,11 @@ class ContagiousNaN(TorchDispatchMode):
 def make(name, N):
     """The estimator of this name, bound to digits-like images, with few draws."""
     what = ESTIMATORS[name]
-    index = TorchIndex(what) if name.startswith("KNN") else None
+    index = TorchIndex(what[1]) if name.startswith("KNN") else None
     reference = ReferenceSet(pixels(N=N, shape=(1, 8, 8)), index=index)
     if name.startswith("SubspaceKNN"):
         return SubspaceKNN(r=what[0], n=64, compute=what[1]).bind(reference)
-    return (KNN(k=256, n=64) if name.startswith("KNN") else what()).bind(reference)
+    return (KNN(k=256, n=64, draws=what[0]) if name.startswith("KNN") else what()).bind(reference)
 
 
 def mixed_latents(reference, B):

@@ -77,7 +77,7 @@ def _scores(reference: ReferenceSet, z: Tensor, count: int) -> tuple[Tensor, Ten
 
     Their difference is −‖u − c‖²/2, the log-likelihood in units of (PIXEL_SCALE / t)² up to a constant.
     """
-    out = torch.empty(len(z), reference.N)
+    out = torch.empty(len(z), reference.N, dtype=torch.float32)
     stored, half_sq_norms = len(reference.images), reference.half_sq_norms_of_codes()
     for mirror in range(reference.N // stored):
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖.
