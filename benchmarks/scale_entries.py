@@ -15,9 +15,9 @@ from lit_knn.estimators import KNN, STF, Estimator, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.memory import tensor_bytes
 from lit_knn.prepared import read_prepared
-from lit_knn.process import forward_noise
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
+from lit_knn.theory.noise import forward_noise
 
 PLAIN = "KNN, exact search"
 # FAISS's own float32 index is measured where it is no larger.

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators import Estimator
-from lit_knn.process import forward_noise
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import hybrid_sampler, hybrid_sigmas, integrate_flow, seeded_noise
+from lit_knn.theory.noise import forward_noise
 
 # Apart from the streams of the models.
 ESTIMATOR_STREAM, FORWARD_STREAM = 10, 11

@@ -12,13 +12,13 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from callbacks.latents import check_stage, data_reference, noise_grid
 from callbacks.results import check_new, save_figure, show_figure
-from lit_knn.bounds import normaliser_ratio
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.estimators.streaming import all_sq_dist
-from lit_knn.posterior import log_posterior, unnormalised_log_likelihood
-from lit_knn.proposal import dense_log_q
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.bounds import normaliser_ratio
+from lit_knn.theory.posterior import log_posterior, unnormalised_log_likelihood
+from lit_knn.theory.proposal import dense_log_q
 
 NEIGHBOUR, OTHER, PROPOSAL = "#0072B2", "#9ecae1", "#D55E00"
 FIGURE_NAME = "figure1"

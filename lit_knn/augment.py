@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.warp import Warp, flip
+from lit_knn.theory.warp import Warp, flip
 
 SCALE_STD = 0.2  # of log2 of the scale and of the anisotropy
 SHIFT_STD = 0.125  # in units of the side

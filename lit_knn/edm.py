@@ -13,12 +13,12 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, OneSample
 from lit_knn.nets.published import network_to_config
 from lit_knn.precond import EDMPrecond
-from lit_knn.process import forward_noise
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import log_normal_sigmas
+from lit_knn.theory.noise import forward_noise
+from lit_knn.theory.warp import flip
 from lit_knn.training import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
-from lit_knn.warp import flip
 
 # Early in training EDM shortens the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05

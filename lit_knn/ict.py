@@ -11,11 +11,11 @@ from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
 from lit_knn.precond import ConsistencyFunction
-from lit_knn.process import forward_noise
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
 from lit_knn.schedules import consistency_weight, ict_num_steps, karras_sigmas, lognormal_step_probs, pseudo_huber
 from lit_knn.solvers import heun_step
+from lit_knn.theory.noise import forward_noise
 from lit_knn.training import DROPOUT_STREAM, EstimatorTraining, check_positive
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_knn.process import per_item
+from lit_knn.theory.noise import per_item
 
 
 class Coefficients(NamedTuple):

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.process import EDM_PROCESS, Process, under_process
 from lit_knn.rng import keyed_generator
 from lit_knn.schedules import karras_sigmas
 from lit_knn.solvers import PosteriorMean, heun_step
+from lit_knn.theory.noise import EDM_PROCESS, Process, under_process
 
 
 def seeded_noise(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_knn.process import EDM_PROCESS, Process, per_item, pf_ode_velocity
+from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, pf_ode_velocity
 
 PosteriorMean = Callable[[Tensor, Tensor], Tensor]
 """(z (B, *shape), t (B,)) -> E[x|z,t] (B, *shape)."""

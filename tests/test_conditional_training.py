@@ -24,7 +24,7 @@ from lit_knn.nets import UNet
 from lit_knn.prepare import main as prepare
 from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step
-from lit_knn.warp import flip
+from lit_knn.theory.warp import flip
 from main import main
 from tests.test_classes import enumerate_class_mean
 from tests.test_ddp import run

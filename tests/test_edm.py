@@ -16,9 +16,9 @@ from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import KNN, STF, Exact, OneSample, SubspaceKNN, Wiener
 from lit_knn.nets import DDPMpp, UNet
-from lit_knn.posterior import posterior_mean
 from lit_knn.reference import ReferenceSet
-from lit_knn.warp import flip
+from lit_knn.theory.posterior import posterior_mean
+from lit_knn.theory.warp import flip
 from tests.toys import all_warped, unwarped
 
 TRAINER = {

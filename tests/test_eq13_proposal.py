@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from lit_knn.proposal import neighbour_proposal, sample_proposal
+from lit_knn.theory.proposal import neighbour_proposal, sample_proposal
 
 INF = float("inf")
 

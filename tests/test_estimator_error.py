@@ -21,8 +21,8 @@ from callbacks.latents import NoisyLatents, noise_grid
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, UniformSNIS
 from lit_knn.estimators.draws import uniform_draws
 from lit_knn.metrics import LatentMeans, MeanAndError, bias_share, error_terms
-from lit_knn.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from main import main
 
 ROOT = Path(__file__).parent.parent

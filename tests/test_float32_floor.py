@@ -8,8 +8,8 @@ from callbacks.latents import NoisyLatents
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN
 from lit_knn.estimators.draws import merged_draws
-from lit_knn.posterior import posterior_mean
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.posterior import posterior_mean
 
 MAKERS = {
     "KNN": lambda: KNN(k=64, n=32),
@@ -100,7 +100,7 @@ def test_certificates_are_those_of_the_single_draws():
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
     z = torch.zeros(1, 2)
     estimator = KNN(k=3, n=10).bind(ReferenceSet(x))
-    from lit_knn.proposal import sample_proposal
+    from lit_knn.theory.proposal import sample_proposal
 
     for seed in range(5):
         one = torch.ones(1, dtype=torch.float64)

@@ -9,10 +9,10 @@ import torch
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact
-from lit_knn.process import EDM, VP, LinearInterpolant
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import karras_sigmas, log_normal_sigmas
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant
 
 every_process = pytest.mark.parametrize("process", [EDM(), VP(), LinearInterpolant()], ids=lambda p: type(p).__name__)
 

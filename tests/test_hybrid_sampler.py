@@ -7,10 +7,10 @@ import torch
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact
-from lit_knn.process import forward_noise
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import heun_sampler, hybrid_sampler, hybrid_sigmas, integrate_flow
 from lit_knn.schedules import karras_sigmas
+from lit_knn.theory.noise import forward_noise
 from tests.test_heun_sampler import gaussian_mean, gaussian_sample, latents, slope
 
 # A second Gaussian N(A, B²), for the part above t_switch.

@@ -12,9 +12,9 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.ict import LitICT
 from lit_knn.nets import UNet
-from lit_knn.posterior import posterior_mean
 from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step, heun_step
+from lit_knn.theory.posterior import posterior_mean
 
 TRAINER = {
     "accelerator": "cpu",

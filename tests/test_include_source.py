@@ -6,11 +6,11 @@ import torch
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.posterior import log_posterior
-from lit_knn.proposal import dense_log_q
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
-from lit_knn.snis import snis_variance
+from lit_knn.theory.posterior import log_posterior
+from lit_knn.theory.proposal import dense_log_q
+from lit_knn.theory.snis import snis_variance
 
 
 def rng(*key):

@@ -9,7 +9,8 @@ import torch
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from lit_knn.posterior import (
+from lit_knn.theory.noise import forward_noise, per_item, pf_ode_velocity
+from lit_knn.theory.posterior import (
     cross_sq_dist,
     direct_sq_dist,
     log_likelihood,
@@ -20,7 +21,6 @@ from lit_knn.posterior import (
     score_from_mean,
     unnormalised_log_likelihood,
 )
-from lit_knn.process import forward_noise, per_item, pf_ode_velocity
 
 N, B, D = 7, 4, 3
 NOISE_LEVELS = [0.002, 0.01, 0.1, 0.5, 2.0, 10.0, 80.0]

@@ -10,9 +10,9 @@ import torch
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.index import FaissIndex
-from lit_knn.process import EDM, VP, LinearInterpolant, forward_noise, pf_ode_velocity, under_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step, heun_step
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant, forward_noise, pf_ode_velocity, under_process
 
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
 TIMES = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.8, 0.99], dtype=torch.float64)

@@ -10,8 +10,8 @@ from sklearn.neighbors import NearestNeighbors
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, MonteCarlo
 from lit_knn.index import FaissIndex
-from lit_knn.proposal import neighbour_proposal
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.proposal import neighbour_proposal
 
 
 def pixels(n=30, c=3, h=4, w=6, seed=0):

@@ -7,9 +7,9 @@ from torch.distributions import Normal
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, SubspaceKNN
-from lit_knn.posterior import mean_from_score, score_from_mean
-from lit_knn.process import EDM, VP, LinearInterpolant, forward_noise
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant, forward_noise
+from lit_knn.theory.posterior import mean_from_score, score_from_mean
 
 N = 12
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from lit_knn.proposal import neighbour_proposal, sample_proposal
-from lit_knn.snis import snis_variance, snis_weights, weighted_deviation, weighted_mean
+from lit_knn.theory.proposal import neighbour_proposal, sample_proposal
+from lit_knn.theory.snis import snis_variance, snis_weights, weighted_deviation, weighted_mean
 
 N, D, K = 40, 3, 10
 

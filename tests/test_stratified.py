@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_knn.stratified import stratified_draws
+from lit_knn.theory.stratified import stratified_draws
 
 N = 40
 KINDS = pytest.mark.parametrize("spread", [0.1, 2.0, 6.0], ids=["flat", "spread", "peaked"])

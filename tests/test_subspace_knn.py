@@ -6,10 +6,10 @@ import torch
 from lit_knn.compute import is_native
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, SubspaceKNN
-from lit_knn.posterior import posterior_mean
-from lit_knn.process import VP, forward_noise, under_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
+from lit_knn.theory.noise import VP, forward_noise, under_process
+from lit_knn.theory.posterior import posterior_mean
 from tests.toys import low_rank_vectors, noisy
 
 N, D, R = 60, 12, 4

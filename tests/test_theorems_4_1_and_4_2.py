@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.bounds import (
+from lit_knn.estimators import KNN
+from lit_knn.estimators.diagnostics import search_diagnostics
+from lit_knn.index import FaissIndex
+from lit_knn.reference import ReferenceSet
+from lit_knn.theory.bounds import (
     monte_carlo_trace,
     normaliser_ratio,
     snis_trace,
@@ -12,13 +16,9 @@ from lit_knn.bounds import (
     theorem_4_2_bound,
     uniform_trace,
 )
-from lit_knn.estimators import KNN
-from lit_knn.estimators.diagnostics import search_diagnostics
-from lit_knn.index import FaissIndex
-from lit_knn.posterior import log_posterior, posterior_mean, unnormalised_log_likelihood
-from lit_knn.proposal import dense_log_q, neighbour_proposal
-from lit_knn.reference import ReferenceSet
-from lit_knn.snis import snis_variance
+from lit_knn.theory.posterior import log_posterior, posterior_mean, unnormalised_log_likelihood
+from lit_knn.theory.proposal import dense_log_q, neighbour_proposal
+from lit_knn.theory.snis import snis_variance
 
 NOISE = (0.05, 0.3, 1.0, 3.0, 30.0)
 

@@ -8,9 +8,9 @@ from lit_knn.compute import is_native
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.posterior import posterior_mean
 from lit_knn.quantised import BASE, digits_of, half_sq_norms, product, quantise
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.posterior import posterior_mean
 
 CPU = torch.device("cpu")
 TYPES = ["float32", *(name for name in ("int8", "bfloat16") if is_native(getattr(torch, name), CPU))]

@@ -11,10 +11,10 @@ from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, SubspaceK
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.streaming import stream_sq_dist
 from lit_knn.index import FaissIndex
-from lit_knn.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
-from lit_knn.warp import Warp, flip
+from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
+from lit_knn.theory.warp import Warp, flip
 from tests.toys import all_warped, noisy, unwarped
 
 N, B = 40, 12

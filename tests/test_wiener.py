@@ -9,9 +9,9 @@ import torch
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact, Wiener
-from lit_knn.posterior import posterior_mean
-from lit_knn.process import VP, under_process
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.noise import VP, under_process
+from lit_knn.theory.posterior import posterior_mean
 from tests.toys import low_rank_vectors, noisy
 
 N, D = 300, 8

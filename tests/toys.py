@@ -3,7 +3,7 @@
 import torch
 
 from lit_knn.augment import GeometricAugmentation
-from lit_knn.warp import Warp
+from lit_knn.theory.warp import Warp
 
 
 def low_rank_vectors(N=60, d=12, seed=0):

@@ -15,7 +15,7 @@ from lit_knn.estimators.enough_digits import LARGEST_SQ_ERROR
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.reference import ReferenceSet
-from lit_knn.warp import Warp
+from lit_knn.theory.warp import Warp
 
 # A gathered image costs about as much as the exact mean's product with 10 to 40 images, which a batch shares.
 GATHERED_SHARE = 16

@@ -5,7 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.bounds import (
+from lit_knn.estimators.knn import KNN
+from lit_knn.estimators.streaming import all_sq_dist, batches_of
+from lit_knn.theory.bounds import (
     monte_carlo_trace,
     normaliser_ratio,
     snis_trace,
@@ -13,10 +15,8 @@ from lit_knn.bounds import (
     theorem_4_2_bound,
     uniform_trace,
 )
-from lit_knn.estimators.knn import KNN
-from lit_knn.estimators.streaming import all_sq_dist, batches_of
-from lit_knn.posterior import log_posterior, unnormalised_log_likelihood
-from lit_knn.proposal import dense_log_q
+from lit_knn.theory.posterior import log_posterior, unnormalised_log_likelihood
+from lit_knn.theory.proposal import dense_log_q
 
 
 class SearchDiagnostics(NamedTuple):

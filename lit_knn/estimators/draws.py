@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.reference import ReferenceSet
-from lit_knn.snis import snis_weights, weighted_deviation
-from lit_knn.stratified import StratifiedDraws
+from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
+from lit_knn.theory.snis import snis_weights, weighted_deviation
+from lit_knn.theory.stratified import StratifiedDraws
 
 # Divides where there is nothing to divide.
 TINY = 1e-300

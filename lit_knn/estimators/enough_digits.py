@@ -4,9 +4,9 @@ import torch
 
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.estimators.integer_sums import integer_sums
-from lit_knn.process import forward_noise
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
+from lit_knn.theory.noise import forward_noise
 
 # What an exact mean may be off, squared and per dimension.
 LARGEST_SQ_ERROR = 1e-9

@@ -14,7 +14,7 @@ from lit_knn.estimators.float_sums import float_sums
 from lit_knn.estimators.integer_sums import integer_sums
 from lit_knn.processes import in_every_process
 from lit_knn.reference import ReferenceSet
-from lit_knn.warp import Warp
+from lit_knn.theory.warp import Warp
 
 # Of 8 bits.
 MAX_DIGITS = 4

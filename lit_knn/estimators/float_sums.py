@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.streaming import batches_of, stream_sq_dist
-from lit_knn.posterior import unnormalised_log_likelihood
 from lit_knn.reference import ReferenceSet
-from lit_knn.warp import Warp
+from lit_knn.theory.posterior import unnormalised_log_likelihood
+from lit_knn.theory.warp import Warp
 
 
 def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None) -> tuple[Tensor, Tensor]:

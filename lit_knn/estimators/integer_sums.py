@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.sampled import gather
-from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.quantised import BASE, PIXEL_OFFSET, PIXEL_SCALE, digits_of, product
 from lit_knn.reference import ReferenceSet
-from lit_knn.snis import weighted_mean
+from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
+from lit_knn.theory.snis import weighted_mean
 
 # At small t the weights of the nearest images hang on digits that the product does not have, and only they matter.
 RECOMPUTED = 32

@@ -9,9 +9,9 @@ from lit_knn.errors import InputError
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
 from lit_knn.estimators.draws import Draws, draws_without_repetition, merged_draws
 from lit_knn.estimators.sampled import SampledEstimator
-from lit_knn.posterior import direct_sq_dist
-from lit_knn.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.posterior import direct_sq_dist
+from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
 
 # At small t the likelihood ratio of two near neighbours hangs on digits that a search does not have, and only a
 # few images matter. Their distances are recomputed, so that the proposal is right where it is concentrated.

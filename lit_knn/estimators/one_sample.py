@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
-from lit_knn.warp import Warp
+from lit_knn.theory.warp import Warp
 
 
 class OneSample(Estimator):

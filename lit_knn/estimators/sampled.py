@@ -11,10 +11,10 @@ from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.estimators.draws import Draws, per_draw, sq_error
 from lit_knn.estimators.streaming import GPU_FACTOR
-from lit_knn.posterior import direct_sq_dist
 from lit_knn.reference import ReferenceSet
-from lit_knn.snis import weighted_mean
-from lit_knn.warp import Warp
+from lit_knn.theory.posterior import direct_sq_dist
+from lit_knn.theory.snis import weighted_mean
+from lit_knn.theory.warp import Warp
 
 # Images gathered at a time on a CPU, as float32: near the size of its cache, where passes over them are cheapest.
 GATHER_BYTES = 4 * 2**20

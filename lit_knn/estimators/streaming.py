@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lit_knn.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.reference import ReferenceSet
-from lit_knn.warp import Warp
+from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist
+from lit_knn.theory.warp import Warp
 
 # Upper bound of one float64 work array on a CPU: larger ones come fresh from the operating system at each use, and
 # writing to new pages costs more than the products. A GPU keeps its memory and wants long kernels.

@@ -12,12 +12,12 @@ from lit_knn.errors import InputError
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count, check_count
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, gather_used, in_order, weight_spread
 from lit_knn.estimators.streaming import work_bytes
-from lit_knn.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.projection import Projection
 from lit_knn.reference import ReferenceSet
-from lit_knn.snis import weighted_deviation, weighted_mean
-from lit_knn.stratified import stratified_draws
-from lit_knn.warp import Warp
+from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
+from lit_knn.theory.snis import weighted_deviation, weighted_mean
+from lit_knn.theory.stratified import stratified_draws
+from lit_knn.theory.warp import Warp
 
 # Images are left out that have less than this share of the proposal, all of them together. So much of the posterior is
 # expected in them, and the squared error of leaving them out is at most that times a squared distance in the data.

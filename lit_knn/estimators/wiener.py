@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_R, Count
-from lit_knn.process import per_item
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.noise import per_item
 
 
 class Wiener(Estimator):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lit_knn.errors import InputError
-from lit_knn.posterior import direct_sq_dist
+from lit_knn.theory.posterior import direct_sq_dist
 
 # More than the two that are needed: an approximate search mixes up the first few, and an image may be there twice.
 CANDIDATES = 8

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.posterior import unnormalised_log_likelihood
-from lit_knn.stratified import StratifiedDraws, num_sure, num_used, systematic_draws
+from lit_knn.theory.posterior import unnormalised_log_likelihood
+from lit_knn.theory.stratified import StratifiedDraws, num_sure, num_used, systematic_draws
 
 # Draws without repetition leave out images that have less than this share of the proposal, all of them together: the
 # chance that one of n independent draws is among them is n times this.

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from lit_knn.process import EDM_PROCESS, Process, per_item
+from lit_knn.theory.noise import EDM_PROCESS, Process, per_item
 
 # Terms that float32 adds up by itself.
 TERMS_PER_SUM = 64
