@@ -13,8 +13,8 @@ from lit_knn.classes import as_slice, rows_by_label
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex, Index
 from lit_knn.index.base import with_progress
-from lit_knn.projection import PrincipalComponents, Projection, principal_components, project_images, sample_size
-from lit_knn.quantised import HALF_SQ_NORM_ROWS, half_sq_norms
+from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms
+from lit_knn.linalg.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
 from lit_knn.rng import keyed_generator
 
 # Rows that are converted to float at a time while building and streaming.

@@ -11,8 +11,8 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.exchange import Exchange
 from lit_knn.index import Index
+from lit_knn.linalg.pca import PrincipalComponents, Projection
 from lit_knn.processes import in_every_process
-from lit_knn.projection import PrincipalComponents, Projection
 from lit_knn.reference import ReferenceSet, expand_labels
 
 

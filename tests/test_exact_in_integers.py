@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_knn.compute import is_native
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.estimators.float_sums import float_sums
+from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.sharded import ShardedReferenceSet
 from lit_knn.theory.posterior import posterior_mean
@@ -182,7 +182,7 @@ def test_shards_agree_on_the_digits_and_a_class_has_its_own():
 
 GROWTH = """
 import torch
-from lit_knn.quantised import half_sq_norms
+from lit_knn.linalg.int8 import half_sq_norms
 
 def held():
     return int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) // 1024

@@ -92,7 +92,7 @@ def test_mirror_images_follow_the_images():
 
 
 def test_a_subset_of_the_images_serves_for_the_components(gapped, monkeypatch):
-    monkeypatch.setattr("lit_knn.projection.SAMPLE_BYTES", 4 * D * 100)
+    monkeypatch.setattr("lit_knn.linalg.pca.SAMPLE_BYTES", 4 * D * 100)
     components = ReferenceSet(gapped).principal_components(R)
     np.testing.assert_allclose(components.basis.T @ components.basis, np.eye(R), atol=1e-6)
     torch.testing.assert_close(components.mean, gapped.mean(0))  # of all images

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_knn.compute import is_native
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.estimators.knn import DRAWS
 from lit_knn.index import TorchIndex
+from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.test_torch_index import pixels

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lit_knn.compute import is_native
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, SubspaceKNN
+from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import VP, forward_noise, under_process

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_knn.compute import is_native
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.quantised import BASE, digits_of, half_sq_norms, product, quantise
+from lit_knn.linalg.dtypes import is_native
+from lit_knn.linalg.int8 import BASE, digits_of, half_sq_norms, product, quantise
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 
@@ -152,7 +152,7 @@ def test_degenerate_sets(compute):
 
 
 def test_float16_finds_the_nearest_of_queries_beyond_its_range(monkeypatch):
-    monkeypatch.setattr("lit_knn.compute.is_native", lambda dtype, device: True)  # slow on a CPU, but right
+    monkeypatch.setattr("lit_knn.linalg.dtypes.is_native", lambda dtype, device: True)  # slow on a CPU, but right
     reference = ReferenceSet(pixels(), index=TorchIndex("float16"))
     z = noisy(reference, 400.0)
     assert z.abs().max() > 514
@@ -193,7 +193,7 @@ def test_vectors_are_converted_a_few_at_a_time(compute, batch, monkeypatch):
 
 def test_norms_are_taken_of_a_few_vectors_at_a_time(monkeypatch):
     values = torch.randint(-128, 128, (2000, 300), dtype=torch.int8)
-    monkeypatch.setattr("lit_knn.quantised.HALF_SQ_NORM_BYTES", 2**16)
+    monkeypatch.setattr("lit_knn.linalg.int8.HALF_SQ_NORM_BYTES", 2**16)
     with LargestNewTensor() as largest:
         norms = half_sq_norms(values.split(1500))
     assert largest.bytes <= 2**16

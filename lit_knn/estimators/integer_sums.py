@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.sampled import gather
-from lit_knn.quantised import BASE, PIXEL_OFFSET, PIXEL_SCALE, digits_of, product
+from lit_knn.linalg.int8 import BASE, PIXEL_OFFSET, PIXEL_SCALE, digits_of, product
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_mean

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from lit_knn.compute import check_compute, compute_dtype, matmul_float32
 from lit_knn.errors import InputError
 from lit_knn.index.base import Index, with_progress
-from lit_knn.projection import PrincipalComponents, principal_components, sample_size
-from lit_knn.quantised import HALF_SQ_NORM_ROWS, Codes, digits_of, half_sq_norms, product, quantise
+from lit_knn.linalg.dtypes import check_compute, compute_dtype, matmul_float32
+from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, Codes, digits_of, half_sq_norms, product, quantise
+from lit_knn.linalg.pca import PrincipalComponents, principal_components, sample_size
 
 # Upper bound of the float32 scores of one chunk, and of vectors that are converted to be multiplied; larger arrays come
 # fresh from the operating system on a CPU.
