@@ -27,7 +27,7 @@ from lit_knn.files import written_whole
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.prepared import read_prepared
 from lit_knn.reference import ReferenceSet
-from lit_knn.sharded import ShardedReferenceSet, shard_rows
+from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 
 Row = dict[str, float | str]
 

@@ -14,8 +14,8 @@ from callbacks.latents import check_stage, data_reference, noise_grid
 from callbacks.results import check_new, save_figure, show_figure
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN
-from lit_knn.estimators.streaming import all_sq_dist
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.streaming import all_sq_dist
 from lit_knn.theory.bounds import normaliser_ratio
 from lit_knn.theory.posterior import log_posterior, unnormalised_log_likelihood
 from lit_knn.theory.proposal import dense_log_q

@@ -13,8 +13,8 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.linalg.pca import principal_components
+from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from lit_knn.rng import keyed_generator
-from lit_knn.sharded import ShardedReferenceSet, shard_rows
 from tests.toys import all_warped
 
 N, K = 61, 40

@@ -20,7 +20,7 @@ from lit_knn.estimators import (
 )
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.sharded import ShardedReferenceSet
+from lit_knn.reference.sharded import ShardedReferenceSet
 from tests.toys import noisy
 
 NOISE_LEVELS = [0.05, 0.5, 2.0, 10.0]

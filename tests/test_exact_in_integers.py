@@ -12,7 +12,7 @@ from lit_knn.estimators import Exact
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
-from lit_knn.sharded import ShardedReferenceSet
+from lit_knn.reference.sharded import ShardedReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.test_torch_index import pixels
 

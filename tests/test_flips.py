@@ -6,7 +6,7 @@ import torch
 
 from lit_knn.estimators import Exact
 from lit_knn.reference import ReferenceSet
-from lit_knn.sharded import ShardedReferenceSet
+from lit_knn.reference.sharded import ShardedReferenceSet
 from main import make_cli
 from tests.config_files import CONFIGS, RUNS, resolved
 from tests.test_data_modules import write_cifar10

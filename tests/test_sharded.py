@@ -6,7 +6,7 @@ import torch
 from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.sharded import ShardedReferenceSet, shard_rows
+from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from tests.ranks import run_ranks
 from tests.sharded_probe import ESTIMATORS, SHAPES, K, N, answers, images, latents
 from tests.toys import all_warped

@@ -8,11 +8,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.classes import rows_by_label
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import fit_counts
 from lit_knn.index.base import with_progress
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.classes import rows_by_label
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
 from lit_knn.theory.posterior import score_from_mean
 from lit_knn.theory.warp import Warp

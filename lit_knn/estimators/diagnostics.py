@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.knn import KNN
-from lit_knn.estimators.streaming import all_sq_dist, batches_of
+from lit_knn.reference.streaming import all_sq_dist, batches_of
 from lit_knn.theory.bounds import (
     monte_carlo_trace,
     normaliser_ratio,

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.streaming import batches_of, stream_sq_dist
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.streaming import batches_of, stream_sq_dist
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lit_knn.estimators.draws import Draws, merged_draws
 from lit_knn.estimators.sampled import SampledEstimator, gather
-from lit_knn.estimators.streaming import batches_of, stream_sq_dist
+from lit_knn.reference.streaming import batches_of, stream_sq_dist
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
 

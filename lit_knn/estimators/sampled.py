@@ -10,8 +10,8 @@ from torch import Tensor
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.estimators.draws import Draws, per_draw, sq_error
-from lit_knn.estimators.streaming import GPU_FACTOR
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.snis import weighted_mean
 from lit_knn.theory.warp import Warp

@@ -10,10 +10,10 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count, check_count
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, gather_used, in_order, weight_spread
-from lit_knn.estimators.streaming import work_bytes
 from lit_knn.linalg.dtypes import check_compute, compute_dtype
 from lit_knn.linalg.pca import Projection
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_deviation, weighted_mean
 from lit_knn.theory.stratified import stratified_draws

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.theory.warp import Warp
 

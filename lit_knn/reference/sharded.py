@@ -13,7 +13,7 @@ from lit_knn.exchange import Exchange
 from lit_knn.index import Index
 from lit_knn.linalg.pca import PrincipalComponents, Projection
 from lit_knn.processes import in_every_process
-from lit_knn.reference import ReferenceSet, expand_labels
+from lit_knn.reference.reference_set import ReferenceSet, expand_labels
 
 
 def shard_rows(N: int, rank: int, size: int) -> slice:

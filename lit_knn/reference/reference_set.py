@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.classes import as_slice, rows_by_label
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex, Index
 from lit_knn.index.base import with_progress
 from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms
 from lit_knn.linalg.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
+from lit_knn.reference.classes import as_slice, rows_by_label
 from lit_knn.rng import keyed_generator
 
 # Rows that are converted to float at a time while building and streaming.
@@ -48,7 +48,7 @@ class ReferenceSet:
     """
 
     sharded = False
-    """Whether each rank holds only a part of the images, see `lit_knn.sharded.ShardedReferenceSet`."""
+    """Whether each rank holds only a part of the images, see `lit_knn.reference.sharded.ShardedReferenceSet`."""
 
     def __init__(
         self,
