@@ -11,8 +11,8 @@ from lit_knn.augment import Augmented, GeometricAugmentation
 from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, OneSample
-from lit_knn.nets.published import network_to_config
-from lit_knn.precond import EDMPrecond
+from lit_knn.nets.precond import EDMPrecond
+from lit_knn.nets.published.configs import network_to_config
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import log_normal_sigmas

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.edm_converted import read_converted, write_converted
-from lit_knn.edm_pickle import Parts, checked_config, naming, read_edm_pickle
 from lit_knn.errors import InputError
 from lit_knn.nets import network_from_config
-from lit_knn.precond import EDMPrecond
+from lit_knn.nets.precond import EDMPrecond
+from lit_knn.nets.published.edm_converted import read_converted, write_converted
+from lit_knn.nets.published.edm_pickle import Parts, checked_config, naming, read_edm_pickle
 
 # Where LitEDM keeps the preconditioned network, and the network in it.
 OWN_PREFIX = "denoiser.model."

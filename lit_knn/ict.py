@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
-from lit_knn.precond import ConsistencyFunction
+from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
 from lit_knn.schedules import consistency_weight, ict_num_steps, karras_sigmas, lognormal_step_probs, pseudo_huber

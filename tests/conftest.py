@@ -40,7 +40,7 @@ def small_network(tmp_path_factory):
     """A network file for 16x16 images, as if converted from a published one."""
     from safetensors.torch import save_file
 
-    from lit_knn.edm_converted import FORMAT
+    from lit_knn.nets.published.edm_converted import FORMAT
 
     recorded = torch.load(Path(__file__).parent / "data" / "network-parity" / "ddpmpp.pt", weights_only=True)
     path = tmp_path_factory.mktemp("network") / "small.safetensors"

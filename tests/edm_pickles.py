@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lit_knn.nets.layers import ResidualBlock
-from lit_knn.nets.published import network_to_config
+from lit_knn.nets.published.configs import network_to_config
 
 PERSISTENCE = "torch_utils.persistence"
 CONFIG = {

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from lit_knn import inert_numpy, inert_objects
 from lit_knn.edm_checkpoint import convert, load_network_parts, main, read_converted, read_edm_pickle
 from lit_knn.errors import InputError
+from lit_knn.nets.published import inert_numpy, inert_objects
 from tests.edm_pickles import CONFIG, Call, Global, module_that_records, network, persistent, published, write
 
 
@@ -128,7 +128,7 @@ CALLS = [
     ("torch_utils.persistence", "other_function"),
     ("torch_utils.persistence", "import_hooks.append"),
     ("dnnlib.util", "call_func_by_name"),
-    ("lit_knn.inert_objects", "Function"),
+    ("lit_knn.nets.published.inert_objects", "Function"),
     ("numpy", "load", "{marker}"),
     ("numpy", "fromfile", "{marker}"),
     ("numpy", "zeros", 10**13),

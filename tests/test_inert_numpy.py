@@ -9,8 +9,8 @@ import pytest
 
 from lit_knn.edm_checkpoint import convert, read_converted, read_edm_pickle
 from lit_knn.errors import InputError
-from lit_knn.inert_numpy import ArrayRecord
-from lit_knn.inert_pickle import load_inert
+from lit_knn.nets.published.inert_numpy import ArrayRecord
+from lit_knn.nets.published.inert_pickle import load_inert
 from tests.edm_pickles import NUMPY_1, NUMPY_2, Call, Global, network, persistent, write
 
 TYPES = [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from lit_knn.edm_checkpoint import convert, load_edm_pickle, load_network, load_network_parts
-from lit_knn.edm_converted import FORMAT
 from lit_knn.errors import InputError
 from lit_knn.estimators import Network
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
-from lit_knn.nets.published import network_to_config
-from lit_knn.precond import EDMPrecond
+from lit_knn.nets.precond import EDMPrecond
+from lit_knn.nets.published.configs import network_to_config
+from lit_knn.nets.published.edm_converted import FORMAT
 from tests.edm_pickles import edm_network, published, write
 from tests.networks import small_published, write_own, write_published
 

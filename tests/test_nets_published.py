@@ -7,7 +7,7 @@ from torch import nn
 from lit_knn.errors import InputError
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet, network_from_config
 from lit_knn.nets.layers import attention, fir_kernel, resample
-from lit_knn.precond import EDMPrecond, edm_coefficients
+from lit_knn.nets.precond import EDMPrecond, edm_coefficients
 
 SMALL = {"image_size": 8, "in_channels": 3, "multipliers": (1, 2), "blocks": 1, "attention_at": (4,), "dropout": 0.1}
 NETS = pytest.mark.parametrize("kind", [DDPMpp, NCSNpp, ADM], ids=lambda kind: kind.__name__)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, network_from_config
+from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.residual_unet import ResidualUNet
-from lit_knn.precond import EDMPrecond
 
 FILES = sorted((Path(__file__).parent / "data" / "network-parity").glob("*.pt"))
 CLASSES = {"ddpmpp": DDPMpp, "ncsnpp": NCSNpp, "adm": ADM}

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 from lit_knn.errors import InputError
 from lit_knn.nets import NCSNpp, network_from_config
 from lit_knn.nets.layers import FourierEmbedding
-from lit_knn.precond import ConsistencyFunction
+from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.schedules import ict_num_steps, karras_sigmas
 from tests.config_files import CONFIGS, RUNS, resolved
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_knn.precond import ConsistencyFunction, consistency_coefficients
+from lit_knn.nets.precond import ConsistencyFunction, consistency_coefficients
 from lit_knn.sampling import consistency_sampler, seeded_noise
 
 SIGMA_DATA = 0.5

@@ -1,7 +1,7 @@
 """Networks: any module `net(z_scaled, noise_label, class_label=None)` can take their place."""
 
 from lit_knn.nets.adm import ADM
-from lit_knn.nets.published import network_from_config
+from lit_knn.nets.published.configs import network_from_config
 from lit_knn.nets.song_unet import DDPMpp, NCSNpp
 from lit_knn.nets.unet import UNet
 

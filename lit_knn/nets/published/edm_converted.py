@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_knn.edm_pickle import Parts, checked_config, naming
 from lit_knn.errors import InputError
+from lit_knn.nets.published.edm_pickle import Parts, checked_config, naming
 
 FORMAT = "lit_knn.edm_network"
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.inert_numpy import NUMPY_GLOBALS
-from lit_knn.inert_objects import (
+from lit_knn.nets.published.inert_numpy import NUMPY_GLOBALS
+from lit_knn.nets.published.inert_objects import (
     MAX_DIMENSIONS,
     Function,
     Inert,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lit_knn.inert_objects import MAX_DIMENSIONS, Function, Inert, Name, Refused, is_size, printable
+from lit_knn.nets.published.inert_objects import MAX_DIMENSIONS, Function, Inert, Name, Refused, is_size, printable
 
 Order = Literal["C", "F"]
 # Booleans, integers and floats by kind and number of bytes; `object` and structured types would hold other objects.

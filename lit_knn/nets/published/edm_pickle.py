@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.inert_numpy import ArrayRecord
-from lit_knn.inert_objects import Record
-from lit_knn.inert_pickle import TensorRecord, load_inert
+from lit_knn.nets.published.inert_numpy import ArrayRecord
+from lit_knn.nets.published.inert_objects import Record
+from lit_knn.nets.published.inert_pickle import TensorRecord, load_inert
 
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
 
