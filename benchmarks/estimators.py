@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
-from lit_knn.image_files import read_array_file, read_image_files
+from lit_knn.images.files import read_array_file, read_image_files
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator

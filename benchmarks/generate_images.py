@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.image_files import read_image_files
-from lit_knn.prepare_source import Source
-from lit_knn.prepare_writer import say, write_prepared
-from lit_knn.prepared import Header
+from lit_knn.images.files import read_image_files
+from lit_knn.images.mapped import Header
+from lit_knn.images.source import Source
+from lit_knn.images.writer import say, write_prepared
 
 MAX_SHIFT = 4
 # Weights of a blend are multiples of 1/256, so that it is exact in 16-bit integers.

@@ -32,9 +32,9 @@ from callbacks.results import save_figure, write_rows
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
 from lit_knn.files import written_whole
+from lit_knn.images.mapped import read_header
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.metrics import LatentMeans, error_terms
-from lit_knn.prepared import read_header
 from lit_knn.rng import keyed_generator
 
 EXACT, REFERENCE = "KNN, exact search", "STF"

@@ -11,10 +11,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lit_knn.estimators import KNN, STF, Estimator, Exact, SubspaceKNN
+from lit_knn.images.mapped import read_prepared
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.linalg.dtypes import compute_dtype
 from lit_knn.memory import tensor_bytes
-from lit_knn.prepared import read_prepared
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import forward_noise

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from benchmarks.estimators import latents
 from lit_knn.estimators import KNN, Estimator, Exact, SubspaceKNN
 from lit_knn.files import written_whole
+from lit_knn.images.mapped import read_prepared
 from lit_knn.index import FaissIndex, Index, TorchIndex
-from lit_knn.prepared import read_prepared
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 

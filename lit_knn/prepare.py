@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 
 from lit_knn.errors import InputError
-from lit_knn.prepare_source import Options
-from lit_knn.prepare_writer import prepare, say
+from lit_knn.images.source import Options
+from lit_knn.images.writer import prepare, say
 
 RECIPES = """
 SOURCE is a .zip file or a folder of PNG and JPEG files, in subfolders too, in the order of their names, with their

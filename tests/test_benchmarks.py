@@ -10,9 +10,9 @@ from benchmarks import generate_images, ivf_bias, scale, sharded, warped
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import Entry, measure, measure_truth, open_reference, recall
 from lit_knn.estimators import KNN, Exact
+from lit_knn.images.mapped import read_prepared
+from lit_knn.images.writer import write_prepared
 from lit_knn.index import FaissIndex
-from lit_knn.prepare_writer import write_prepared
-from lit_knn.prepared import read_prepared
 from tests.test_image_files import encoded, labels_json, pixels, write_zip
 
 

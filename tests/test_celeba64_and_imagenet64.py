@@ -8,9 +8,9 @@ import torch
 import yaml
 from PIL import Image
 
+from lit_knn.images.mapped import read_prepared
 from lit_knn.index import FaissIndex
 from lit_knn.prepare import main as prepare
-from lit_knn.prepared import read_prepared
 from main import main
 
 CONFIGS = Path(__file__).parent.parent / "configs"

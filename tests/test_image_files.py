@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from lit_knn.errors import InputError
-from lit_knn.image_files import read_array_file, read_image_files
+from lit_knn.images.files import read_array_file, read_image_files
 
 RNG = np.random.default_rng(0)
 

@@ -14,12 +14,12 @@ from PIL import Image
 
 from lit_knn.data import ImageFiles, Prepared
 from lit_knn.errors import InputError
-from lit_knn.image_files import read_image_files
+from lit_knn.images.files import read_image_files
+from lit_knn.images.mapped import Header, read_header, read_prepared
+from lit_knn.images.source import Options
+from lit_knn.images.writer import prepare
 from lit_knn.index import TorchIndex
 from lit_knn.prepare import main
-from lit_knn.prepare_source import Options
-from lit_knn.prepare_writer import prepare
-from lit_knn.prepared import Header, read_header, read_prepared
 from lit_knn.reference import ReferenceSet
 from tests.test_image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
@@ -130,7 +130,7 @@ def test_cifar10_is_read_as_torchvision_keeps_it(tmp_path, monkeypatch):
 
 
 # A process of its own that prepares in many small blocks. A fork of this one could inherit a lock that is held.
-CODE = "import sys; from lit_knn.prepare_writer import prepare; prepare(*sys.argv[1:], block_images=5, workers=2)"
+CODE = "import sys; from lit_knn.images.writer import prepare; prepare(*sys.argv[1:], block_images=5, workers=2)"
 
 
 def start_preparing(source, out, code=CODE):

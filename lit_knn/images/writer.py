@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lit_knn.errors import InputError
-from lit_knn.image_files import describe_size
-from lit_knn.prepare_source import Options, Source, open_source
-from lit_knn.prepared import PAGE, PARTIAL_SUFFIX, Header, read_header
+from lit_knn.images.files import describe_size
+from lit_knn.images.mapped import PAGE, PARTIAL_SUFFIX, Header, read_header
+from lit_knn.images.source import Options, Source, open_source
 
 # Written and recorded at a time: what an interruption costs at most.
 BLOCK_BYTES = 8 * 2**20

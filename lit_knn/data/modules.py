@@ -9,11 +9,11 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_knn.batches import ReferenceBatches
+from lit_knn.data.batches import ReferenceBatches
 from lit_knn.errors import InputError
-from lit_knn.image_files import array_file_shape, count_image_files, read_array_file, read_image_files
+from lit_knn.images.files import array_file_shape, count_image_files, read_array_file, read_image_files
+from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
-from lit_knn.prepared import read_prepared
 from lit_knn.processes import in_every_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import lie_together

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_knn.errors import InputError
-from lit_knn.image_files import decode, existing, opened, read_labels, sorted_images
+from lit_knn.images.files import decode, existing, opened, read_labels, sorted_images
 
 CIFAR10_FOLDER = "cifar-10-batches-py"
 # Modes that lose nothing but transparency on the way to RGB: 16-bit images, for one, would be cut off at 255.
