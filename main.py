@@ -21,12 +21,6 @@ from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 # Imported so that the command line knows classes by their bare names: `--data ImageFiles`, `--model.help LitICT`.
-import lit_knn.augment
-import lit_knn.data
-import lit_knn.edm
-import lit_knn.evaluation
-import lit_knn.ict
-import lit_knn.nets  # noqa: F401
 from callbacks import StepProgressBar
 from callbacks.measuring_trainer import MeasuringTrainer, with_config_of_run
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.estimators import load
-from lit_knn.augment import Augmented, GeometricAugmentation
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, SubspaceKNN
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
@@ -26,6 +25,7 @@ from lit_knn.rng import keyed_generator
 from lit_knn.schedules import log_normal_sigmas
 from lit_knn.theory.noise import forward_noise
 from lit_knn.theory.warp import flip
+from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 
 # EDM's for CIFAR-10 (Karras et al. 2022, table 1 and appendix F.2): augmentation, mean and deviation of ln σ.
 AUGMENTATION, P_MEAN, P_STD = 0.12, -1.2, 1.2

@@ -8,9 +8,9 @@ from lit_knn.estimators import KNN, Estimator, MonteCarlo
 from lit_knn.estimators.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.metrics import ErrorTerms, error_terms
-from lit_knn.monitor import Stopwatch
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
+from lit_knn.training.monitor import Stopwatch
 
 TIME = "ms_per_estimate"
 CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")

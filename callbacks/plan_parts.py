@@ -14,7 +14,7 @@ from lit_knn.estimators import KNN, Adaptive, Exact, SubspaceKNN, Wiener
 from lit_knn.linalg.dtypes import compute_dtype, is_native
 from lit_knn.memory import saved_bytes, tensor_bytes
 from lit_knn.reference.streaming import work_bytes
-from lit_knn.training import EstimatorTraining
+from lit_knn.training.base import EstimatorTraining
 
 __all__ = ["Part", "Stored", "estimator_parts", "network_parts"]
 

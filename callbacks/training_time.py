@@ -14,7 +14,7 @@ from typing import NamedTuple
 from callbacks.figure4 import read_estimator
 from callbacks.run_summary import TIME_NAME
 from lit_knn.errors import InputError
-from lit_knn.training_time import TrainingTime
+from lit_knn.training.times import TrainingTime
 
 HEADER = ("run", "estimator", "hours", "images", "images/s", "estimator's share", "time per image", "hardware")
 

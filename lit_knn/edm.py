@@ -7,8 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_knn.augment import Augmented, GeometricAugmentation
-from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, OneSample
 from lit_knn.nets.precond import EDMPrecond
@@ -18,7 +16,9 @@ from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import log_normal_sigmas
 from lit_knn.theory.noise import forward_noise
 from lit_knn.theory.warp import flip
-from lit_knn.training import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
+from lit_knn.training.augmentation import Augmented, GeometricAugmentation
+from lit_knn.training.base import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
+from lit_knn.training.conditioning import Conditioning
 
 # Early in training EDM shortens the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
@@ -43,7 +43,7 @@ class LitEDM(EstimatorTraining):
         net: any module `net(z_scaled, noise_label, class_label=None, augment_label=None)`; the last argument is only
             given with `augmentation`, whose labels its `augment_dim` must fit.
         estimator: score estimator, bound to the data module's reference set in `setup`.
-        augmentation: `lit_knn.augment.GeometricAugmentation`, or null for none.
+        augmentation: `lit_knn.training.augmentation.GeometricAugmentation`, or null for none.
         warped: target of warped items: `posterior`, the mean over the warped reference set, or `source`, the item
             itself, as with `OneSample`.
         class_conditional: give the net and the estimator class labels; the net must have as many `num_classes` as the

@@ -8,13 +8,13 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
-from lit_knn.training import SAMPLING_STREAM, check_device, check_positive
+from lit_knn.training.base import SAMPLING_STREAM, check_device, check_positive
+from lit_knn.training.conditioning import Conditioning
 
 
 class LitEstimator(pl.LightningModule):

@@ -7,7 +7,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from lit_knn.conditional import Conditioning
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
 from lit_knn.nets.precond import ConsistencyFunction
@@ -16,7 +15,8 @@ from lit_knn.sampling import consistency_sampler, seeded_noise
 from lit_knn.schedules import consistency_weight, ict_num_steps, karras_sigmas, lognormal_step_probs, pseudo_huber
 from lit_knn.solvers import heun_step
 from lit_knn.theory.noise import forward_noise
-from lit_knn.training import DROPOUT_STREAM, EstimatorTraining, check_positive
+from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive
+from lit_knn.training.conditioning import Conditioning
 
 
 class LitICT(EstimatorTraining):

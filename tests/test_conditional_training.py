@@ -12,8 +12,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lit_knn.augment import Augmented
-from lit_knn.conditional import Conditioning
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
@@ -25,6 +23,8 @@ from lit_knn.prepare import main as prepare
 from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step
 from lit_knn.theory.warp import flip
+from lit_knn.training.augmentation import Augmented
+from lit_knn.training.conditioning import Conditioning
 from main import main
 from tests.test_classes import enumerate_class_mean
 from tests.test_ddp import run

@@ -12,7 +12,7 @@ from lit_knn.evaluation import LitEstimator
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
 from lit_knn.solvers import euler_step, heun_step
-from lit_knn.training import EstimatorTraining
+from lit_knn.training.base import EstimatorTraining
 from main import main, make_cli
 from tests.networks import write_own, write_published
 

@@ -72,7 +72,12 @@ def test_two_processes_train_the_demo(tmp_path):
 def test_two_processes_train_an_edm_model_on_half_of_the_images_each(tmp_path):
     # Most items are warped by the augmentation: often one rank asks for estimates and the other for none.
     command = [sys.executable, "main.py", "fit", "-c", "configs/table2/digits.yaml", "-c", "tests/tiny.yaml"]
-    command += ["--model.augmentation", "lit_knn.augment.GeometricAugmentation", "--model.augmentation.p", "0.4"]
+    command += [
+        "--model.augmentation",
+        "lit_knn.training.augmentation.GeometricAugmentation",
+        "--model.augmentation.p",
+        "0.4",
+    ]
     command += ["--model.net", "lit_knn.nets.DDPMpp", "--model.net.image_size", "8", "--model.net.in_channels", "1"]
     command += ["--model.net.channels", "8", "--model.net.multipliers", "[1]", "--model.net.blocks", "1"]
     command += ["--model.net.attention_at", "[]", "--model.net.augment_dim", "9", "--data.sharded", "true"]

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from callbacks import LastCheckpoint
-from lit_knn.augment import Augmented, GeometricAugmentation
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
@@ -19,6 +18,7 @@ from lit_knn.nets import DDPMpp, UNet
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from lit_knn.theory.warp import flip
+from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 from tests.toys import all_warped, unwarped
 
 TRAINER = {

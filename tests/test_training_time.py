@@ -13,10 +13,10 @@ from callbacks.training_time import main
 from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
 from lit_knn.ict import LitICT
-from lit_knn.monitor import TrainingMonitor
 from lit_knn.nets import UNet
 from lit_knn.solvers import euler_step
-from lit_knn.training_time import TrainingTime, hardware_name
+from lit_knn.training.monitor import TrainingMonitor
+from lit_knn.training.times import TrainingTime, hardware_name
 
 STEP, ESTIMATE, VALIDATION = 10.0, 3.0, 1000.0
 
@@ -34,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("lit_knn.monitor.time.perf_counter", clock)
+    monkeypatch.setattr("lit_knn.training.monitor.time.perf_counter", clock)
     return clock
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lit_knn.training_time import TrainingTime
+from lit_knn.training.times import TrainingTime
 
 NOISE_BANDS = 4
 

@@ -11,15 +11,15 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from lit_knn.conditional import CLASS_STREAM, Conditioning
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import Estimator
-from lit_knn.monitor import TrainingMonitor
 from lit_knn.processes import in_every_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.solvers import PosteriorMean
-from lit_knn.training_time import TrainingTime, hardware_name
+from lit_knn.training.conditioning import CLASS_STREAM, Conditioning
+from lit_knn.training.monitor import TrainingMonitor
+from lit_knn.training.times import TrainingTime, hardware_name
 
 # What a random stream is for: the last part of its key, so that no two streams coincide.
 TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM = range(CLASS_STREAM)
