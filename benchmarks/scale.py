@@ -29,8 +29,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.scale_entries import PLAIN, Entry, Rows, Truth, entries, measure, measure_truth
+from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
-from lit_knn.files import written_whole
 from lit_knn.images.mapped import read_header
 
 SECONDS_BETWEEN_SAMPLES = 0.05

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.estimators import latents
+from lit_knn.atomic_files import written_whole
 from lit_knn.estimators import KNN, Estimator, Exact, SubspaceKNN
-from lit_knn.files import written_whole
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.reference import ReferenceSet

@@ -16,8 +16,8 @@ from callbacks.latents import data_reference
 from callbacks.progress import measuring_bar
 from callbacks.results import on_first_rank, save_figure
 from callbacks.results_table import ResultsTable, Row
+from lit_knn.atomic_files import locked, written_whole
 from lit_knn.errors import InputError
-from lit_knn.files import locked, written_whole
 
 TABLE_PREFIX = "checkpoints_"
 """The table of a run is `checkpoints_<metric>.csv` in its folder."""

@@ -24,10 +24,10 @@ from callbacks.progress import measuring_bar
 from callbacks.results import check_new, on_first_rank, save_figure, show_figure
 from callbacks.results_table import ResultsTable, Row
 from callbacks.sample_grid import image_grid
+from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
-from lit_knn.evaluation import LitEstimator
-from lit_knn.files import written_whole
+from lit_knn.lit_estimator import LitEstimator
 from lit_knn.metrics import FeatureExtractor, InceptionV3, MemorisationMetric, nearest_images
 from lit_knn.sampling import hybrid_sigmas
 

@@ -11,8 +11,8 @@ from torchvision.utils import save_image
 from callbacks.latents import data_reference
 from callbacks.progress import measuring_bar
 from callbacks.sample_grid import image_grid
+from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
-from lit_knn.files import written_whole
 from lit_knn.metrics import MemorisationMetric, NearestImages, nearest_images
 from lit_knn.reference import ReferenceSet
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
+from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
-from lit_knn.files import written_whole
 
 PNG_DPI = 200
 TENSORBOARD_DPI = 100

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from callbacks.results import keep_aside
+from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
-from lit_knn.files import written_whole
 
 Row = dict[str, str | int | float]
 

@@ -12,7 +12,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from callbacks.checkpoints import LastCheckpoint
 from callbacks.fidelity import NAMES, Fidelity
 from callbacks.sample_grid import SampleGrid
-from lit_knn.files import written_whole
+from lit_knn.atomic_files import written_whole
 
 TIME_NAME = "training_time.json"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lit_knn import processes
+from lit_knn import distributed
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
@@ -65,7 +65,7 @@ def main(rank, world_size, folder, how):
     index = Spied("IVF4,SQ8", cache_dir=str(cache))
     index.how = how
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
-    processes.ARRIVAL = timedelta(seconds=2)
+    distributed.ARRIVAL = timedelta(seconds=2)
     if how == "absent" and rank == 1:
         raise SystemExit(3)
     try:

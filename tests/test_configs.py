@@ -8,9 +8,9 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser
 
 from lit_knn.estimators import KNN, STF, Adaptive, Estimator, Exact, OneSample, SubspaceKNN
-from lit_knn.evaluation import LitEstimator
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
+from lit_knn.lit_estimator import LitEstimator
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training.base import EstimatorTraining
 from main import main, make_cli

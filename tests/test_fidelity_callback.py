@@ -235,7 +235,7 @@ def test_two_ranks_measure_what_one_does(tmp_path):
     ids=lambda value: str(value)[:50],
 )
 def test_bad_input_ends_in_one_line_before_any_sampling(options, words, capsys, monkeypatch):
-    monkeypatch.setattr("lit_knn.evaluation.LitEstimator.sample", None)
+    monkeypatch.setattr("lit_knn.lit_estimator.LitEstimator.sample", None)
     if options.get("extractor") == "Pixels":
         options = {**options, "extractor": extractor("Pixels")}
     with pytest.raises(SystemExit) as stop:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from lit_knn.data.batches import ReferenceBatches
+from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError
 from lit_knn.images.files import array_file_shape, count_image_files, read_array_file, read_image_files
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
-from lit_knn.processes import in_every_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import lie_together
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows

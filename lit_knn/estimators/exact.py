@@ -5,6 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import check_count
@@ -12,7 +13,6 @@ from lit_knn.estimators.enough_digits import enough_digits
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.estimators.integer_sums import integer_sums
 from lit_knn.linalg.dtypes import is_native
-from lit_knn.processes import in_every_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.warp import Warp
 

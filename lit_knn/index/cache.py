@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lit_knn.atomic_files import locked, remove_partial, written_whole
+from lit_knn.distributed import once_per_machine
 from lit_knn.errors import InputError
-from lit_knn.files import locked, remove_partial, written_whole
-from lit_knn.processes import once_per_machine
 
 # The index comes first, so that a reader of indexes can map the file; then a JSON object that says what it is, the
 # length of that, and a mark. A file that was cut short has no mark.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lit_knn.files import written_whole
+from lit_knn.atomic_files import written_whole
 from lit_knn.metrics.fidelity import FeatureStatistics
 
 

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_knn.distributed import Exchange, in_every_process
 from lit_knn.errors import InputError
-from lit_knn.exchange import Exchange
 from lit_knn.index import Index
 from lit_knn.linalg.pca import PrincipalComponents, Projection
-from lit_knn.processes import in_every_process
 from lit_knn.reference.reference_set import ReferenceSet, expand_labels
 
 

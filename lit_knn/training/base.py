@@ -11,9 +11,9 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import Estimator
-from lit_knn.processes import in_every_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.solvers import PosteriorMean
