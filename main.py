@@ -22,8 +22,9 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 # Imported so that the command line knows classes by their bare names: `--data ImageFiles`, `--model.help LitICT`.
 from callbacks import StepProgressBar
-from callbacks.measuring_trainer import MeasuringTrainer, with_config_of_run
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
+from lit_knn.trainer import Trainer
+from lit_knn.training.kept_checkpoints import config_of_run
 
 # Lines of a parser's message that frame the reason without being it.
 FRAMES = (
@@ -31,6 +32,8 @@ FRAMES = (
     "Expected a <class 'NoneType'>",
 )
 
+# Of the configuration of a run: the rest is how its training was started.
+PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 
 _load_yaml = jsonargparse.get_loader("yaml")
 
@@ -114,7 +117,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
-        trainer_class=MeasuringTrainer,
+        trainer_class=Trainer,
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
@@ -124,6 +127,21 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         args=None if args is None else list(args),
         run=run,
     )
+
+
+def with_config_of_run(args: Sequence[str]) -> list[str]:
+    """The command line `best --run RUN …` with the configuration of that run before its other options.
+
+    Raises:
+        InputError: the folder has no such configuration.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--run")
+    run = parser.parse_known_args(list(args[1:]))[0].run if args and args[0] == "best" else None
+    if run is None:
+        return list(args)
+    config = {name: value for name, value in config_of_run(run).items() if name in PARTS_OF_A_RUN}
+    return ["best", "-c", yaml.safe_dump(config), *args[1:]]
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -28,13 +28,14 @@ from tqdm import tqdm
 
 from benchmarks.scale import markdown
 from benchmarks.scale_entries import Entry, Truth, lists_for, measure_truth, open_reference, recall
-from callbacks.results import save_figure, write_rows
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
+from lit_knn.figures.save import save_figure
 from lit_knn.images.mapped import read_header
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.metrics import LatentMeans, error_terms
+from lit_knn.results import write_rows
 from lit_knn.rng import keyed_generator
 
 EXACT, REFERENCE = "KNN, exact search", "STF"

@@ -78,7 +78,7 @@ def run_child(options: argparse.Namespace) -> None:
 
 def run_all(options: argparse.Namespace) -> None:
     """Measure every entry; the CSV is whole after each."""
-    from callbacks.results import write_rows
+    from lit_knn.results import write_rows
 
     csv_path, table_path = (options.output.with_name(f"{options.output.name}.{end}") for end in ("csv", "md"))
     for path in (csv_path, table_path):

@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     text += f"{args.threads} threads over all ranks, gloo, torch {torch.__version__}\n\n{table(rows, args.batch)}\n"
     print(text)
     if targets:
-        from callbacks.results import write_rows  # not in the processes of the ranks
+        from lit_knn.results import write_rows  # not in the processes of the ranks
 
         write_rows(targets[0], rows)
         with written_whole(targets[1]) as partial:

@@ -9,23 +9,15 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
 from tqdm import tqdm
 
-from callbacks.error_curves import error_figure
-from callbacks.estimator_measurement import TIME, FixedSource, PosteriorSource, measure, quantities
-from callbacks.latents import (
-    NoisyLatents,
-    bind_all,
-    check_at_least,
-    check_estimators,
-    check_stage,
-    data_reference,
-    noise_grid,
-    run_seed,
-)
-from callbacks.progress import measuring_bar
-from callbacks.results import check_new, save_figure, show_figure, write_rows
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact
+from lit_knn.figures.figure3 import error_figure
+from lit_knn.figures.save import save_figure
 from lit_knn.metrics import LatentMeans, MeanAndError, bias_share
+from lit_knn.metrics.error_curve import TIME, FixedSource, PosteriorSource, measure, quantities
+from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_estimators, noise_grid
+from lit_knn.results import write_rows
+from lit_knn.training.run import check_new, check_stage, data_reference, measuring_bar, run_seed, show_figure
 
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
 # Columns of the other quantities of `estimator_measurement`.

@@ -8,16 +8,12 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from callbacks.fidelity_measure import FidelityMeasure
-from callbacks.latents import data_reference
-from callbacks.results import keep_aside, on_first_rank, read_rows, write_rows
 from lit_knn.errors import InputError
 from lit_knn.metrics import FeatureExtractor, InceptionV3, Pixels
+from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.reference import ReferenceSet
-
-CSV_NAME = "fidelity.csv"
-# As people read them; others are shown as they are logged.
-NAMES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
+from lit_knn.results import FIDELITY_CSV, keep_aside, read_rows, write_rows
+from lit_knn.training.run import data_reference, on_first_rank
 
 
 class Fidelity(pl.Callback):
@@ -89,7 +85,7 @@ class Fidelity(pl.Callback):
             shown = name in (self.measure.extractor.metric, "inception_score")
             pl_module.log(name, value, prog_bar=shown, rank_zero_only=True)
         if trainer.is_global_zero and log_dir is not None:
-            self._write(trainer, pl_module, Path(log_dir) / CSV_NAME)
+            self._write(trainer, pl_module, Path(log_dir) / FIDELITY_CSV)
 
     def _reference(self, trainer: pl.Trainer) -> ReferenceSet:
         return data_reference(type(self).__name__, trainer, may_be_sharded=True)
@@ -121,7 +117,7 @@ class Fidelity(pl.Callback):
 
 def _check_table(log_dir: str | None) -> None:
     """Keep a damaged table of an earlier run aside now, not after hours of sampling."""
-    path = Path(log_dir or "") / CSV_NAME
+    path = Path(log_dir or "") / FIDELITY_CSV
     if log_dir is not None and path.exists():
         try:
             read_rows(path)

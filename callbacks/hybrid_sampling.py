@@ -15,21 +15,21 @@ from torch import Tensor
 from torchvision.utils import save_image
 from tqdm import tqdm
 
-from callbacks.fidelity_measure import FidelityMeasure
-from callbacks.fingerprint import describe, describe_reference, fingerprint
-from callbacks.hybrid_figure import hybrid_figure
-from callbacks.hybrid_point import HybridSamples
-from callbacks.latents import data_reference, try_estimator
-from callbacks.progress import measuring_bar
-from callbacks.results import check_new, on_first_rank, save_figure, show_figure
-from callbacks.results_table import ResultsTable, Row
-from callbacks.sample_grid import image_grid
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
+from lit_knn.figures.figure5 import hybrid_figure
+from lit_knn.figures.image_grid import image_grid
+from lit_knn.figures.save import save_figure
+from lit_knn.fingerprint import describe, describe_reference, fingerprint
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.metrics import FeatureExtractor, InceptionV3, MemorisationMetric, nearest_images
+from lit_knn.metrics.fidelity_measure import FidelityMeasure
+from lit_knn.metrics.hybrid import HybridSamples
+from lit_knn.metrics.latents import try_estimator
+from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas
+from lit_knn.training.run import check_new, data_reference, measuring_bar, on_first_rank, show_figure
 
 FORWARD = "forward"
 GRID_SAMPLES = 64

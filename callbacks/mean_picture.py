@@ -4,28 +4,24 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from callbacks.latents import (
+from lit_knn.errors import InputError
+from lit_knn.estimators import Estimator, Exact
+from lit_knn.figures.figure2 import mean_figure
+from lit_knn.figures.save import save_figure
+from lit_knn.metrics.latents import (
     ESTIMATOR_STREAM,
     NoisyLatents,
     bind_all,
     check_at_least,
     check_estimators,
-    check_stage,
-    data_reference,
     noise_grid,
-    run_seed,
 )
-from callbacks.results import check_new, save_figure, show_figure
-from callbacks.sample_grid import to_uint8
-from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator, Exact
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
+from lit_knn.training.run import check_new, check_stage, data_reference, run_seed, show_figure
 
 FIGURE_NAME = "figure2"
 
@@ -101,25 +97,3 @@ class MeanPicture(pl.Callback):
                 generator = keyed_generator(z.device, seed, level, index, ESTIMATOR_STREAM)
                 rows[name].append(estimator.posterior_mean(z, t, x_source=x, generator=generator))
         return {name: torch.stack(images).cpu() for name, images in rows.items()}
-
-
-def mean_figure(rows: dict[str, Tensor], levels: list[float]) -> Figure:
-    """Draw pictures in rows.
-
-    Args:
-        rows: by name, (levels, C, H, W), model space; cut off at black and white.
-        levels: noise levels of the columns.
-    """
-    side = 0.9  # inches
-    layout = ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.01, wspace=0.0, hspace=0.0)
-    figure = Figure(figsize=(side * len(levels) + 1.1, side * len(rows) + 0.4), layout=layout)
-    grid = figure.subplots(len(rows), len(levels), squeeze=False)
-    for row_of_axes, (name, images) in zip(grid, rows.items(), strict=True):
-        for axes, image in zip(row_of_axes, to_uint8(images.float()), strict=True):
-            axes.imshow(image.permute(1, 2, 0).expand(-1, -1, 3).numpy(), interpolation="nearest")
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
-        row_of_axes[0].set_ylabel(name, rotation=0, ha="right", va="center", labelpad=6)
-    for axes, t in zip(grid[0], levels, strict=True):
-        axes.set_title(f"$t = {t:.2g}$", fontsize=9)
-    return figure

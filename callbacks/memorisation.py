@@ -8,13 +8,12 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 from torchvision.utils import save_image
 
-from callbacks.latents import data_reference
-from callbacks.progress import measuring_bar
-from callbacks.sample_grid import image_grid
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
+from lit_knn.figures.image_grid import image_grid
 from lit_knn.metrics import MemorisationMetric, NearestImages, nearest_images
 from lit_knn.reference import ReferenceSet
+from lit_knn.training.run import data_reference, measuring_bar
 
 PAIRS_PER_ROW = 8
 

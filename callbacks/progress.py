@@ -5,21 +5,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
-from tqdm import tqdm
 
 # A bar that is written to a file adds a line at each refresh.
 SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
-
-
-def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit: str, leave: bool = True) -> tqdm:
-    """A bar with the time left for a callback that measures for long; on the first rank, unless bars are off.
-
-    None is shown without a `total`.
-    """
-    shown = trainer.is_global_zero and trainer.progress_bar_callback is not None and total is not None
-    between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
-    options = {"desc": description, "unit": unit, "unit_scale": True, "mininterval": between, "leave": leave}
-    return tqdm(total=total, disable=not shown, **options)
 
 
 class StepProgressBar(TQDMProgressBar):

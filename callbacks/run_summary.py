@@ -10,19 +10,18 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from callbacks.checkpoints import LastCheckpoint
-from callbacks.fidelity import NAMES, Fidelity
+from callbacks.fidelity import Fidelity
 from callbacks.sample_grid import SampleGrid
 from lit_knn.atomic_files import written_whole
-
-TIME_NAME = "training_time.json"
+from lit_knn.results import TITLES, TRAINING_TIME_JSON
 
 
 class RunSummary(pl.Callback):
     """When training ends, print the paths of the checkpoint and the sample pictures and the TensorBoard command.
 
     The time that training took, resumed parts included and validations not, is in `training_time.json` of the run's
-    folder: written at each checkpoint, at the end, and when the run is interrupted. `python -m callbacks.training_time`
-    makes a table of several runs.
+    folder: written at each checkpoint, at the end, and when the run is interrupted.
+    `python -m lit_knn.training.time_table` makes a table of several runs.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -49,7 +48,7 @@ class RunSummary(pl.Callback):
         lines: list[str] = []
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Fidelity):
-                lines.extend(f"{NAMES.get(name, name)}: {value:.3f}" for name, value in callback.last_values.items())
+                lines.extend(f"{TITLES.get(name, name)}: {value:.3f}" for name, value in callback.last_values.items())
             elif isinstance(callback, ModelCheckpoint) and callback.monitor is not None and callback.best_model_path:
                 lines.append(f"Best {callback.monitor}: {_short(callback.best_model_path)}")
             elif isinstance(callback, LastCheckpoint):
@@ -66,7 +65,7 @@ class RunSummary(pl.Callback):
             return
         time = pl_module.training_time()  # type: ignore[operator]
         record = {**asdict(time), "images_seen": pl_module.images_seen, "step": trainer.global_step}
-        with written_whole(Path(log_dir) / TIME_NAME) as partial:
+        with written_whole(Path(log_dir) / TRAINING_TIME_JSON) as partial:
             partial.write_text(json.dumps(record, indent=2) + "\n")
 
 

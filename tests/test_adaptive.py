@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from callbacks.fingerprint import describe
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, Adaptive, Exact, MonteCarlo, OneSample, SubspaceKNN, Wiener
+from lit_knn.fingerprint import describe
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import low_rank_vectors, noisy

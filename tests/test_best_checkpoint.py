@@ -15,11 +15,11 @@ import pytest
 import torch
 import yaml
 
-from callbacks.fidelity_measure import FidelityMeasure
-from callbacks.figure4 import read_curves
-from callbacks.kept_checkpoints import kept_checkpoints
-from callbacks.results import read_rows
+from lit_knn.figures.figure4 import read_curves
 from lit_knn.metrics import Pixels
+from lit_knn.metrics.fidelity_measure import FidelityMeasure
+from lit_knn.results import read_rows
+from lit_knn.training.kept_checkpoints import kept_checkpoints
 from main import main
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from callbacks.error_curves import COLOURS, PREFIXES, QUANTITIES, error_figure
+from lit_knn.figures.figure3 import COLOURS, PREFIXES, QUANTITIES, error_figure
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 

@@ -16,11 +16,11 @@ from PIL import Image
 from scipy.stats import sem
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks.estimator_measurement import FixedSource, PosteriorSource, measure
-from callbacks.latents import NoisyLatents, noise_grid
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, UniformSNIS
 from lit_knn.estimators.draws import uniform_draws
 from lit_knn.metrics import LatentMeans, MeanAndError, bias_share, error_terms
+from lit_knn.metrics.error_curve import FixedSource, PosteriorSource, measure
+from lit_knn.metrics.latents import NoisyLatents, noise_grid
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from main import main

@@ -13,7 +13,6 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from callbacks.results import read_rows, write_rows
 from lit_knn.errors import InputError
 from lit_knn.metrics import (
     DINOv2,
@@ -29,6 +28,7 @@ from lit_knn.metrics import (
 from lit_knn.metrics.features import to_rgb_uint8, to_uint8
 from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
 from lit_knn.reference import ReferenceSet
+from lit_knn.results import read_rows, write_rows
 from tests.inception import blobs
 
 

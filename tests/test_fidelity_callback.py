@@ -12,7 +12,7 @@ import torch_fidelity
 import yaml
 from PIL import Image
 
-from callbacks.results import read_rows
+from lit_knn.results import read_rows
 from main import main
 from tests.inception import blobs
 

@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from callbacks.figure4 import Curve, draw, main, read_curves
-from callbacks.results import write_rows
 from lit_knn.errors import InputError
+from lit_knn.figures.figure4 import Curve, draw, main, read_curves
+from lit_knn.results import write_rows
 
 
 def leave_run(folder, estimator, values, **options):

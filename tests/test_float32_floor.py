@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from callbacks.estimator_measurement import FixedSource, measure
-from callbacks.latents import NoisyLatents
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN
 from lit_knn.estimators.draws import merged_draws
+from lit_knn.metrics.error_curve import FixedSource, measure
+from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 

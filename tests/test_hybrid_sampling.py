@@ -13,13 +13,13 @@ import yaml
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks.fingerprint import describe, describe_reference
-from callbacks.hybrid_point import HybridSamples
-from callbacks.results_table import ResultsTable
 from lit_knn.estimators import KNN, Network
+from lit_knn.fingerprint import describe, describe_reference
 from lit_knn.index import FaissIndex
+from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
+from lit_knn.results import ResultsTable
 from main import main
 from tests.networks import write_own, write_published
 

@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from callbacks import MeanPicture
-from callbacks.posterior_picture import posterior_figure
 from lit_knn.data import Digits, PointsOnALine
 from lit_knn.estimators import KNN, Exact, OneSample
+from lit_knn.figures.figure1 import posterior_figure
 from lit_knn.reference import ReferenceSet
 from main import main
 

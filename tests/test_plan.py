@@ -8,14 +8,15 @@ import torch
 from PIL import Image
 from torch import nn
 
-from callbacks.plan_parts import estimator_parts, network_parts
-from callbacks.planner import PlanningTrainer, make_plan
 from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
 from lit_knn.estimators import KNN, STF, Adaptive, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.memory import machine_bytes, process_bytes, saved_bytes
+from lit_knn.plan_parts import estimator_parts, network_parts
+from lit_knn.planning import make_plan
 from lit_knn.prepare import main as prepare
 from lit_knn.reference import ReferenceSet
+from lit_knn.trainer import Trainer
 from main import main, make_cli
 from tests.test_image_files import refusal
 
@@ -260,7 +261,7 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_pat
 
 def test_data_of_unknown_size_needs_it_given(tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 1, 8, 8), np.uint8))
-    trainer = PlanningTrainer(accelerator="cpu", logger=False)
+    trainer = Trainer(accelerator="cpu", logger=False)
     cli = make_cli(["-c", str(CONFIGS / "demo.yaml")], run=False)
     data = Arrays(str(tmp_path / "a.npz"))
     assert "--image_shape" in refusal(make_plan, trainer, cli.model, data, 10)

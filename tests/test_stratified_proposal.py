@@ -7,8 +7,8 @@ import torch
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact
-from lit_knn.estimators.diagnostics import search_diagnostics
 from lit_knn.index import FaissIndex
+from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, stratified_sample_proposal

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lit_knn.estimators import KNN
-from lit_knn.estimators.diagnostics import search_diagnostics
 from lit_knn.index import FaissIndex
+from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.bounds import (
     monte_carlo_trace,

@@ -9,13 +9,13 @@ import torch
 import yaml
 
 from callbacks import LastCheckpoint, RunSummary
-from callbacks.training_time import main
 from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
 from lit_knn.ict import LitICT
 from lit_knn.nets import UNet
 from lit_knn.solvers import euler_step
 from lit_knn.training.monitor import TrainingMonitor
+from lit_knn.training.time_table import main
 from lit_knn.training.times import TrainingTime, hardware_name
 
 STEP, ESTIMATE, VALIDATION = 10.0, 3.0, 1000.0

@@ -2,53 +2,14 @@
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from lit_knn.stopwatch import Stopwatch
 from lit_knn.training.times import TrainingTime
 
 NOISE_BANDS = 4
-
-
-class Stopwatch:
-    """Adds up the time spent inside `measure()` blocks.
-
-    On a CUDA device it records events and waits for nothing until it is read, so that measuring does not stall
-    the queue.
-
-    Args:
-        device: where the measured work runs.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    @contextmanager
-    def measure(self) -> Iterator[None]:
-        """Add the time of the block."""
-        if self._cuda:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            yield
-            end.record()
-            self._events.append((start, end))
-        else:
-            began = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - began
-
-    def read_and_reset(self) -> float:
-        """Seconds measured since the last reading; waits for the device."""
-        for start, end in self._events:
-            end.synchronize()
-            self._seconds += start.elapsed_time(end) / 1000
-        seconds, self._seconds, self._events = self._seconds, 0.0, []
-        return seconds
 
 
 class TrainingMonitor:

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from callbacks.fidelity import NAMES
+from lit_knn.results import TITLES
 
 
 def checkpoint_curve(points: Sequence[tuple[int, float]], best: tuple[int, float], metric: str, title: str) -> Figure:
@@ -25,7 +25,7 @@ def checkpoint_curve(points: Sequence[tuple[int, float]], best: tuple[int, float
     label = f"best: {best[1]:.4g} at {best[0]:,} images"
     axes.plot(best[0] / divisor, best[1], "*", color="C3", markersize=14, label=label)
     axes.set_xlabel(f"Training images seen ({unit})")
-    axes.set_ylabel(NAMES.get(metric, metric))
+    axes.set_ylabel(TITLES.get(metric, metric))
     axes.set_title(title, fontsize=10)
     if min(value for _, value in points) > 0:
         log_axis(axes)

@@ -2,25 +2,34 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
-from callbacks.checkpoint_curve import checkpoint_curve
-from callbacks.fidelity import NAMES, Fidelity
-from callbacks.fingerprint import fingerprint
-from callbacks.kept_checkpoints import kept_checkpoints, read_checkpoint
-from callbacks.latents import data_reference
-from callbacks.progress import measuring_bar
-from callbacks.results import on_first_rank, save_figure
-from callbacks.results_table import ResultsTable, Row
 from lit_knn.atomic_files import locked, written_whole
 from lit_knn.errors import InputError
+from lit_knn.figures.checkpoint_curve import checkpoint_curve
+from lit_knn.figures.save import save_figure
+from lit_knn.fingerprint import fingerprint
+from lit_knn.metrics.fidelity_measure import FidelityMeasure
+from lit_knn.results import CHECKPOINTS_PREFIX, TITLES, ResultsTable, Row
+from lit_knn.training.kept_checkpoints import kept_checkpoints, read_checkpoint
+from lit_knn.training.run import data_reference, measuring_bar, on_first_rank
 
-TABLE_PREFIX = "checkpoints_"
-"""The table of a run is `checkpoints_<metric>.csv` in its folder."""
+
+@runtime_checkable
+class MeasuresSamples(Protocol):
+    """A callback that draws samples of a model and compares them with the data, as `callbacks.Fidelity`."""
+
+    measure: FidelityMeasure
+    num_samples: int
+
+    def samples(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's share of the samples: seeds (B,) and images (B, *shape)."""
 
 
 class BestCheckpoint(pl.Callback):
@@ -41,7 +50,7 @@ class BestCheckpoint(pl.Callback):
         InputError: at `setup`, no kept checkpoint, or a table of other settings.
     """
 
-    def __init__(self, fidelity: Fidelity, run: str, folder: str | None = None) -> None:
+    def __init__(self, fidelity: MeasuresSamples, run: str, folder: str | None = None) -> None:
         self.fidelity = fidelity
         self.run = Path(run)
         self.folder = folder
@@ -124,7 +133,7 @@ class BestCheckpoint(pl.Callback):
         names += [n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,))]
         columns = {"step": int, "images_seen": int, "checkpoint": str, **dict.fromkeys(names, float)}
         columns |= {"num_samples": int, "seconds": float, "settings": str}
-        return ResultsTable(self.run / f"{TABLE_PREFIX}{self.metric}.csv", columns, key=("images_seen",))
+        return ResultsTable(self.run / f"{CHECKPOINTS_PREFIX}{self.metric}.csv", columns, key=("images_seen",))
 
     def _describe(self, pl_module: pl.LightningModule) -> dict[str, Any]:
         """What the results depend on, but for the checkpoint."""
@@ -170,8 +179,8 @@ class BestCheckpoint(pl.Callback):
             points, (int(best["images_seen"]), float(best[self.metric])), self.metric, f"{self.run}"
         )
         pictures = save_figure(figure, self._table.path.with_suffix(""))
-        shown = [name for name in self._table.columns if name in NAMES and name in best]
-        values = ", ".join(f"{NAMES[name]} {best[name]:.4g}" for name in shown)
+        shown = [name for name in self._table.columns if name in TITLES and name in best]
+        values = ", ".join(f"{TITLES[name]} {best[name]:.4g}" for name in shown)
         values = values or f"{self.metric} {best[self.metric]:.4g}"
         print(
             f"\nBest of {len(rows)} checkpoints: {values}, step {best['step']:,}, {best['images_seen']:,} images seen\n"

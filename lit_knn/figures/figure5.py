@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from callbacks.results_table import Row
+from lit_knn.results import Row
 
 # Told apart in grey, too.
 MARKERS = "osD^vPX*"

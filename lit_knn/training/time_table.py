@@ -1,6 +1,6 @@
 """Training times (tab:consistency_runtime): a Markdown table of what several runs took, from their folders.
 
-`python -m callbacks.training_time RUN_FOLDER... [--baseline RUN_FOLDER]` reads what `callbacks.RunSummary` left there.
+`python -m lit_knn.training.time_table RUN_FOLDER... [--baseline RUN_FOLDER]` reads what `callbacks.RunSummary` left.
 A resumed training counts whole in its last folder. Validations are not counted.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from callbacks.figure4 import read_estimator
-from callbacks.run_summary import TIME_NAME
 from lit_knn.errors import InputError
+from lit_knn.figures.figure4 import read_estimator
+from lit_knn.results import TRAINING_TIME_JSON
 from lit_knn.training.times import TrainingTime
 
 HEADER = ("run", "estimator", "hours", "images", "images/s", "estimator's share", "time per image", "hardware")
@@ -44,7 +44,7 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     name, k, n = read_estimator(folder / "config.yaml", "training_time")
     budget = ", ".join(f"{option}={value}" for option, value in (("k", k), ("n", n)) if value is not None)
-    path = folder / TIME_NAME
+    path = folder / TRAINING_TIME_JSON
     if not path.is_file():
         raise InputError(f"training_time: {path}: no such file; the run must have callbacks.RunSummary")
     try:
@@ -87,8 +87,8 @@ def table(runs: Sequence[Run], baseline: Run) -> str:
 def main(args: Sequence[str] | None = None) -> None:
     """Print the table of the runs on the command line."""
     description = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m callbacks.training_time", description=description)
-    parser.add_argument("folders", nargs="+", metavar="RUN_FOLDER", help=f"holds config.yaml and {TIME_NAME}")
+    parser = argparse.ArgumentParser(prog="python -m lit_knn.training.time_table", description=description)
+    parser.add_argument("folders", nargs="+", metavar="RUN_FOLDER", help=f"holds config.yaml and {TRAINING_TIME_JSON}")
     parser.add_argument(
         "--baseline", help="folder to compare with; by default the first run of OneSample, else the first"
     )

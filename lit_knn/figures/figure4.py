@@ -1,6 +1,6 @@
 """Figure 4 (fig:ablation): FID against images seen, from the tables that training runs left.
 
-`python -m callbacks.figure4 RUN_FOLDER... [--metric fid] [--output figure4]` draws figure4.png and figure4.pdf.
+`python -m lit_knn.figures.figure4 RUN_FOLDER... [--metric fid] [--output figure4]` draws figure4.png and figure4.pdf.
 A training run need not have measured as it went: `python main.py best --run RUN_FOLDER` measures what it kept, and
 folders of `validate` runs, one for each checkpoint, do as well.
 """
@@ -17,13 +17,12 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from callbacks.best_checkpoint import TABLE_PREFIX
-from callbacks.checkpoint_curve import image_unit, log_axis
-from callbacks.fidelity import CSV_NAME, NAMES
-from callbacks.results import read_rows, save_figure
 from lit_knn import estimators
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import Count
+from lit_knn.figures.checkpoint_curve import image_unit, log_axis
+from lit_knn.figures.save import save_figure
+from lit_knn.results import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
 
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
 
@@ -107,11 +106,11 @@ def _number(estimator: str, options: dict[str, Any], option: str) -> int | None:
 
 
 def _read_points(folder: Path, metric: str) -> dict[int, float]:
-    tables = [*sorted(folder.glob(f"{TABLE_PREFIX}*.csv")), folder / CSV_NAME]
+    tables = [*sorted(folder.glob(f"{CHECKPOINTS_PREFIX}*.csv")), folder / FIDELITY_CSV]
     tables = [path for path in tables if path.is_file()]
     if not tables:
         raise InputError(
-            f"figure4: {folder / CSV_NAME}: no such file; the run must have callbacks.Fidelity, or what it kept be "
+            f"figure4: {folder / FIDELITY_CSV}: no such file; the run must have callbacks.Fidelity, or what it kept be "
             f"measured: python main.py best --run {folder}"
         )
     for path in tables:
@@ -138,7 +137,7 @@ def draw(curves: Sequence[Curve], metric: str) -> Figure:
     for ax, (varied, title) in zip(axes, panels, strict=True):
         _panel(ax, [*baselines, *varied], divisor)
         ax.set_title(f"Effect of the {title}", fontsize=10)
-        ax.set_ylabel(NAMES.get(metric, metric))
+        ax.set_ylabel(TITLES.get(metric, metric))
     axes[-1].set_xlabel(f"Training images seen ({unit})")
     return figure
 
@@ -179,7 +178,9 @@ def check_absent(stem: str) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Draw the figure of the runs on the command line."""
-    parser = argparse.ArgumentParser(prog="python -m callbacks.figure4", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_knn.figures.figure4", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument(
         "folders", nargs="+", metavar="RUN_FOLDER", help="holds config.yaml and the table of a measurement"
     )

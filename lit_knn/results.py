@@ -1,15 +1,56 @@
-"""A table of finished measurements that outlives the run, so that the next run goes on where this one stopped."""
+"""Tables of results in CSV files: written whole or not at all, and read again by the next run."""
 
 import csv
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from callbacks.results import keep_aside
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 
+# What a run leaves in its folder.
+FIDELITY_CSV = "fidelity.csv"
+TRAINING_TIME_JSON = "training_time.json"
+CHECKPOINTS_PREFIX = "checkpoints_"
+"""The measured checkpoints of a run are in `checkpoints_<metric>.csv`."""
+TITLES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
+"""Metrics as people read them; others are shown as they are logged."""
+
 Row = dict[str, str | int | float]
+
+
+def keep_aside(path: Path, reason: str) -> None:
+    """Rename a damaged file, with a warning that says to what."""
+    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in range(1, 10_000))
+    aside = next(name for name in names if not name.exists())
+    path.replace(aside)
+    warnings.warn(f"{path} is damaged ({reason}): kept as {aside}, and what it had is measured again", stacklevel=2)
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a CSV file at once or not at all; its columns are those of all rows, in the order they come up."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with written_whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read what `write_rows` wrote.
+
+    Raises:
+        InputError: a row has more or fewer fields than the header, as in a file that was cut off.
+    """
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise InputError(f"{path}: line {number} has not the fields of the header; the file is damaged")
+    return rows
 
 
 class ResultsTable:

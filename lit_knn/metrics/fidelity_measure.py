@@ -8,8 +8,6 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from callbacks.progress import measuring_bar
-from callbacks.results import on_first_rank
 from lit_knn.errors import InputError
 from lit_knn.metrics import (
     FeatureExtractor,
@@ -24,6 +22,7 @@ from lit_knn.metrics import (
 from lit_knn.metrics.fidelity import INCEPTION_SCORE_SPLITS
 from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
 from lit_knn.reference import ReferenceSet
+from lit_knn.training.run import measuring_bar, on_first_rank
 
 EXTRA_METRICS = ("kid", "precision", "recall")
 

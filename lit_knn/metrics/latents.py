@@ -1,9 +1,7 @@
 """What the callbacks that measure estimators share: their options, and the latents they measure at."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -82,37 +80,6 @@ def check_at_least(owner: str, least: int, **options: int) -> None:
     for name, value in options.items():
         if value < least:
             raise InputError(f"{owner}: {name} must be at least {least}, got {value}")
-
-
-def check_stage(owner: str, stage: str) -> None:
-    """Refuse to measure in `fit`, where each validation would write over the results of the one before."""
-    if stage == "fit":
-        raise InputError(f"{owner} is for validate, not for fit")
-
-
-def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
-    """The reference set of the run's data module, which is set up before callbacks are.
-
-    Args:
-        owner: the callback that asks.
-        trainer: of the run.
-        may_be_sharded: whether every rank asks the set the same number of times.
-
-    Raises:
-        InputError: the run's data is not one of `lit_knn.data`, or its images are sharded and may not be.
-    """
-    reference: ReferenceSet | None = getattr(getattr(trainer, "datamodule", None), "reference", None)
-    if reference is None:
-        raise InputError(f"{owner}: the data has no reference set; use a data module of lit_knn.data")
-    if reference.sharded and not may_be_sharded:
-        raise InputError(f"{owner} needs all images on each device: set data.sharded to false")
-    return reference
-
-
-def run_seed(pl_module: pl.LightningModule) -> int:
-    """The seed of the run, `--seed_everything`."""
-    hparams: Any = pl_module.hparams
-    return int(hparams.seed)
 
 
 def bind_all(owner: str, estimators: Mapping[str, Estimator], reference: ReferenceSet, t: float) -> None:

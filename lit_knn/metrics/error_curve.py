@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from callbacks.latents import ESTIMATOR_STREAM, SOURCE_STREAM
 from lit_knn.estimators import KNN, Estimator, MonteCarlo
-from lit_knn.estimators.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.metrics import ErrorTerms, error_terms
+from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
+from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
-from lit_knn.training.monitor import Stopwatch
+from lit_knn.stopwatch import Stopwatch
 
 TIME = "ms_per_estimate"
 CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")

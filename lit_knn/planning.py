@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from callbacks.plan_parts import Part, Stored, estimator_parts, network_parts
 from lit_knn.data import ReferenceDataModule
 from lit_knn.errors import InputError
 from lit_knn.memory import machine_bytes, process_bytes
+from lit_knn.plan_parts import Part, Stored, estimator_parts, network_parts
 
 # Of a CUDA context with the kernels of PyTorch and its libraries.
 CUDA_CONTEXT_BYTES = 600 * 2**20
@@ -72,39 +72,6 @@ class Plan(NamedTuple):
         return "\n".join(lines)
 
 
-class PlanningTrainer(pl.Trainer):
-    """Lightning's trainer, which can also tell what a run will hold."""
-
-    def plan(
-        self,
-        model: pl.LightningModule,
-        datamodule: ReferenceDataModule | None = None,
-        images: int | None = None,
-        image_shape: list[int] | None = None,
-        gpu_gb: float | None = None,
-        machine_gb: float | None = None,
-    ) -> Plan:
-        """Tell what each rank of a fit would hold in memory, and whether it fits; nothing is loaded or built.
-
-        Args:
-            model: the module.
-            datamodule: the data.
-            images: plan for this many images instead of those of the data.
-            image_shape: plan for images of this shape, such as [3, 64, 64], instead of those of the data.
-            gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
-            machine_gb: plan for a machine with this many GB; if not given, this one, or unknown with `gpu_gb`.
-
-        Raises:
-            InputError: the size of the data is not known before it is loaded, and not given.
-            SystemExit: with status 1, if it does not fit.
-        """
-        plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
-        print(plan)
-        if not plan.fits:
-            raise SystemExit(1)
-        return plan
-
-
 def make_plan(
     trainer: pl.Trainer,
     model: pl.LightningModule,
@@ -114,7 +81,7 @@ def make_plan(
     gpu_gb: float | None = None,
     machine_gb: float | None = None,
 ) -> Plan:
-    """The plan of a fit; arguments as `PlanningTrainer.plan`."""
+    """The plan of a fit; arguments as `Trainer.plan`."""
     given = {"images": images, "image_shape": min(image_shape or [1]), "gpu_gb": gpu_gb, "machine_gb": machine_gb}
     for name, value in given.items():
         if value is not None and not value > 0:

@@ -1,25 +1,45 @@
-"""Lightning's trainer, which can also measure all kept checkpoints of a run: `python main.py best --run …`."""
-
-import argparse
-from collections.abc import Sequence
+"""Lightning's trainer with the subcommands `plan` and `best` of the application."""
 
 import pytorch_lightning as pl
-import yaml
 from pytorch_lightning.callbacks import ProgressBar
 
-from callbacks.best_checkpoint import BestCheckpoint
-from callbacks.fidelity import Fidelity
-from callbacks.kept_checkpoints import config_of_run
-from callbacks.planner import PlanningTrainer
+from lit_knn.best_checkpoint import BestCheckpoint, MeasuresSamples
 from lit_knn.data import ReferenceDataModule
 from lit_knn.errors import InputError
-
-# Of the configuration of a run: the rest is how its training was started.
-PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
+from lit_knn.planning import Plan, make_plan
 
 
-class MeasuringTrainer(PlanningTrainer):
-    """Lightning's trainer, which can also plan a run, and measure what it kept."""
+class Trainer(pl.Trainer):
+    """Lightning's trainer, which can also plan a run, and measure the checkpoints that one kept."""
+
+    def plan(
+        self,
+        model: pl.LightningModule,
+        datamodule: ReferenceDataModule | None = None,
+        images: int | None = None,
+        image_shape: list[int] | None = None,
+        gpu_gb: float | None = None,
+        machine_gb: float | None = None,
+    ) -> Plan:
+        """Tell what each rank of a fit would hold in memory, and whether it fits; nothing is loaded or built.
+
+        Args:
+            model: the module.
+            datamodule: the data.
+            images: plan for this many images instead of those of the data.
+            image_shape: plan for images of this shape, such as [3, 64, 64], instead of those of the data.
+            gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
+            machine_gb: plan for a machine with this many GB; if not given, this one, or unknown with `gpu_gb`.
+
+        Raises:
+            InputError: the size of the data is not known before it is loaded, and not given.
+            SystemExit: with status 1, if it does not fit.
+        """
+        plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
+        print(plan)
+        if not plan.fits:
+            raise SystemExit(1)
+        return plan
 
     def best(
         self,
@@ -32,8 +52,8 @@ class MeasuringTrainer(PlanningTrainer):
 
         Model, data and trainer are those of RUN/config.yaml; append what to measure, `-c configs/evaluate/fid.yaml`.
         Without it the run's own `Fidelity` measures. One row for each checkpoint goes to RUN/checkpoints_fid.csv (named
-        by the metric), which `python -m callbacks.figure4` reads, and the curve to the .png and .pdf beside it. The
-        devices, `--trainer.devices`, share the samples of each checkpoint.
+        by the metric), which `python -m lit_knn.figures.figure4` reads, and the curve to the .png and .pdf beside it.
+        The devices, `--trainer.devices`, share the samples of each checkpoint.
 
         Args:
             model: the module.
@@ -48,7 +68,7 @@ class MeasuringTrainer(PlanningTrainer):
                 are measured, damaged checkpoints.
         """
         callbacks: list[pl.Callback] = self.callbacks  # type: ignore[has-type]
-        measures = [callback for callback in callbacks if isinstance(callback, Fidelity)]
+        measures = [callback for callback in callbacks if isinstance(callback, MeasuresSamples)]
         if not measures:
             raise InputError("best: the run has no callbacks.Fidelity; add -c configs/evaluate/fid.yaml")
         best = BestCheckpoint(measures[-1], run, checkpoints)
@@ -61,18 +81,3 @@ class MeasuringTrainer(PlanningTrainer):
         self.predict(model, datamodule=datamodule, return_predictions=False)
         if best.damaged:
             raise InputError(f"{len(best.damaged)} checkpoint(s) are not measured: {'; '.join(best.damaged)}")
-
-
-def with_config_of_run(args: Sequence[str]) -> list[str]:
-    """The command line `best --run RUN …` with the configuration of that run before its other options.
-
-    Raises:
-        InputError: the folder has no such configuration.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--run")
-    run = parser.parse_known_args(list(args[1:]))[0].run if args and args[0] == "best" else None
-    if run is None:
-        return list(args)
-    config = {name: value for name, value in config_of_run(run).items() if name in PARTS_OF_A_RUN}
-    return ["best", "-c", yaml.safe_dump(config), *args[1:]]

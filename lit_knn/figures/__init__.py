@@ -1,0 +1,1 @@
+"""Rows of results become matplotlib figures, those of the paper among them."""

@@ -1,0 +1,17 @@
+"""Images tiled into one picture."""
+
+from torch import Tensor
+from torchvision.utils import make_grid
+
+from lit_knn.metrics.features import to_uint8
+
+# Small images are enlarged to about this many pixels a side, or nobody can see them.
+MIN_SIDE = 32
+
+
+def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
+    """Tile images (B, C, H, W) in model space into one picture (3, H', W') in [0, 1], by default nearly square."""
+    enlarge = max(-(-MIN_SIDE // images.shape[-1]), 1)
+    pixels = to_uint8(images).cpu().float() / 255
+    pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)
+    return make_grid(pixels, nrow=columns or max(round(len(images) ** 0.5), 1), padding=2, pad_value=1.0)
