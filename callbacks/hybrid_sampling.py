@@ -16,7 +16,7 @@ from torchvision.utils import save_image
 from tqdm import tqdm
 
 from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.figures.figure5 import hybrid_figure
 from lit_knn.figures.image_grid import image_grid
@@ -108,10 +108,11 @@ class HybridSampling(pl.Callback):
         reference = data_reference("HybridSampling", trainer).to(trainer.strategy.root_device)
         self._samples = HybridSamples(self.network, reference, self.num_steps, levels, h.seed)
         check_new("HybridSampling", trainer, "hybrid_sampling.png", "hybrid_sampling.pdf")
-        try_estimator("HybridSampling", "network", self.network, reference, h.sigma_max)
-        for name, estimator in self.estimators.items():
-            if estimator is not None:
-                try_estimator("HybridSampling", f"estimators.{name}", estimator, reference, h.sigma_max)
+        with prefixed("HybridSampling"):
+            try_estimator("network", self.network, reference, h.sigma_max)
+            for name, estimator in self.estimators.items():
+                if estimator is not None:
+                    try_estimator(f"estimators.{name}", estimator, reference, h.sigma_max)
         # A search that cannot tell copies would be found out after the first batch.
         nearest_images(
             reference.gather(torch.tensor([0], device=reference.device)),

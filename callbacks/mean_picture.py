@@ -7,7 +7,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.figures.figure2 import mean_figure
 from lit_knn.figures.save import save_figure
@@ -52,9 +52,11 @@ class MeanPicture(pl.Callback):
         t_max: float = 80.0,
         num_images: int = 2,
     ) -> None:
-        self.estimators = check_estimators("MeanPicture", estimators)
-        self.levels = noise_grid("MeanPicture", noise_levels, t_min, t_max)
-        check_at_least("MeanPicture", 1, num_images=num_images)
+        with prefixed("MeanPicture"):
+            check_estimators(estimators)
+            check_at_least(1, num_images=num_images)
+            self.levels = noise_grid(noise_levels, t_min, t_max)
+        self.estimators = estimators
         self.num_images = num_images
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -74,7 +76,8 @@ class MeanPicture(pl.Callback):
             return
         reference = data_reference("MeanPicture", trainer)
         # On every rank: an index that is kept in a cache is built by one for all.
-        bind_all("MeanPicture", self.estimators, reference, max(self.levels))
+        with prefixed("MeanPicture"):
+            bind_all(self.estimators, reference, max(self.levels))
         if not trainer.is_global_zero:
             return
         rows = self._rows(reference, run_seed(pl_module))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import KNN
 from lit_knn.figures.figure1 import posterior_figure
 from lit_knn.figures.save import save_figure
@@ -33,7 +33,8 @@ class PosteriorPicture(pl.Callback):
     def __init__(self, k: int = 8, z: float = 0.12, noise_levels: tuple[float, ...] = (0.02, 0.2, 3.0)) -> None:
         self.knn = KNN(k=k, n=1)
         self.z = float(z)
-        self.levels = noise_grid("PosteriorPicture", noise_levels, 0, 0)
+        with prefixed("PosteriorPicture"):
+            self.levels = noise_grid(noise_levels, 0, 0)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what cannot be drawn."""

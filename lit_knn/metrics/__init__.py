@@ -1,5 +1,6 @@
 """Metrics of estimators and of generated samples."""
 
+from lit_knn.metrics.error_curve import ErrorCurve, error_curve
 from lit_knn.metrics.estimator_error import ErrorTerms, LatentMeans, MeanAndError, bias_share, error_terms
 from lit_knn.metrics.features import DINOv2, EfficientNetLite0, FeatureExtractor, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import (
@@ -15,6 +16,7 @@ from lit_knn.metrics.memorisation import MemorisationMetric, NearestImages, is_c
 __all__ = [
     "DINOv2",
     "EfficientNetLite0",
+    "ErrorCurve",
     "ErrorTerms",
     "FeatureExtractor",
     "FeatureStatistics",
@@ -26,6 +28,7 @@ __all__ = [
     "NearestImages",
     "Pixels",
     "bias_share",
+    "error_curve",
     "error_terms",
     "frechet_distance",
     "inception_score",
