@@ -9,8 +9,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from lit_knn.errors import prefixed
 from lit_knn.estimators import Estimator
-from lit_knn.figures.figure3 import error_figure
-from lit_knn.figures.save import save_figure
+from lit_knn.figures import figure3, save_figure
 from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import noise_grid
 from lit_knn.results import write_rows
@@ -94,7 +93,7 @@ class EstimatorError(pl.Callback):
 
     def _show(self, trainer: pl.Trainer, rows: list[dict[str, Any]], folder: Path) -> None:
         """Figure 3, and the curves in TensorBoard with the number of the noise level as step."""
-        figure = error_figure(rows)
+        figure = figure3(rows)
         paths = save_figure(figure, folder / FIGURE_NAME)
         show_figure(trainer, FIGURE_NAME, figure)
         if isinstance(trainer.logger, TensorBoardLogger):

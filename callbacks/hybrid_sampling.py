@@ -18,9 +18,7 @@ from tqdm import tqdm
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
-from lit_knn.figures.figure5 import hybrid_figure
-from lit_knn.figures.image_grid import image_grid
-from lit_knn.figures.save import save_figure
+from lit_knn.figures import figure5, image_grid, save_figure
 from lit_knn.fingerprint import describe, describe_reference, fingerprint
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.metrics import FeatureExtractor, InceptionV3, MemorisationMetric, nearest_images
@@ -214,7 +212,7 @@ class HybridSampling(pl.Callback):
 
     def _draw(self, trainer: pl.Trainer, folder: Path) -> None:
         rows = [row for row in self._rows.values() if row is not None]
-        figure = hybrid_figure(rows, self.metric, FORWARD)
+        figure = figure5(rows, self.metric, FORWARD)
         picture, _ = save_figure(figure, folder / "hybrid_sampling")
         show_figure(trainer, "hybrid_sampling", figure)
         rank_zero_info(f"Results: {self._table.path}\nPicture: {picture}")

@@ -10,7 +10,7 @@ from torchvision.utils import save_image
 
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
-from lit_knn.figures.image_grid import image_grid
+from lit_knn.figures import image_grid
 from lit_knn.metrics import MemorisationMetric, NearestImages, nearest_images
 from lit_knn.reference import ReferenceSet
 from lit_knn.training.run import data_reference, measuring_bar

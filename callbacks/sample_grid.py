@@ -7,7 +7,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torchvision.utils import save_image
 
 from lit_knn.errors import InputError
-from lit_knn.figures.image_grid import image_grid
+from lit_knn.figures import image_grid
 
 
 class SampleGrid(pl.Callback):

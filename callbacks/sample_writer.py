@@ -14,7 +14,7 @@ from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import save_image
 
 from lit_knn.errors import InputError
-from lit_knn.figures.image_grid import image_grid
+from lit_knn.figures import image_grid
 from lit_knn.metrics.features import to_uint8
 
 GRID_SAMPLES = 64

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lit_knn.atomic_files import locked, written_whole
 from lit_knn.errors import InputError
-from lit_knn.figures.checkpoint_curve import checkpoint_curve
-from lit_knn.figures.save import save_figure
+from lit_knn.figures import checkpoint_curve, save_figure
 from lit_knn.fingerprint import fingerprint
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.results import CHECKPOINTS_PREFIX, TITLES, ResultsTable, Row

@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from lit_knn.figures.figure4 import read_curves
+from lit_knn.figures.figure4.curves import read_curves
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.results import read_rows

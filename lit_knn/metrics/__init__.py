@@ -11,6 +11,7 @@ from lit_knn.metrics.fidelity import (
     kernel_distance,
     precision_recall,
 )
+from lit_knn.metrics.mean_pictures import mean_pictures
 from lit_knn.metrics.memorisation import MemorisationMetric, NearestImages, is_copied, nearest_images
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "inception_score",
     "is_copied",
     "kernel_distance",
+    "mean_pictures",
     "nearest_images",
     "precision_recall",
 ]
