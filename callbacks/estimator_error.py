@@ -77,7 +77,7 @@ class EstimatorError(pl.Callback):
         folder = Path(log_dir or trainer.default_root_dir)
         rows: list[dict[str, Any]] = []
         reference = data_reference("EstimatorError", trainer)
-        bar = measuring_bar(trainer, self.curve.estimates, "Estimator error", " estimates")
+        bar = measuring_bar(trainer, self.curve.estimates, "Estimator error", " estimates", leave=True)
         with bar, prefixed("EstimatorError"):
             for level in self.curve.levels(reference, run_seed(pl_module), bar.update):
                 rows += level

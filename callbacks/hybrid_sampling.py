@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torchvision.utils import save_image
 from tqdm import tqdm
 
 from lit_knn.atomic_files import written_whole
+from lit_knn.distributed import on_first_rank
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure5, image_grid, save_figure
@@ -27,7 +29,7 @@ from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.latents import try_estimator
 from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas
-from lit_knn.training.run import check_new, data_reference, measuring_bar, on_first_rank, show_figure
+from lit_knn.training.run import check_new, data_reference, measuring_bar, show_figure
 
 FORWARD = "forward"
 GRID_SAMPLES = 64
@@ -118,10 +120,10 @@ class HybridSampling(pl.Callback):
             reference.gather,
             reference.N,
         )
-        self.distance.prepare(trainer, reference, self.num_samples)
+        self.distance.prepare(reference, self.num_samples)
         self._settings = self._describe()
         self._table = self._open_table()
-        finished = on_first_rank(trainer, self._table.load)
+        finished = on_first_rank(self._table.load)
         points = [(method, t) for t in self.t_switch for method in self.estimators]
         self._rows = {point: self._table.find(finished, **self._key(point)) for point in points}
 
@@ -132,7 +134,7 @@ class HybridSampling(pl.Callback):
             return
         todo = [point for point, row in self._rows.items() if row is None]
         rank_zero_info(f"Hybrid sampling: {len(self._rows) - len(todo)} of {len(self._rows)} points are finished")
-        with measuring_bar(trainer, len(todo) * self.num_samples, "Hybrid sampling", " samples") as bar:
+        with measuring_bar(trainer, len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True) as bar:
             for point in todo:
                 bar.set_description(f"{point[0]}, t_switch={point[1]:g}")
                 self._rows[point] = self._measure(point, trainer, bar)
@@ -154,7 +156,9 @@ class HybridSampling(pl.Callback):
                 bar.update(min(len(batch) * trainer.world_size, bar.total - bar.n))
                 yield batch, samples
 
-        distances = self.distance(trainer, reference, batches(), total=None)
+        distances = self.distance(
+            reference, batches(), None, trainer.strategy.root_device, partial(measuring_bar, trainer)
+        )
         measured = {self.metric: distances[self.metric], **memorisation.compute()}
         row: Row = {**self._key(point), **measured, "num_samples": self.num_samples, "num_steps": self.num_steps}
         row |= {"seed": self._samples.seed, "seconds": round(time.monotonic() - start, 2)}

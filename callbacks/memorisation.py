@@ -67,7 +67,7 @@ class Memorisation(pl.Callback):
         likest = _Likest(self.num_pairs, reference)
         batches = torch.arange(self.num_samples).split(self.batch_size)
         share = self.num_samples // trainer.world_size
-        with measuring_bar(trainer, share, "Memorisation", " samples", leave=False) as bar:
+        with measuring_bar(trainer, share, "Memorisation", " samples") as bar:
             for batch in batches[trainer.global_rank :: trainer.world_size]:
                 samples = pl_module.sample(batch)  # type: ignore[operator]
                 nearest = nearest_images(samples, reference.search, reference.gather, reference.N)

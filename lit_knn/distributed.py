@@ -1,6 +1,7 @@
 """Distributed runs: work that processes do in turn or together, and the tensors that ranks exchange."""
 
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -63,6 +64,12 @@ def on_first_rank(work: Callable[[], T]) -> T:
     if problem is not None:
         raise InputError(problem)
     return cast(T, result)
+
+
+def warn_on_first_rank(message: str) -> None:
+    """Warn once, not on every rank."""
+    if rank_and_size()[0] == 0:
+        warnings.warn(message, stacklevel=3)
 
 
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:

@@ -7,10 +7,13 @@ from lit_knn.metrics.fidelity import (
     FeatureStatistics,
     FeatureSums,
     frechet_distance,
+    frechet_distance_of_statistics,
+    image_statistics,
     inception_score,
     kernel_distance,
     precision_recall,
 )
+from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.metrics.mean_pictures import mean_pictures
 from lit_knn.metrics.memorisation import MemorisationMetric, NearestImages, is_copied, nearest_images
 
@@ -22,6 +25,7 @@ __all__ = [
     "FeatureExtractor",
     "FeatureStatistics",
     "FeatureSums",
+    "FidelityMeasure",
     "InceptionV3",
     "LatentMeans",
     "MeanAndError",
@@ -32,6 +36,8 @@ __all__ = [
     "error_curve",
     "error_terms",
     "frechet_distance",
+    "frechet_distance_of_statistics",
+    "image_statistics",
     "inception_score",
     "is_copied",
     "kernel_distance",

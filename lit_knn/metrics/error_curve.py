@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tqdm import tqdm
-
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_estimators
 from lit_knn.metrics.measure import TIME, fixed_source, measure, posterior_source, quantities
+from lit_knn.metrics.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
@@ -62,7 +61,7 @@ def error_curve(
         InputError: an option out of its range, or an estimator that does not fit the data.
     """
     curve = ErrorCurve(estimators, noise_levels, num_z, repeats, batch_size, resample_source)
-    with tqdm(total=curve.estimates, desc="Estimator error", unit=" estimates", unit_scale=True, disable=None) as bar:
+    with progress_bar(curve.estimates, "Estimator error", " estimates") as bar:
         return [row for rows in curve.levels(reference, seed, bar.update) for row in rows]
 
 
