@@ -1,9 +1,10 @@
 """Lightning callbacks of the application."""
 
-from callbacks.checkpoints import CheckpointByImages, LastCheckpoint
+from callbacks.checkpoint_by_images import CheckpointByImages
 from callbacks.estimator_error import EstimatorError
 from callbacks.fidelity import Fidelity
 from callbacks.hybrid_sampling import HybridSampling
+from callbacks.last_checkpoint import LastCheckpoint
 from callbacks.mean_picture import MeanPicture
 from callbacks.memorisation import Memorisation
 from callbacks.network_speed import NetworkSpeed

@@ -9,6 +9,7 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure2, save_figure
 from lit_knn.metrics import mean_pictures
+from lit_knn.metrics.features import are_pictures
 from lit_knn.metrics.latents import bind_all, check_at_least, check_estimators, noise_grid
 from lit_knn.training.run import check_new, check_stage, data_reference, run_seed, show_figure
 
@@ -52,7 +53,7 @@ class MeanPicture(pl.Callback):
         """Refuse what cannot be drawn."""
         check_stage("MeanPicture", stage)
         reference = data_reference("MeanPicture", trainer)
-        if len(reference.shape) != 3 or reference.shape[0] not in (1, 3):
+        if not are_pictures(reference.shape):
             raise InputError(f"MeanPicture: the data must be images of 1 or 3 channels, not {reference.shape}")
         if self.num_images > reference.N:
             raise InputError(f"MeanPicture: num_images={self.num_images} is more than the {reference.N} of the data")

@@ -6,7 +6,7 @@ from lit_knn.figures.figure2 import figure2
 from lit_knn.figures.figure3 import figure3
 from lit_knn.figures.figure4 import figure4
 from lit_knn.figures.figure5 import figure5
-from lit_knn.figures.image_grid import image_grid
+from lit_knn.figures.image_grid import image_grid, pair_grid
 from lit_knn.figures.save import save_figure
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "figure4",
     "figure5",
     "image_grid",
+    "pair_grid",
     "save_figure",
 ]

@@ -15,7 +15,14 @@ from lit_knn.metrics.fidelity import (
 )
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.metrics.mean_pictures import mean_pictures
-from lit_knn.metrics.memorisation import MemorisationMetric, NearestImages, is_copied, nearest_images
+from lit_knn.metrics.memorisation import (
+    LikestPairs,
+    MemorisationMetric,
+    NearestImages,
+    is_copied,
+    memorisation,
+    nearest_images,
+)
 
 __all__ = [
     "DINOv2",
@@ -28,6 +35,7 @@ __all__ = [
     "FidelityMeasure",
     "InceptionV3",
     "LatentMeans",
+    "LikestPairs",
     "MeanAndError",
     "MemorisationMetric",
     "NearestImages",
@@ -42,6 +50,7 @@ __all__ = [
     "is_copied",
     "kernel_distance",
     "mean_pictures",
+    "memorisation",
     "nearest_images",
     "precision_recall",
 ]

@@ -8,8 +8,11 @@ import pytorch_lightning as pl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
+from torch import Tensor
+from torchvision.utils import save_image
 from tqdm import tqdm
 
+from lit_knn.atomic_files import written_whole
 from lit_knn.distributed import broadcast
 from lit_knn.errors import InputError
 from lit_knn.metrics.progress import progress_bar
@@ -65,6 +68,14 @@ def check_new(owner: str, trainer: pl.Trainer, *names: str) -> None:
 def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
     """See `progress_bar`; shown unless the run's bars are off."""
     return progress_bar(total, description, unit, leave, shown=trainer.progress_bar_callback is not None)
+
+
+def save_picture(trainer: pl.Trainer, picture: Tensor, path: Path, tag: str, step: int = 0) -> None:
+    """Write a picture (3, H, W) in [0, 1] to a file, and add it to TensorBoard, if that is the run's logger."""
+    with written_whole(path) as partial:
+        save_image(picture, partial)
+    if isinstance(trainer.logger, TensorBoardLogger):
+        trainer.logger.experiment.add_image(tag, picture, step)
 
 
 def show_figure(trainer: pl.Trainer, tag: str, figure: Figure, step: int = 0) -> None:
