@@ -28,15 +28,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.scale_entries import PLAIN, Entry, Rows, Truth, entries, measure, measure_truth
-from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
-from lit_knn.images.mapped import read_header
+from benchmarks.common import Entry, Output, Rows, markdown, prepared_set
+from benchmarks.scale_entries import PLAIN, Truth, entries, measure, measure_truth
+from lit_knn.errors import InputError, told_in_one_line
 
 SECONDS_BETWEEN_SAMPLES = 0.05
 TRUTH = "truth"
 
 
+@told_in_one_line()
 def main(args: Sequence[str] | None = None) -> None:
     """Measure every entry, print the tables, and write what is asked for; bad input ends it with one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -52,14 +52,10 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--truth", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args(args)
-    try:
-        if options.child is not None:
-            run_child(options)
-        else:
-            run_all(options)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+    if options.child is not None:
+        run_child(options)
+    else:
+        run_all(options)
 
 
 def run_child(options: argparse.Namespace) -> None:
@@ -78,15 +74,8 @@ def run_child(options: argparse.Namespace) -> None:
 
 def run_all(options: argparse.Namespace) -> None:
     """Measure every entry; the CSV is whole after each."""
-    from lit_knn.results import write_rows
-
-    csv_path, table_path = (options.output.with_name(f"{options.output.name}.{end}") for end in ("csv", "md"))
-    for path in (csv_path, table_path):
-        if path.exists():
-            raise InputError(f"--output: {path} exists; nothing is overwritten")
-    header = read_header(options.data)
-    options.k = min(options.k, header.shape[0])
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+    output, images = Output(options.output, "csv", "md"), prepared_set(options.data)
+    options.k = min(options.k, images.N)
     rows: Rows = []
     with tempfile.TemporaryDirectory(dir=options.output.parent, prefix="scale-") as folder:
         options.truth = Path(folder) / "truth.pt"
@@ -97,20 +86,16 @@ def run_all(options: argparse.Namespace) -> None:
             print(f"{name} ({number} of {len(names)})", file=sys.stderr, flush=True)
             memory = child(options, name, Path(folder) / "rows")
             found = map(json.loads, (Path(folder) / "rows").read_text().splitlines())
-            rows += [{"N": header.shape[0], "entry": name, **row, **memory} for row in found]
-            write_rows(csv_path, rows)
-    N, d = header.shape[0], torch.Size(header.shape[1:]).numel()
-    shape = f"N = {N}, d = {d}, B = {options.batch}, k = {options.k}, n = {options.n}"
-    text = f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{tables(rows)}\n"
-    print(text)
-    with written_whole(table_path) as partial:
-        partial.write_text(text)
+            rows += [{"N": images.N, "entry": name, **row, **memory} for row in found]
+            output.write_rows(rows)
+    shape = f"N = {images.N}, d = {images.d}, B = {options.batch}, k = {options.k}, n = {options.n}"
+    output.tell(f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{tables(rows)}")
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Entry]:
     """The entries to measure, by name."""
-    N, *shape = read_header(options.data).shape
-    known = entries(N, torch.Size(shape).numel(), options.k, options.n, str(options.cache_dir))
+    images = prepared_set(options.data)
+    known = entries(images.N, images.d, options.k, options.n, str(options.cache_dir))
     unknown = [name for name in options.only or [] if name not in known]
     if unknown:
         raise InputError(f"--only: {unknown[0]!r} is none of {', '.join(known)}")
@@ -177,12 +162,6 @@ def mean(rows: Rows, column: str) -> float:
     """Mean over the noise levels; NaN where the entry has no such column."""
     values = [row[column] for row in rows if column in row]
     return sum(values) / len(values) if values else math.nan
-
-
-def markdown(table: list[list[str]]) -> str:
-    """A table, its head first."""
-    lines = ["| " + " | ".join(row) + " |" for row in table]
-    return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The one exception of bad user input."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,3 +27,13 @@ def prefixed(owner: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{owner}: {error}") from error
+
+
+@contextmanager
+def told_in_one_line() -> Iterator[None]:
+    """End a command with one line and exit status 2 where its input is bad."""
+    try:
+        yield
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

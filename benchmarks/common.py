@@ -1,0 +1,102 @@
+"""What the benchmarks share: data, entries, latents with their exact means, and what they write."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_knn.atomic_files import written_whole
+from lit_knn.errors import InputError
+from lit_knn.estimators import Estimator
+from lit_knn.images.files import read_array_file, read_image_files
+from lit_knn.images.mapped import read_prepared
+from lit_knn.index import Index
+from lit_knn.reference import ReferenceSet
+from lit_knn.results import write_rows
+
+Rows = list[dict[str, Any]]
+
+
+class Entry(NamedTuple):
+    """An estimator, and the index it searches.
+
+    Attributes:
+        estimator: makes it.
+        search: makes its index, which searches so many lists; None where it searches none.
+        probes: numbers of lists searched, one after the other; [None] where the index has no lists.
+    """
+
+    estimator: Callable[[], Estimator]
+    search: Callable[[int | None], Index] | None = None
+    probes: Sequence[int | None] = (None,)
+
+    def make_index(self, probe: int | None = None) -> Index | None:
+        """The index, which searches `probe` lists."""
+        return None if self.search is None else self.search(probe)
+
+
+def load(path: Path) -> Tensor:
+    """Images of a zip or folder, of an .npy or .npz file, or of a prepared file, which are mapped."""
+    if path.suffix in (".npy", ".npz"):
+        return torch.as_tensor(read_array_file(path)[0])
+    if path.is_dir() or path.suffix == ".zip":
+        return torch.as_tensor(read_image_files(path)[0])
+    return prepared_set(path).images
+
+
+def prepared_set(path: Path, index: Index | None = None) -> ReferenceSet:
+    """The images of a prepared file, mapped."""
+    prepared = read_prepared(path)
+    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.header.sha256)
+
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """A table, its head first."""
+    lines = ["| " + " | ".join(row) + " |" for row in table]
+    return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]])
+
+
+def cell(mean: float, standard_error: float) -> str:
+    """A number with its standard error, where that is known."""
+    if math.isnan(mean):
+        return ""
+    return f"{mean:.1e}" + ("" if math.isnan(standard_error) else f" ± {standard_error:.1e}")
+
+
+class Output:
+    """The files STEM.csv, STEM.md and so on that a benchmark writes; none without a stem.
+
+    Args:
+        stem: of their paths, or None.
+        ends: of their names.
+
+    Raises:
+        InputError: one of them is there already.
+    """
+
+    def __init__(self, stem: Path | None, *ends: str) -> None:
+        self.stem = stem
+        taken = next((path for path in map(self.path, ends) if path is not None and path.exists()), None)
+        if taken is not None:
+            raise InputError(f"--output: {taken} exists; nothing is overwritten")
+        if stem is not None:
+            stem.parent.mkdir(parents=True, exist_ok=True)
+
+    def path(self, end: str) -> Path | None:
+        """STEM.end, or None."""
+        return None if self.stem is None else self.stem.with_name(f"{self.stem.name}.{end}")
+
+    def write_rows(self, rows: Rows) -> None:
+        """Write the rows so far."""
+        if (path := self.path("csv")) is not None:
+            write_rows(path, rows)
+
+    def tell(self, text: str) -> None:
+        """Print the tables, and write them."""
+        print(text)
+        if (path := self.path("md")) is not None:
+            with written_whole(path) as partial:
+                partial.write_text(f"{text}\n")
