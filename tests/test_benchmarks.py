@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import generate_images, ivf_bias, scale, sharded, warped
-from benchmarks.common import Entry, prepared_set
+from benchmarks.common import Entry, load, prepared_set
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import measure, measure_truth, recall
 from lit_knn.estimators import KNN, Exact
@@ -96,6 +96,15 @@ def test_options_out_of_range_are_one_line(tmp_path, capsys, option, value):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"error: --{option}")
     assert str(value) in error
+
+
+def test_images_are_read_from_prepared_files_arrays_and_folders(prepared, tmp_path):
+    images = load(prepared)
+    assert images.shape == (300, 3, 8, 8)
+    np.save(tmp_path / "x.npy", images.numpy())
+    assert torch.equal(load(tmp_path / "x.npy"), images)
+    write_zip(tmp_path / "x.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)})
+    assert torch.equal(load(tmp_path / "x.zip"), images)
 
 
 def test_the_truth_is_that_of_enumeration(prepared):
