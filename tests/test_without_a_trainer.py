@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,10 @@ from lit_knn.metrics import (
     frechet_distance,
     frechet_distance_of_statistics,
     image_statistics,
+    measure_samples,
     memorisation,
 )
-from lit_knn.metrics.hybrid import HybridMeasure, HybridSamples
+from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.reference import ReferenceSet
 
 ROOT = Path(__file__).parent.parent
@@ -138,8 +140,8 @@ def test_a_point_of_figure_5_is_measured(points):
     levels = {"sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
     samples = HybridSamples(Exact("float64").bind(reference), reference, 12, levels, seed=0)
     seen = []
-    measure = HybridMeasure(samples, FidelityMeasure(Pixels()), num_samples=30, batch_size=8)
-    found = measure(None, 0.01, watch=lambda seeds, batch: seen.append(batch))
+    draw, distance = partial(samples.draw, None, 0.01), FidelityMeasure(Pixels())
+    found = measure_samples(draw, reference, distance, 30, 8, watch=lambda seeds, batch: seen.append(batch))
     assert found["copied_fraction"] == 1
     assert found["mean_nearest_distance"] < 1e-3
     expected = by_scipy(torch.cat(seen).double().numpy(), points.astype(float))

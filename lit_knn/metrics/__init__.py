@@ -30,6 +30,7 @@ from lit_knn.metrics.memorisation import (
     memorisation,
     nearest_images,
 )
+from lit_knn.metrics.samples import measure_samples
 
 __all__ = [
     "DINOv2",
@@ -58,6 +59,7 @@ __all__ = [
     "kernel_distance",
     "mean_and_error",
     "mean_pictures",
+    "measure_samples",
     "memorisation",
     "nearest_images",
     "precision_recall",
