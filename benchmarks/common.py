@@ -1,7 +1,9 @@
 """What the benchmarks share: data, entries, latents with their exact means, and what they write."""
 
 import math
+import multiprocessing
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,13 +11,15 @@ import torch
 from torch import Tensor
 
 from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.estimators import Estimator
 from lit_knn.images.files import read_array_file, read_image_files
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import write_rows
+
+SECONDS_BETWEEN_SAMPLES = 0.05
 
 Rows = list[dict[str, Any]]
 
@@ -51,6 +55,38 @@ def prepared_set(path: Path, index: Index | None = None) -> ReferenceSet:
     """The images of a prepared file, mapped."""
     prepared = read_prepared(path)
     return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.header.sha256)
+
+
+def memory(field: str, pid: int | str = "self") -> int:
+    """A field of /proc/PID/status in bytes; 0 where a process that has just ended has it no more (Linux)."""
+    _, _, after = Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")
+    return int(after.split()[0]) * 1024 if after else 0
+
+
+def in_own_process(work: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]]:
+    """What `work(*args)` returns in a process of its own, and the peaks of that process's memory, MiB.
+
+    Raises:
+        InputError: the process failed, and has told why.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, work, args))
+    process.start()
+    assert process.pid is not None
+    peak = private = 0
+    while process.is_alive() and not receiver.poll(SECONDS_BETWEEN_SAMPLES):
+        peak, private = max(peak, memory("VmHWM", process.pid)), max(private, memory("RssAnon", process.pid))
+    if not receiver.poll():
+        raise InputError(f"{args[0]} failed with status {process.exitcode}, see above")
+    result = receiver.recv()
+    process.join()
+    return result, {"peak_mib": peak // 2**20, "private_mib": private // 2**20}
+
+
+def _send(sender: Connection, work: Callable[..., Any], args: Sequence[Any]) -> None:
+    with told_in_one_line():
+        sender.send(work(*args))
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

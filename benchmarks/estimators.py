@@ -14,7 +14,6 @@ With `--scaling`, the time of a call at those numbers of images: the first ones,
 
 import argparse
 import math
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.common import Entry, Output, Rows, cell, load, markdown
+from benchmarks.common import Entry, Output, Rows, cell, in_own_process, load, markdown, memory
 from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.figures import save_figure
@@ -124,22 +123,18 @@ def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
 
 def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
     """Peak resident memory above that of the images alone, MiB, each in a process of its own."""
-    peaks = {}
-    for name in ("images alone", *entries(args.k, args.n)):
-        command = [sys.executable, "-m", "benchmarks.estimators", *sys.argv[1:], "--peak-memory-of", name]
-        peaks[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return {name: peak - peaks["images alone"] for name, peak in peaks.items() if name != "images alone"}
+    alone, *peaks = (in_own_process(peak_memory, name, args)[0] for name in (None, *entries(args.k, args.n)))
+    return {name: peak - alone for name, peak in zip(entries(args.k, args.n), peaks, strict=True)}
 
 
-def peak_memory(images: Tensor, args: argparse.Namespace) -> int:
-    """Peak resident memory of this process, MiB, after one call of `args.peak_memory_of` at B = args.batch (Linux)."""
+def peak_memory(name: str | None, args: argparse.Namespace) -> int:
+    """Peak resident memory of this process, MiB, after one call of an entry, or of none, at B = args.batch (Linux)."""
+    images = load(args.data)
     z, x = NoisyLatents(ReferenceSet(images), args.batch, 0).batch(range(args.batch), 10.0)
-    entry = entries(args.k, args.n).get(args.peak_memory_of)
-    if entry is not None:
-        bound(entry, images).posterior_mean(z, 10.0, x_source=x)
+    if name is not None:
+        bound(entries(args.k, args.n)[name], images).posterior_mean(z, 10.0, x_source=x)
     # Not ru_maxrss: that of a child starts at the size of its parent.
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) // 1024
+    return memory("VmHWM") // 2**20
 
 
 def table(rows: Rows, memory: dict[str, int]) -> str:
@@ -236,12 +231,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=256, help="images gathered")
     parser.add_argument("--scaling", type=int, nargs="+", help="numbers of images")
     parser.add_argument("--output", type=Path, help="stem of the files to write")
-    parser.add_argument("--peak-memory-of", default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     images = load(args.data)
-    if args.peak_memory_of:
-        print(peak_memory(images, args))
-        return
     output = Output(args.output, "csv", "md", "png", "pdf")
     rows = scaling(images, args) if args.scaling else measure(images, args)
     output.write_rows(rows)  # before memory is measured, so that an error there costs nothing

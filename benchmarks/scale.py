@@ -17,23 +17,17 @@ a second (Linux).
 """
 
 import argparse
-import json
 import math
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks.common import Entry, Output, Rows, markdown, prepared_set
+from benchmarks.common import Entry, Output, Rows, in_own_process, markdown, prepared_set
 from benchmarks.scale_entries import PLAIN, Truth, entries, measure, measure_truth
 from lit_knn.errors import InputError, told_in_one_line
-
-SECONDS_BETWEEN_SAMPLES = 0.05
-TRUTH = "truth"
 
 
 @told_in_one_line()
@@ -49,47 +43,31 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--calls", type=int, default=100, help="further calls, with 16 latents")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="entries; default: all")
     parser.add_argument("--cache-dir", type=Path, help="keeps the indexes, and has perhaps kept them; default: removed")
-    parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--truth", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args(args)
-    if options.child is not None:
-        run_child(options)
-    else:
-        run_all(options)
-
-
-def run_child(options: argparse.Namespace) -> None:
-    """Work out the truth and save it, or measure one entry and write its rows, one a line."""
-    if options.child == TRUTH:
-        made = measure_truth(options.data, options.t, options.batch, options.k)
-        torch.save({t: known._asdict() for t, known in made}, options.truth)
-        return
-    saved = torch.load(options.truth, weights_only=True)
-    truth = {t: Truth(**known) for t, known in saved.items()}
-    entry = chosen(options)[options.child]
-    with options.output.open("w") as file:
-        for rows in measure(options.data, entry, truth, options.k, options.calls):
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-
-
-def run_all(options: argparse.Namespace) -> None:
-    """Measure every entry; the CSV is whole after each."""
     output, images = Output(options.output, "csv", "md"), prepared_set(options.data)
     options.k = min(options.k, images.N)
     rows: Rows = []
     with tempfile.TemporaryDirectory(dir=options.output.parent, prefix="scale-") as folder:
-        options.truth = Path(folder) / "truth.pt"
         options.cache_dir = options.cache_dir or Path(folder) / "cache"
+        options.truth = Path(folder) / "truth.pt"
         names = list(chosen(options))
-        child(options, TRUTH, Path(folder) / "none")
+        made = measure_truth(options.data, options.t, options.batch, options.k)
+        torch.save({t: known._asdict() for t, known in made}, options.truth)
         for number, name in enumerate(names, start=1):
             print(f"{name} ({number} of {len(names)})", file=sys.stderr, flush=True)
-            memory = child(options, name, Path(folder) / "rows")
-            found = map(json.loads, (Path(folder) / "rows").read_text().splitlines())
+            found, memory = in_own_process(measure_entry, name, options)
             rows += [{"N": images.N, "entry": name, **row, **memory} for row in found]
             output.write_rows(rows)
     shape = f"N = {images.N}, d = {images.d}, B = {options.batch}, k = {options.k}, n = {options.n}"
     output.tell(f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{tables(rows)}")
+
+
+def measure_entry(name: str, options: argparse.Namespace) -> Rows:
+    """The rows of one entry."""
+    saved = torch.load(options.truth, weights_only=True)
+    truth = {t: Truth(**known) for t, known in saved.items()}
+    measured = measure(options.data, chosen(options)[name], truth, options.k, options.calls)
+    return [row for rows in measured for row in rows]
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Entry]:
@@ -100,29 +78,6 @@ def chosen(options: argparse.Namespace) -> dict[str, Entry]:
     if unknown:
         raise InputError(f"--only: {unknown[0]!r} is none of {', '.join(known)}")
     return {name: entry for name, entry in known.items() if not options.only or name in options.only}
-
-
-def child(options: argparse.Namespace, name: str, output: Path) -> dict[str, int]:
-    """Run this script for one entry: the peaks of its memory, MiB."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--child", name, "--data", options.data, "--output", output]
-    command += ["--truth", options.truth, "--cache-dir", options.cache_dir, "--t", *options.t]
-    for option in ("batch", "k", "n", "calls"):
-        command += [f"--{option}", getattr(options, option)]
-    process = subprocess.Popen([str(part) for part in command])
-    peak = private = 0
-    while process.poll() is None:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        peak, private = max(peak, kib(status, "VmHWM")), max(private, kib(status, "RssAnon"))
-        time.sleep(SECONDS_BETWEEN_SAMPLES)
-    if process.returncode != 0:
-        raise InputError(f"{name} failed with status {process.returncode}, see above")
-    return {"peak_mib": peak // 1024, "private_mib": private // 1024}
-
-
-def kib(status: str, field: str) -> int:
-    """A field of /proc/PID/status; 0 where a process that has just ended has it no more."""
-    _, _, after = status.partition(f"{field}:")
-    return int(after.split()[0]) if after else 0
 
 
 def tables(rows: Rows) -> str:

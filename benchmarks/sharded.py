@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import Output, Rows, load, markdown
+from benchmarks.common import Output, Rows, load, markdown, memory
 from benchmarks.estimators import entries
 from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.estimators import Exact
@@ -33,22 +33,17 @@ from lit_knn.rng import keyed_generator
 NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact", "Exact, float64")
 
 
-def own_bytes() -> int:
-    """What this process holds in memory that is not that of a file (Linux)."""
-    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
-
-
 class Peak(threading.Thread):
-    """Watches `own_bytes`."""
+    """Watches what this process holds in memory that is not that of a file."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.bytes = own_bytes()
+        self.bytes = memory("RssAnon")
 
     def run(self) -> None:
         """Look a hundred times a second."""
         while True:
-            self.bytes = max(self.bytes, own_bytes())
+            self.bytes = max(self.bytes, memory("RssAnon"))
             time.sleep(0.01)
 
 
@@ -57,7 +52,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
     torch.set_num_threads(max(args.threads // size, 1))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     images = load(args.data)
-    before = own_bytes()
+    before = memory("RssAnon")
     peak = Peak()
     peak.start()
     entry = entries(args.k, args.n)[name]
@@ -75,7 +70,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
             seconds, sent = time.perf_counter() - start, reference.exchange.bytes_sent - sent
             if repeat > 0:  # the first call of an estimator is slower
                 calls.append((z[rank::size], t, mu, seconds, sent))
-    report: dict[str, float] = {"held": own_bytes() - before, "peak": peak.bytes - before}
+    report: dict[str, float] = {"held": memory("RssAnon") - before, "peak": peak.bytes - before}
     exact = Exact("float64").bind(reference)
     errors = [(mu - exact.posterior_mean(z.double(), t)).square().flatten(1).mean(1) for z, t, mu, _, _ in calls]
     report["mse"] = torch.cat(errors).mean().item()
