@@ -117,9 +117,9 @@ def errors(estimator: Estimator, known: Truth, t: float, repeats: int) -> Row:
 
 def recall_of(estimator: Estimator, known: Truth) -> float | str:
     """Recall of the search, which is remembered; nothing for estimators that do not search."""
-    if not isinstance(estimator, KNN):
+    if not hasattr(estimator, "proposal"):
         return ""
-    return recall(estimator.reference.search(known.z, estimator.k)[1], known.ids)
+    return recall(estimator.reference.search(known.z, known.ids.shape[1])[1], known.ids)
 
 
 def resolution(row: Row) -> float:

@@ -133,7 +133,7 @@ def start(path: Path, entry: Entry, probe: int | None) -> tuple[float, Estimator
 def at_level(estimator: Estimator, known: Truth, t: float, k: int) -> dict[str, Any]:
     """Time, recall and error at one noise level."""
     row: dict[str, Any] = {}
-    if isinstance(estimator, KNN):
+    if hasattr(estimator, "proposal"):
         begin = time.perf_counter()
         ids = estimator.reference.search(known.z, k)[1]
         row["search_ms"] = 1000 * (time.perf_counter() - begin) / len(ids)
