@@ -26,7 +26,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Estimator,
+    Exact,
+    ExactFloat64,
+    ExactInt8,
+    MonteCarlo,
+    OneSample,
+    StratifiedKNN,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.images.files import read_array_file, read_image_files
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.reference import ReferenceSet
@@ -50,7 +63,7 @@ def entries(k: int, n: int) -> dict[str, Entry]:
     """The estimators by name, the plain method first."""
     return {
         PLAIN: Entry(lambda: KNN(k, n), FaissIndex),
-        "KNN stratified, FAISS Flat": Entry(lambda: KNN(k, n, draws="stratified"), FaissIndex),
+        "KNN stratified, FAISS Flat": Entry(lambda: StratifiedKNN(k, n), FaissIndex),
         "KNN, TorchIndex": Entry(lambda: KNN(k, n), TorchIndex),
         "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda: TorchIndex(r=256)),
         "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, None, n)),
@@ -61,8 +74,8 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         "MonteCarlo": Entry(lambda: MonteCarlo(n)),
         "Wiener": Entry(Wiener),
         "Exact": Entry(Exact),
-        "Exact, int8, 3 digits": Entry(lambda: Exact("int8", 3)),
-        "Exact, float64": Entry(lambda: Exact("float64")),
+        "Exact, int8, 3 digits": Entry(lambda: ExactInt8(3)),
+        "Exact, float64": Entry(lambda: ExactFloat64()),
     }
 
 
@@ -91,7 +104,7 @@ def measure(images: Tensor, args: argparse.Namespace) -> list[dict[str, float | 
     `mse` and `share`, what it is of the plain method's, with standard errors (`_se`), and `seconds` of a call.
     """
     estimators = {name: bound(entry, images) for name, entry in entries(args.k, args.n).items()}
-    reference, exact = ReferenceSet(images), Exact("float64").bind(ReferenceSet(images))
+    reference, exact = ReferenceSet(images), ExactFloat64().bind(ReferenceSet(images))
     rows: list[dict[str, float | str]] = []
     for t in args.t:
         errors: dict[str, list[Tensor]] = {name: [] for name in estimators}

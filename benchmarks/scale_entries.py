@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lit_knn.estimators import KNN, STF, Estimator, Exact, SubspaceKNN
+from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, SubspaceKNN
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.linalg.dtypes import compute_dtype
@@ -99,7 +99,7 @@ def open_reference(path: Path, index: Index | None = None) -> ReferenceSet:
 def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:
     """The truth at each noise level; the same images and noise at all of them."""
     reference = open_reference(path, TorchIndex("float32"))
-    exact = Exact("float64").bind(reference)
+    exact = ExactFloat64().bind(reference)
     generator = keyed_generator("cpu", 0)
     x = reference.gather(torch.randperm(reference.N, generator=generator)[:batch])
     noise = torch.randn(x.shape, generator=generator)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from benchmarks.estimators import latents
 from lit_knn.atomic_files import written_whole
-from lit_knn.estimators import KNN, Estimator, Exact, SubspaceKNN
+from lit_knn.estimators import KNN, Estimator, Exact, ExactFloat64, SubspaceKNN
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.reference import ReferenceSet
@@ -39,7 +39,7 @@ def entry(name: str, args: argparse.Namespace) -> tuple[Estimator, Index]:
         "KNN, TorchIndex": (KNN(args.k, args.n), TorchIndex()),
         "SubspaceKNN, r=512": (SubspaceKNN(512, None, args.n), FaissIndex("Flat")),
         "Exact": (Exact(), FaissIndex("Flat")),
-        "Exact, float64": (Exact("float64"), FaissIndex("Flat")),
+        "Exact, float64": (ExactFloat64(), FaissIndex("Flat")),
     }
     return entries[name]
 
@@ -90,7 +90,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
             if repeat > 0:  # the first call of an estimator is slower
                 calls.append((z[rank::size], t, mu, seconds, sent))
     report: dict[str, float] = {"held": own_bytes() - before, "peak": peak.bytes - before}
-    exact = Exact("float64").bind(reference)
+    exact = ExactFloat64().bind(reference)
     errors = [(mu - exact.posterior_mean(z.double(), t)).square().flatten(1).mean(1) for z, t, mu, _, _ in calls]
     report["mse"] = torch.cat(errors).mean().item()
     report["seconds"] = sum(seconds for *_, seconds, _ in calls) / len(calls)

@@ -10,7 +10,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from tqdm import tqdm
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator, Exact
+from lit_knn.estimators import Estimator, ExactFloat64
 from lit_knn.figures.figure3 import error_figure
 from lit_knn.figures.save import save_figure
 from lit_knn.metrics import LatentMeans, MeanAndError, bias_share
@@ -137,7 +137,7 @@ class EstimatorError(pl.Callback):
     def _measure_level(self, trainer: pl.Trainer, latents: NoisyLatents, level: int, bar: tqdm) -> list[LatentMeans]:
         """The means of each estimator's quantities at one noise level, over the latents of this rank."""
         t, seed, reference = self.levels[level], latents.seed, latents.reference
-        exact = Exact("float64").bind(reference)
+        exact = ExactFloat64().bind(reference)
         cases = list(zip(self.estimators.values(), self.repeats.values(), strict=True))
         means = [LatentMeans(quantities(*case)).to(reference.device) for case in cases]
         for batch, numbers in self._batches(trainer):

@@ -21,7 +21,6 @@ from lit_knn.estimators import Estimator
 from lit_knn.figures.figure5 import hybrid_figure
 from lit_knn.figures.image_grid import image_grid
 from lit_knn.figures.save import save_figure
-from lit_knn.fingerprint import describe, describe_reference, fingerprint
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.metrics import FeatureExtractor, InceptionV3, MemorisationMetric, nearest_images
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
@@ -29,6 +28,7 @@ from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.latents import try_estimator
 from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas
+from lit_knn.settings import describe, fingerprint
 from lit_knn.training.run import check_new, data_reference, measuring_bar, on_first_rank, show_figure
 
 FORWARD = "forward"
@@ -169,9 +169,10 @@ class HybridSampling(pl.Callback):
 
     def _describe(self) -> dict[str, Any]:
         """What the results of each method depend on."""
+        reference = self._samples.reference
         shared: dict[str, Any] = {
             "network": describe(self.network),
-            "data": describe_reference(self._samples.reference),
+            "data": {"images": reference.fingerprint(), "index": describe(reference.index)},
             "extractor": self.distance.extractor.fingerprint(),
             "num_samples": self.num_samples,
             "num_steps": self.num_steps,

@@ -14,9 +14,9 @@ from lit_knn.atomic_files import locked, written_whole
 from lit_knn.errors import InputError
 from lit_knn.figures.checkpoint_curve import checkpoint_curve
 from lit_knn.figures.save import save_figure
-from lit_knn.fingerprint import fingerprint
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.results import CHECKPOINTS_PREFIX, TITLES, ResultsTable, Row
+from lit_knn.settings import fingerprint
 from lit_knn.training.kept_checkpoints import kept_checkpoints, read_checkpoint
 from lit_knn.training.run import data_reference, measuring_bar, on_first_rank
 

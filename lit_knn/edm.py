@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator, Exact, OneSample
+from lit_knn.estimators import ByClass, Estimator, ExactFloat64
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.configs import network_to_config
 from lit_knn.rng import keyed_default_rng, keyed_generator
@@ -60,7 +60,7 @@ class LitEDM(EstimatorTraining):
         sampling_steps: steps of the Heun sampler, for pictures and `predict`.
         sampling_class: class to sample, of a class-conditional net; null draws one for each seed.
         measure_target: at validation, log `val/target_mse`, the squared error per dimension of the estimator's target
-            against the exact posterior mean. Costs one call of `Exact("float64")` per batch.
+            against the exact posterior mean. Costs one call of `ExactFloat64` per batch.
         seed: first part of the key of every random draw.
 
     Raises:
@@ -178,8 +178,6 @@ class LitEDM(EstimatorTraining):
         if augmented is None:
             return self.posterior_mean(x, class_label, generator)(z, sigma)
         target = augmented.images
-        if isinstance(self.estimator, OneSample):
-            return target
         # Both are called even without any item: of a sharded reference set the other ranks ask this one.
         plain = (~augmented.warped).nonzero()[:, 0]
         flips, labels = augmented.warp.flips[plain], None if class_label is None else class_label[plain]
@@ -198,7 +196,8 @@ class LitEDM(EstimatorTraining):
     def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> None:
         reference = self.data_reference()
         if reference is not None:
-            mu = Exact("float64").bind(reference).posterior_mean(z, sigma, labels=class_label)
+            exact = ExactFloat64() if class_label is None else ByClass(ExactFloat64())
+            mu = exact.bind(reference).posterior_mean(z, sigma, labels=class_label)
             self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
 
     @torch.no_grad()

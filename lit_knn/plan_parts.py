@@ -1,7 +1,7 @@
 """The parts of a plan: what the estimators and the network will hold."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -10,8 +10,8 @@ from torch import nn
 
 from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, Adaptive, Exact, SubspaceKNN, Wiener
-from lit_knn.linalg.dtypes import compute_dtype, is_native
+from lit_knn.estimators import Estimator
+from lit_knn.index import FaissIndex
 from lit_knn.memory import saved_bytes, tensor_bytes
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.training.base import EstimatorTraining
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 def estimator_parts(
-    estimators: Sequence[Any], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
+    estimators: Sequence[Estimator], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
 ) -> tuple[list[Part], list[Part]]:
     """What estimators hold beside the images on `device`, and what the machine holds while they are bound.
 
@@ -61,34 +61,38 @@ def estimator_parts(
         device: where the run computes.
         ranks: over which the images are split.
     """
-    plain = list(_unwrapped(estimators))
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     # Those of all ranks: each holds all coordinates.
-    all_images = ranks * N * (1 + data.hflip)
-    held, building = [], []
-    if searching := [KNN.k.within(e, all_images, d) for e in plain if isinstance(e, KNN)]:
-        index = _index(data)
-        index.check(N, d, device, min(max(searching), N))
-        shared = index.shared and ranks == 1  # of shards each rank has an index of its own
-        size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
-        note = " ".join(str(v) for v in (type(index).__name__, *vars(index).values()) if isinstance(v, str))
-        note += "" if size is not None else ": size NOT KNOWN, not counted"
-        held.append(Part("index", size or 0, note, shared=shared and device.type == "cpu"))
-        # The machine builds it in its own memory, whatever the device.
-        built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
-        building += [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
-    projected = (e for e in plain if isinstance(e, SubspaceKNN))
-    for r, dtype in sorted({(SubspaceKNN.r.within(e, all_images, d), _type(e, device)) for e in projected}, key=str):
-        size = all_images * (r * dtype.itemsize + 4) + 4 * r * d
-        held.append(Part("projection", size, f"{all_images:,} x {r} {str(dtype).removeprefix('torch.')}"))
-    for r in sorted({Wiener.r.within(e, all_images, d) for e in plain if isinstance(e, Wiener)}):
-        held.append(Part("principal components", 4 * r * d, f"{r}"))
-    integers = stored.value_bytes == 1 and is_native(torch.int8, device)
-    if integers and any(isinstance(e, Exact) and e.compute != "float64" for e in plain):
-        held.append(Part("norms of the images", 4 * N, "of Exact in int8"))
-    if any(e.needs_reference for e in plain):
+    all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1
+    needing = [e for e in estimators if e.needs_reference]
+    told = [e.holds(all_images, d, pixels, device) for e in needing]
+    # An estimator that does not tell may search.
+    neighbours = max((1 if holdings is None else holdings.neighbours for holdings in told), default=0)
+    held, building = _index_parts(data, N, d, neighbours, device, ranks) if neighbours else ([], [])
+    arrays = {name: size for holdings in told if holdings is not None for name, size in holdings.arrays.items()}
+    held += [Part(name, size, "") for name, size in sorted(arrays.items())]
+    if needing:
         held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about"))
+    for estimator, holdings in zip(needing, told, strict=True):
+        if holdings is None:
+            held.append(Part(type(estimator).__name__, 0, "does not tell what else it holds: NOT KNOWN, not counted"))
     return held, building
+
+
+def _index_parts(
+    data: ReferenceDataModule, N: int, d: int, neighbours: int, device: torch.device, ranks: int
+) -> tuple[list[Part], list[Part]]:
+    """The index of N images on `device`, and what the machine holds while it is built."""
+    index = FaissIndex("Flat") if data.index is None else data.index
+    index.check(N, d, device, min(neighbours, N))
+    shared = index.shared and ranks == 1  # of shards each rank has an index of its own
+    size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
+    note = " ".join(str(v) for v in (type(index).__name__, *index.settings().values()) if isinstance(v, str))
+    note += "" if size is not None else ": size NOT KNOWN, not counted"
+    held = Part("index", size or 0, note, shared=shared and device.type == "cpu")
+    # The machine builds it in its own memory, whatever the device.
+    built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
+    return [held], [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
 
 
 def network_parts(
@@ -150,23 +154,3 @@ def _networks(model: pl.LightningModule) -> list[nn.Module]:
     """The module and networks within an estimator that is measured, not trained."""
     inside = [v for v in vars(getattr(model, "estimator", None) or object).values() if isinstance(v, nn.Module)]
     return [model, *inside]
-
-
-def _unwrapped(estimators: Iterable[Any]) -> Iterable[Any]:
-    for estimator in estimators:
-        yield estimator
-        if isinstance(estimator, Adaptive):
-            yield from _unwrapped([estimator.estimator])
-
-
-def _index(data: ReferenceDataModule) -> Any:
-    from lit_knn.index import FaissIndex
-
-    return FaissIndex("Flat") if data.index is None else data.index
-
-
-def _type(estimator: SubspaceKNN, device: torch.device) -> torch.dtype:
-    if device.type == "cuda" and not torch.cuda.is_available():
-        # Planned for another machine: what its GPU would multiply.
-        return torch.bfloat16 if estimator.compute == "auto" else getattr(torch, estimator.compute)
-    return compute_dtype("SubspaceKNN", estimator.compute, device)

@@ -10,7 +10,17 @@ import torch.distributed as dist
 
 import lit_knn.reference
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Exact,
+    ExactFloat64,
+    MonteCarlo,
+    StratifiedKNN,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.linalg.pca import principal_components
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
@@ -24,10 +34,11 @@ ESTIMATORS = {
     "KNN": lambda: KNN(K, 16),
     "KNN, k = N": lambda: KNN(N, 16),
     "KNN with source": lambda: KNN(5, 16, include_source=True),
-    "KNN, stratified": lambda: KNN(K, 16, draws="stratified"),
+    "KNN, stratified": lambda: StratifiedKNN(K, 16),
     "STF": lambda: STF(8),
     "UniformSNIS": lambda: UniformSNIS(8),
     "Exact": Exact,
+    "ExactFloat64": ExactFloat64,
     "Wiener": lambda: Wiener(4),
     "SubspaceKNN": lambda: SubspaceKNN(4, None, 8, "float32"),
 }
@@ -72,7 +83,7 @@ def answers(reference, setting, rank):
         "mean": reference.mean(),
         "chunks": torch.cat([chunk for _, chunk in reference.chunks(10)]),
         "labels": reference.labels,
-        "classes": torch.tensor(reference.classes),
+        "classes": reference.labels.unique(),
         "means": means,
         "sq_error": certificate.sq_error,
     }
@@ -85,6 +96,7 @@ def refusals(reference):
         lambda: MonteCarlo().bind(reference),
         lambda: KNN(k=reference.N + 1).bind(reference),
         lambda: reference.search(torch.zeros(1, *reference.shape), 0),
+        lambda: reference.classes,
     ):
         try:
             attempt()

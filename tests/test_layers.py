@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "rng", "atomic_files", "stopwatch"),
     ("distributed",),
-    ("results",),
+    ("results", "settings"),
     ("theory", "linalg", "images"),
     ("prepare",),
     ("solvers", "schedules"),
@@ -24,7 +24,6 @@ LAYERS = (
     ("nets",),
     ("edm_checkpoint",),
     ("estimators",),
-    ("fingerprint",),
     ("metrics",),
     ("figures",),
     ("data",),

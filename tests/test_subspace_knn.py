@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, Exact, SubspaceKNN
+from lit_knn.estimators import KNN, ExactFloat64, SubspaceKNN
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
@@ -274,7 +274,7 @@ def test_the_exact_estimator_agrees():
     z = noisy(x[:8], 1.0)
     reference = ReferenceSet(x)
     ours = SubspaceKNN(r=2, n=N, compute="float32").bind(reference).posterior_mean(z, 1.0)
-    torch.testing.assert_close(ours, Exact("float64").bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, ExactFloat64().bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not is_native(torch.bfloat16, torch.device("cpu")), reason="this CPU does not multiply bfloat16")

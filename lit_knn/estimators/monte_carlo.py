@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.draws import Draws, merged_draws
 from lit_knn.estimators.sampled import SampledEstimator, gather
 from lit_knn.reference.streaming import batches_of, stream_sq_dist
@@ -22,10 +23,12 @@ class MonteCarlo(SampledEstimator):
         InputError: n < 1.
     """
 
-    shardable = False
-
     def __init__(self, n: int | None = None) -> None:
         self.n = n
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        """See `Estimator.holds`: nothing beside the images."""
+        return Holdings()
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         ids = self.posterior_ids(z, t, generator)

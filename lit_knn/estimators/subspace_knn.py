@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count, check_count
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, gather_used, in_order, weight_spread
-from lit_knn.linalg.dtypes import check_compute, compute_dtype
+from lit_knn.linalg.dtypes import check_compute, compute_dtype, planned_dtype
 from lit_knn.linalg.pca import Projection
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import work_bytes
@@ -70,7 +71,7 @@ class SubspaceKNN(CertifiedEstimator):
             does not multiply.
     """
 
-    can_warp = True
+    shardable = True
 
     r = Count(DEFAULT_R, COMPONENTS)
     n = Count(DEFAULT_N, IMAGES)
@@ -87,6 +88,12 @@ class SubspaceKNN(CertifiedEstimator):
         self._check_kept()
         self._projection()
         return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        """See `Estimator.holds`: the coordinates of all images and the components."""
+        r, dtype = SubspaceKNN.r.within(self, N, d), planned_dtype("SubspaceKNN", self.compute, device)
+        size = N * (r * dtype.itemsize + 4) + 4 * r * d
+        return Holdings(arrays={f"r={r} coordinates, {str(dtype).removeprefix('torch.')}": size})
 
     def _check_kept(self) -> None:
         if self.m is not None and self.m > self.n:

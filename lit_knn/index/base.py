@@ -7,8 +7,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from lit_knn.settings import TellsSettings
 
-class Index(ABC):
+
+class Index(TellsSettings, ABC):
     """Finds near neighbours, in squared L2 distance, among vectors it was built from.
 
     An index may be approximate and may return fewer than k neighbours: estimators compute the likelihood of

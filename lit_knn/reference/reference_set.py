@@ -14,7 +14,7 @@ from lit_knn.index import FaissIndex, Index
 from lit_knn.index.base import with_progress
 from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms
 from lit_knn.linalg.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
-from lit_knn.reference.classes import as_slice, rows_by_label
+from lit_knn.reference.classes import ClassSets
 from lit_knn.rng import keyed_generator
 
 # Rows that are converted to float at a time while building and streaming.
@@ -41,6 +41,8 @@ class ReferenceSet:
         shape: shape of one image.
         d: flattened dimension.
         labels: (N,) int64, mirrored ones included, or None.
+        given_sha256: the argument `sha256`.
+        told: options that a warning has told of, which the sets of all classes share.
 
     Raises:
         InputError: an empty set, another dtype, float values that are not finite, uint8 that is not
@@ -49,6 +51,9 @@ class ReferenceSet:
 
     sharded = False
     """Whether each rank holds only a part of the images, see `lit_knn.reference.sharded.ShardedReferenceSet`."""
+
+    label: int | None = None
+    """The class of all images, where the set is that of one class."""
 
     def __init__(
         self,
@@ -67,7 +72,8 @@ class ReferenceSet:
         self.d = images[0].numel()
         self.N = len(images) * (2 if hflip else 1)
         self.labels = expand_labels(labels, len(images), hflip)
-        self._given_sha256 = self._sha256 = sha256
+        self.given_sha256 = self._sha256 = sha256
+        self.told: set[str] = set()
         # Whether all processes of a distributed run hold these images.
         self._index_shared = True
         self._index_built = False
@@ -76,8 +82,7 @@ class ReferenceSet:
         self._half_sq_norms: Tensor | None = None
         self._components: dict[int, PrincipalComponents] = {}
         self._projections: dict[tuple[int, torch.dtype], Projection] = {}
-        self._class_rows: dict[int, Tensor | slice] | None = None
-        self._classes: dict[int, ReferenceSet] = {}
+        self._classes: ClassSets | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ReferenceSet":
         return self
@@ -97,10 +102,8 @@ class ReferenceSet:
         if self.device != before:
             self._mean = self._half_sq_norms = None
             self._components, self._projections = {}, {}
-            for label, part in self._classes.items():
-                part.to(device)
-                if isinstance(rows := self._rows_of_classes()[label], slice):
-                    part.images = self.images[rows]  # a view again
+            if self._classes is not None:
+                self._classes.to(device)
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
 
@@ -121,54 +124,31 @@ class ReferenceSet:
         return hashlib.sha256(what.encode()).hexdigest()
 
     @property
-    def classes(self) -> tuple[int, ...]:
-        """The labels that occur, ascending.
+    def classes(self) -> ClassSets:
+        """The images of each class as a reference set, by label.
 
         Raises:
-            InputError: the set has no labels.
+            InputError: the set has no labels, or is sharded.
         """
-        return tuple(self._known_labels().unique().tolist())
+        if self._classes is None:
+            self._classes = ClassSets(self)
+        return self._classes
 
-    def of_class(self, label: int) -> "ReferenceSet":
-        """The images of one class as a reference set, made once; its index is its own, with the settings of this one's.
+    def subset(self, rows: Tensor | slice, label: int, sha256: str | None = None) -> "ReferenceSet":
+        """Some of the stored images, all of one class, as a set with an index of its own in the settings of this one's.
 
-        The images are views, without a copy, where those of the class follow each other, as they do in data sorted by
-        class. Elsewhere they are copied, so that all classes together take as much memory as the set itself.
-
-        Raises:
-            InputError: the set has no labels, or not this one.
+        Args:
+            rows: of the stored images, on the CPU; a slice makes a view of them.
+            label: of the class.
+            sha256: tells the images of these rows from all others, where it is known.
         """
-        if label not in self._classes:
-            rows = self._rows_of_classes().get(label)
-            if rows is None:
-                raise InputError(f"label {label} is none of the {len(self.classes)} classes of the reference set")
-            images = self.images[rows]
-            labels = torch.full((len(images),), label, device=self.device)
-            index, sha256 = copy.copy(self._unbuilt_index), self._sha256_of_rows(rows)
-            part = ReferenceSet(images, index, self.hflip, labels, sha256)
-            # The processes of a distributed run ask for classes at different times, and must not wait for each other.
-            part._index_shared = False
-            self._classes[label] = part
-        return self._classes[label]
-
-    def _rows_of_classes(self) -> dict[int, Tensor | slice]:
-        """Of the stored images: label -> rows, on the CPU."""
-        if self._class_rows is None:
-            rows = rows_by_label(self._known_labels()[: len(self.images)].cpu())
-            self._class_rows = {label: as_slice(own) for label, own in rows.items()}
-        return self._class_rows
-
-    def _known_labels(self) -> Tensor:
-        if self.labels is None:
-            raise InputError("the reference set has no labels, so it has no classes")
-        return self.labels
-
-    def _sha256_of_rows(self, rows: Tensor | slice) -> str | None:
-        """Tells these rows of these images from all others, where the hash of the images was given: nothing is read."""
-        if self._given_sha256 is None:
-            return None
-        which = str(rows).encode() if isinstance(rows, slice) else rows.numpy()
-        return hashlib.sha256(self._given_sha256.encode() + bytes(which)).hexdigest()
+        images = self.images[rows]
+        labels = torch.full((len(images),), label, device=self.device)
+        part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
+        part.label = label
+        # The processes of a distributed run ask for classes at different times, and must not wait for each other.
+        part._index_shared = False
+        return part
 
     def build_index(self, k: int = 1) -> None:
         """Build the neighbour index if that was not done before; shows a progress bar on a terminal.

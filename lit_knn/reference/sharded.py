@@ -208,10 +208,6 @@ class ShardedReferenceSet(ReferenceSet):
         answers = function(self.local, *(torch.cat(rows) for rows in gathered))
         return [torch.stack(self.exchange.all_to_all(answer.split(counts))) for answer in answers]
 
-    def of_class(self, label: int) -> ReferenceSet:
-        """Of one shard alone, `local.of_class`: ranks do not ask for classes in step."""
-        raise InputError("a sharded reference set cannot be split by class: set data.sharded to false")
-
     def codes(self, rows: slice) -> Tensor:
         """Of one shard alone, `local.codes`."""
         raise InputError("a sharded reference set has no codes of all its images; its shards have, see `local`")

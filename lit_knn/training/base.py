@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError, NonFiniteLossError
-from lit_knn.estimators import Estimator
+from lit_knn.estimators import ByClass, Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.solvers import PosteriorMean
@@ -35,15 +35,17 @@ class EstimatorTraining(pl.LightningModule):
     Args:
         estimator: score estimator, bound to the data module's reference set in `setup`.
         noise_range: smallest and largest noise level, between which losses are logged by level.
-        conditioning: whether network and estimator are given the labels of the data; the estimator is then bound to
-            each class, so that its targets are means over the images of one.
+        conditioning: whether network and estimator are given the labels of the data; the estimator is then wrapped in
+            `ByClass`.
     """
 
     hparams: Any
 
     def __init__(self, estimator: Estimator, noise_range: tuple[float, float], conditioning: Conditioning) -> None:
         super().__init__()
-        self.estimator = estimator
+        # Targets are then means over the images of one class each.
+        by_class = bool(conditioning) and estimator.needs_reference and not estimator.knows_classes
+        self.estimator = ByClass(estimator) if by_class else estimator
         self.noise_range = noise_range
         self.conditioning = conditioning
         self.image_shape: tuple[int, ...] | None = None
@@ -124,12 +126,8 @@ class EstimatorTraining(pl.LightningModule):
         if not self.conditioning:
             self.estimator.bind(reference)
             return
-
-        def bind() -> None:
-            self.estimator.bind_by_class(reference)
-
         # Where it fails in one process the others must not start to train.
-        in_every_process(bind)
+        in_every_process(lambda: self.estimator.bind(reference) and None)
 
     def data_reference(self) -> ReferenceSet | None:
         """The data module's reference set; None with other data."""
