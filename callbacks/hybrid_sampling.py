@@ -28,6 +28,7 @@ from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.latents import try_estimator
 from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas
+from lit_knn.schedules import NoiseGrid
 from lit_knn.settings import describe, fingerprint
 from lit_knn.training.run import check_new, data_reference, measuring_bar, on_first_rank, show_figure
 
@@ -104,7 +105,7 @@ class HybridSampling(pl.Callback):
         h = pl_module.hparams
         levels = {"sigma_min": h.sigma_min, "sigma_max": h.sigma_max, "rho": h.rho}
         for t in self.t_switch:
-            hybrid_sigmas(t, self.num_steps, **levels)
+            hybrid_sigmas(t, self.num_steps, NoiseGrid(**levels))
         reference = data_reference("HybridSampling", trainer).to(trainer.strategy.root_device)
         self._samples = HybridSamples(self.network, reference, self.num_steps, levels, h.seed)
         check_new("HybridSampling", trainer, "hybrid_sampling.png", "hybrid_sampling.pdf")

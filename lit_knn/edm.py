@@ -17,7 +17,7 @@ from lit_knn.schedules import log_normal_sigmas
 from lit_knn.theory.noise import forward_noise
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented, GeometricAugmentation
-from lit_knn.training.base import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
+from lit_knn.training.base import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
 
 # Early in training EDM shortens the half-life of the average to this share of the images seen.
@@ -89,13 +89,13 @@ class LitEDM(EstimatorTraining):
         seed: int = 0,
     ) -> None:
         conditioning = Conditioning("LitEDM", net, class_conditional, sampling_class)
-        super().__init__(estimator, (sigma_min, sigma_max), conditioning)
+        super().__init__(estimator, checked_grid("LitEDM", sigma_min, sigma_max, rho), conditioning)
         self.save_hyperparameters(ignore=["net", "estimator", "augmentation"])
         self.denoiser = EDMPrecond(net, sigma_data)
         self.augmentation = augmentation
         check_positive(
             "LitEDM", lr=lr, P_std=P_std, sigma_data=sigma_data, ema_half_life_images=ema_half_life_images,
-            sampling_steps=sampling_steps, sigma_min=sigma_min, rho=rho,
+            sampling_steps=sampling_steps,
         )  # fmt: skip
         if lr_ramp_up_images < 0:
             raise InputError(f"LitEDM: lr_ramp_up_images must be at least 0, got {lr_ramp_up_images}")
@@ -106,8 +106,6 @@ class LitEDM(EstimatorTraining):
                 f"LitEDM: {type(estimator).__name__} cannot estimate the posterior of warped images: set warped to "
                 "source, whose target is the item itself, or augmentation to null"
             )
-        if sigma_min >= sigma_max:
-            raise InputError(f"LitEDM: need sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
         given, taken = getattr(augmentation, "label_dim", 0), getattr(net, "augment_dim", 0)
         if given != taken:
             raise InputError(
@@ -211,11 +209,10 @@ class LitEDM(EstimatorTraining):
         Returns:
             (B, *shape), float32, model space.
         """
-        h = self.hparams
         noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
         denoiser = partial(self.denoiser, class_label=self.conditioning.of_samples(seeds, self.device))
-        steps = h.sampling_steps if num_steps is None else num_steps
-        return heun_sampler(denoiser, noise, steps, sigma_min=h.sigma_min, sigma_max=h.sigma_max, rho=h.rho)
+        steps = self.hparams.sampling_steps if num_steps is None else num_steps
+        return heun_sampler(denoiser, noise, steps, self.grid)
 
     def interval_metrics(self) -> dict[str, float]:
         """The decay of the averaged weights."""

@@ -10,6 +10,7 @@ from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import hybrid_sampler, hybrid_sigmas, integrate_flow, seeded_noise
+from lit_knn.schedules import NoiseGrid
 from lit_knn.theory.noise import forward_noise
 
 # Apart from the streams of the models.
@@ -55,8 +56,10 @@ class HybridSamples:
             def mean(z: Tensor, t: Tensor) -> Tensor:
                 return estimator.posterior_mean(z, t, generator=generator)
 
-            return hybrid_sampler(mean, self.network.posterior_mean, noise, t_switch, self.num_steps, **self.levels)
-        _, below = hybrid_sigmas(t_switch, self.num_steps, **self.levels)
+            return hybrid_sampler(
+                mean, self.network.posterior_mean, noise, t_switch, self.num_steps, NoiseGrid(**self.levels)
+            )
+        _, below = hybrid_sigmas(t_switch, self.num_steps, NoiseGrid(**self.levels))
         drawn = keyed_generator("cpu", self.seed, first, FORWARD_STREAM)
         ids = torch.randint(self.reference.N, (len(seeds),), generator=drawn)
         z = forward_noise(self.reference.gather(ids.to(device)), t_switch, noise)
