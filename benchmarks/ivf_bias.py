@@ -31,7 +31,7 @@ from benchmarks.scale_entries import Entry, Truth, lists_for, measure_truth, ope
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
-from lit_knn.figures.save import save_figure
+from lit_knn.figures import save_figure
 from lit_knn.images.mapped import read_header
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.metrics import LatentMeans, error_terms

@@ -1,12 +1,14 @@
 """Lightning callbacks of the application."""
 
-from callbacks.checkpoints import CheckpointByImages, LastCheckpoint
+from callbacks.checkpoint_by_images import CheckpointByImages
 from callbacks.estimator_error import EstimatorError
-from callbacks.fidelity import Fidelity, PixelFrechetDistance
+from callbacks.fidelity import Fidelity
 from callbacks.hybrid_sampling import HybridSampling
+from callbacks.last_checkpoint import LastCheckpoint
 from callbacks.mean_picture import MeanPicture
 from callbacks.memorisation import Memorisation
 from callbacks.network_speed import NetworkSpeed
+from callbacks.pixel_frechet_distance import PixelFrechetDistance
 from callbacks.posterior_picture import PosteriorPicture
 from callbacks.progress import StepProgressBar
 from callbacks.run_summary import RunSummary

@@ -5,15 +5,15 @@ from functools import partial
 from pathlib import Path
 
 import pytorch_lightning as pl
-import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
-from lit_knn.metrics import FeatureExtractor, InceptionV3, Pixels
-from lit_knn.metrics.fidelity_measure import FidelityMeasure
+from lit_knn.distributed import on_first_rank
+from lit_knn.errors import InputError, prefixed
+from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3
+from lit_knn.metrics.samples import draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import FIDELITY_CSV, keep_aside, read_rows, write_rows
-from lit_knn.training.run import data_reference, on_first_rank
+from lit_knn.training.run import data_reference, measuring_bar
 
 
 class Fidelity(pl.Callback):
@@ -51,21 +51,17 @@ class Fidelity(pl.Callback):
         if num_samples < 2:
             raise InputError(f"{name}: num_samples must be at least 2, got {num_samples}")
         self.num_samples = num_samples
-        try:
+        with prefixed(name):
             extractor = InceptionV3() if extractor is None else extractor
             options = (extra_metrics, kid_subset_size, cache_dir, mirrored)
             self.measure = FidelityMeasure(extractor, batch_size, *options)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from error
         self.last_values: dict[str, float] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Load what is needed, or say what is missing, before anything is sampled or trained."""
         if stage in ("fit", "validate"):
-            self.measure.prepare(
-                trainer, data_reference(type(self).__name__, trainer, may_be_sharded=True), self.num_samples
-            )
-            on_first_rank(trainer, partial(_check_table, trainer.log_dir))
+            self.measure.prepare(self._reference(trainer), self.num_samples)
+            on_first_rank(partial(_check_table, trainer.log_dir))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw one sample before the hours of a validation, so that a model that cannot sample says so now."""
@@ -77,8 +73,8 @@ class Fidelity(pl.Callback):
         log_dir = trainer.log_dir  # a collective: every rank must ask
         if trainer.sanity_checking:
             return
-        reference = self._reference(trainer)
-        values = self.measure(trainer, reference, self.samples(trainer, pl_module), self.num_samples)
+        device, bar = trainer.strategy.root_device, partial(measuring_bar, trainer)
+        values = self.measure(self._reference(trainer), self.samples(pl_module), self.num_samples, device, bar)
         self.last_values = values
         for name, value in values.items():
             # Every rank logs the value that all share, so that every rank can monitor it.
@@ -90,12 +86,9 @@ class Fidelity(pl.Callback):
     def _reference(self, trainer: pl.Trainer) -> ReferenceSet:
         return data_reference(type(self).__name__, trainer, may_be_sharded=True)
 
-    def samples(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
+    def samples(self, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's share of the samples: seeds (B,) and images (B, *shape)."""
-        # Ranks share whole batches: where an image depends on its batch, it is the same for any number of ranks.
-        batches = torch.arange(self.num_samples).split(self.measure.batch_size)
-        for seeds in batches[trainer.global_rank :: trainer.world_size]:
-            yield seeds, pl_module.sample(seeds)  # type: ignore[operator]
+        return draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size)  # type: ignore[arg-type]
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> None:
         """Add a row, or the columns to the row that another callback wrote at this validation."""
@@ -123,17 +116,3 @@ def _check_table(log_dir: str | None) -> None:
             read_rows(path)
         except InputError as error:
             keep_aside(path, str(error))
-
-
-class PixelFrechetDistance(Fidelity):
-    """`Fidelity` on the pixels themselves: at each validation, log `fd_pixels`, which is not FID.
-
-    Fit for small images such as the digits, and for latents; no weights are needed, and nothing is kept on disk.
-
-    Args:
-        num_samples: samples drawn, with the seeds 0 to num_samples − 1.
-        batch_size: samples drawn at a time, on each rank.
-    """
-
-    def __init__(self, num_samples: int = 5000, batch_size: int = 500) -> None:
-        super().__init__(num_samples, batch_size, Pixels(), cache_dir=None)

@@ -3,34 +3,32 @@
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
-from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
-from torchvision.utils import save_image
 from tqdm import tqdm
 
 from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
+from lit_knn.distributed import on_first_rank
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
-from lit_knn.figures.figure5 import hybrid_figure
-from lit_knn.figures.image_grid import image_grid
-from lit_knn.figures.save import save_figure
+from lit_knn.figures import figure5, image_grid, save_figure
 from lit_knn.lit_estimator import LitEstimator
-from lit_knn.metrics import FeatureExtractor, InceptionV3, MemorisationMetric, nearest_images
-from lit_knn.metrics.fidelity_measure import FidelityMeasure
-from lit_knn.metrics.hybrid import HybridSamples
-from lit_knn.metrics.latents import try_estimator
+from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3, MemorisationMetric
+from lit_knn.metrics.features import are_pictures
+from lit_knn.metrics.hybrid import HybridMeasure, HybridSamples
+from lit_knn.metrics.latents import check_at_least, try_estimator
+from lit_knn.metrics.memorisation import check_search
 from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas
-from lit_knn.schedules import NoiseGrid
 from lit_knn.settings import describe, fingerprint
-from lit_knn.training.run import check_new, data_reference, measuring_bar, on_first_rank, show_figure
+from lit_knn.training.run import check_new, data_reference, measuring_bar, save_picture, show_figure
 
 FORWARD = "forward"
 GRID_SAMPLES = 64
@@ -78,7 +76,12 @@ class HybridSampling(pl.Callback):
         threshold: float = 1 / 3,
         cache_dir: str | None = "runs/fidelity_cache",
     ) -> None:
-        _check_options(t_switch, list(estimators), num_samples, num_steps, batch_size)
+        with prefixed("HybridSampling"):
+            check_at_least(2, num_samples=num_samples)
+            check_at_least(1, num_steps=num_steps, batch_size=batch_size)
+            _check_names(estimators)
+        if not t_switch:
+            raise InputError("HybridSampling: t_switch is empty")
         MemorisationMetric(threshold)  # refuses a bad one now
         self.network = network
         self.estimators: dict[str, Estimator | None] = {**estimators, FORWARD: None}
@@ -103,27 +106,23 @@ class HybridSampling(pl.Callback):
         if not isinstance(pl_module, LitEstimator):
             raise InputError(f"HybridSampling: needs the model LitEstimator, got {type(pl_module).__name__}")
         h = pl_module.hparams
-        levels = {"sigma_min": h.sigma_min, "sigma_max": h.sigma_max, "rho": h.rho}
         for t in self.t_switch:
-            hybrid_sigmas(t, self.num_steps, NoiseGrid(**levels))
+            hybrid_sigmas(t, self.num_steps, pl_module.grid)
         reference = data_reference("HybridSampling", trainer).to(trainer.strategy.root_device)
-        self._samples = HybridSamples(self.network, reference, self.num_steps, levels, h.seed)
+        self._samples = HybridSamples(self.network, reference, self.num_steps, pl_module.grid, h.seed)
+        options = (self.num_samples, self.batch_size, self.threshold)
+        self._point = HybridMeasure(self._samples, self.distance, *options)
         check_new("HybridSampling", trainer, "hybrid_sampling.png", "hybrid_sampling.pdf")
-        try_estimator("HybridSampling", "network", self.network, reference, h.sigma_max)
-        for name, estimator in self.estimators.items():
-            if estimator is not None:
-                try_estimator("HybridSampling", f"estimators.{name}", estimator, reference, h.sigma_max)
-        # A search that cannot tell copies would be found out after the first batch.
-        nearest_images(
-            reference.gather(torch.tensor([0], device=reference.device)),
-            reference.search,
-            reference.gather,
-            reference.N,
-        )
-        self.distance.prepare(trainer, reference, self.num_samples)
+        with prefixed("HybridSampling"):
+            try_estimator("network", self.network, reference, h.sigma_max)
+            for name, estimator in self.estimators.items():
+                if estimator is not None:
+                    try_estimator(f"estimators.{name}", estimator, reference, h.sigma_max)
+        check_search(reference)
+        self.distance.prepare(reference, self.num_samples)
         self._settings = self._describe()
         self._table = self._open_table()
-        finished = on_first_rank(trainer, self._table.load)
+        finished = on_first_rank(self._table.load)
         points = [(method, t) for t in self.t_switch for method in self.estimators]
         self._rows = {point: self._table.find(finished, **self._key(point)) for point in points}
 
@@ -134,7 +133,7 @@ class HybridSampling(pl.Callback):
             return
         todo = [point for point, row in self._rows.items() if row is None]
         rank_zero_info(f"Hybrid sampling: {len(self._rows) - len(todo)} of {len(self._rows)} points are finished")
-        with measuring_bar(trainer, len(todo) * self.num_samples, "Hybrid sampling", " samples") as bar:
+        with measuring_bar(trainer, len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True) as bar:
             for point in todo:
                 bar.set_description(f"{point[0]}, t_switch={point[1]:g}")
                 self._rows[point] = self._measure(point, trainer, bar)
@@ -143,21 +142,14 @@ class HybridSampling(pl.Callback):
 
     def _measure(self, point: Point, trainer: pl.Trainer, bar: tqdm) -> Row:
         method, t_switch = point
-        reference, start = self._samples.reference, time.monotonic()
-        memorisation = MemorisationMetric(self.threshold).to(reference.device)
+        start = time.monotonic()
 
-        def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            all_batches = torch.arange(self.num_samples).split(self.batch_size)
-            for batch in all_batches[trainer.global_rank :: trainer.world_size]:
-                samples = self._samples.draw(self.estimators[method], t_switch, batch)
-                memorisation.update(nearest_images(samples, reference.search, reference.gather, reference.N))
-                if batch[0] == 0:
-                    self._save_grid(point, samples[:GRID_SAMPLES], trainer)
-                bar.update(min(len(batch) * trainer.world_size, bar.total - bar.n))
-                yield batch, samples
+        def show(seeds: Tensor, samples: Tensor) -> None:
+            if seeds[0] == 0:
+                self._save_grid(point, samples[:GRID_SAMPLES], trainer)
+            bar.update(min(len(seeds) * trainer.world_size, bar.total - bar.n))
 
-        distances = self.distance(trainer, reference, batches(), total=None)
-        measured = {self.metric: distances[self.metric], **memorisation.compute()}
+        measured = self._point(self.estimators[method], t_switch, show, partial(measuring_bar, trainer))
         row: Row = {**self._key(point), **measured, "num_samples": self.num_samples, "num_steps": self.num_steps}
         row |= {"seed": self._samples.seed, "seconds": round(time.monotonic() - start, 2)}
         if trainer.is_global_zero:
@@ -180,7 +172,7 @@ class HybridSampling(pl.Callback):
             "batch_size": self.batch_size,
             "threshold": self.threshold,
             "seed": self._samples.seed,
-            **self._samples.levels,
+            **asdict(self._samples.grid),
         }
         return {
             name: {"estimator": None if estimator is None else describe(estimator), **shared}
@@ -205,32 +197,20 @@ class HybridSampling(pl.Callback):
             partial.write_text(json.dumps(self._settings[method], indent=2) + "\n")
 
     def _save_grid(self, point: Point, samples: Tensor, trainer: pl.Trainer) -> None:
-        if samples.ndim != 4 or samples.shape[1] not in (1, 3):
-            return  # latents and vectors have no picture
-        grid, name = image_grid(samples), f"{point[0]}_t{point[1]:g}_{self._key(point)['settings']}.png"
-        with written_whole(self.folder / "samples" / name) as partial:
-            save_image(grid, partial)
-        if isinstance(trainer.logger, TensorBoardLogger):
-            trainer.logger.experiment.add_image(f"samples/{point[0]}/t_switch={point[1]:g}", grid, 0)
+        if are_pictures(samples.shape[1:]):
+            path = self.folder / "samples" / f"{point[0]}_t{point[1]:g}_{self._key(point)['settings']}.png"
+            save_picture(trainer, image_grid(samples), path, f"samples/{point[0]}/t_switch={point[1]:g}")
 
     def _draw(self, trainer: pl.Trainer, folder: Path) -> None:
         rows = [row for row in self._rows.values() if row is not None]
-        figure = hybrid_figure(rows, self.metric, FORWARD)
+        figure = figure5(rows, self.metric, FORWARD)
         picture, _ = save_figure(figure, folder / "hybrid_sampling")
         show_figure(trainer, "hybrid_sampling", figure)
         rank_zero_info(f"Results: {self._table.path}\nPicture: {picture}")
 
 
-def _check_options(t_switch: list[float], names: list[str], num_samples: int, num_steps: int, batch_size: int) -> None:
-    options = (("num_samples", num_samples, 2), ("num_steps", num_steps, 1), ("batch_size", batch_size, 1))
-    for option, value, least in options:
-        if value < least:
-            raise InputError(f"HybridSampling: {option} must be at least {least}, got {value}")
-    if not t_switch:
-        raise InputError("HybridSampling: t_switch is empty")
+def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if name == FORWARD or not re.fullmatch(r"[\w.+-]+", name):
-            raise InputError(
-                f"HybridSampling: an estimator cannot be called {name!r}: letters, digits and _.+- only, "
-                f"and {FORWARD!r} is the baseline"
-            )
+            rule = f"letters, digits and _.+- only, and {FORWARD!r} is the baseline"
+            raise InputError(f"an estimator cannot be called {name!r}: {rule}")

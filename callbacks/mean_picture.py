@@ -3,24 +3,14 @@
 from pathlib import Path
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.utilities import rank_zero_info
-from torch import Tensor
 
-from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator, Exact
-from lit_knn.figures.figure2 import mean_figure
-from lit_knn.figures.save import save_figure
-from lit_knn.metrics.latents import (
-    ESTIMATOR_STREAM,
-    NoisyLatents,
-    bind_all,
-    check_at_least,
-    check_estimators,
-    noise_grid,
-)
-from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
+from lit_knn.errors import InputError, prefixed
+from lit_knn.estimators import Estimator
+from lit_knn.figures import figure2, save_figure
+from lit_knn.metrics import mean_pictures
+from lit_knn.metrics.features import are_pictures
+from lit_knn.metrics.latents import bind_all, check_at_least, check_estimators, noise_grid
 from lit_knn.training.run import check_new, check_stage, data_reference, run_seed, show_figure
 
 FIGURE_NAME = "figure2"
@@ -52,16 +42,18 @@ class MeanPicture(pl.Callback):
         t_max: float = 80.0,
         num_images: int = 2,
     ) -> None:
-        self.estimators = check_estimators("MeanPicture", estimators)
-        self.levels = noise_grid("MeanPicture", noise_levels, t_min, t_max)
-        check_at_least("MeanPicture", 1, num_images=num_images)
+        with prefixed("MeanPicture"):
+            check_estimators(estimators)
+            check_at_least(1, num_images=num_images)
+            self.levels = noise_grid(noise_levels, t_min, t_max)
+        self.estimators = estimators
         self.num_images = num_images
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what cannot be drawn."""
         check_stage("MeanPicture", stage)
         reference = data_reference("MeanPicture", trainer)
-        if len(reference.shape) != 3 or reference.shape[0] not in (1, 3):
+        if not are_pictures(reference.shape):
             raise InputError(f"MeanPicture: the data must be images of 1 or 3 channels, not {reference.shape}")
         if self.num_images > reference.N:
             raise InputError(f"MeanPicture: num_images={self.num_images} is more than the {reference.N} of the data")
@@ -73,27 +65,14 @@ class MeanPicture(pl.Callback):
         if trainer.sanity_checking:
             return
         reference = data_reference("MeanPicture", trainer)
-        # On every rank: an index that is kept in a cache is built by one for all.
-        bind_all("MeanPicture", self.estimators, reference, max(self.levels))
+        with prefixed("MeanPicture"):
+            # On every rank: an index that is kept in a cache is built by one for all.
+            bind_all(self.estimators, reference, max(self.levels))
         if not trainer.is_global_zero:
             return
-        rows = self._rows(reference, run_seed(pl_module))
+        rows = mean_pictures(self.estimators, reference, self.levels, self.num_images, run_seed(pl_module))
         for i in range(self.num_images):
-            figure = mean_figure({name: images[:, i] for name, images in rows.items()}, self.levels)
+            figure = figure2({name: images[:, i] for name, images in rows.items()}, self.levels)
             paths = save_figure(figure, Path(log_dir or trainer.default_root_dir) / f"{FIGURE_NAME}_{i}")
             show_figure(trainer, f"{FIGURE_NAME}/{i}", figure)
             rank_zero_info(f"Posterior means are in {paths[0]}")
-
-    def _rows(self, reference: ReferenceSet, seed: int) -> dict[str, Tensor]:
-        """The pictures of each row by its name, (levels, images, *shape), model space."""
-        latents = NoisyLatents(reference, self.num_images, seed)
-        exact = Exact().bind(reference)
-        rows: dict[str, list[Tensor]] = {"$z$": [], "true mean": [], **{name: [] for name in self.estimators}}
-        for level, t in enumerate(self.levels):
-            z, x = latents.batch(range(self.num_images), t)
-            rows["$z$"].append(z / (1 + t**2) ** 0.5)
-            rows["true mean"].append(exact.posterior_mean(z, t))
-            for index, (name, estimator) in enumerate(self.estimators.items()):
-                generator = keyed_generator(z.device, seed, level, index, ESTIMATOR_STREAM)
-                rows[name].append(estimator.posterior_mean(z, t, x_source=x, generator=generator))
-        return {name: torch.stack(images).cpu() for name, images in rows.items()}

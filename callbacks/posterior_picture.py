@@ -5,10 +5,9 @@ from pathlib import Path
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import KNN
-from lit_knn.figures.figure1 import posterior_figure
-from lit_knn.figures.save import save_figure
+from lit_knn.figures import figure1, save_figure
 from lit_knn.metrics.latents import noise_grid
 from lit_knn.training.run import check_new, check_stage, data_reference, show_figure
 
@@ -33,7 +32,8 @@ class PosteriorPicture(pl.Callback):
     def __init__(self, k: int = 8, z: float = 0.12, noise_levels: tuple[float, ...] = (0.02, 0.2, 3.0)) -> None:
         self.knn = KNN(k=k, n=1)
         self.z = float(z)
-        self.levels = noise_grid("PosteriorPicture", noise_levels, 0, 0)
+        with prefixed("PosteriorPicture"):
+            self.levels = noise_grid(noise_levels, 0, 0)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what cannot be drawn."""
@@ -49,7 +49,7 @@ class PosteriorPicture(pl.Callback):
         log_dir = trainer.log_dir  # a collective: every rank must ask
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
-        figure = posterior_figure(self.knn, data_reference("PosteriorPicture", trainer), self.z, self.levels)
+        figure = figure1(self.knn, data_reference("PosteriorPicture", trainer), self.z, self.levels)
         paths = save_figure(figure, Path(log_dir or trainer.default_root_dir) / FIGURE_NAME)
         show_figure(trainer, FIGURE_NAME, figure)
         rank_zero_info(f"Posterior and proposal are in {paths[0]}")

@@ -9,8 +9,8 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from callbacks.checkpoints import LastCheckpoint
 from callbacks.fidelity import Fidelity
+from callbacks.last_checkpoint import LastCheckpoint
 from callbacks.sample_grid import SampleGrid
 from lit_knn.atomic_files import written_whole
 from lit_knn.results import TITLES, TRAINING_TIME_JSON

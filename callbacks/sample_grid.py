@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytorch_lightning as pl
-from pytorch_lightning.loggers import TensorBoardLogger
-from torchvision.utils import save_image
 
 from lit_knn.errors import InputError
-from lit_knn.figures.image_grid import image_grid
+from lit_knn.figures import image_grid
+from lit_knn.metrics.features import are_pictures
+from lit_knn.training.run import save_picture
 
 
 class SampleGrid(pl.Callback):
@@ -35,15 +35,11 @@ class SampleGrid(pl.Callback):
         if trainer.sanity_checking or log_dir is None or not trainer.is_global_zero:
             return
         folder = Path(log_dir) / "samples"
-        folder.mkdir(parents=True, exist_ok=True)
         self.last_paths = []
         for steps in self.num_steps:
             images = pl_module.sample(range(self.num_samples), steps)  # type: ignore[operator]
-            if images.ndim != 4 or images.shape[1] not in (1, 3):
-                return  # latents and vectors have no picture
-            grid = image_grid(images)
+            if not are_pictures(images.shape[1:]):
+                return
             path = folder / f"step_{pl_module.step:07d}_{steps}-step.png"
-            save_image(grid, path)
+            save_picture(trainer, image_grid(images), path, f"samples/{steps}-step", int(pl_module.step))  # type: ignore[arg-type]
             self.last_paths.append(path)
-            if isinstance(trainer.logger, TensorBoardLogger):
-                trainer.logger.experiment.add_image(f"samples/{steps}-step", grid, pl_module.step)

@@ -14,8 +14,8 @@ from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import save_image
 
 from lit_knn.errors import InputError
-from lit_knn.figures.image_grid import image_grid
-from lit_knn.metrics.features import to_uint8
+from lit_knn.figures import image_grid
+from lit_knn.metrics.features import are_pictures, to_uint8
 
 GRID_SAMPLES = 64
 
@@ -64,7 +64,7 @@ class SampleWriter(BasePredictionWriter):
     ) -> None:
         """Keep one batch of samples and its seeds."""
         images = prediction.cpu().float()
-        is_picture = images.ndim == 4 and images.shape[1] in (1, 3)
+        is_picture = are_pictures(images.shape[1:])
         arrays = {"seeds": batch.cpu().numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
         if is_picture and self.format == "png":
             for seed, image in zip(batch.tolist(), arrays["images"], strict=True):

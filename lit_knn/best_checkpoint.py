@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,14 +12,14 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lit_knn.atomic_files import locked, written_whole
+from lit_knn.distributed import on_first_rank
 from lit_knn.errors import InputError
-from lit_knn.figures.checkpoint_curve import checkpoint_curve
-from lit_knn.figures.save import save_figure
-from lit_knn.metrics.fidelity_measure import FidelityMeasure
+from lit_knn.figures import checkpoint_curve, save_figure
+from lit_knn.metrics import FidelityMeasure
 from lit_knn.results import CHECKPOINTS_PREFIX, TITLES, ResultsTable, Row
 from lit_knn.settings import fingerprint
 from lit_knn.training.kept_checkpoints import kept_checkpoints, read_checkpoint
-from lit_knn.training.run import data_reference, measuring_bar, on_first_rank
+from lit_knn.training.run import data_reference, measuring_bar
 
 
 @runtime_checkable
@@ -28,7 +29,7 @@ class MeasuresSamples(Protocol):
     measure: FidelityMeasure
     num_samples: int
 
-    def samples(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
+    def samples(self, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's share of the samples: seeds (B,) and images (B, *shape)."""
 
 
@@ -63,19 +64,19 @@ class BestCheckpoint(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Find the checkpoints and what is measured already, before anything is sampled."""
-        self.checkpoints = on_first_rank(trainer, lambda: kept_checkpoints(self.run, self.folder, trainer.max_steps))
+        self.checkpoints = on_first_rank(lambda: kept_checkpoints(self.run, self.folder, trainer.max_steps))
         self._reference = data_reference("best", trainer, may_be_sharded=True)
-        self.fidelity.measure.prepare(trainer, self._reference, self.fidelity.num_samples)
+        self.fidelity.measure.prepare(self._reference, self.fidelity.num_samples)
         self._settings = self._describe(pl_module)  # every rank must ask
         self._table = self._open_table()
-        self._rows = on_first_rank(trainer, self._finished)
+        self._rows = on_first_rank(self._finished)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure what is not measured, and draw and print the result."""
         todo = {seen: path for seen, path in self.checkpoints.items() if seen not in self._rows}
         done = len(self.checkpoints) - len(todo)
         rank_zero_info(f"{done} of {len(self.checkpoints)} checkpoints are measured already")
-        with measuring_bar(trainer, len(self.checkpoints), "Checkpoints", " checkpoints") as bar:
+        with measuring_bar(trainer, len(self.checkpoints), "Checkpoints", " checkpoints", leave=True) as bar:
             bar.unit_scale = False  # checkpoints are few
             bar.update(done)
             for seen, path in todo.items():
@@ -106,15 +107,16 @@ class BestCheckpoint(pl.Callback):
 
     def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, seen: int, path: Path) -> Row:
         start, fidelity = time.monotonic(), self.fidelity
-        samples = fidelity.samples(trainer, pl_module)
+        samples = fidelity.samples(pl_module)
         try:
-            values = fidelity.measure(trainer, self._reference, samples, fidelity.num_samples)
+            device, bar = trainer.strategy.root_device, partial(measuring_bar, trainer)
+            values = fidelity.measure(self._reference, samples, fidelity.num_samples, device, bar)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         row: Row = {"step": int(pl_module.step), "images_seen": seen, "checkpoint": str(path)}  # type: ignore[arg-type]
         row |= {**values, "num_samples": fidelity.num_samples, "seconds": round(time.monotonic() - start, 2)}
         row["settings"] = fingerprint(self._settings)
-        on_first_rank(trainer, lambda: self._add(row))
+        on_first_rank(lambda: self._add(row))
         return row
 
     def _add(self, row: Row) -> None:

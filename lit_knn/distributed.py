@@ -1,11 +1,12 @@
 """Distributed runs: work that processes do in turn or together, and the tensors that ranks exchange."""
 
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,55 @@ PATIENCE = timedelta(days=7)
 # There are no connections yet: who has died before, as one without its data has, is missed only after so long.
 ARRIVAL = timedelta(minutes=30)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def rank_and_size() -> tuple[int, int]:
+    """The rank of this process and the number of ranks; (0, 1) without a distributed run."""
+    distributed = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+
+
+def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
+    """This rank's share of the numbers 0 to num − 1, in whole batches that are the same for any number of ranks.
+
+    Yields:
+        The number of the batch and the numbers in it, of which only the last batch has fewer than `batch_size`.
+    """
+    rank, size = rank_and_size()
+    for batch in range(rank, -(-num // batch_size), size):
+        yield batch, range(batch * batch_size, min((batch + 1) * batch_size, num))
+
+
+def broadcast(value: T) -> T:
+    """What the first rank has, something picklable, on every rank; all ranks must call it."""
+    values = [value]
+    if not _is_alone():
+        dist.broadcast_object_list(values)
+    return values[0]
+
+
+def on_first_rank(work: Callable[[], T]) -> T:
+    """Do something on the first rank, for all; what goes wrong there stops every rank, which all must call this.
+
+    Raises:
+        InputError: what `work` raised, if it was an InputError or an OSError.
+    """
+    result, problem = None, None
+    if rank_and_size()[0] == 0:
+        try:
+            result = work()
+        except (InputError, OSError) as error:
+            problem = str(error)
+    result, problem = broadcast((result, problem))
+    if problem is not None:
+        raise InputError(problem)
+    return cast(T, result)
+
+
+def warn_on_first_rank(message: str) -> None:
+    """Warn once, not on every rank."""
+    if rank_and_size()[0] == 0:
+        warnings.warn(message, stacklevel=3)
 
 
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
@@ -64,7 +114,7 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
 
 
 def _is_alone() -> bool:
-    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+    return rank_and_size()[1] == 1
 
 
 @contextmanager
@@ -133,9 +183,7 @@ class Exchange:
     """
 
     def __init__(self) -> None:
-        distributed = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if distributed else 0
-        self.size = dist.get_world_size() if distributed else 1
+        self.rank, self.size = rank_and_size()
         self.bytes_sent = 0
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:

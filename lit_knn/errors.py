@@ -1,5 +1,8 @@
 """The one exception of bad user input."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """Bad input, named in one line: the option or file, the value, and the rule it breaks.
@@ -14,3 +17,12 @@ class NonFiniteLossError(RuntimeError):
 
 class LostProcessError(InputError):
     """Another process of the run has ended without a word, so that the others have to tell."""
+
+
+@contextmanager
+def prefixed(owner: str) -> Iterator[None]:
+    """Put a name before the message of an `InputError`: who was given the bad input."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{owner}: {error}") from error

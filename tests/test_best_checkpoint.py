@@ -15,9 +15,9 @@ import pytest
 import torch
 import yaml
 
-from lit_knn.figures.figure4 import read_curves
-from lit_knn.metrics import Pixels
-from lit_knn.metrics.fidelity_measure import FidelityMeasure
+from lit_knn.figures.figure4.curves import read_curves
+from lit_knn.metrics import FidelityMeasure, Pixels
+from lit_knn.reference import ReferenceSet
 from lit_knn.results import read_rows
 from lit_knn.training.kept_checkpoints import kept_checkpoints
 from main import main
@@ -111,9 +111,9 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
 
 def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, monkeypatch, capsys):
     passes, measured = [], []
-    statistics, load = FidelityMeasure._real_statistics, FidelityMeasure._values
-    monkeypatch.setattr(FidelityMeasure, "_real_statistics", lambda self, *a: passes.append(1) or statistics(self, *a))
-    monkeypatch.setattr(FidelityMeasure, "_values", lambda self, *a: measured.append(1) or load(self, *a))
+    share, measure = ReferenceSet.share, FidelityMeasure.__call__
+    monkeypatch.setattr(ReferenceSet, "share", lambda self, *a: passes.append(1) or share(self, *a))
+    monkeypatch.setattr(FidelityMeasure, "__call__", lambda self, *a: measured.append(1) or measure(self, *a))
     best()
     assert (len(passes), len(measured)) == (1, 4)
     before = (run / TABLE).read_bytes()

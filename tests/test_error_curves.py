@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from lit_knn.figures.figure3 import COLOURS, PREFIXES, QUANTITIES, error_figure
+from lit_knn.figures import figure3
+from lit_knn.figures.figure3 import PREFIXES, QUANTITIES
+from lit_knn.figures.style import COLOURS
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
@@ -25,7 +27,7 @@ def row(name, t, mse, se=0.0, bias=None, variance=None):
 
 def drawn(rows):
     """The axes, as they come out."""
-    figure = error_figure(rows)
+    figure = figure3(rows)
     figure.savefig(io.BytesIO(), format="png")
     return figure.axes
 

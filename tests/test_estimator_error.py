@@ -19,8 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, UniformSNIS
 from lit_knn.estimators.draws import uniform_draws
 from lit_knn.metrics import LatentMeans, MeanAndError, bias_share, error_terms
-from lit_knn.metrics.error_curve import FixedSource, PosteriorSource, measure
 from lit_knn.metrics.latents import NoisyLatents, noise_grid
+from lit_knn.metrics.measure import fixed_source, measure, posterior_source
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from main import main
@@ -133,11 +133,11 @@ def small_set(t=1.0, B=200):
     return ReferenceSet(x), z, source, posterior_mean(z, x, t), variance.mean(1)
 
 
-def run_measure(estimator, repeats=30, posterior_source=False, t=1.0):
+def run_measure(estimator, repeats=30, resample=False, t=1.0):
     reference, z, source, mu, variance = small_set(t)
     if estimator.needs_reference:
         estimator.bind(reference)
-    sources = PosteriorSource(reference, z, t, repeats, (0,)) if posterior_source else FixedSource(source)
+    sources = posterior_source(reference, z, t, repeats, (0,)) if resample else fixed_source(source)
     return measure(estimator, repeats, z, t, mu, sources, (0, 0)), variance
 
 
@@ -173,12 +173,12 @@ def test_the_source_counts_as_bias_while_it_is_fixed_and_as_variance_once_it_is_
     fixed, variance = run_measure(OneSample(), repeats=1)
     torch.testing.assert_close(fixed["bias_sq"], fixed["mse"])
     assert close(fixed["mse"], variance)
-    drawn, _ = run_measure(OneSample(), posterior_source=True)
+    drawn, _ = run_measure(OneSample(), resample=True)
     assert close(drawn["variance"], variance)
     assert close(drawn["bias_sq_corrected"], 0.0)
     # The MSE of STF is the same in expectation, its split is not: its bias is all for a given source.
     fixed, _ = run_measure(STF(n=4), repeats=60)
-    drawn, _ = run_measure(STF(n=4), repeats=60, posterior_source=True)
+    drawn, _ = run_measure(STF(n=4), repeats=60, resample=True)
     assert close(fixed["mse"], drawn["mse"])
     assert fixed["bias_sq_corrected"].mean() > 0.3 * fixed["mse"].mean()
     assert close(drawn["bias_sq_corrected"], 0.0)
@@ -225,8 +225,8 @@ def test_latents_depend_neither_on_the_batch_nor_on_the_level():
 
 
 def test_levels_are_equally_spaced_in_the_logarithm():
-    np.testing.assert_allclose(noise_grid("", 5, 0.5, 80.0), np.geomspace(0.5, 80, 5))
-    assert noise_grid("", [3, 1.5], 9, 1) == [3.0, 1.5]
+    np.testing.assert_allclose(noise_grid(5, 0.5, 80.0), np.geomspace(0.5, 80, 5))
+    assert noise_grid([3, 1.5], 9, 1) == [3.0, 1.5]
 
 
 # The run

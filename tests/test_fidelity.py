@@ -20,7 +20,7 @@ from lit_knn.metrics import (
     FeatureSums,
     InceptionV3,
     Pixels,
-    frechet_distance,
+    frechet_distance_of_statistics,
     inception_score,
     kernel_distance,
     precision_recall,
@@ -69,7 +69,7 @@ def test_numbers_are_those_of_torch_fidelity_on_the_same_images_and_weights(rand
     extractor = InceptionV3(random_weights)
     ours = statistics(extractor, model_space(generated), keep_features=True)
     of_data = statistics(extractor, model_space(real), keep_features=True)
-    fid = frechet_distance(ours, of_data)
+    fid = frechet_distance_of_statistics(ours, of_data)
     assert fid > 5
     assert fid == pytest.approx(theirs["frechet_inception_distance"], abs=1e-3, rel=0)
     score = inception_score(ours.logits)
@@ -95,8 +95,8 @@ def test_distance_of_gaussians_with_known_answer():
     for sums, sigma, shift in ((one, a, 0.0), (two, b, 2.0)):
         sums.update(torch.arange(400), (white * sigma) @ basis.T + shift)
     expected = 5 * 2.0**2 + float((a - b).square().sum())
-    assert frechet_distance(one.compute(), two.compute()) == pytest.approx(expected, rel=1e-7)
-    assert frechet_distance(one.compute(), one.compute()) == pytest.approx(0, abs=1e-7)
+    assert frechet_distance_of_statistics(one.compute(), two.compute()) == pytest.approx(expected, rel=1e-7)
+    assert frechet_distance_of_statistics(one.compute(), one.compute()) == pytest.approx(0, abs=1e-7)
 
 
 def test_pixel_distance_is_that_of_torchmetrics():
@@ -111,13 +111,13 @@ def test_pixel_distance_is_that_of_torchmetrics():
     theirs = FrechetInceptionDistance(feature=Flat())
     theirs.update(images[0], real=True)
     theirs.update(images[1] * 0.7, real=False)
-    ours = frechet_distance(statistics(Pixels(), images[0]), statistics(Pixels(), images[1] * 0.7))
+    ours = frechet_distance_of_statistics(statistics(Pixels(), images[0]), statistics(Pixels(), images[1] * 0.7))
     assert ours == pytest.approx(float(theirs.compute()), rel=1e-4)
 
 
 def test_a_single_feature_is_enough():
     x = torch.tensor([[0.0], [2.0]])
-    assert frechet_distance(statistics(Pixels(), x), statistics(Pixels(), x * 3 + 1)) == pytest.approx(
+    assert frechet_distance_of_statistics(statistics(Pixels(), x), statistics(Pixels(), x * 3 + 1)) == pytest.approx(
         3**2 + (2 * math.sqrt(2)) ** 2, rel=1e-6
     )
 

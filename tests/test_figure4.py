@@ -4,7 +4,9 @@ import pytest
 import yaml
 
 from lit_knn.errors import InputError
-from lit_knn.figures.figure4 import Curve, draw, main, read_curves
+from lit_knn.figures import figure4
+from lit_knn.figures.figure4.__main__ import main
+from lit_knn.figures.figure4.curves import Curve, read_curves
 from lit_knn.results import write_rows
 
 
@@ -72,7 +74,7 @@ def lines(ax, style):
 
 
 def test_each_panel_varies_one_option_and_marks_where_the_baseline_is_passed(runs):
-    upper, lower = draw(read_curves(runs, "fid"), "fid").axes
+    upper, lower = figure4(read_curves(runs, "fid"), "fid").axes
     labels = [[text.get_text() for text in ax.get_legend().get_texts()] for ax in (upper, lower)]
     assert labels[0] == ["OneSample", "KNN k=512, n=256", "KNN k=2048, n=256"]
     assert labels[1] == ["OneSample", "KNN k=2048, n=64", "KNN k=2048, n=256"]

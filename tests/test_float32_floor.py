@@ -6,8 +6,8 @@ import torch
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, STF, ExactFloat64, MonteCarlo, StratifiedKNN, SubspaceKNN
 from lit_knn.estimators.draws import merged_draws
-from lit_knn.metrics.error_curve import FixedSource, measure
 from lit_knn.metrics.latents import NoisyLatents
+from lit_knn.metrics.measure import fixed_source, measure
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 
@@ -32,7 +32,7 @@ def score_mse(estimator, reference, t, num_z=32):
     """As the callback `EstimatorError` measures it."""
     z, x = NoisyLatents(reference, num_z, 0).batch(range(num_z), t)
     mu = ExactFloat64().bind(reference).posterior_mean(z.double(), t)
-    values = measure(estimator.bind(reference), 3, z, t, mu, FixedSource(x), (0, 0))
+    values = measure(estimator.bind(reference), 3, z, t, mu, fixed_source(x), (0, 0))
     return values["mse"].mean().item() / t**4
 
 

@@ -12,8 +12,13 @@ from lit_knn.reference import ReferenceSet
 SQUARE = torch.tensor([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0], [6.0, 6.0]])
 
 
+class FindsOne(ReferenceSet):
+    def search(self, z, k):
+        return torch.full((len(z), 2), torch.inf), torch.tensor([[0, -1]] * len(z))
+
+
 def nearest(samples, reference):
-    return nearest_images(torch.as_tensor(samples), reference.search, reference.gather, reference.N)
+    return nearest_images(torch.as_tensor(samples), reference)
 
 
 def test_distances_and_ratio_on_a_square():
@@ -83,8 +88,6 @@ def test_what_cannot_be_compared_is_said():
     with pytest.raises(InputError, match="N=1"):
         nearest([[0.0, 0.0]], ReferenceSet(SQUARE[:1]))
     with pytest.raises(InputError, match="fewer than two neighbours"):
-        nearest_images(
-            SQUARE, lambda z, k: (torch.full((4, k), torch.inf), torch.tensor([[0, -1]] * 4)), SQUARE.__getitem__, 4
-        )
+        nearest(SQUARE, FindsOne(SQUARE))
     with pytest.raises(InputError, match="threshold must be"):
         MemorisationMetric(0.0)

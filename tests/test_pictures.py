@@ -13,7 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from callbacks import MeanPicture
 from lit_knn.data import Digits, PointsOnALine
 from lit_knn.estimators import KNN, Exact, OneSample
-from lit_knn.figures.figure1 import posterior_figure
+from lit_knn.figures import figure1
+from lit_knn.index import FaissIndex
+from lit_knn.metrics import mean_pictures
 from lit_knn.reference import ReferenceSet
 from main import main
 
@@ -43,7 +45,7 @@ def test_figure_1_is_saved_and_shown(tmp_path):
 def test_figure_1_shows_the_posterior_and_the_proposal():
     # Three points at distances 0, 1 and 2 from z, likelihoods 1, e^(-1/2) and e^(-2); one neighbour.
     reference = ReferenceSet(torch.tensor([[0.0], [1.0], [2.0]]))
-    figure = posterior_figure(KNN(k=2, n=1).bind(reference), reference, 0.0, [1.0])
+    figure = figure1(KNN(k=2, n=1).bind(reference), reference, 0.0, [1.0])
     (axes,) = figure.axes
     likelihood = np.exp([0, -0.5, -2])
     stems = [segment[1, 1] for segment in axes.collections[0].get_segments()]
@@ -73,8 +75,8 @@ def test_figure_2_is_saved_and_shown(tmp_path):
 def test_the_rows_of_figure_2():
     data = Digits()
     data.setup()
-    estimators = {"exact": Exact().bind(data.reference), "source": OneSample()}
-    rows = MeanPicture(estimators, noise_levels=[0.01, 1e4], num_images=3)._rows(data.reference, seed=0)
+    estimators = {"exact": Exact(), "source": OneSample()}
+    rows = mean_pictures(estimators, data.reference, [0.01, 1e4], num_images=3)
     assert list(rows) == ["$z$", "true mean", "exact", "source"]
     assert torch.equal(rows["exact"], rows["true mean"])
     # At no noise the mean is the image that z was made from, at all noise that of the data.
@@ -119,11 +121,18 @@ def test_fit_is_refused(tmp_path, capsys):
 
 def test_every_rank_takes_part_in_building_an_index_for_figure_2(tmp_path):
     # One that is kept in a cache is a collective: the first rank alone would wait for the others.
-    data, knn = Digits(), KNN(k=8, n=4)
+    class Watched(FaissIndex):
+        builds = 0
+
+        def build(self, *args):
+            self.builds += 1
+            super().build(*args)
+
+    data = Digits(index=Watched())
     data.setup()
     other_rank = SimpleNamespace(
         log_dir=str(tmp_path), sanity_checking=False, is_global_zero=False, datamodule=data, default_root_dir="."
     )
-    MeanPicture({"KNN": knn}).on_validation_epoch_end(other_rank, None)
-    assert data.reference._index_built
+    MeanPicture({"KNN": KNN(k=8, n=4)}).on_validation_epoch_end(other_rank, None)
+    assert data.reference.index.builds == 1
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from lit_knn.theory.warp import Warp
 class MonteCarlo(SampledEstimator):
     """μ̂ = (1/n) Σ x_i with x_i drawn from the exact posterior: Eq. 9 (eq:simple_mc).
 
-    Unbiased, variance Var(x|z)/n. As expensive as `Exact("float64")`: a yardstick of sampling estimators, not for use.
+    Unbiased, variance Var(x|z)/n. As expensive as `ExactFloat64()`: a yardstick of sampling estimators, not for use.
 
     Args:
         n: draws per z; null for 256.

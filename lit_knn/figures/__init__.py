@@ -1,1 +1,22 @@
 """Rows of results become matplotlib figures, those of the paper among them."""
+
+from lit_knn.figures.checkpoint_curve import checkpoint_curve
+from lit_knn.figures.figure1 import figure1
+from lit_knn.figures.figure2 import figure2
+from lit_knn.figures.figure3 import figure3
+from lit_knn.figures.figure4 import figure4
+from lit_knn.figures.figure5 import figure5
+from lit_knn.figures.image_grid import image_grid, pair_grid
+from lit_knn.figures.save import save_figure
+
+__all__ = [
+    "checkpoint_curve",
+    "figure1",
+    "figure2",
+    "figure3",
+    "figure4",
+    "figure5",
+    "image_grid",
+    "pair_grid",
+    "save_figure",
+]

@@ -7,16 +7,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lit_knn.estimators import KNN
+from lit_knn.figures.style import COLOURS
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import all_sq_dist
 from lit_knn.theory.bounds import normaliser_ratio
 from lit_knn.theory.posterior import log_posterior, unnormalised_log_likelihood
 from lit_knn.theory.proposal import dense_log_q
 
-NEIGHBOUR, OTHER, PROPOSAL = "#0072B2", "#9ecae1", "#D55E00"
+NEIGHBOUR, OTHER, PROPOSAL = COLOURS[0], "#9ecae1", COLOURS[1]
 
 
-def posterior_figure(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) -> Figure:
+def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) -> Figure:
     """Draw one panel for each noise level.
 
     Args:

@@ -7,7 +7,7 @@ from torch import Tensor
 from lit_knn.metrics.features import to_uint8
 
 
-def mean_figure(rows: dict[str, Tensor], levels: list[float]) -> Figure:
+def figure2(rows: dict[str, Tensor], levels: list[float]) -> Figure:
     """Draw pictures in rows.
 
     Args:

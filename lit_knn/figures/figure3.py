@@ -7,11 +7,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
 
-# Told apart in print and by the colour-blind (Okabe and Ito).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c8c")
-MARKERS = "osD^vP*X"
+from lit_knn.figures.style import dress, look
+
 QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "variance"}
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
 # Shown are so many decades below each curve's peak, but no more than these above and below the middle one of the peaks.
@@ -20,7 +18,7 @@ DECADES, ABOVE, BELOW = 4.0, 6.0, 10.0
 MARK_STEP = 0.03
 
 
-def error_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw score errors above and posterior mean errors below, one column per quantity, one colour per estimator.
 
     The squared bias is the corrected one, shown where it is above three standard errors. Bands are one standard error.
@@ -35,10 +33,10 @@ def error_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     any_zero = False
     for row_of_axes, (prefix, label) in zip(grid, PREFIXES.items(), strict=True):
         for axes, (quantity, title) in zip(row_of_axes, QUANTITIES.items(), strict=True):
-            _style(axes, title if prefix == "score" else "", "noise level $t$" if prefix == "mu" else "")
+            dress(axes, "xy", **({"title": title} if prefix == "score" else {"xlabel": "noise level $t$"}))
             for i, name in reversed(list(enumerate(names))):  # the first named is drawn last, on top
                 own = sorted((row for row in rows if row["estimator"] == name), key=lambda row: row["t"])
-                _draw_curve(axes, own, f"{prefix}_{quantity}", COLOURS[i % 8], MARKERS[i % 8], name)
+                _draw_curve(axes, own, f"{prefix}_{quantity}", i)
                 zeros = [row["t"] for row in own if row[f"{prefix}_{quantity}"] == 0]
                 any_zero |= _mark_zeros(axes, zeros, i)
         row_of_axes[0].set_ylabel(label)
@@ -51,9 +49,7 @@ def error_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _draw_curve(
-    axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, colour: str, marker: str, label: str
-) -> None:
+def _draw_curve(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, number: int) -> None:
     """One curve, with gaps where a value is unknown, has no logarithm or is a bias that may be none."""
     t, values, errors = [], [], []
     for row in rows:
@@ -62,28 +58,19 @@ def _draw_curve(
         t.append(row["t"])
         values.append(math.nan if hidden else value)
         errors.append(error if math.isfinite(error) else 0.0)
-    axes.plot(t, values, color=colour, marker=marker, markersize=3, linewidth=1.4, label=label)
+    (line,) = axes.plot(t, values, label=rows[0]["estimator"], **look(number))
     low = [max(value - error, value / 10) for value, error in zip(values, errors, strict=True)]
     high = [value + error for value, error in zip(values, errors, strict=True)]
-    axes.fill_between(t, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.fill_between(t, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 def _mark_zeros(axes: Axes, t: Sequence[float], number: int) -> bool:
     """Mark the noise levels of an estimator's zeros at the foot of the axes; whether there are any."""
     if t:
-        marks = Line2D(t, [MARK_STEP * (number + 1)] * len(t), color=COLOURS[number % 8], linestyle="none")
-        marks.set(marker=MARKERS[number % 8], markersize=3, fillstyle="none", transform=axes.get_xaxis_transform())
+        marks = Line2D(t, [MARK_STEP * (number + 1)] * len(t), **look(number))
+        marks.set(linestyle="none", fillstyle="none", transform=axes.get_xaxis_transform())
         axes.add_line(marks)
     return len(t) > 0
-
-
-def _style(axes: Axes, title: str, xlabel: str) -> None:
-    axes.set(xscale="log", yscale="log", title=title, xlabel=xlabel)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_formatter(NullFormatter())
-    axes.grid(True, which="major", color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _fit_limits(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str) -> None:

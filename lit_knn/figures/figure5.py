@@ -1,17 +1,14 @@
-"""The picture of Figure 5 (fig:diffusion_init): sample quality against t_switch."""
+"""Figure 5 (fig:diffusion_init): sample quality against t_switch."""
 
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lit_knn.figures.style import dress, look
 from lit_knn.results import Row
 
-# Told apart in grey, too.
-MARKERS = "osD^vPX*"
 
-
-def hybrid_figure(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
+def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
     """Draw the distance to the data and the copied fraction against t_switch, one line for each method.
 
     Args:
@@ -25,19 +22,12 @@ def hybrid_figure(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
     for axes, column in ((left, metric), (right, "copied_fraction")):
         for number, method in enumerate(methods):
             points = sorted((row["t_switch"], row[column]) for row in rows if row["method"] == method)
-            style = {"color": "black", "linestyle": "--", "zorder": 3} if method == baseline else {}
-            marker = {"marker": MARKERS[number % len(MARKERS)], "markersize": 5, "markerfacecolor": "none"}
-            axes.plot(*zip(*points, strict=True), label=method, **marker, **style)
-        _dress(axes)
-    left.set_ylim(bottom=0)  # not logarithmic: that would blow up the differences between draws of equal quality
-    left.set_ylabel(metric)
-    right.set_ylabel("copied fraction")
+            dashed = {"color": "black", "linestyle": "--", "zorder": 3} if method == baseline else {}
+            style = {**look(number), "markersize": 5, "markerfacecolor": "none", **dashed}
+            axes.plot(*zip(*points, strict=True), label=method, **style)
+        dress(axes, "x", xlabel="$t_{\\mathrm{switch}}$", ylabel=column.replace("_", " "))
+    # Not logarithmic: that would blow up the differences between draws of equal quality.
+    left.set(ylim=(0, None), ylabel=metric)
     right.set_ylim(-0.03, 1.03)
     left.legend()
     return figure
-
-
-def _dress(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.set_xlabel("$t_{\\mathrm{switch}}$")
-    axes.grid(alpha=0.3)

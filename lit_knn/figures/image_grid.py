@@ -1,5 +1,6 @@
 """Images tiled into one picture."""
 
+import torch
 from torch import Tensor
 from torchvision.utils import make_grid
 
@@ -7,6 +8,7 @@ from lit_knn.metrics.features import to_uint8
 
 # Small images are enlarged to about this many pixels a side, or nobody can see them.
 MIN_SIDE = 32
+PAIRS_PER_ROW = 8
 
 
 def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
@@ -15,3 +17,16 @@ def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
     pixels = to_uint8(images).cpu().float() / 255
     pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)
     return make_grid(pixels, nrow=columns or max(round(len(images) ** 0.5), 1), padding=2, pad_value=1.0)
+
+
+def pair_grid(upper: Tensor, lower: Tensor) -> Tensor:
+    """Tile pairs of images (n, C, H, W), n >= 1, in model space: rows of the upper ones, each over its lower ones."""
+    columns = min(len(upper), PAIRS_PER_ROW)
+    rows = zip(upper.split(columns), lower.split(columns), strict=True)
+    return torch.cat([image_grid(torch.cat([_filled(a, columns), _filled(b, columns)]), columns) for a, b in rows], 1)
+
+
+def _filled(images: Tensor, columns: int) -> Tensor:
+    """A row of `columns` images, white at the end."""
+    white = images.new_ones(columns - len(images), *images.shape[1:])
+    return torch.cat([images, white])

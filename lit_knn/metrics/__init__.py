@@ -1,36 +1,56 @@
 """Metrics of estimators and of generated samples."""
 
+from lit_knn.metrics.error_curve import ErrorCurve, error_curve
 from lit_knn.metrics.estimator_error import ErrorTerms, LatentMeans, MeanAndError, bias_share, error_terms
 from lit_knn.metrics.features import DINOv2, EfficientNetLite0, FeatureExtractor, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import (
     FeatureStatistics,
     FeatureSums,
     frechet_distance,
+    frechet_distance_of_statistics,
+    image_statistics,
     inception_score,
     kernel_distance,
     precision_recall,
 )
-from lit_knn.metrics.memorisation import MemorisationMetric, NearestImages, is_copied, nearest_images
+from lit_knn.metrics.fidelity_measure import FidelityMeasure
+from lit_knn.metrics.mean_pictures import mean_pictures
+from lit_knn.metrics.memorisation import (
+    LikestPairs,
+    MemorisationMetric,
+    NearestImages,
+    is_copied,
+    memorisation,
+    nearest_images,
+)
 
 __all__ = [
     "DINOv2",
     "EfficientNetLite0",
+    "ErrorCurve",
     "ErrorTerms",
     "FeatureExtractor",
     "FeatureStatistics",
     "FeatureSums",
+    "FidelityMeasure",
     "InceptionV3",
     "LatentMeans",
+    "LikestPairs",
     "MeanAndError",
     "MemorisationMetric",
     "NearestImages",
     "Pixels",
     "bias_share",
+    "error_curve",
     "error_terms",
     "frechet_distance",
+    "frechet_distance_of_statistics",
+    "image_statistics",
     "inception_score",
     "is_copied",
     "kernel_distance",
+    "mean_pictures",
+    "memorisation",
     "nearest_images",
     "precision_recall",
 ]

@@ -1,11 +1,10 @@
 """What the neighbour search finds, and what the theorems say about it, by enumeration of the whole reference set."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.knn import KNN
 from lit_knn.reference.streaming import all_sq_dist, batches_of
 from lit_knn.theory.bounds import (
     monte_carlo_trace,
@@ -40,14 +39,14 @@ class SearchDiagnostics(NamedTuple):
 
 
 @torch.no_grad()
-def search_diagnostics(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
+def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
     """Enumerate the posterior and the proposal of each z; costs two products of z and all images, as `Exact` does.
 
     The theorems assume that the search is exact; with an approximate index they need not hold. The proposal is that of
     the search alone, also where the estimator would put the source of z into it.
 
     Args:
-        estimator: bound.
+        estimator: bound, with `proposal`, `k` and `n`, as `KNN`.
         z: (B, *shape).
         t: noise level.
         mu: (B, *shape), the exact posterior mean, float64.
@@ -56,7 +55,7 @@ def search_diagnostics(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> Searc
     return SearchDiagnostics(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 
-def _diagnose(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
+def _diagnose(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
     reference, k, n = estimator.reference, estimator.k, estimator.n
     proposal = estimator.proposal(z, torch.full((len(z),), t, dtype=torch.float64, device=z.device))
     sq_dist, sq_deviation = all_sq_dist(reference, z), all_sq_dist(reference, mu)

@@ -1,102 +1,175 @@
-"""One estimator at one batch of latents: its errors, its weights, its search and its time."""
+"""The errors of estimators over noise levels, Figure 3 (fig:estimator_perf), as rows of numbers."""
 
-import torch
-from torch import Tensor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from lit_knn.estimators import KNN, Estimator, MonteCarlo
-from lit_knn.estimators.sampled import CertifiedEstimator
-from lit_knn.metrics import ErrorTerms, error_terms
-from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
-from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
+from lit_knn.distributed import own_batches
+from lit_knn.errors import InputError
+from lit_knn.estimators import Estimator
+from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
+from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_estimators
+from lit_knn.metrics.measure import TIME, fixed_source, measure, posterior_source, quantities
+from lit_knn.metrics.progress import progress_bar
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
-from lit_knn.stopwatch import Stopwatch
 
-TIME = "ms_per_estimate"
-CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")
+ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
+# Columns of the other quantities of `measure`.
+COLUMNS = {
+    "effective_sample_size": "effective_sample_size",
+    "largest_weight": "largest_weight",
+    "certified_mse": "certified_mse",
+    "recall": "search_recall",
+    "found_mass": "posterior_mass_found",
+    "normaliser_ratio": "Zq_over_pt",
+    "eq12_variance": "eq12_variance",
+    "bound_4_1": "theorem_4_1_bound",
+    "bound_4_2": "theorem_4_2_bound",
+    TIME: TIME,
+}
+
+Row = dict[str, Any]
 
 
-class FixedSource:
-    """The clean x that z was made from, in every repeat."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-
-    def __call__(self, repeat: int) -> Tensor:
-        """`x_source` of a repeat, (B, *shape)."""
-        return self.x
-
-
-class PosteriorSource:
-    """A draw from the posterior p_t(x|z) for each repeat: as the clean x is distributed, given z.
+def error_curve(
+    estimators: Mapping[str, Estimator],
+    reference: ReferenceSet,
+    noise_levels: Sequence[float],
+    *,
+    num_z: int = 10_000,
+    repeats: int = 100,
+    batch_size: int = 128,
+    seed: int = 0,
+    resample_source: bool = False,
+) -> list[Row]:
+    """Measure estimators against the exact posterior mean, with a progress bar on a terminal.
 
     Args:
+        estimators: by name; they are bound to `reference`.
         reference: the data set.
-        z: (B, *shape).
-        t: noise level.
-        repeats: number of draws.
-        key: of the draws.
-    """
-
-    def __init__(self, reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]) -> None:
-        generator = keyed_generator(z.device, *key, SOURCE_STREAM)
-        levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
-        self.reference = reference
-        self.ids = MonteCarlo(repeats).bind(reference).posterior_ids(z, levels, generator)
-
-    def __call__(self, repeat: int) -> Tensor:
-        """`x_source` of a repeat, (B, *shape)."""
-        return self.reference.gather(self.ids[:, repeat])
-
-
-Source = FixedSource | PosteriorSource
-
-
-def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
-    """The names of what `measure` returns for an estimator."""
-    names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
-    if isinstance(estimator, CertifiedEstimator):
-        names += CERTIFIED
-    if isinstance(estimator, KNN):
-        names += SearchDiagnostics._fields
-    return (*names, TIME)
-
-
-def measure(
-    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
-) -> dict[str, Tensor]:
-    """Estimate the posterior mean `repeats` times and compare with the exact one.
-
-    Args:
-        estimator: bound; one that is deterministic given its source where `repeats` is 1.
-        repeats: R.
-        z: (B, *shape).
-        t: noise level.
-        mu: (B, *shape), float64, the exact posterior mean.
-        source: gives `x_source` of each repeat.
-        key: of the random draws.
+        noise_levels: the levels t.
+        num_z: see `ErrorCurve`, as all that follow.
+        repeats: estimates at each latent.
+        batch_size: latents at a time.
+        seed: of every draw.
+        resample_source: draw the source anew for each repeat.
 
     Returns:
-        (B,) for each of `quantities`: see `ErrorTerms`, `Certificate` and `SearchDiagnostics`; and the time of
-        one estimate of one posterior mean, in milliseconds.
+        A row for each noise level and estimator, as `figure3` draws it; see `ErrorCurve.levels`.
+
+    Raises:
+        InputError: an option out of its range, or an estimator that does not fit the data.
     """
-    error_sum = torch.zeros_like(mu)
-    sq_error_sum = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-    watch = Stopwatch(z.device)
-    for repeat in range(repeats):
-        generator = keyed_generator(z.device, *key, repeat, ESTIMATOR_STREAM)
-        x_source = source(repeat)
-        with watch.measure():
-            estimate = estimator.posterior_mean(z, t, x_source=x_source, generator=generator)
-        error = estimate.double() - mu
-        error_sum += error
-        sq_error_sum += error.flatten(1).square().sum(1)
-    milliseconds = 1000 * watch.read_and_reset() / (repeats * len(z))
-    values = error_terms(error_sum, sq_error_sum, repeats)._asdict()
-    if isinstance(estimator, CertifiedEstimator):
-        generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
-        certificate = estimator.certified_mean(z, t, source(0), generator)
-        values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
-    if isinstance(estimator, KNN):
-        values |= search_diagnostics(estimator, z, t, mu)._asdict()
-    return {**values, TIME: torch.full_like(sq_error_sum, milliseconds)}
+    curve = ErrorCurve(estimators, noise_levels, num_z, repeats, batch_size, resample_source)
+    with progress_bar(curve.estimates, "Estimator error", " estimates") as bar:
+        return [row for rows in curve.levels(reference, seed, bar.update) for row in rows]
+
+
+@dataclass
+class ErrorCurve:
+    """What is measured, at which latents, how often.
+
+    Every draw is a function of (seed, batch, level, estimator, repeat), and ranks share whole batches: the numbers
+    depend on `batch_size`, but not on the number of ranks.
+
+    Args:
+        estimators: by name.
+        noise_levels: the levels t.
+        num_z: latents, one for each of as many images of the reference set.
+        repeats: estimates at each latent; deterministic estimators make one.
+        batch_size: latents at a time.
+        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that z was
+            made from. The MSE is the same in expectation. What `STF` and `OneSample` owe to the choice of their source
+            then counts as variance, while with a fixed source, as in the paper, it counts as bias: all of STF's bias.
+
+    Raises:
+        InputError: an option out of its range.
+    """
+
+    estimators: Mapping[str, Estimator]
+    noise_levels: Sequence[float]
+    num_z: int
+    repeats: int
+    batch_size: int
+    resample_source: bool = False
+
+    def __post_init__(self) -> None:
+        check_estimators(self.estimators)
+        check_at_least(1, num_z=self.num_z, repeats=self.repeats, batch_size=self.batch_size)
+        drawn = [name for name, estimator in self.estimators.items() if not self._is_deterministic(estimator)]
+        if drawn and self.repeats < 2:
+            raise InputError(f"repeats must be at least 2 to tell the variance of {drawn[0]}, got 1")
+
+    @property
+    def estimates(self) -> int:
+        """The number of estimates that this rank makes."""
+        latents = sum(len(numbers) for _, numbers in own_batches(self.num_z, self.batch_size))
+        return latents * len(self.noise_levels) * sum(map(self._repeats, self.estimators.values()))
+
+    def check(self, reference: ReferenceSet) -> None:
+        """Refuse a set of fewer images than latents, before anything long begins.
+
+        Raises:
+            InputError: `num_z` is more than N.
+        """
+        if self.num_z > reference.N:
+            raise InputError(f"num_z={self.num_z} is more than the {reference.N} images of the reference set")
+
+    def levels(
+        self, reference: ReferenceSet, seed: int = 0, advance: Callable[[int], Any] = lambda estimates: None
+    ) -> Iterator[list[Row]]:
+        """Measure level by level. All ranks must ask; they split the latents, and get the same rows.
+
+        Args:
+            reference: the data set, which the estimators are bound to.
+            seed: first part of the key of every draw.
+            advance: told the number of estimates after each batch of them, for instance `tqdm.update`.
+
+        Yields:
+            The rows of a noise level, one for each estimator: MSE, squared bias and variance per dimension of the
+            posterior mean (`mu_`) and of the score (`score_`), and what else `measure` finds; means over the latents,
+            of the errors with standard errors (`_se`). What an estimator does not have is "".
+        """
+        self.check(reference)
+        bind_all(self.estimators, reference, max(self.noise_levels))
+        latents = NoisyLatents(reference, self.num_z, seed)
+        for level in range(len(self.noise_levels)):
+            means = self._measure_level(latents, level, advance)
+            # On every rank: computing adds up over ranks.
+            yield [self._row(name, level, mean.compute()) for name, mean in zip(self.estimators, means, strict=True)]
+
+    def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
+        """The means of each estimator's quantities at one noise level, over the latents of this rank."""
+        t, reference = self.noise_levels[level], latents.reference
+        exact = ExactFloat64().bind(reference)
+        cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]
+        means = [LatentMeans(quantities(*case)).to(reference.device) for case in cases]
+        for batch, numbers in own_batches(self.num_z, self.batch_size):
+            z, x = latents.batch(numbers, t)
+            mu, source, key = exact.posterior_mean(z.double(), t), fixed_source(x), (latents.seed, batch, level)
+            if self.resample_source:
+                source = posterior_source(reference, z, t, max(repeats for _, repeats in cases), key)
+            for index, (estimator, repeats) in enumerate(cases):
+                means[index].update(**measure(estimator, repeats, z, t, mu, source, (*key, index)))
+                advance(len(z) * repeats)
+        return means
+
+    def _repeats(self, estimator: Estimator) -> int:
+        return 1 if self._is_deterministic(estimator) else self.repeats
+
+    def _is_deterministic(self, estimator: Estimator) -> bool:
+        return estimator.deterministic and not (estimator.uses_source and self.resample_source)
+
+    def _row(self, name: str, level: int, means: dict[str, MeanAndError]) -> Row:
+        t = self.noise_levels[level]
+        row: Row = {"estimator": name, "t": t, "num_z": self.num_z, "repeats": self._repeats(self.estimators[name])}
+        for prefix, scale in (("mu", 1.0), ("score", t**-4)):
+            for error in ERRORS:
+                known = means.get(error)
+                row[f"{prefix}_{error}"] = "" if known is None else known.mean * scale
+                row[f"{prefix}_{error}_se"] = "" if known is None else known.standard_error * scale
+        share = None
+        if "variance" in means and means["mse"].mean > 0:
+            share = bias_share(means["mse"], means["bias_sq_corrected"], means["variance"])
+        row["bias_share"], row["bias_share_se"] = ("", "") if share is None else share
+        return {**row, **{column: means[name].mean if name in means else "" for name, column in COLUMNS.items()}}

@@ -74,7 +74,7 @@ class NetworkExtractor(FeatureExtractor):
 
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
         """See `FeatureExtractor.load`."""
-        if len(shape) != 3 or shape[0] not in (1, 3):
+        if not are_pictures(shape):
             raise InputError(
                 f"{type(self).__name__}: needs images of 1 or 3 channels, but the data is of shape {shape}; "
                 "for latents and vectors use Pixels"
@@ -224,6 +224,11 @@ def download_inception() -> Path:
                 "anywhere and give its path as `weights` of InceptionV3"
             ) from error
     return path
+
+
+def are_pictures(shape: tuple[int, ...]) -> bool:
+    """Whether images of this shape have 1 or 3 channels; latents and vectors cannot be shown."""
+    return len(shape) == 3 and shape[0] in (1, 3)
 
 
 def to_uint8(images: Tensor) -> Tensor:

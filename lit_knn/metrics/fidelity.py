@@ -1,11 +1,19 @@
 """Distances between sets of images by their features: FID and its kin, and the Inception Score."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from lit_knn.distributed import rank_and_size
 from lit_knn.errors import InputError
+from lit_knn.metrics.features import FeatureExtractor
+from lit_knn.metrics.progress import progress_bar
+from lit_knn.reference import ReferenceSet
 
 INCEPTION_SCORE_SPLITS = 10
 
@@ -30,6 +38,11 @@ class FeatureStatistics:
         self.count = count
         self.features = features
         self.logits = logits
+
+    def to(self, device: torch.device | str) -> "FeatureStatistics":
+        """The same on another device, without logits."""
+        features = None if self.features is None else self.features.to(device)
+        return FeatureStatistics(self.mean.to(device), self.cov.to(device), self.count, features)
 
 
 class FeatureSums(Metric):
@@ -91,8 +104,71 @@ class FeatureSums(Metric):
         return FeatureStatistics(mean, cov, count, features, logits)
 
 
-def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
-    """Squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½); with Inception features, FID.
+def feature_statistics(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    extractor: FeatureExtractor,
+    device: torch.device | str,
+    keep_features: bool = False,
+    keep_logits: bool = False,
+    advance: Callable[[int], Any] = lambda images: None,
+) -> FeatureStatistics:
+    """Statistics of images that come in batches; all ranks must ask, each with its share.
+
+    Args:
+        batches: numbers (B,) int64, each used once over all ranks, and images (B, *shape) in model space.
+        extractor: loaded on `device`.
+        device: where features are taken.
+        keep_features: keep the features themselves, too.
+        keep_logits: keep the logits, where the extractor has any.
+        advance: told the number of images after each batch, for instance `tqdm.update`.
+    """
+    num_logits = extractor.num_logits if keep_logits else 0
+    sums = FeatureSums(extractor.num_features, num_logits, keep_features).to(device)
+    # A rank without images still takes part in adding up.
+    nothing = torch.zeros(0, extractor.num_features, device=device)
+    sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, num_logits))
+    for numbers, images in batches:
+        features, logits = extractor(images.to(device))
+        sums.update(numbers, features, logits if num_logits else None)
+        advance(len(images))
+    return sums.compute()
+
+
+def image_statistics(
+    images: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor, batch_size: int = 128
+) -> FeatureStatistics:
+    """Statistics of a set of images, with a progress bar on a terminal.
+
+    Args:
+        images: (N, *shape), uint8 pixels or float in model space; or a reference set, whose mirror images are left out,
+            as in published values.
+        extractor: takes the features, where the images are.
+        batch_size: images at a time.
+
+    Raises:
+        InputError: the extractor cannot be loaded, or images that it does not take.
+    """
+    reference = images if isinstance(images, ReferenceSet) else ReferenceSet(images)
+    extractor.load(reference.shape, reference.device)
+    share = reference.share(*rank_and_size(), batch_size, mirrored=False)
+    with progress_bar(len(reference.images), "Features", " images") as bar:
+        return feature_statistics(share, extractor, reference.device, advance=bar.update)
+
+
+def frechet_distance(
+    samples: Tensor | np.ndarray | ReferenceSet, data: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor
+) -> float:
+    """Fréchet distance between samples and data by their features; with `InceptionV3` it is FID.
+
+    Arguments as `image_statistics`, which keeps what is compared more than once:
+    `frechet_distance_of_statistics(image_statistics(samples, extractor), known)`.
+    """
+    a, b = (image_statistics(images, extractor) for images in (samples, data))
+    return frechet_distance_of_statistics(a, b.to(a.mean.device))
+
+
+def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -> float:
+    """Squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½).
 
     Raises:
         InputError: statistics that are not finite, as those of images with a NaN.

@@ -1,34 +1,34 @@
-"""Fidelity of any images to the data of a run: what `Fidelity` does with samples."""
+"""Fidelity of any images to a data set: what `Fidelity` does with samples."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from tqdm import tqdm
 
+from lit_knn.distributed import broadcast, on_first_rank, rank_and_size, warn_on_first_rank
 from lit_knn.errors import InputError
-from lit_knn.metrics import (
-    FeatureExtractor,
+from lit_knn.metrics.features import FeatureExtractor, InceptionV3
+from lit_knn.metrics.fidelity import (
+    INCEPTION_SCORE_SPLITS,
     FeatureStatistics,
-    FeatureSums,
-    InceptionV3,
-    frechet_distance,
+    feature_statistics,
+    frechet_distance_of_statistics,
     inception_score,
     kernel_distance,
     precision_recall,
 )
-from lit_knn.metrics.fidelity import INCEPTION_SCORE_SPLITS
+from lit_knn.metrics.progress import Bar, progress_bar
 from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
 from lit_knn.reference import ReferenceSet
-from lit_knn.training.run import measuring_bar, on_first_rank
 
 EXTRA_METRICS = ("kid", "precision", "recall")
 
 
 class FidelityMeasure:
-    """Compares images with the reference set of a run; all ranks take part, and all get the same numbers.
+    """Compares images with a reference set; all ranks take part, and all get the same numbers.
 
     The real set is the reference set; published values leave the mirror images of data with `hflip` out of it.
 
@@ -69,40 +69,31 @@ class FidelityMeasure:
         self._ready = False
         self._real: FeatureStatistics | None = None
 
-    def prepare(self, trainer: pl.Trainer, reference: ReferenceSet, num_images: int) -> None:
+    def prepare(self, reference: ReferenceSet, num_images: int) -> None:
         """Load the extractor and check that `num_images` images can be compared with the data, before long work.
 
         Raises:
             InputError: weights or a package are missing or wrong; too few images for a metric.
         """
         # The first rank downloads, if need be, and all ranks hear of what went wrong.
-        problem = self._load(reference) if trainer.is_global_zero else None
-        problem = trainer.strategy.broadcast(problem) or self._load(reference)
-        if problem is not None:
-            raise InputError(problem)
+        on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
+        self.extractor.load(reference.shape, "cpu")
         fewest = min(num_images, self._num_real(reference))
         self._check_enough(fewest, num_images)
         name, num_features = self.extractor.metric, self.extractor.num_features
         if fewest <= num_features:
-            rank_zero_warn(
+            warn_on_first_rank(
                 f"{name}: {fewest} images give a rank-deficient covariance of {num_features} features; compare it "
                 "only between equal numbers of images"
             )
         if isinstance(self.extractor, InceptionV3) and not self.extractor.is_published:
-            rank_zero_warn(
+            warn_on_first_rank(
                 f"fid: weights={self.extractor.weights} are not the published ones, so neither are FID and Inception "
                 "Score comparable with published values"
             )
 
     def _num_real(self, reference: ReferenceSet) -> int:
         return reference.N // 2 if reference.hflip and not self.mirrored else reference.N
-
-    def _load(self, reference: ReferenceSet) -> str | None:
-        try:
-            self.extractor.load(reference.shape, "cpu")
-        except InputError as error:
-            return str(error)
-        return None
 
     def _check_enough(self, fewest: int, num_images: int) -> None:
         if self.extractor.num_logits and num_images < INCEPTION_SCORE_SPLITS:
@@ -113,32 +104,37 @@ class FidelityMeasure:
             raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
 
     def __call__(
-        self, trainer: pl.Trainer, reference: ReferenceSet, batches: Iterable[tuple[Tensor, Tensor]], total: int | None
+        self,
+        reference: ReferenceSet,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        total: int | None,
+        device: torch.device | str = "cpu",
+        bar: Bar = progress_bar,
     ) -> dict[str, float]:
         """Compare images with the data; on all ranks, after `prepare`.
 
         Args:
-            trainer: of the run.
             reference: the data.
             batches: this rank's share of the images, as numbers (B,) int64, each used once over all ranks, and images
                 (B, *shape) in model space. They are asked for one by one, under a progress bar.
             total: number of images over all ranks, for the progress bar; None where the caller shows one.
+            device: where features are taken.
+            bar: makes a progress bar.
 
         Returns:
             The distance under the extractor's name, the Inception Score and the extra metrics.
         """
-        device = trainer.strategy.root_device
         self.extractor.load(reference.shape, device)
         if not self._ready:
-            self._real = self._real_statistics(trainer, reference)
+            self._real = self._real_statistics(reference, device, bar)
             self._ready = True
-        statistics = self._statistics(trainer, batches, "Samples", total, self.extractor.num_logits)
-        return on_first_rank(trainer, lambda: self._values(statistics))
+        generated = self._statistics(batches, device, bar(_share(total), "Samples", " images"), with_logits=True)
+        return on_first_rank(lambda: self._values(generated))
 
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
         real = self._real
         assert real is not None
-        values = {self.extractor.metric: frechet_distance(generated, real)}
+        values = {self.extractor.metric: frechet_distance_of_statistics(generated, real)}
         if generated.logits is not None:
             values |= inception_score(generated.logits)
         if generated.features is None or real.features is None:
@@ -150,24 +146,28 @@ class FidelityMeasure:
             values |= {name: value for name, value in shares.items() if name in self.extra_metrics}
         return values
 
-    def _real_statistics(self, trainer: pl.Trainer, reference: ReferenceSet) -> FeatureStatistics | None:
+    def _real_statistics(
+        self, reference: ReferenceSet, device: torch.device | str, bar: Bar
+    ) -> FeatureStatistics | None:
         """Statistics of the data, from the cache or by all ranks together; the first rank alone needs them."""
+        rank, size = rank_and_size()
         path = self._cache_path(reference)  # every rank must ask: the images may be split over them
-        path = path if trainer.is_global_zero else None
+        path = path if rank == 0 else None
         real = None if path is None else load_statistics(path, self.extractor.num_features)
         if path is not None and real is None and path.exists():
-            rank_zero_warn(f"{path} is damaged; the statistics of the data are computed anew")
-        if trainer.strategy.broadcast(real is not None):
-            return None if real is None else _to_device(real, trainer.strategy.root_device)
+            warn_on_first_rank(f"{path} is damaged; the statistics of the data are computed anew")
+        if broadcast(real is not None):
+            return None if real is None else real.to(device)
         if self.cache_dir is not None:  # a folder that cannot be made shows now, not after the pass over the data
             folder = Path(self.cache_dir)
-            on_first_rank(trainer, lambda: folder.mkdir(parents=True, exist_ok=True))
+            on_first_rank(lambda: folder.mkdir(parents=True, exist_ok=True))
         # The Inception Score is of the samples alone; the logits of a large data set would fill the memory.
-        batches = reference.share(trainer.global_rank, trainer.world_size, self.batch_size, self.mirrored)
-        real = self._statistics(trainer, batches, "Data", self._num_real(reference), num_logits=0)
+        batches = reference.share(rank, size, self.batch_size, self.mirrored)
+        shown = bar(_share(self._num_real(reference)), "Data", " images")
+        real = self._statistics(batches, device, shown, with_logits=False)
         if path is not None:
             save_statistics(path, real)
-            rank_zero_info(f"Statistics of the data ({self.extractor.metric}) are kept in {path}")
+            logging.getLogger(__name__).info(f"Statistics of the data ({self.extractor.metric}) are kept in {path}")
         return real
 
     def _cache_path(self, reference: ReferenceSet) -> Path | None:
@@ -177,28 +177,13 @@ class FidelityMeasure:
         return cache_path(self.cache_dir, self.extractor.metric, data, extractor, bool(self.extra_metrics))
 
     def _statistics(
-        self,
-        trainer: pl.Trainer,
-        batches: Iterable[tuple[Tensor, Tensor]],
-        description: str,
-        total: int | None,
-        num_logits: int,
+        self, batches: Iterable[tuple[Tensor, Tensor]], device: torch.device | str, bar: tqdm, with_logits: bool
     ) -> FeatureStatistics:
-        device = trainer.strategy.root_device
-        extractor = self.extractor
-        sums = FeatureSums(extractor.num_features, num_logits, bool(self.extra_metrics)).to(device)
-        # A rank without images still takes part in adding up.
-        nothing = torch.zeros(0, extractor.num_features, device=device)
-        sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, num_logits))
-        share = None if total is None else total // trainer.world_size
-        with measuring_bar(trainer, share, description, " images", leave=False) as bar:
-            for numbers, images in batches:
-                features, logits = extractor(images.to(device))
-                sums.update(numbers, features, logits if num_logits else None)
-                bar.update(len(images))
-        return sums.compute()
+        keep = bool(self.extra_metrics)
+        with bar:
+            return feature_statistics(batches, self.extractor, device, keep, with_logits, bar.update)
 
 
-def _to_device(statistics: FeatureStatistics, device: torch.device) -> FeatureStatistics:
-    features = None if statistics.features is None else statistics.features.to(device)
-    return FeatureStatistics(statistics.mean.to(device), statistics.cov.to(device), statistics.count, features)
+def _share(total: int | None) -> int | None:
+    """How many of all images are this rank's, for its progress bar."""
+    return None if total is None else total // rank_and_size()[1]

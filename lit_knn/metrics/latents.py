@@ -1,4 +1,4 @@
-"""What the callbacks that measure estimators share: their options, and the latents they measure at."""
+"""What measurements of estimators share: their options, and the latents they measure at."""
 
 from collections.abc import Mapping, Sequence
 
@@ -42,7 +42,7 @@ class NoisyLatents:
         return x + t * torch.stack(noise).to(x.device), x
 
 
-def noise_grid(owner: str, noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
+def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
     """The noise levels of an option: as listed, or a number of them, equally spaced in ln t from t_min to t_max.
 
     Raises:
@@ -50,39 +50,34 @@ def noise_grid(owner: str, noise_levels: Sequence[float] | int, t_min: float, t_
     """
     if isinstance(noise_levels, int):
         if noise_levels < 2:
-            raise InputError(f"{owner}: noise_levels={noise_levels}, a number of levels, must be at least 2")
+            raise InputError(f"noise_levels={noise_levels}, a number of levels, must be at least 2")
         if not 0 < t_min < t_max < float("inf"):
-            raise InputError(f"{owner}: need 0 < t_min < t_max, got t_min={t_min} and t_max={t_max}")
+            raise InputError(f"need 0 < t_min < t_max, got t_min={t_min} and t_max={t_max}")
         ratio = t_max / t_min
         return [t_min * ratio ** (i / (noise_levels - 1)) for i in range(noise_levels)]
     levels = [float(t) for t in noise_levels]
     if not levels:
-        raise InputError(f"{owner}: noise_levels is empty")
+        raise InputError("noise_levels is empty")
     for t in levels:
         if not 0 < t < float("inf"):
-            raise InputError(f"{owner}: noise_levels must be finite and above 0, got {t}")
+            raise InputError(f"noise_levels must be finite and above 0, got {t}")
     return levels
 
 
-def check_estimators(owner: str, estimators: Mapping[str, Estimator]) -> dict[str, Estimator]:
-    """Return the named estimators.
-
-    Raises:
-        InputError: there are none.
-    """
+def check_estimators(estimators: Mapping[str, Estimator]) -> None:
+    """Refuse to measure no estimator."""
     if not estimators:
-        raise InputError(f"{owner}: estimators is empty; name at least one")
-    return dict(estimators)
+        raise InputError("estimators is empty; name at least one")
 
 
-def check_at_least(owner: str, least: int, **options: int) -> None:
+def check_at_least(least: int, **options: int) -> None:
     """Refuse options that are too small, by name."""
     for name, value in options.items():
         if value < least:
-            raise InputError(f"{owner}: {name} must be at least {least}, got {value}")
+            raise InputError(f"{name} must be at least {least}, got {value}")
 
 
-def bind_all(owner: str, estimators: Mapping[str, Estimator], reference: ReferenceSet, t: float) -> None:
+def bind_all(estimators: Mapping[str, Estimator], reference: ReferenceSet, t: float) -> None:
     """Bind the estimators that need a reference set, and try each of them once at noise level t.
 
     Raises:
@@ -90,12 +85,10 @@ def bind_all(owner: str, estimators: Mapping[str, Estimator], reference: Referen
     """
     # The largest k first: what is more than N is refused before an index is built.
     for name, estimator in sorted(estimators.items(), key=lambda item: getattr(item[1], "k", 0), reverse=True):
-        try_estimator(owner, f"estimators.{name}", estimator, reference, t, source=True)
+        try_estimator(f"estimators.{name}", estimator, reference, t, source=True)
 
 
-def try_estimator(
-    owner: str, option: str, estimator: Estimator, reference: ReferenceSet, t: float, source: bool = False
-) -> None:
+def try_estimator(option: str, estimator: Estimator, reference: ReferenceSet, t: float, source: bool = False) -> None:
     """Bind an estimator and call it once, with the image that z was made from if `source`.
 
     Raises:
@@ -108,6 +101,6 @@ def try_estimator(
         mu = estimator.posterior_mean(z, t, x_source=z if source else None)
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{owner}: {option} cannot be used on images {reference.shape}: {reason}") from error
+        raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error
     if mu.shape != z.shape:
-        raise InputError(f"{owner}: {option} turns images {reference.shape} into {tuple(mu.shape[1:])}")
+        raise InputError(f"{option} turns images {reference.shape} into {tuple(mu.shape[1:])}")

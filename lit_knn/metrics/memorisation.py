@@ -1,6 +1,5 @@
 """Memorisation: how near generated samples are to the images they were learnt from, and how many are copies."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -8,13 +7,11 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lit_knn.errors import InputError
+from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 
 # More than the two that are needed: an approximate search mixes up the first few, and an image may be there twice.
 CANDIDATES = 8
-
-Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""(z (B, *shape), k) -> squared distances and ids of the k nearest images, (B, k) each; id −1 where none was found."""
 
 
 class NearestImages(NamedTuple):
@@ -36,7 +33,7 @@ class NearestImages(NamedTuple):
         return torch.where(self.second_distance > 0, self.distance / self.second_distance, 1.0)
 
 
-def nearest_images(samples: Tensor, search: Search, gather: Callable[[Tensor], Tensor], N: int) -> NearestImages:
+def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
     """Find the two nearest images of each sample; distances are exact, the neighbours as exact as the search.
 
     An image that is in the set more than once counts once, as long as no more than `CANDIDATES` copies of it are: the
@@ -44,9 +41,7 @@ def nearest_images(samples: Tensor, search: Search, gather: Callable[[Tensor], T
 
     Args:
         samples: (B, *shape), model space.
-        search: finds neighbours, for instance `reference.search`.
-        gather: ids (B, k) -> images (B, k, *shape), for instance `reference.gather`.
-        N: number of images that can be found.
+        reference: the images.
 
     Returns:
         Distances and ids.
@@ -54,12 +49,12 @@ def nearest_images(samples: Tensor, search: Search, gather: Callable[[Tensor], T
     Raises:
         InputError: N < 2, or a search that finds fewer than two images.
     """
-    if N < 2:
-        raise InputError(f"memorisation compares the two nearest images, but there is only N={N}")
-    ids = search(samples, min(CANDIDATES, N))[1]
+    if reference.N < 2:
+        raise InputError(f"memorisation compares the two nearest images, but there is only N={reference.N}")
+    ids = reference.search(samples, min(CANDIDATES, reference.N))[1]
     if (ids[:, :2] < 0).any():
         raise InputError("memorisation: the search finds fewer than two neighbours; let it look further (nprobe)")
-    images = gather(ids.clamp(min=0))
+    images = reference.gather(ids.clamp(min=0))
     sq_dist = direct_sq_dist(samples, images).masked_fill(ids < 0, torch.inf)
     sq_dist, order = sq_dist.sort(dim=1)
     images = images.flatten(2).gather(1, order.unsqueeze(2).expand(-1, -1, images[0, 0].numel()))
@@ -69,6 +64,38 @@ def nearest_images(samples: Tensor, search: Search, gather: Callable[[Tensor], T
     nearest_ids = ids.gather(1, order)[:, 0]
     distance = sq_dist.sqrt()
     return NearestImages(distance[:, 0], distance.gather(1, second.unsqueeze(1)).squeeze(1), nearest_ids)
+
+
+def check_search(reference: ReferenceSet) -> None:
+    """Search for one image, so that a search that cannot tell copies is found out before anything long.
+
+    Raises:
+        InputError: as `nearest_images`.
+    """
+    nearest_images(reference.gather(torch.tensor([0], device=reference.device)), reference)
+
+
+def memorisation(
+    samples: Tensor, reference: ReferenceSet, threshold: float = 1 / 3, batch_size: int = 500
+) -> dict[str, float]:
+    """How many samples are copies, and how near they are to the data.
+
+    Args:
+        samples: (B, *shape), model space, on the device of `reference`.
+        reference: the data.
+        threshold: see `is_copied`.
+        batch_size: samples at a time.
+
+    Returns:
+        See `MemorisationMetric.compute`.
+
+    Raises:
+        InputError: as `nearest_images` and `MemorisationMetric`.
+    """
+    metric = MemorisationMetric(threshold).to(reference.device)
+    for batch in samples.split(batch_size):
+        metric.update(nearest_images(batch, reference))
+    return metric.compute()
 
 
 def is_copied(nearest: NearestImages, threshold: float = 1 / 3) -> Tensor:
@@ -125,3 +152,50 @@ class MemorisationMetric(Metric):
             "copied_fraction": int(self.copied) / total,
             "mean_nearest_distance": float(self.distance_sum) / total,
         }
+
+
+class LikestPairs(Metric):
+    """The samples with the smallest ratios, and their nearest images, over batches and ranks.
+
+    Args:
+        number: of pairs.
+        reference: the data.
+    """
+
+    full_state_update = False
+    ratio: Tensor
+    samples: Tensor
+    ids: Tensor
+
+    def __init__(self, number: int, reference: ReferenceSet) -> None:
+        super().__init__()
+        self.number = number
+        # Full from the start, so that all ranks have the same shapes to exchange.
+        for name, empty in {
+            "ratio": torch.full((number,), torch.inf, dtype=torch.float64),
+            "samples": torch.zeros(number, *reference.shape),
+            "ids": torch.zeros(number, dtype=torch.int64),
+        }.items():
+            self.add_state(name, empty, dist_reduce_fx=_in_one_row)
+        self.to(reference.device)
+
+    def update(self, samples: Tensor, nearest: NearestImages) -> None:
+        """Compare a batch with the likest so far."""
+        ratio, ids = torch.cat([self.ratio, nearest.ratio]), torch.cat([self.ids, nearest.ids])
+        self.ratio, self.samples, self.ids = self._likest(ratio, torch.cat([self.samples, samples]), ids)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Samples (n, *shape) and the ids (n,) of their nearest images, the smallest ratio first; n may be smaller."""
+        ratio, samples, ids = self._likest(self.ratio, self.samples, self.ids)
+        found = int(ratio.isfinite().sum())
+        return samples[:found], ids[:found]
+
+    def _likest(self, ratio: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        # Stable, so that ties do not depend on the number of ranks more than they must.
+        order = ratio.sort(stable=True).indices[: self.number]
+        return ratio[order], *(other[order] for other in others)
+
+
+def _in_one_row(of_ranks: Tensor) -> Tensor:
+    """The states of all ranks, (ranks, n, ...), in the order of the ranks."""
+    return of_ranks.flatten(0, 1)

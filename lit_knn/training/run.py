@@ -1,24 +1,24 @@
 """What callbacks ask of a run: its data, its seed, its folder, its ranks, its progress bar and its logger."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
+from torch import Tensor
+from torchvision.utils import save_image
 from tqdm import tqdm
 
+from lit_knn.atomic_files import written_whole
+from lit_knn.distributed import broadcast
 from lit_knn.errors import InputError
+from lit_knn.metrics.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 
 TENSORBOARD_DPI = 100
-# A bar that is written to a file adds a line at each refresh.
-SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
-T = TypeVar("T")
 
 
 def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
@@ -60,38 +60,22 @@ def check_new(owner: str, trainer: pl.Trainer, *names: str) -> None:
     """
     folder = trainer.log_dir
     taken = next((name for name in names if folder and (Path(folder) / name).exists()), None)
-    taken = trainer.strategy.broadcast(taken)  # as the first rank sees it, so that all ranks stop
+    taken = broadcast(taken)  # as the first rank sees it, so that all ranks stop
     if taken is not None:
         raise InputError(f"{owner}: {Path(str(folder)) / taken} exists; nothing is overwritten, use another folder")
 
 
-def on_first_rank(trainer: pl.Trainer, work: Callable[[], T]) -> T:
-    """Do something on the first rank, for all; what goes wrong there stops every rank. A collective.
-
-    Raises:
-        InputError: what `work` raised, if it was an InputError or an OSError.
-    """
-    result, problem = None, None
-    if trainer.is_global_zero:
-        try:
-            result = work()
-        except (InputError, OSError) as error:
-            problem = str(error)
-    result, problem = trainer.strategy.broadcast((result, problem))
-    if problem is not None:
-        raise InputError(problem)
-    return cast(T, result)
+def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
+    """See `progress_bar`; shown unless the run's bars are off."""
+    return progress_bar(total, description, unit, leave, shown=trainer.progress_bar_callback is not None)
 
 
-def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit: str, leave: bool = True) -> tqdm:
-    """A bar with the time left for a callback that measures for long; on the first rank, unless bars are off.
-
-    None is shown without a `total`.
-    """
-    shown = trainer.is_global_zero and trainer.progress_bar_callback is not None and total is not None
-    between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
-    options = {"desc": description, "unit": unit, "unit_scale": True, "mininterval": between, "leave": leave}
-    return tqdm(total=total, disable=not shown, **options)
+def save_picture(trainer: pl.Trainer, picture: Tensor, path: Path, tag: str, step: int = 0) -> None:
+    """Write a picture (3, H, W) in [0, 1] to a file, and add it to TensorBoard, if that is the run's logger."""
+    with written_whole(path) as partial:
+        save_image(picture, partial)
+    if isinstance(trainer.logger, TensorBoardLogger):
+        trainer.logger.experiment.add_image(tag, picture, step)
 
 
 def show_figure(trainer: pl.Trainer, tag: str, figure: Figure, step: int = 0) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_knn.errors import InputError
-from lit_knn.figures.figure4 import read_estimator
+from lit_knn.figures.figure4.curves import read_estimator
 from lit_knn.results import TRAINING_TIME_JSON
 from lit_knn.training.times import TrainingTime
 

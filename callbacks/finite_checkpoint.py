@@ -1,0 +1,21 @@
+"""Checkpoints of finite weights."""
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities import rank_zero_warn
+
+
+class FiniteCheckpoint(ModelCheckpoint):
+    """Saves nothing once a weight is not finite, so that the last good checkpoint stays."""
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        weights = trainer.lightning_module.parameters()
+        if all(weight.isfinite().all() for weight in weights):
+            super()._save_checkpoint(trainer, filepath)
+        else:
+            rank_zero_warn(f"the weights are not finite at step {trainer.global_step}; {filepath} is not written")
+
+    @staticmethod
+    def is_accumulating(trainer: pl.Trainer) -> bool:
+        """Whether this batch only added to the gradient of a step to come."""
+        return trainer.fit_loop._should_accumulate()

@@ -1,0 +1,18 @@
+"""The Fréchet distance on pixels, at each validation."""
+
+from callbacks.fidelity import Fidelity
+from lit_knn.metrics import Pixels
+
+
+class PixelFrechetDistance(Fidelity):
+    """`Fidelity` on the pixels themselves: at each validation, log `fd_pixels`, which is not FID.
+
+    Fit for small images such as the digits, and for latents; no weights are needed, and nothing is kept on disk.
+
+    Args:
+        num_samples: samples drawn, with the seeds 0 to num_samples − 1.
+        batch_size: samples drawn at a time, on each rank.
+    """
+
+    def __init__(self, num_samples: int = 5000, batch_size: int = 500) -> None:
+        super().__init__(num_samples, batch_size, Pixels(), cache_dir=None)

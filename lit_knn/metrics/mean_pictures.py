@@ -1,0 +1,45 @@
+"""The posterior mean and its estimates over noise levels, as Figure 2 (fig:denoiser_viz) shows them."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lit_knn.estimators import Estimator, Exact
+from lit_knn.metrics.latents import ESTIMATOR_STREAM, NoisyLatents, bind_all
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+
+
+def mean_pictures(
+    estimators: Mapping[str, Estimator],
+    reference: ReferenceSet,
+    noise_levels: Sequence[float],
+    num_images: int = 1,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Estimate the posterior means of a few z, of the same images and noise at all levels.
+
+    Args:
+        estimators: by name; they are bound to `reference`.
+        reference: the data set.
+        noise_levels: the levels t.
+        num_images: number of z at each level.
+        seed: of every draw.
+
+    Returns:
+        The rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z divided by sqrt(1 + t²), the
+        exact mean and each estimate of it.
+    """
+    bind_all(estimators, reference, max(noise_levels))
+    latents = NoisyLatents(reference, num_images, seed)
+    exact = Exact().bind(reference)
+    rows: dict[str, list[Tensor]] = {"$z$": [], "true mean": [], **{name: [] for name in estimators}}
+    for level, t in enumerate(noise_levels):
+        z, x = latents.batch(range(num_images), t)
+        rows["$z$"].append(z / (1 + t**2) ** 0.5)
+        rows["true mean"].append(exact.posterior_mean(z, t))
+        for index, (name, estimator) in enumerate(estimators.items()):
+            generator = keyed_generator(z.device, seed, level, index, ESTIMATOR_STREAM)
+            rows[name].append(estimator.posterior_mean(z, t, x_source=x, generator=generator))
+    return {name: torch.stack(images).cpu() for name, images in rows.items()}

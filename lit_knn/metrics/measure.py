@@ -1,0 +1,102 @@
+"""One estimator at one batch of latents: its errors, its weights, its search and its time."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lit_knn.estimators import Estimator, MonteCarlo
+from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
+from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
+from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+from lit_knn.stopwatch import Stopwatch
+
+TIME = "ms_per_estimate"
+CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")
+
+Source = Callable[[int], Tensor]
+"""The number of a repeat -> its `x_source`, (B, *shape)."""
+
+
+def fixed_source(x: Tensor) -> Source:
+    """The clean x that z was made from, in every repeat."""
+    return lambda repeat: x
+
+
+def posterior_source(reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]) -> Source:
+    """A draw from the posterior p_t(x|z) for each repeat: as the clean x is distributed, given z.
+
+    Args:
+        reference: the data set.
+        z: (B, *shape).
+        t: noise level.
+        repeats: number of draws.
+        key: of the draws.
+    """
+    generator = keyed_generator(z.device, *key, SOURCE_STREAM)
+    levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
+    ids = MonteCarlo(repeats).bind(reference).posterior_ids(z, levels, generator)
+    return lambda repeat: reference.gather(ids[:, repeat])
+
+
+def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
+    """The names of what `measure` returns for an estimator."""
+    names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
+    if hasattr(estimator, "certified_mean"):
+        names += CERTIFIED
+    if hasattr(estimator, "proposal"):
+        names += SearchDiagnostics._fields
+    return (*names, TIME)
+
+
+def measure(
+    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """Measure all that an estimator can tell at these latents; arguments as `repeated_errors`.
+
+    Returns:
+        (B,) for each of `quantities`: see `repeated_errors`, `Certificate` and `SearchDiagnostics`.
+    """
+    values = repeated_errors(estimator, repeats, z, t, mu, source, key)
+    if hasattr(estimator, "certified_mean"):
+        generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
+        certificate = estimator.certified_mean(z, t, source(0), generator)
+        values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
+    if hasattr(estimator, "proposal"):
+        values |= search_diagnostics(estimator, z, t, mu)._asdict()
+    return values
+
+
+def repeated_errors(
+    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """Estimate the posterior mean `repeats` times and compare with the exact one.
+
+    Args:
+        estimator: bound; one that is deterministic given its source where `repeats` is 1.
+        repeats: R.
+        z: (B, *shape).
+        t: noise level.
+        mu: (B, *shape), float64, the exact posterior mean.
+        source: gives `x_source` of each repeat.
+        key: of the random draws.
+
+    Returns:
+        (B,) each: the `ErrorTerms`, and the time of one estimate of one posterior mean, in milliseconds.
+    """
+    error_sum = torch.zeros_like(mu)
+    sq_error_sum = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    watch = Stopwatch(z.device)
+    for repeat in range(repeats):
+        generator = keyed_generator(z.device, *key, repeat, ESTIMATOR_STREAM)
+        x_source = source(repeat)
+        with watch.measure():
+            estimate = estimator.posterior_mean(z, t, x_source=x_source, generator=generator)
+        error = estimate.double() - mu
+        error_sum += error
+        sq_error_sum += error.flatten(1).square().sum(1)
+    milliseconds = 1000 * watch.read_and_reset() / (repeats * len(z))
+    terms = error_terms(error_sum, sq_error_sum, repeats)
+    return {**terms._asdict(), TIME: torch.full_like(sq_error_sum, milliseconds)}
