@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator
+from lit_knn.estimators import Estimator, ExactFloat64
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_estimators
 from lit_knn.metrics.measure import TIME, fixed_source, measure, posterior_source, quantities
