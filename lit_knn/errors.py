@@ -1,4 +1,4 @@
-"""The one exception of bad user input."""
+"""Errors that end a run in one line."""
 
 
 class InputError(ValueError):
@@ -14,3 +14,9 @@ class NonFiniteLossError(RuntimeError):
 
 class LostProcessError(InputError):
     """Another process of the run has ended without a word, so that the others have to tell."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line: the system's words without number and path, or the name of its class."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (said.splitlines() or [type(error).__name__])[0]
