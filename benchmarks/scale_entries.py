@@ -93,7 +93,7 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
 def open_reference(path: Path, index: Index | None = None) -> ReferenceSet:
     """The images of a prepared file, mapped."""
     prepared = read_prepared(path)
-    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.header.sha256)
+    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.sha256)
 
 
 def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:

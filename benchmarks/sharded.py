@@ -1,8 +1,8 @@
 """Memory of each rank, time and bytes sent of a reference set that is split over 1, 2, 4, … processes of this machine.
 
-    python -m benchmarks.sharded --data FILE.images [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
+    python -m benchmarks.sharded --data FILE.npy [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
 
-FILE.images is what `python -m lit_knn.prepare` writes. The ranks share the threads of the machine and the batch, so
+FILE.npy is what `python -m lit_knn.prepare` writes. The ranks share the threads of the machine and the batch, so
 that all do the same work as one, but for sending. Each estimator has processes of its own. Memory is what a rank holds,
 and at most held, of its own (mapped files of images not counted) above Python with its libraries. The error is the mean
 squared error per dimension (Eq. 15, eq:mse) against the exact mean, in float64, of the whole set.

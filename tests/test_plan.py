@@ -18,7 +18,7 @@ from lit_knn.prepare import main as prepare
 from lit_knn.reference import ReferenceSet
 from lit_knn.trainer import Trainer
 from main import main, make_cli
-from tests.test_image_files import refusal
+from tests.image_files import refusal
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 CPU = torch.device("cpu")
@@ -196,8 +196,8 @@ def test_classes_of_unsorted_data_count_as_copies(tmp_path):
     for i in range(4):
         (tmp_path / "in" / str(i % 2)).mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8)).save(tmp_path / "in" / str(i % 2) / f"{i}.png")
-    prepare([str(tmp_path / "in"), str(tmp_path / "sorted.images"), "--labels-from-folders"])
-    prepared = ("--data", "Prepared", "--data.path", str(tmp_path / "sorted.images"))
+    prepare([str(tmp_path / "in"), str(tmp_path / "sorted.npy"), "--labels-from-folders"])
+    prepared = ("--data", "Prepared", "--data.path", str(tmp_path / "sorted.npy"))
     few = ("--model.estimator.k", "4")
     assert "images by class" not in parts_of(plan_of("table2/digits_conditional.yaml", *prepared, *few))
 
@@ -242,7 +242,7 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_pat
     with pytest.raises(SystemExit):
         main(plan)
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(f"error: plan: data.path=data/{name}.images")
+    assert error.startswith(f"error: plan: data.path=data/{name}.npy")
     assert "--images" in error
     main(
         [*plan, "--images", str(N), "--image_shape", "[3,64,64]", "--gpu_gb", "80", "--data.index.gpu_scratch_mib", "0"]

@@ -300,13 +300,13 @@ class ImageFiles(ReferenceDataModule):
 
 
 class Prepared(ReferenceDataModule):
-    """Images in one file that `python -m lit_knn.prepare` wrote: data larger than memory.
+    """Images in an .npy file that `python -m lit_knn.prepare` wrote, with its .json: data larger than memory.
 
     The file is mapped: what is used is read by page, stays in memory as long as there is room, and is shared by the
     ranks of a machine. On a GPU the images are copied to it.
 
     Args:
-        path: the file.
+        path: the .npy file.
     """
 
     mapped = True
@@ -319,18 +319,18 @@ class Prepared(ReferenceDataModule):
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`."""
         prepared = _read(read_prepared, self.path)
-        self._sha256 = prepared.header.sha256
+        self._sha256 = prepared.sha256
         return prepared.images, prepared.labels
 
     def sha256(self) -> str | None:
-        """See `ReferenceDataModule.sha256`; the file has it."""
+        """See `ReferenceDataModule.sha256`; the .json has it."""
         return self._sha256
 
     def stored(self) -> Stored:
         """See `ReferenceDataModule.stored`."""
         prepared = _read(read_prepared, self.path)
         by_class = prepared.labels is not None and lie_together(torch.from_numpy(prepared.labels))
-        return Stored(prepared.header.shape, mapped=self.mapped, by_class=by_class)
+        return Stored(tuple(prepared.images.shape), mapped=self.mapped, by_class=by_class)
 
 
 class Arrays(ReferenceDataModule):
