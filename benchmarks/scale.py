@@ -32,6 +32,7 @@ from benchmarks.scale_entries import PLAIN, Entry, Rows, Truth, entries, measure
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.images.mapped import read_description
+from lit_knn.memory import process_bytes
 
 SECONDS_BETWEEN_SAMPLES = 0.05
 TRUTH = "truth"
@@ -126,18 +127,12 @@ def child(options: argparse.Namespace, name: str, output: Path) -> dict[str, int
     process = subprocess.Popen([str(part) for part in command])
     peak = private = 0
     while process.poll() is None:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        peak, private = max(peak, kib(status, "VmHWM")), max(private, kib(status, "RssAnon"))
+        peak = max(peak, process_bytes("VmHWM", process.pid))
+        private = max(private, process_bytes("RssAnon", process.pid))
         time.sleep(SECONDS_BETWEEN_SAMPLES)
     if process.returncode != 0:
         raise InputError(f"{name} failed with status {process.returncode}, see above")
-    return {"peak_mib": peak // 1024, "private_mib": private // 1024}
-
-
-def kib(status: str, field: str) -> int:
-    """A field of /proc/PID/status; 0 where a process that has just ended has it no more."""
-    _, _, after = status.partition(f"{field}:")
-    return int(after.split()[0]) if after else 0
+    return {"peak_mib": peak // 2**20, "private_mib": private // 2**20}
 
 
 def tables(rows: Rows) -> str:

@@ -26,6 +26,7 @@ from lit_knn.atomic_files import written_whole
 from lit_knn.estimators import KNN, Estimator, Exact, SubspaceKNN
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.memory import process_bytes
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 
@@ -47,22 +48,17 @@ def entry(name: str, args: argparse.Namespace) -> tuple[Estimator, Index]:
 NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact", "Exact, float64")
 
 
-def own_bytes() -> int:
-    """What this process holds in memory that is not that of a file (Linux)."""
-    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
-
-
 class Peak(threading.Thread):
-    """Watches `own_bytes`."""
+    """Watches how much memory this process holds that is not that of a file (Linux)."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.bytes = own_bytes()
+        self.bytes = process_bytes("RssAnon")
 
     def run(self) -> None:
         """Look a hundred times a second."""
         while True:
-            self.bytes = max(self.bytes, own_bytes())
+            self.bytes = max(self.bytes, process_bytes("RssAnon"))
             time.sleep(0.01)
 
 
@@ -71,7 +67,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
     torch.set_num_threads(max(args.threads // size, 1))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     images = read_prepared(args.data).images
-    before = own_bytes()
+    before = process_bytes("RssAnon")
     peak = Peak()
     peak.start()
     estimator, index = entry(name, args)
@@ -89,7 +85,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
             seconds, sent = time.perf_counter() - start, reference.exchange.bytes_sent - sent
             if repeat > 0:  # the first call of an estimator is slower
                 calls.append((z[rank::size], t, mu, seconds, sent))
-    report: dict[str, float] = {"held": own_bytes() - before, "peak": peak.bytes - before}
+    report: dict[str, float] = {"held": process_bytes("RssAnon") - before, "peak": peak.bytes - before}
     exact = Exact("float64").bind(reference)
     errors = [(mu - exact.posterior_mean(z.double(), t)).square().flatten(1).mean(1) for z, t, mu, _, _ in calls]
     report["mse"] = torch.cat(errors).mean().item()

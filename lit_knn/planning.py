@@ -1,19 +1,52 @@
-"""What a run will hold in memory, and whether it fits, before it starts: `python main.py plan -c …`."""
+"""What a run will hold in memory, and whether it fits, before it starts: `python main.py plan -c …`.
+
+Data, index, coordinates, weights and optimiser are counted; activations, which only a run can tell, are not.
+"""
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
+from torch import nn
 
-from lit_knn.data import ReferenceDataModule
+from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.errors import InputError
-from lit_knn.memory import machine_bytes, process_bytes
-from lit_knn.plan_parts import Part, Stored, estimator_parts, network_parts
+from lit_knn.estimators import KNN, Adaptive, Exact, SubspaceKNN, Wiener
+from lit_knn.linalg.dtypes import compute_dtype, is_native
+from lit_knn.memory import machine_bytes, process_bytes, tensor_bytes
+from lit_knn.reference.streaming import work_bytes
+from lit_knn.training.base import EstimatorTraining
 
 # Of a CUDA context with the kernels of PyTorch and its libraries.
 CUDA_CONTEXT_BYTES = 600 * 2**20
 GB = 1e9
+# Copies of each parameter that an optimiser keeps.
+OPTIMISER_STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "RAdam": 2, "NAdam": 2, "Adamax": 2, "RMSprop": 1, "Adagrad": 1}
+# An estimator has a few arrays of the bounded size at a time.
+WORK_ARRAYS = 4
+
+
+class Part(NamedTuple):
+    """One line of a plan.
+
+    Attributes:
+        name: what it is.
+        bytes: of one rank.
+        note: what else there is to say.
+        passing: whether it is held only while the run starts.
+        shared: whether the ranks of a machine hold it once, together.
+    """
+
+    name: str
+    bytes: int
+    note: str
+    passing: bool = False
+    shared: bool = False
+
+    def __str__(self) -> str:
+        return f"  {self.name:26}{self.bytes / 1e9:8.3f} GB  {self.note}".rstrip()
 
 
 class Plan(NamedTuple):
@@ -65,6 +98,7 @@ class Plan(NamedTuple):
         lines.append(f"  {'total':26}{self.total / GB:8.3f} GB")
         if self.device.type != "cpu":
             lines += ["  and in the memory of the machine, until it is on the device:", *map(str, self.host)]
+        lines.append("Not counted: activations of the network, which grow with the batch.")
         for name, needed, there in self.needed:
             has = "whose memory is not known" if there is None else f"which has {there / GB:.2f} GB"
             verdict = "" if there is None else (": fits" if needed <= there else ": DOES NOT FIT")
@@ -92,9 +126,8 @@ def make_plan(
     N = stored.shape[0]
     parts_of_data = trainer.world_size if datamodule.sharded else 1
     stored = stored._replace(shape=(-(-N // parts_of_data), *stored.shape[1:]))
-    base = process_bytes()  # before anything is copied to be measured
-    network = network_parts(model, stored.shape[1:], datamodule.batch_size, trainer, device)
-    base -= network[0].bytes if network else 0
+    network = network_parts(model, trainer)
+    base = process_bytes() - (network[0].bytes if network else 0)
     estimators = _estimators(trainer, model)
     held, building = estimator_parts(estimators, datamodule, stored, device, parts_of_data)
     size = math.prod(stored.shape)
@@ -113,7 +146,7 @@ def make_plan(
     context = Part("CUDA context", CUDA_CONTEXT_BYTES, "about")
     parts = [on_device, *held, *network, context] if gpu else [loaded, order, *held, *network, program]
     if not gpu:
-        # The index is built before there are gradients and activations: only what is more than these counts.
+        # The index is built before there are gradients: only what is more than what training needs counts.
         later = sum(part.bytes for part in network[1:])
         sample = sum(part.bytes for part in building if part.passing)
         parts.append(Part("building the index", max(sample - later, 0), "beyond what training needs later"))
@@ -154,3 +187,100 @@ def _device_memory(device: torch.device, gpu_gb: float | None) -> float | None:
     if gpu_gb is not None:
         return gpu_gb * GB
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def estimator_parts(
+    estimators: Sequence[Any], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
+) -> tuple[list[Part], list[Part]]:
+    """What estimators hold beside the images on `device`, and what the machine holds while they are bound.
+
+    Args:
+        estimators: of the run.
+        data: its data module.
+        stored: the images of one rank.
+        device: where the run computes.
+        ranks: over which the images are split.
+    """
+    plain = list(_unwrapped(estimators))
+    N, d = stored.shape[0], math.prod(stored.shape[1:])
+    # Those of all ranks: each holds all coordinates.
+    all_images = ranks * N * (1 + data.hflip)
+    held, building = [], []
+    if searching := [KNN.k.within(e, all_images, d) for e in plain if isinstance(e, KNN)]:
+        index = _index(data)
+        index.check(N, d, device, min(max(searching), N))
+        shared = index.shared and ranks == 1  # of shards each rank has an index of its own
+        size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
+        note = " ".join(str(v) for v in (type(index).__name__, *vars(index).values()) if isinstance(v, str))
+        note += "" if size is not None else ": size NOT KNOWN, not counted"
+        held.append(Part("index", size or 0, note, shared=shared and device.type == "cpu"))
+        # The machine builds it in its own memory, whatever the device.
+        built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
+        building += [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
+    projected = (e for e in plain if isinstance(e, SubspaceKNN))
+    for r, dtype in sorted({(SubspaceKNN.r.within(e, all_images, d), _type(e, device)) for e in projected}, key=str):
+        size = all_images * (r * dtype.itemsize + 4) + 4 * r * d
+        held.append(Part("projection", size, f"{all_images:,} x {r} {str(dtype).removeprefix('torch.')}"))
+    for r in sorted({Wiener.r.within(e, all_images, d) for e in plain if isinstance(e, Wiener)}):
+        held.append(Part("principal components", 4 * r * d, f"{r}"))
+    integers = stored.value_bytes == 1 and is_native(torch.int8, device)
+    if integers and any(isinstance(e, Exact) and e.compute != "float64" for e in plain):
+        held.append(Part("norms of the images", 4 * N, "of Exact in int8"))
+    if any(e.needs_reference for e in plain):
+        held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about"))
+    return held, building
+
+
+def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
+    """The network and what training it takes but for activations; the network alone where nothing is trained."""
+    modules = _networks(model)
+    count = sum(p.numel() for m in modules for p in m.parameters())
+    half = str(trainer.precision) in ("16-true", "bf16-true")
+    weights = tensor_bytes(p for m in modules for p in m.parameters()) // (2 if half else 1)
+    if not count:
+        return []
+    parts = [Part("network", weights, f"{count:,} parameters")]
+    if not isinstance(model, EstimatorTraining):
+        return parts
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    gradients = trained * (2 if half else 4)
+    name, states = _optimiser(model)
+    parts.append(Part("gradients", gradients, f"{trained:,} of them trained"))
+    parts.append(Part("optimiser", states * gradients, name))
+    parts.append(Part("averaged weights", weights, ""))
+    if trainer.world_size > 1:
+        parts.append(Part("gradient exchange", gradients, "buckets of DDP"))
+    return parts
+
+
+def _optimiser(model: pl.LightningModule) -> tuple[str, int]:
+    optimiser = model.configure_optimizers()
+    name = type(optimiser).__name__
+    known = name in OPTIMISER_STATES
+    return name if known else f"{name}: 2 copies assumed", OPTIMISER_STATES.get(name, 2)
+
+
+def _networks(model: pl.LightningModule) -> list[nn.Module]:
+    """The module and networks within an estimator that is measured, not trained."""
+    inside = [v for v in vars(getattr(model, "estimator", None) or object).values() if isinstance(v, nn.Module)]
+    return [model, *inside]
+
+
+def _unwrapped(estimators: Iterable[Any]) -> Iterable[Any]:
+    for estimator in estimators:
+        yield estimator
+        if isinstance(estimator, Adaptive):
+            yield from _unwrapped([estimator.estimator])
+
+
+def _index(data: ReferenceDataModule) -> Any:
+    from lit_knn.index import FaissIndex
+
+    return FaissIndex("Flat") if data.index is None else data.index
+
+
+def _type(estimator: SubspaceKNN, device: torch.device) -> torch.dtype:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        # Planned for another machine: what its GPU would multiply.
+        return torch.bfloat16 if estimator.compute == "auto" else getattr(torch, estimator.compute)
+    return compute_dtype("SubspaceKNN", estimator.compute, device)

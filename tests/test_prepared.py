@@ -21,6 +21,7 @@ from lit_knn.images.mapped import read_description, read_prepared
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare
 from lit_knn.index import TorchIndex
+from lit_knn.memory import process_bytes
 from lit_knn.prepare import main
 from lit_knn.reference import ReferenceSet
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
@@ -326,12 +327,6 @@ def test_the_command(tmp_path, capsys):
 # Memory
 
 
-def anonymous_bytes() -> int:
-    """Memory of this process that is no mapped file."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
 def test_a_file_is_used_without_being_copied(tmp_path):
     path, shape = tmp_path / "sparse.npy", (100_000, 3, 32, 32)
@@ -340,7 +335,7 @@ def test_a_file_is_used_without_being_copied(tmp_path):
         os.truncate(path, file.tell() + math.prod(shape))
     fields = {"shape": shape, "sha256": "0" * 64, "origin": {}, "labels": None}
     path.with_suffix(".json").write_text(json.dumps(fields))
-    before = anonymous_bytes()
+    before = process_bytes("RssAnon")
     data = Prepared(str(path), batch_size=1000)
     data.setup("fit")
     for _, (x, _) in zip(range(20), data.train_dataloader(), strict=False):
@@ -348,4 +343,4 @@ def test_a_file_is_used_without_being_copied(tmp_path):
     data.reference.fingerprint()
     assert isinstance(data.reference, ReferenceSet)
     # 307 MB on the disk; a batch is 12 MB.
-    assert anonymous_bytes() - before < 60e6
+    assert process_bytes("RssAnon") - before < 60e6
