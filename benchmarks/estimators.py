@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.images.files import read_array_file, read_image_files
-from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.index import FaissIndex, Index, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import forward_noise
@@ -52,7 +52,7 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         PLAIN: Entry(lambda: KNN(k, n), FaissIndex),
         "KNN stratified, FAISS Flat": Entry(lambda: KNN(k, n, draws="stratified"), FaissIndex),
         "KNN, TorchIndex": Entry(lambda: KNN(k, n), TorchIndex),
-        "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda: TorchIndex(r=256)),
+        "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda: SubspaceIndex(256)),
         "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, None, n)),
         "SubspaceKNN, r=512": Entry(lambda: SubspaceKNN(512, None, n)),
         "OneSample": Entry(OneSample),

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lit_knn.estimators import KNN, STF, Estimator, Exact, SubspaceKNN
 from lit_knn.images.mapped import read_prepared
-from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.index import FaissIndex, Index, SubspaceIndex, TorchIndex
 from lit_knn.linalg.dtypes import compute_dtype
 from lit_knn.memory import tensor_bytes
 from lit_knn.reference import ReferenceSet
@@ -78,8 +78,8 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
     if 4 * N * d <= FLAT_BYTES:
         found["KNN, FAISS Flat"] = Entry(lambda: KNN(k, n), lambda _: FaissIndex())
     found["KNN, TorchIndex"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex())
-    found["KNN, TorchIndex r=256"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex(r=256))
-    found["KNN, TorchIndex r=512"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex(r=512))
+    found["KNN, TorchIndex r=256"] = Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(256))
+    found["KNN, TorchIndex r=512"] = Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(512))
     found[f"KNN, IVF{c},SQ8 lossless"] = ivf(f"IVF{c},SQ8", lossless=True)
     if d <= FAISS_PCA_MAX_D:
         found[f"KNN, PCA256,IVF{c},SQ8"] = ivf(f"PCA256,IVF{c},SQ8", lossless=False)

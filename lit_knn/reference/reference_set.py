@@ -350,7 +350,7 @@ class ReferenceSet:
     def _project(self, components: PrincipalComponents, dtype: torch.dtype) -> Projection:
         description = f"projecting on {components.basis.shape[1]} principal components"
         return project_images(
-            with_progress(self.chunks(self._chunk_rows), self.N, description), self.N, components, dtype
+            with_progress((x for _, x in self.chunks(self._chunk_rows)), self.N, description), self.N, components, dtype
         )
 
     @property
