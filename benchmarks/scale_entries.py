@@ -16,6 +16,7 @@ from lit_knn.index import FaissIndex, Index, SubspaceIndex, TorchIndex
 from lit_knn.linalg.dtypes import compute_dtype
 from lit_knn.memory import tensor_bytes
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.components import projection_of
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import forward_noise
 
@@ -177,6 +178,6 @@ def held_bytes(estimator: Estimator) -> int | None:
         return reference.index.nbytes(reference.N, reference.d, reference.device)
     if isinstance(estimator, SubspaceKNN):
         dtype = compute_dtype("SubspaceKNN", estimator.compute, reference.device)
-        projection = reference.projection(estimator.r, dtype)
+        projection = projection_of(reference, estimator.r, dtype)
         return tensor_bytes([projection.coordinates, projection.half_sq_norms, projection.components.basis])
     return 0

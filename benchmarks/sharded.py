@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -72,7 +72,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
     peak.start()
     estimator, index = entry(name, args)
     reference = ShardedReferenceSet(images[shard_rows(len(images), rank, size)].clone(), index)
-    estimator.bind(reference)
+    estimator.bind(cast(ReferenceSet, reference))
     calls = []
     for t in args.t:
         for repeat in range(args.repeats + 1):
@@ -86,7 +86,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
             if repeat > 0:  # the first call of an estimator is slower
                 calls.append((z[rank::size], t, mu, seconds, sent))
     report: dict[str, float] = {"held": process_bytes("RssAnon") - before, "peak": peak.bytes - before}
-    exact = Exact("float64").bind(reference)
+    exact = Exact("float64").bind(cast(ReferenceSet, reference))
     errors = [(mu - exact.posterior_mean(z.double(), t)).square().flatten(1).mean(1) for z, t, mu, _, _ in calls]
     report["mse"] = torch.cat(errors).mean().item()
     report["seconds"] = sum(seconds for *_, seconds, _ in calls) / len(calls)

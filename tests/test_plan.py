@@ -15,6 +15,7 @@ from lit_knn.memory import machine_bytes, process_bytes
 from lit_knn.planning import estimator_parts, make_plan
 from lit_knn.prepare import main as prepare
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.components import projection_of
 from lit_knn.trainer import Trainer
 from main import main, make_cli
 from tests.image_files import refusal
@@ -99,7 +100,7 @@ def test_the_size_of_a_projection_is_that_of_its_tensors(hflip):
     held, _ = estimator_parts([Adaptive(estimator, 1e-3), STF(4), estimator], data, data.stored(), CPU)
     (part,) = (p for p in held if p.name == "projection")
     data.setup()
-    projection = data.reference.projection(7)
+    projection = projection_of(data.reference, 7)
     tensors = [projection.coordinates, projection.half_sq_norms, projection.components.basis]
     assert part.bytes == sum(t.numel() * t.element_size() for t in tensors)
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pytorch_lightning as pl
@@ -109,7 +109,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if self.reference is None:
             images, labels = self._loaded()
             if self.sharded:
-                self.reference = self._shard(torch.as_tensor(images), labels)
+                # Annotations name the whole set; what is asked of either is in `Reference`.
+                self.reference = cast(ReferenceSet, self._shard(torch.as_tensor(images), labels))
             else:
                 self.reference = ReferenceSet(images, self.index, self.hflip, labels, self.sha256())
         if stage == "fit":

@@ -73,7 +73,7 @@ class Exact(Estimator):
         if not reference.sharded:
             return self._digits_for(reference)
         # Each shard has a mean of its own; all are computed alike.
-        each = in_every_process(lambda: self._digits_for(reference.local))  # type: ignore[attr-defined]
+        each = in_every_process(lambda: self._digits_for(reference.local))
         found = [digits for digits in each if digits is not None]
         return max(found) if len(found) == len(each) else None
 

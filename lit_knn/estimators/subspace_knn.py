@@ -13,6 +13,7 @@ from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, gather_u
 from lit_knn.linalg.dtypes import check_compute, compute_dtype
 from lit_knn.linalg.pca import Projection
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.components import projection_of
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_deviation, weighted_mean
@@ -94,7 +95,7 @@ class SubspaceKNN(CertifiedEstimator):
 
     def _projection(self) -> Projection:
         reference = self.reference
-        return reference.projection(self.r, compute_dtype("SubspaceKNN", self.compute, reference.device))
+        return projection_of(reference, self.r, compute_dtype("SubspaceKNN", self.compute, reference.device))
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None

@@ -8,6 +8,7 @@ from torch import Tensor
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_R, Count
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.components import components_of
 from lit_knn.theory.noise import per_item
 
 
@@ -39,13 +40,13 @@ class Wiener(Estimator):
     def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`; computes the principal components."""
         super().bind(reference)
-        reference.principal_components(self.r)
+        components_of(reference, self.r)
         return self
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        p = self.reference.principal_components(self.r)
+        p = components_of(self.reference, self.r)
         noise = per_item(t, z.flatten(1)).float().square()
         centred = z.flatten(1).float() - p.mean
         y = centred @ p.basis
