@@ -41,7 +41,7 @@ from lit_knn.estimators import (
     Wiener,
 )
 from lit_knn.images.files import read_array_file, read_image_files
-from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.index import FaissIndex, Index, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import forward_noise
@@ -65,7 +65,7 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         PLAIN: Entry(lambda: KNN(k, n), FaissIndex),
         "KNN stratified, FAISS Flat": Entry(lambda: StratifiedKNN(k, n), FaissIndex),
         "KNN, TorchIndex": Entry(lambda: KNN(k, n), TorchIndex),
-        "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda: TorchIndex(r=256)),
+        "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda: SubspaceIndex(256)),
         "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, None, n)),
         "SubspaceKNN, r=512": Entry(lambda: SubspaceKNN(512, None, n)),
         "OneSample": Entry(OneSample),

@@ -1,6 +1,6 @@
 """The paper's figure of approximate search (fig:approximate_compare): bias of KNN on an IVF index over noise levels.
 
-    python -m benchmarks.ivf_bias --data FILE.images --output STEM [--shares 70 40 20 10 5 2] [--num-z 64]
+    python -m benchmarks.ivf_bias --data FILE.npy --output STEM [--shares 70 40 20 10 5 2] [--num-z 64]
 
 One index `IVF<c>,SQ8`, lossless, of c ≈ 4·√N lists is trained; KNN then searches p = c/70, c/40, … of them
 (`--shares`). Beside them KNN with exact search, STF and SubspaceKNN. Squared bias per dimension of the posterior mean
@@ -32,7 +32,7 @@ from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
 from lit_knn.figures import save_figure
-from lit_knn.images.mapped import read_header
+from lit_knn.images.mapped import read_description
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.metrics import LatentMeans, error_terms
 from lit_knn.results import write_rows
@@ -211,7 +211,7 @@ def run(options: argparse.Namespace) -> None:
     taken = next((path for path in targets.values() if path.exists()), None)
     if taken is not None:
         raise InputError(f"--output: {taken} exists; nothing is overwritten")
-    N, *shape = read_header(options.data).shape
+    N, *shape = read_description(options.data).shape
     k, d = min(options.k, N), torch.Size(shape).numel()
     values = {"repeats": options.repeats, "num-z": options.num_z, "shares": min(options.shares)}
     for option, least in {"repeats": 2, "num-z": 2, "shares": 1}.items():

@@ -1,8 +1,8 @@
 """Searches and estimators on data sets of a million images: time to start, size, recall, error, time and memory.
 
-    python -m lit_knn.prepare cifar10.zip cifar10.images
-    python -m benchmarks.generate_images cifar10.zip million.images --images 1000000
-    python -m benchmarks.scale --data million.images --output STEM [--t 1 2 5 10] [--calls 100] [--only NAME ...]
+    python -m lit_knn.prepare cifar10.zip cifar10.npy
+    python -m benchmarks.generate_images cifar10.zip million.npy --images 1000000
+    python -m benchmarks.scale --data million.npy --output STEM [--t 1 2 5 10] [--calls 100] [--only NAME ...]
 
 Each entry runs in a process of its own and is measured against the exact posterior mean (int8, 3 digits) and the exact
 nearest images. The plain method is KNN with exact search by float32 products with the stored 8-bit images: the
@@ -31,7 +31,8 @@ import torch
 from benchmarks.scale_entries import PLAIN, Entry, Rows, Truth, entries, measure, measure_truth
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
-from lit_knn.images.mapped import read_header
+from lit_knn.images.mapped import read_description
+from lit_knn.memory import process_bytes
 
 SECONDS_BETWEEN_SAMPLES = 0.05
 TRUTH = "truth"
@@ -84,8 +85,8 @@ def run_all(options: argparse.Namespace) -> None:
     for path in (csv_path, table_path):
         if path.exists():
             raise InputError(f"--output: {path} exists; nothing is overwritten")
-    header = read_header(options.data)
-    options.k = min(options.k, header.shape[0])
+    shape = read_description(options.data).shape
+    options.k = min(options.k, shape[0])
     options.output.parent.mkdir(parents=True, exist_ok=True)
     rows: Rows = []
     with tempfile.TemporaryDirectory(dir=options.output.parent, prefix="scale-") as folder:
@@ -97,11 +98,11 @@ def run_all(options: argparse.Namespace) -> None:
             print(f"{name} ({number} of {len(names)})", file=sys.stderr, flush=True)
             memory = child(options, name, Path(folder) / "rows")
             found = map(json.loads, (Path(folder) / "rows").read_text().splitlines())
-            rows += [{"N": header.shape[0], "entry": name, **row, **memory} for row in found]
+            rows += [{"N": shape[0], "entry": name, **row, **memory} for row in found]
             write_rows(csv_path, rows)
-    N, d = header.shape[0], torch.Size(header.shape[1:]).numel()
-    shape = f"N = {N}, d = {d}, B = {options.batch}, k = {options.k}, n = {options.n}"
-    text = f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{tables(rows)}\n"
+    N, d = shape[0], torch.Size(shape[1:]).numel()
+    sizes = f"N = {N}, d = {d}, B = {options.batch}, k = {options.k}, n = {options.n}"
+    text = f"{sizes}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{tables(rows)}\n"
     print(text)
     with written_whole(table_path) as partial:
         partial.write_text(text)
@@ -109,7 +110,7 @@ def run_all(options: argparse.Namespace) -> None:
 
 def chosen(options: argparse.Namespace) -> dict[str, Entry]:
     """The entries to measure, by name."""
-    N, *shape = read_header(options.data).shape
+    N, *shape = read_description(options.data).shape
     known = entries(N, torch.Size(shape).numel(), options.k, options.n, str(options.cache_dir))
     unknown = [name for name in options.only or [] if name not in known]
     if unknown:
@@ -126,18 +127,12 @@ def child(options: argparse.Namespace, name: str, output: Path) -> dict[str, int
     process = subprocess.Popen([str(part) for part in command])
     peak = private = 0
     while process.poll() is None:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        peak, private = max(peak, kib(status, "VmHWM")), max(private, kib(status, "RssAnon"))
+        peak = max(peak, process_bytes("VmHWM", process.pid))
+        private = max(private, process_bytes("RssAnon", process.pid))
         time.sleep(SECONDS_BETWEEN_SAMPLES)
     if process.returncode != 0:
         raise InputError(f"{name} failed with status {process.returncode}, see above")
-    return {"peak_mib": peak // 1024, "private_mib": private // 1024}
-
-
-def kib(status: str, field: str) -> int:
-    """A field of /proc/PID/status; 0 where a process that has just ended has it no more."""
-    _, _, after = status.partition(f"{field}:")
-    return int(after.split()[0]) if after else 0
+    return {"peak_mib": peak // 2**20, "private_mib": private // 2**20}
 
 
 def tables(rows: Rows) -> str:

@@ -12,10 +12,11 @@ from tqdm import tqdm
 
 from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, SubspaceKNN
 from lit_knn.images.mapped import read_prepared
-from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.index import FaissIndex, Index, SubspaceIndex, TorchIndex
 from lit_knn.linalg.dtypes import compute_dtype
 from lit_knn.memory import tensor_bytes
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.components import projection_of
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import forward_noise
 
@@ -78,8 +79,8 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
     if 4 * N * d <= FLAT_BYTES:
         found["KNN, FAISS Flat"] = Entry(lambda: KNN(k, n), lambda _: FaissIndex())
     found["KNN, TorchIndex"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex())
-    found["KNN, TorchIndex r=256"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex(r=256))
-    found["KNN, TorchIndex r=512"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex(r=512))
+    found["KNN, TorchIndex r=256"] = Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(256))
+    found["KNN, TorchIndex r=512"] = Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(512))
     found[f"KNN, IVF{c},SQ8 lossless"] = ivf(f"IVF{c},SQ8", lossless=True)
     if d <= FAISS_PCA_MAX_D:
         found[f"KNN, PCA256,IVF{c},SQ8"] = ivf(f"PCA256,IVF{c},SQ8", lossless=False)
@@ -93,7 +94,7 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
 def open_reference(path: Path, index: Index | None = None) -> ReferenceSet:
     """The images of a prepared file, mapped."""
     prepared = read_prepared(path)
-    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.header.sha256)
+    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.sha256)
 
 
 def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:
@@ -177,6 +178,6 @@ def held_bytes(estimator: Estimator) -> int | None:
         return reference.index.nbytes(reference.N, reference.d, reference.device)
     if isinstance(estimator, SubspaceKNN):
         dtype = compute_dtype("SubspaceKNN", estimator.compute, reference.device)
-        projection = reference.projection(estimator.r, dtype)
+        projection = projection_of(reference, estimator.r, dtype)
         return tensor_bytes([projection.coordinates, projection.half_sq_norms, projection.components.basis])
     return 0

@@ -1,8 +1,8 @@
 """Memory of each rank, time and bytes sent of a reference set that is split over 1, 2, 4, … processes of this machine.
 
-    python -m benchmarks.sharded --data FILE.images [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
+    python -m benchmarks.sharded --data FILE.npy [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
 
-FILE.images is what `python -m lit_knn.prepare` writes. The ranks share the threads of the machine and the batch, so
+FILE.npy is what `python -m lit_knn.prepare` writes. The ranks share the threads of the machine and the batch, so
 that all do the same work as one, but for sending. Each estimator has processes of its own. Memory is what a rank holds,
 and at most held, of its own (mapped files of images not counted) above Python with its libraries. The error is the mean
 squared error per dimension (Eq. 15, eq:mse) against the exact mean, in float64, of the whole set.
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from lit_knn.atomic_files import written_whole
 from lit_knn.estimators import KNN, Estimator, Exact, ExactFloat64, SubspaceKNN
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.memory import process_bytes
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 
@@ -47,22 +48,17 @@ def entry(name: str, args: argparse.Namespace) -> tuple[Estimator, Index]:
 NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact", "Exact, float64")
 
 
-def own_bytes() -> int:
-    """What this process holds in memory that is not that of a file (Linux)."""
-    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
-
-
 class Peak(threading.Thread):
-    """Watches `own_bytes`."""
+    """Watches how much memory this process holds that is not that of a file (Linux)."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.bytes = own_bytes()
+        self.bytes = process_bytes("RssAnon")
 
     def run(self) -> None:
         """Look a hundred times a second."""
         while True:
-            self.bytes = max(self.bytes, own_bytes())
+            self.bytes = max(self.bytes, process_bytes("RssAnon"))
             time.sleep(0.01)
 
 
@@ -71,12 +67,12 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
     torch.set_num_threads(max(args.threads // size, 1))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     images = read_prepared(args.data).images
-    before = own_bytes()
+    before = process_bytes("RssAnon")
     peak = Peak()
     peak.start()
     estimator, index = entry(name, args)
     reference = ShardedReferenceSet(images[shard_rows(len(images), rank, size)].clone(), index)
-    estimator.bind(reference)
+    estimator.bind(cast(ReferenceSet, reference))
     calls = []
     for t in args.t:
         for repeat in range(args.repeats + 1):
@@ -89,7 +85,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
             seconds, sent = time.perf_counter() - start, reference.exchange.bytes_sent - sent
             if repeat > 0:  # the first call of an estimator is slower
                 calls.append((z[rank::size], t, mu, seconds, sent))
-    report: dict[str, float] = {"held": own_bytes() - before, "peak": peak.bytes - before}
+    report: dict[str, float] = {"held": process_bytes("RssAnon") - before, "peak": peak.bytes - before}
     exact = ExactFloat64().bind(reference)
     errors = [(mu - exact.posterior_mean(z.double(), t)).square().flatten(1).mean(1) for z, t, mu, _, _ in calls]
     report["mse"] = torch.cat(errors).mean().item()

@@ -1,4 +1,4 @@
-"""The one exception of bad user input."""
+"""Errors that end a run in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,3 +26,9 @@ def prefixed(owner: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{owner}: {error}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line: the system's words without number and path, or the name of its class."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (said.splitlines() or [type(error).__name__])[0]

@@ -16,7 +16,7 @@ from lit_knn import distributed
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
-from tests.test_index_cache import images, queries
+from tests.cached_index import images, queries
 
 
 class Spied(FaissIndex):

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import lit_knn.reference
 from lit_knn.errors import InputError
 from lit_knn.estimators import (
     KNN,
@@ -22,12 +21,13 @@ from lit_knn.estimators import (
     Wiener,
 )
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.linalg.pca import principal_components
+from lit_knn.reference.components import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from lit_knn.rng import keyed_generator
 from tests.toys import all_warped
 
 N, K = 61, 40
+svd_lowrank = torch.svd_lowrank
 SHAPES = {"pixels": (3, 4, 4), "mirrored": (3, 4, 4), "floats": (5,)}
 TIMES = (0.05, 0.5, 2.0, 80.0)
 ESTIMATORS = {
@@ -149,9 +149,9 @@ def main(rank, world_size, folder, setting):
             report["refusals"] = refusals(reference)
             report["stored"] = (len(reference.images), reference.N, reference.images.nbytes)
             report["traffic"] = traffic(reference)
-            if rank == 1:  # stands for a processor that rounds differently
-                lit_knn.reference.principal_components = mirrored_components
-            report["coordinates"] = shard_of("pixels", rank, world_size, None).projection(4).coordinates
+            if rank == 1:  # stands for a processor that rounds otherwise
+                torch.svd_lowrank = mirrored_svd
+            report["coordinates"] = projection_of(shard_of("pixels", rank, world_size, None), 4).coordinates
             report["fingerprint"] = reference.fingerprint()
             torch.save(report, folder / f"rank_{rank}.pt")
     except (InputError, MemoryError) as error:
@@ -161,9 +161,9 @@ def main(rank, world_size, folder, setting):
         dist.destroy_process_group()
 
 
-def mirrored_components(*args):
-    own = principal_components(*args)
-    return own._replace(basis=-own.basis)
+def mirrored_svd(*args, **options):
+    u, s, v = svd_lowrank(*args, **options)
+    return -u, s, -v
 
 
 def traffic(reference):

@@ -13,7 +13,7 @@ from lit_knn.estimators import KNN, ExactFloat64
 from lit_knn.images.mapped import read_prepared
 from lit_knn.images.writer import write_prepared
 from lit_knn.index import FaissIndex
-from tests.test_image_files import encoded, labels_json, pixels, write_zip
+from tests.image_files import encoded, labels_json, pixels, write_zip
 
 
 def source_images(number=30, side=12):
@@ -25,7 +25,7 @@ def source_images(number=30, side=12):
 def prepared(tmp_path):
     images, labels = source_images(40, 8)
     source = generated_source(images, labels, 300, None, None, 0)
-    path = tmp_path / "x.images"
+    path = tmp_path / "x.npy"
     write_prepared(source, "random", {"generated": 300}, path)
     return path
 
@@ -77,9 +77,9 @@ def test_the_command_writes_a_prepared_file_and_the_same_again(tmp_path, capsys)
     names = [f"{i}.png" for i in range(12)]
     write_zip(tmp_path / "x.zip", {n: encoded(pixels(8, 8, 3)) for n in names} | labels_json([[n, 5] for n in names]))
     for out in ("a", "b"):
-        generate_images.main([str(tmp_path / "x.zip"), str(tmp_path / out), "--images", "50", "--size", "16"])
+        generate_images.main([str(tmp_path / "x.zip"), str(tmp_path / f"{out}.npy"), "--images", "50", "--size", "16"])
     assert "50 images of 16x16x3" in capsys.readouterr().out
-    a, b = (read_prepared(tmp_path / name) for name in "ab")
+    a, b = (read_prepared(tmp_path / f"{name}.npy") for name in "ab")
     assert torch.equal(a.images, b.images)
     assert a.images.shape == (50, 3, 16, 16)
     assert a.labels.tolist() == [5] * 50
@@ -219,7 +219,7 @@ def test_sharded_refuses_at_once_what_cannot_work(options, words, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.md").write_text("earlier results")
     with pytest.raises(SystemExit, match="2"):
-        sharded.main(["--data", "none.images", *options])
+        sharded.main(["--data", "none.npy", *options])
     assert words in capsys.readouterr().err
     assert (tmp_path / "x.md").read_text() == "earlier results"
 

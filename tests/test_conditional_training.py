@@ -301,7 +301,7 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
         folder = Path("train") / f"n{i % 3:08d}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-    prepare(["train", "data/imagenet64.images", "--labels-from-folders"])
+    prepare(["train", "data/imagenet64.npy", "--labels-from-folders"])
     small = ["--model.net", str(ROOT / "configs" / "models" / "unet.yaml"), "--model.net.num_classes", "3"]
     options = ["--model.estimator.k", "16", "--trainer.max_steps", "2", "--trainer.accumulate_grad_batches", "1"]
     options += [

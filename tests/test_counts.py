@@ -11,7 +11,7 @@ from lit_knn.data import Digits
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, Adaptive, ByClass, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, DEFAULT_R
-from lit_knn.plan_parts import estimator_parts
+from lit_knn.planning import estimator_parts
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
 from lit_knn.settings import describe

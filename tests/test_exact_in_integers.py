@@ -14,7 +14,7 @@ from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
 from lit_knn.theory.posterior import posterior_mean
-from tests.test_torch_index import pixels
+from tests.toys import pixels
 
 pytestmark = pytest.mark.skipif(
     not is_native(torch.int8, torch.device("cpu")), reason="this CPU does not multiply int8 natively"

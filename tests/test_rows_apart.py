@@ -9,7 +9,7 @@ from lit_knn.index import TorchIndex
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
-from tests.test_torch_index import pixels
+from tests.toys import pixels
 
 CPU = torch.device("cpu")
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_int_mm"}

@@ -7,6 +7,7 @@ import lit_knn.estimators
 from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.components import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from tests.ranks import run_ranks
 from tests.sharded_probe import ESTIMATORS, SHAPES, K, N, answers, images, latents
@@ -76,7 +77,7 @@ def test_ranks_share_a_pass_over_a_whole_set():
 
 
 def test_all_images_are_projected_on_the_same_components(ranks):
-    expected = whole("pixels").projection(4).coordinates
+    expected = projection_of(whole("pixels"), 4).coordinates
     for report in ranks:
         assert torch.allclose(report["coordinates"], expected, rtol=1e-4, atol=1e-4)
 

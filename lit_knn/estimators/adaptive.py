@@ -13,7 +13,7 @@ from lit_knn.estimators.counts import check_count, settled
 from lit_knn.estimators.enough_digits import LARGEST_SQ_ERROR
 from lit_knn.estimators.exact import Exact, ExactFloat64
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
 from lit_knn.theory.warp import Warp
 
 # A gathered image costs about as much as the exact mean's product with 10 to 40 images, which a batch shares.
@@ -75,7 +75,7 @@ class Adaptive(CertifiedEstimator):
         """How many z of the last call were settled with n, n·growth, … images, and, last, exactly."""
         return self._last_counts
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`; binds a copy of the wrapped estimator for each n."""
         super().bind(reference)
         if self.max_n is not None and self.max_n > reference.N:

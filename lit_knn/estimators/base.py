@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import fit_counts
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
 from lit_knn.settings import TellsSettings
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
 from lit_knn.theory.posterior import score_from_mean
@@ -51,9 +51,9 @@ class Estimator(TellsSettings, ABC):
     equally often, and never reads `images`.
     """
 
-    _reference: ReferenceSet | None = None
+    _reference: Reference | None = None
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """Give the estimator the set it averages over; returns self.
 
         Raises:
@@ -91,7 +91,7 @@ class Estimator(TellsSettings, ABC):
         return type(self)._warped_mean is not Estimator._warped_mean
 
     @property
-    def reference(self) -> ReferenceSet:
+    def reference(self) -> Reference:
         """The bound reference set.
 
         Raises:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.index.base import with_progress
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.reference.classes import rows_by_label
 
 
@@ -43,14 +43,14 @@ class ByClass(Estimator):
         """Whether the wrapped estimator can."""
         return self.estimator.can_warp
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`; binds the estimator to each class."""
         super().bind(reference)
         self.parts = {}
         classes = reference.classes
         sizes = (self._bind_one(label, part) for label, part in classes.items())
         title = f"binding {type(self.estimator).__name__} to {len(classes)} classes"
-        for _ in with_progress(sizes, len(reference.images), title):
+        for _ in with_progress(sizes, len(reference.local.images), title):
             pass
         return self
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import torch.distributed as dist
 
 from lit_knn.errors import InputError
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class Count:
         return self.default if given is None else given
 
 
-def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
+def fit_counts(estimator: Any, reference: Reference) -> None:
     """Check the counts of an estimator against a set; a line tells of each default that is taken down.
 
     Raises:
@@ -147,7 +147,7 @@ def check_count(owner: str, option: str, value: int) -> int:
     return value
 
 
-def _line(estimator: Any, count: Count, number: int, reference: ReferenceSet) -> str:
+def _line(estimator: Any, count: Count, number: int, reference: Reference) -> str:
     assert count.limit is not None
     what = f"{type(estimator).__name__}: the default {count.name}={count.default} is more than"
     where = "the reference set" if reference.label is None else f"class {reference.label}"

@@ -13,7 +13,7 @@ from lit_knn.estimators.enough_digits import enough_digits
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.estimators.integer_sums import integer_sums
 from lit_knn.linalg.dtypes import is_native
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.theory.warp import Warp
 
 MAX_DIGITS = 4
@@ -72,12 +72,12 @@ class Exact(ExactFloat64):
         """8-bit digits of z, after `bind`; None for float64."""
         return self._digits
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`; finds out which type is exact enough."""
         super().bind(reference)
         # Each shard has a mean of its own; all are computed alike.
-        each = in_every_process(lambda: self._digits_for(reference.local)) if reference.sharded else None  # type: ignore[attr-defined]
-        found = [self._digits_for(reference)] if each is None else each
+        each = in_every_process(lambda: self._digits_for(reference.local)) if reference.sharded else None
+        found = [self._digits_for(reference.local)] if each is None else each
         self._digits = max(found) if None not in found else None  # type: ignore[type-var]
         return self
 
@@ -116,11 +116,11 @@ class ExactInt8(Exact):
         if digits is not None and digits > MAX_DIGITS:
             raise InputError(f"ExactInt8: digits must be at most {MAX_DIGITS}, got {digits}: a float32 has no more")
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`; finds out how many digits are enough."""
-        if not _suits_integers(reference):
+        if not _suits_integers(reference.local):
             raise InputError(
-                f"ExactInt8: needs uint8 images and a CPU that multiplies int8, got {reference.images.dtype} on "
+                f"ExactInt8: needs uint8 images and a CPU that multiplies int8, got {reference.local.images.dtype} on "
                 f"{reference.device}; use ExactFloat64"
             )
         return super().bind(reference)

@@ -9,7 +9,7 @@ from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
 from lit_knn.estimators.draws import Draws, draws_without_repetition, merged_draws
 from lit_knn.estimators.sampled import SampledEstimator
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
 
@@ -50,7 +50,7 @@ class KNN(SampledEstimator):
         self.k, self.n = k, n
         self.include_source = self.uses_source = include_source
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`; builds the neighbour index of the set."""
         super().bind(reference)
         reference.build_index(self.k)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.estimators.draws import Draws, per_draw, sq_error
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
 from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.snis import weighted_mean
@@ -126,7 +126,7 @@ def weight_spread(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gather_used(
-    reference: ReferenceSet, ids: Tensor, used: Tensor | None, x_source: Tensor | None = None
+    reference: Reference, ids: Tensor, used: Tensor | None, x_source: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rows (b,), in some order, and the images of their used places, (b, places, *shape), in bounded memory.
 
@@ -155,7 +155,7 @@ def gather_used(
             yield rows[part], x
 
 
-def gather(reference: ReferenceSet, ids: Tensor, x_source: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+def gather(reference: Reference, ids: Tensor, x_source: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Yield rows of `ids` (B, n) and their images, (b, n, *shape), in bounded memory; the source first if given.
 
     Of a sharded set this process then holds all of them, but each once and as it is stored.

@@ -107,9 +107,7 @@ def _folder_labels(path: Path, names: list[str]) -> np.ndarray:
     outside = next((name for name in names if "/" not in name), None)
     if outside is not None:
         raise InputError(f"{path}: --labels-from-folders needs every image in a folder, {outside} is in none")
-    folders = [name.partition("/")[0] for name in names]
-    label_of = {folder: label for label, folder in enumerate(sorted(set(folders)))}
-    return np.array([label_of[folder] for folder in folders], np.int64)
+    return np.unique([name.partition("/")[0] for name in names], return_inverse=True)[1].astype(np.int64)
 
 
 def _stamps(path: Path, names: list[str]) -> Iterator[str]:

@@ -23,7 +23,7 @@ class Codes(NamedTuple):
     """N vectors x = scale·(code + offset).
 
     Attributes:
-        values: (N, d), int8; or another type, of vectors that are not quantised.
+        values: (N, d), int8.
         scale: of one unit.
         offset: added to each code.
         exact: whether this loses nothing, as with pixels.

@@ -21,14 +21,12 @@ class ClassSets(Mapping[int, "ReferenceSet"]):
     has an index of its own, with the settings of the set's.
 
     Raises:
-        InputError: the set has no labels, or is sharded; when a class is asked for, it has not this label.
+        InputError: the set has no labels; when a class is asked for, it has not this label.
     """
 
     def __init__(self, reference: "ReferenceSet") -> None:
         if reference.labels is None:
             raise InputError("the reference set has no labels, so it has no classes")
-        if reference.sharded:
-            raise InputError("a sharded reference set cannot be split by class: set data.sharded to false")
         self._reference = reference
         rows = rows_by_label(reference.labels[: len(reference.images)].cpu())
         self._rows = {label: as_slice(own) for label, own in rows.items()}
