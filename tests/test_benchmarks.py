@@ -27,7 +27,7 @@ def prepared(tmp_path):
     images, labels = source_images(40, 8)
     source = generated_source(images, labels, 300, None, None, 0)
     path = tmp_path / "x.npy"
-    write_prepared(source, "random", {"generated": 300}, path)
+    write_prepared(source, path)
     return path
 
 
