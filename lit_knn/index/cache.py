@@ -45,12 +45,8 @@ class IndexCache:
         self._write = write
         self._read = read
 
-    def check(self) -> None:
-        """Refuse a folder that nothing can be written to; makes none, for a plan leaves nothing behind.
-
-        Raises:
-            InputError: its name and the reason.
-        """
+    def _check_folder(self) -> None:
+        """Refuse a folder that nothing can be written to, or that cannot be made."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
         if not there.is_dir():
             raise InputError(f"cache_dir={self.folder} is no folder and cannot be made: {there} is a file")
@@ -69,14 +65,14 @@ class IndexCache:
             build: makes the index.
 
         Raises:
-            InputError: see `check`; another process failed.
+            InputError: the folder cannot be written to; another process failed.
         """
         index: Any = None
 
         def lead() -> Path | None:
             nonlocal index
             # Here, so that a folder that one process cannot write to stops the others, too.
-            self.check()
+            self._check_folder()
             label = {**settings, "data": vectors.fingerprint()}
             path = self.folder / file_name(label)
             index, kept = self._get(path, {**label, **versions}, lambda: build(vectors))
