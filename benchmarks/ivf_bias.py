@@ -34,6 +34,7 @@ from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
 from lit_knn.figures import save_figure
 from lit_knn.images.mapped import read_description
 from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.index.base import Vectors
 from lit_knn.metrics import LatentMeans, error_terms
 from lit_knn.results import write_rows
 from lit_knn.rng import keyed_generator
@@ -61,9 +62,9 @@ class RememberedSearch(Index):
         """See `Index.check`."""
         self.index.check(*args, **options)
 
-    def build(self, *args: Any) -> None:
+    def build(self, vectors: Vectors) -> None:
         """See `Index.build`."""
-        self.index.build(*args)
+        self.index.build(vectors)
 
     def to(self, device: torch.device) -> None:
         """See `Index.to`."""

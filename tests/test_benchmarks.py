@@ -13,6 +13,7 @@ from lit_knn.estimators import KNN, ExactFloat64
 from lit_knn.images.mapped import read_prepared
 from lit_knn.images.writer import write_prepared
 from lit_knn.index import FaissIndex
+from lit_knn.index.base import Vectors
 from tests.image_files import encoded, labels_json, pixels, write_zip
 
 
@@ -26,7 +27,7 @@ def prepared(tmp_path):
     images, labels = source_images(40, 8)
     source = generated_source(images, labels, 300, None, None, 0)
     path = tmp_path / "x.npy"
-    write_prepared(source, "random", {"generated": 300}, path)
+    write_prepared(source, path)
     return path
 
 
@@ -199,7 +200,7 @@ def test_a_remembered_search_is_made_once():
     index = Counting()
     remembered = ivf_bias.RememberedSearch(index)
     x = torch.randn(50, 4)
-    remembered.build(lambda: [x], lambda m: x[:m], 50, str)
+    remembered.build(Vectors(lambda: [x], lambda m: x[:m], 50, str))
     first = remembered.search(x[:3], 5)
     assert all(torch.equal(a, b) for a, b in zip(remembered.search(x[:3].clone(), 5), first, strict=True))
     assert index.searches == 1
