@@ -146,6 +146,9 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
+    # Classes in files of the folder that a user runs from have class paths, too.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         make_cli(args)
     except (ValueError, argparse.ArgumentError, MisconfigurationException, NonFiniteLossError) as error:

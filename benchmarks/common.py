@@ -16,6 +16,7 @@ from lit_knn.estimators import Estimator
 from lit_knn.images.files import read_array_file, read_image_files
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
+from lit_knn.memory import process_bytes
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import write_rows
 
@@ -43,24 +44,17 @@ class Entry(NamedTuple):
 
 
 def load(path: Path) -> Tensor:
-    """Images of a zip or folder, of an .npy or .npz file, or of a prepared file, which are mapped."""
-    if path.suffix in (".npy", ".npz"):
-        return torch.as_tensor(read_array_file(path)[0])
-    if path.is_dir() or path.suffix == ".zip":
-        return torch.as_tensor(read_image_files(path)[0])
-    return prepared_set(path).images
+    """Images of a zip or folder, or of an .npy or .npz file; prepared ones are mapped."""
+    if path.suffix == ".npy" and path.with_suffix(".json").exists():
+        return prepared_set(path).images
+    read = read_array_file if path.suffix in (".npy", ".npz") else read_image_files
+    return torch.as_tensor(read(path)[0])
 
 
 def prepared_set(path: Path, index: Index | None = None) -> ReferenceSet:
     """The images of a prepared file, mapped."""
     prepared = read_prepared(path)
-    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.header.sha256)
-
-
-def memory(field: str, pid: int | str = "self") -> int:
-    """A field of /proc/PID/status in bytes; 0 where a process that has just ended has it no more (Linux)."""
-    _, _, after = Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")
-    return int(after.split()[0]) * 1024 if after else 0
+    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.sha256)
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]]:
@@ -76,7 +70,8 @@ def in_own_process(work: Callable[..., Any], *args: Any) -> tuple[Any, dict[str,
     assert process.pid is not None
     peak = private = 0
     while process.is_alive() and not receiver.poll(SECONDS_BETWEEN_SAMPLES):
-        peak, private = max(peak, memory("VmHWM", process.pid)), max(private, memory("RssAnon", process.pid))
+        peak = max(peak, process_bytes("VmHWM", process.pid))
+        private = max(private, process_bytes("RssAnon", process.pid))
     if not receiver.poll():
         raise InputError(f"{args[0]} failed with status {process.exitcode}, see above")
     result = receiver.recv()

@@ -23,12 +23,26 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.common import Entry, Output, Rows, cell, in_own_process, load, markdown, memory
+from benchmarks.common import Entry, Output, Rows, cell, in_own_process, load, markdown
 from lit_knn.errors import told_in_one_line
-from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Estimator,
+    Exact,
+    ExactFloat64,
+    ExactInt8,
+    MonteCarlo,
+    OneSample,
+    StratifiedKNN,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.figures import save_figure
 from lit_knn.figures.style import dress, look
-from lit_knn.index import FaissIndex, TorchIndex
+from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
+from lit_knn.memory import process_bytes
 from lit_knn.metrics import MeanAndError, mean_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
@@ -43,9 +57,9 @@ def entries(k: int, n: int) -> dict[str, Entry]:
     """The estimators by name, the plain method first."""
     return {
         PLAIN: Entry(lambda: KNN(k, n), lambda _: FaissIndex()),
-        "KNN stratified, FAISS Flat": Entry(lambda: KNN(k, n, draws="stratified"), lambda _: FaissIndex()),
+        "KNN stratified, FAISS Flat": Entry(lambda: StratifiedKNN(k, n), lambda _: FaissIndex()),
         "KNN, TorchIndex": Entry(lambda: KNN(k, n), lambda _: TorchIndex()),
-        "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda _: TorchIndex(r=256)),
+        "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(256)),
         "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, None, n)),
         "SubspaceKNN, r=512": Entry(lambda: SubspaceKNN(512, None, n)),
         "OneSample": Entry(OneSample),
@@ -54,8 +68,8 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         "MonteCarlo": Entry(lambda: MonteCarlo(n)),
         "Wiener": Entry(Wiener),
         "Exact": Entry(Exact),
-        "Exact, int8, 3 digits": Entry(lambda: Exact("int8", 3)),
-        "Exact, float64": Entry(lambda: Exact("float64")),
+        "Exact, int8, 3 digits": Entry(lambda: ExactInt8(3)),
+        "Exact, float64": Entry(ExactFloat64),
     }
 
 
@@ -89,7 +103,7 @@ def measure(images: Tensor, args: argparse.Namespace) -> Rows:
     `mse` and `share`, what it is of the plain method's, with standard errors (`_se`), and `seconds` of a call.
     """
     estimators = {name: bound(entry, images) for name, entry in entries(args.k, args.n).items()}
-    exact = Exact("float64").bind(ReferenceSet(images))
+    exact = ExactFloat64().bind(ReferenceSet(images))
     rows: Rows = []
     for t in args.t:
         found = timed_errors(estimators, images, t, args, exact)
@@ -134,7 +148,7 @@ def peak_memory(name: str | None, args: argparse.Namespace) -> int:
     if name is not None:
         bound(entries(args.k, args.n)[name], images).posterior_mean(z, 10.0, x_source=x)
     # Not ru_maxrss: that of a child starts at the size of its parent.
-    return memory("VmHWM") // 2**20
+    return process_bytes("VmHWM") // 2**20
 
 
 def table(rows: Rows, memory: dict[str, int]) -> str:

@@ -1,12 +1,12 @@
 """Make a large data set out of a small one: images mirrored, shifted, blended two by two, and resized.
 
-    python -m benchmarks.generate_images SOURCE OUT.images --images 1000000 [--size 64] [--classes 1000] [--seed 0]
+    python -m benchmarks.generate_images SOURCE OUT.npy --images 1000000 [--size 64] [--classes 1000] [--seed 0]
 
-SOURCE is a zip or folder of images, OUT a prepared file (`--data Prepared --data.path OUT`). Image i is a function of
-the source, the seed and i: w·a + (1 − w)·b, two source images, each mirrored or not and shifted by up to 4 pixels with
-its border reflected, w uniform in [1/2, 1]. It has the label of a. With `--classes` the images are sorted by that many
-classes of equal size, and both images of a blend come from the same part of the source, sorted by label. An interrupted
-run goes on where it stopped.
+SOURCE is a zip or folder of images, OUT.npy a prepared file (`--data Prepared --data.path OUT.npy`). Image i is a
+function of the source, the seed and i: w·a + (1 − w)·b, two source images, each mirrored or not and shifted by up to 4
+pixels with its border reflected, w uniform in [1/2, 1]. It has the label of a. With `--classes` the images are sorted
+by that many classes of equal size, and both images of a blend come from the same part of the source, sorted by label.
+An interrupted run goes on where it stopped.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 
 from lit_knn.errors import InputError
 from lit_knn.images.files import read_image_files
-from lit_knn.images.mapped import Header
+from lit_knn.images.mapped import Description
 from lit_knn.images.source import Source
 from lit_knn.images.writer import say, write_prepared
 
@@ -106,7 +106,9 @@ def generated_source(
     digest = hashlib.sha256(padded.data)
     for array in (recipe.ids, recipe.weights, recipe.shifts, recipe.mirrored, recipe.labels):
         digest.update(array.data)
-    return Source([f"generated image {i}" for i in range(number)], read, recipe.labels, digest.hexdigest())
+    how = {"generated": number, "size": size, "classes": classes, "seed": seed}
+    origin = {"source": "", "options": how, "fingerprint": digest.hexdigest()}
+    return Source([f"generated image {i}" for i in range(number)], read, recipe.labels, origin)
 
 
 def resizing(old: int, new: int) -> np.ndarray:
@@ -116,13 +118,13 @@ def resizing(old: int, new: int) -> np.ndarray:
     return resized[0, 0].numpy()
 
 
-def generate(args: argparse.Namespace) -> Header:
+def generate(args: argparse.Namespace) -> Description:
     """Read the source and write the prepared file."""
     images, labels = read_image_files(args.source)
     source = generated_source(images, labels, args.images, args.size, args.classes, args.seed)
-    how = {"generated": args.images, "size": args.size, "classes": args.classes, "seed": args.seed}
+    source.origin["source"] = args.source.name
     # One thread: an image is a few short NumPy calls, between which threads would only wait for each other.
-    return write_prepared(source, args.source.name, how, args.out, workers=1)
+    return write_prepared(source, args.out, workers=1)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -136,12 +138,12 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(args)
     try:
-        header = generate(options)
+        made = generate(options)
     except InputError as error:
         say(f"error: {error}")
         raise SystemExit(2) from error
-    N, channels, height, width = header.shape
-    print(f"{options.out}: {N:,} images of {width}x{height}x{channels}, {header.file_bytes / 1e9:.2f} GB")
+    N, channels, height, width = made.shape
+    print(f"{options.out}: {N:,} images of {width}x{height}x{channels}, {options.out.stat().st_size / 1e9:.2f} GB")
 
 
 if __name__ == "__main__":

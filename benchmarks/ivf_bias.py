@@ -1,6 +1,6 @@
 """The paper's figure of approximate search (fig:approximate_compare): bias of KNN on an IVF index over noise levels.
 
-    python -m benchmarks.ivf_bias --data FILE.images --output STEM [--shares 70 40 20 10 5 2] [--num-z 64]
+    python -m benchmarks.ivf_bias --data FILE.npy --output STEM [--shares 70 40 20 10 5 2] [--num-z 64]
 
 One index `IVF<c>,SQ8`, lossless, of c ≈ 4·√N lists is trained; KNN then searches p = c/70, c/40, … of them
 (`--shares`). Beside them KNN with exact search, STF and SubspaceKNN. Squared bias per dimension of the posterior mean
@@ -31,6 +31,7 @@ from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
 from lit_knn.figures import save_figure
 from lit_knn.figures.style import COLOURS, dress
 from lit_knn.index import FaissIndex, Index, TorchIndex
+from lit_knn.index.base import Vectors
 from lit_knn.metrics import mean_and_error
 from lit_knn.metrics.measure import fixed_source, repeated_errors
 
@@ -57,9 +58,9 @@ class RememberedSearch(Index):
         """See `Index.check`."""
         self.index.check(*args, **options)
 
-    def build(self, *args: Any) -> None:
+    def build(self, vectors: Vectors) -> None:
         """See `Index.build`."""
-        self.index.build(*args)
+        self.index.build(vectors)
 
     def to(self, device: torch.device) -> None:
         """See `Index.to`."""

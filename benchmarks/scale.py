@@ -1,8 +1,8 @@
 """Searches and estimators on data sets of a million images: time to start, size, recall, error, time and memory.
 
-    python -m lit_knn.prepare cifar10.zip cifar10.images
-    python -m benchmarks.generate_images cifar10.zip million.images --images 1000000
-    python -m benchmarks.scale --data million.images --output STEM [--t 1 2 5 10] [--calls 100] [--only NAME ...]
+    python -m lit_knn.prepare cifar10.zip cifar10.npy
+    python -m benchmarks.generate_images cifar10.zip million.npy --images 1000000
+    python -m benchmarks.scale --data million.npy --output STEM [--t 1 2 5 10] [--calls 100] [--only NAME ...]
 
 Each entry runs in a process of its own and is measured against the exact posterior mean (int8, 3 digits) and the exact
 nearest images. The plain method is KNN with exact search by float32 products with the stored 8-bit images: the

@@ -11,13 +11,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.common import Entry, Rows, prepared_set
-from lit_knn.estimators import KNN, STF, Estimator, Exact, SubspaceKNN
-from lit_knn.index import FaissIndex, TorchIndex
+from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, SubspaceKNN
+from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.linalg.dtypes import compute_dtype
 from lit_knn.memory import tensor_bytes
 from lit_knn.metrics import mean_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
+from lit_knn.reference.components import projection_of
 from lit_knn.rng import keyed_generator
 
 PLAIN = "KNN, exact search"
@@ -63,8 +64,8 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
     if 4 * N * d <= FLAT_BYTES:
         found["KNN, FAISS Flat"] = Entry(lambda: KNN(k, n), lambda _: FaissIndex())
     found["KNN, TorchIndex"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex())
-    found["KNN, TorchIndex r=256"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex(r=256))
-    found["KNN, TorchIndex r=512"] = Entry(lambda: KNN(k, n), lambda _: TorchIndex(r=512))
+    found["KNN, TorchIndex r=256"] = Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(256))
+    found["KNN, TorchIndex r=512"] = Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(512))
     found[f"KNN, IVF{c},SQ8 lossless"] = ivf(f"IVF{c},SQ8", lossless=True)
     if d <= FAISS_PCA_MAX_D:
         found[f"KNN, PCA256,IVF{c},SQ8"] = ivf(f"PCA256,IVF{c},SQ8", lossless=False)
@@ -78,7 +79,7 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
 def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:
     """The truth at each noise level; the same images and noise at all of them."""
     reference = prepared_set(path, TorchIndex("float32"))
-    exact, latents = Exact("float64").bind(reference), NoisyLatents(reference, batch, seed=0)
+    exact, latents = ExactFloat64().bind(reference), NoisyLatents(reference, batch, seed=0)
     reference.build_index()
     for t in tqdm(levels, desc="exact means and neighbours", unit=" level", disable=None):
         z, x = latents.batch(range(batch), t)
@@ -150,6 +151,6 @@ def held_bytes(estimator: Estimator) -> int | None:
         return reference.index.nbytes(reference.N, reference.d, reference.device)
     if isinstance(estimator, SubspaceKNN):
         dtype = compute_dtype("SubspaceKNN", estimator.compute, reference.device)
-        projection = reference.projection(estimator.r, dtype)
+        projection = projection_of(reference, estimator.r, dtype)
         return tensor_bytes([projection.coordinates, projection.half_sq_norms, projection.components.basis])
     return 0

@@ -1,8 +1,8 @@
 """Memory of each rank, time and bytes sent of a reference set that is split over 1, 2, 4, … processes of this machine.
 
-    python -m benchmarks.sharded --data FILE.images [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
+    python -m benchmarks.sharded --data FILE.npy [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
 
-FILE.images is what `python -m lit_knn.prepare` writes. The ranks share the threads of the machine and the batch, so
+FILE.npy is what `python -m lit_knn.prepare` writes. The ranks share the threads of the machine and the batch, so
 that all do the same work as one, but for sending. Each estimator has processes of its own. Memory is what a rank holds,
 and at most held, of its own (mapped files of images not counted) above Python with its libraries. The error is the mean
 squared error per dimension (Eq. 15, eq:mse) against the exact mean, in float64, of the whole set.
@@ -21,10 +21,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import Output, Rows, load, markdown, memory
+from benchmarks.common import Output, Rows, load, markdown
 from benchmarks.estimators import entries
 from lit_knn.errors import InputError, told_in_one_line
-from lit_knn.estimators import Exact
+from lit_knn.estimators import ExactFloat64
+from lit_knn.memory import process_bytes
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
@@ -38,12 +39,12 @@ class Peak(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.bytes = memory("RssAnon")
+        self.bytes = process_bytes("RssAnon")
 
     def run(self) -> None:
         """Look a hundred times a second."""
         while True:
-            self.bytes = max(self.bytes, memory("RssAnon"))
+            self.bytes = max(self.bytes, process_bytes("RssAnon"))
             time.sleep(0.01)
 
 
@@ -52,7 +53,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
     torch.set_num_threads(max(args.threads // size, 1))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     images = load(args.data)
-    before = memory("RssAnon")
+    before = process_bytes("RssAnon")
     peak = Peak()
     peak.start()
     entry = entries(args.k, args.n)[name]
@@ -70,8 +71,8 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
             seconds, sent = time.perf_counter() - start, reference.exchange.bytes_sent - sent
             if repeat > 0:  # the first call of an estimator is slower
                 calls.append((z[rank::size], t, mu, seconds, sent))
-    report: dict[str, float] = {"held": memory("RssAnon") - before, "peak": peak.bytes - before}
-    exact = Exact("float64").bind(reference)
+    report: dict[str, float] = {"held": process_bytes("RssAnon") - before, "peak": peak.bytes - before}
+    exact = ExactFloat64().bind(reference)
     errors = [(mu - exact.posterior_mean(z.double(), t)).square().flatten(1).mean(1) for z, t, mu, _, _ in calls]
     report["mse"] = torch.cat(errors).mean().item()
     report["seconds"] = sum(seconds for *_, seconds, _ in calls) / len(calls)

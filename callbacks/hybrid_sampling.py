@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from lit_knn.distributed import on_first_rank
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure5, image_grid, save_figure
-from lit_knn.fingerprint import describe, describe_reference, fingerprint
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3, MemorisationMetric, measure_samples
 from lit_knn.metrics.features import are_pictures
@@ -27,6 +27,7 @@ from lit_knn.metrics.latents import check_at_least, try_estimator
 from lit_knn.metrics.memorisation import check_search
 from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas
+from lit_knn.settings import describe, fingerprint
 from lit_knn.training.run import check_new, data_reference, measuring_bar, save_picture, show_figure
 
 FORWARD = "forward"
@@ -105,11 +106,10 @@ class HybridSampling(pl.Callback):
         if not isinstance(pl_module, LitEstimator):
             raise InputError(f"HybridSampling: needs the model LitEstimator, got {type(pl_module).__name__}")
         h = pl_module.hparams
-        levels = {"sigma_min": h.sigma_min, "sigma_max": h.sigma_max, "rho": h.rho}
         for t in self.t_switch:
-            hybrid_sigmas(t, self.num_steps, **levels)
+            hybrid_sigmas(t, self.num_steps, pl_module.grid)
         reference = data_reference("HybridSampling", trainer).to(trainer.strategy.root_device)
-        self._samples = HybridSamples(self.network, reference, self.num_steps, levels, h.seed)
+        self._samples = HybridSamples(self.network, reference, self.num_steps, pl_module.grid, h.seed)
         check_new("HybridSampling", trainer, "hybrid_sampling.png", "hybrid_sampling.pdf")
         with prefixed("HybridSampling"):
             try_estimator("network", self.network, reference, h.sigma_max)
@@ -162,16 +162,17 @@ class HybridSampling(pl.Callback):
 
     def _describe(self) -> dict[str, Any]:
         """What the results of each method depend on."""
+        reference = self._samples.reference
         shared: dict[str, Any] = {
             "network": describe(self.network),
-            "data": describe_reference(self._samples.reference),
+            "data": {"images": reference.fingerprint(), "index": describe(reference.index)},
             "extractor": self.distance.extractor.fingerprint(),
             "num_samples": self.num_samples,
             "num_steps": self.num_steps,
             "batch_size": self.batch_size,
             "threshold": self.threshold,
             "seed": self._samples.seed,
-            **self._samples.levels,
+            **asdict(self._samples.grid),
         }
         return {
             name: {"estimator": None if estimator is None else describe(estimator), **shared}

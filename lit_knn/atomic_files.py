@@ -22,6 +22,9 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:
         yield partial
+        with partial.open("rb") as file:
+            # Before the file gets its name: after a power cut that must not stand for blocks that were never written.
+            os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -15,9 +15,9 @@ from lit_knn.atomic_files import locked, written_whole
 from lit_knn.distributed import on_first_rank
 from lit_knn.errors import InputError
 from lit_knn.figures import checkpoint_curve, save_figure
-from lit_knn.fingerprint import fingerprint
 from lit_knn.metrics import FidelityMeasure
 from lit_knn.results import CHECKPOINTS_PREFIX, TITLES, ResultsTable, Row
+from lit_knn.settings import fingerprint
 from lit_knn.training.kept_checkpoints import kept_checkpoints, read_checkpoint
 from lit_knn.training.run import data_reference, measuring_bar
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lit_knn.errors import InputError, LostProcessError
+from lit_knn.errors import InputError, LostProcessError, first_line
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ def _gather(value: T, group: Any) -> list[T]:
 
 
 def _lost(error: RuntimeError) -> LostProcessError:
-    reason = str(error).splitlines()[0].partition(". ")[0]
+    reason = first_line(error).partition(". ")[0]
     return LostProcessError(f"another process ended while the reference set was made ready ({reason})")
 
 

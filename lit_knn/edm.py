@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator, Exact, OneSample
+from lit_knn.estimators import ByClass, Estimator, ExactFloat64
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.configs import network_to_config
 from lit_knn.rng import keyed_default_rng, keyed_generator
@@ -17,7 +17,7 @@ from lit_knn.schedules import log_normal_sigmas
 from lit_knn.theory.noise import forward_noise
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented, GeometricAugmentation
-from lit_knn.training.base import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive
+from lit_knn.training.base import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
 
 # Early in training EDM shortens the half-life of the average to this share of the images seen.
@@ -60,7 +60,7 @@ class LitEDM(EstimatorTraining):
         sampling_steps: steps of the Heun sampler, for pictures and `predict`.
         sampling_class: class to sample, of a class-conditional net; null draws one for each seed.
         measure_target: at validation, log `val/target_mse`, the squared error per dimension of the estimator's target
-            against the exact posterior mean. Costs one call of `Exact("float64")` per batch.
+            against the exact posterior mean. Costs one call of `ExactFloat64` per batch.
         seed: first part of the key of every random draw.
 
     Raises:
@@ -89,13 +89,13 @@ class LitEDM(EstimatorTraining):
         seed: int = 0,
     ) -> None:
         conditioning = Conditioning("LitEDM", net, class_conditional, sampling_class)
-        super().__init__(estimator, (sigma_min, sigma_max), conditioning)
+        super().__init__(estimator, checked_grid("LitEDM", sigma_min, sigma_max, rho), conditioning)
         self.save_hyperparameters(ignore=["net", "estimator", "augmentation"])
         self.denoiser = EDMPrecond(net, sigma_data)
         self.augmentation = augmentation
         check_positive(
             "LitEDM", lr=lr, P_std=P_std, sigma_data=sigma_data, ema_half_life_images=ema_half_life_images,
-            sampling_steps=sampling_steps, sigma_min=sigma_min, rho=rho,
+            sampling_steps=sampling_steps,
         )  # fmt: skip
         if lr_ramp_up_images < 0:
             raise InputError(f"LitEDM: lr_ramp_up_images must be at least 0, got {lr_ramp_up_images}")
@@ -106,8 +106,6 @@ class LitEDM(EstimatorTraining):
                 f"LitEDM: {type(estimator).__name__} cannot estimate the posterior of warped images: set warped to "
                 "source, whose target is the item itself, or augmentation to null"
             )
-        if sigma_min >= sigma_max:
-            raise InputError(f"LitEDM: need sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
         given, taken = getattr(augmentation, "label_dim", 0), getattr(net, "augment_dim", 0)
         if given != taken:
             raise InputError(
@@ -178,8 +176,6 @@ class LitEDM(EstimatorTraining):
         if augmented is None:
             return self.posterior_mean(x, class_label, generator)(z, sigma)
         target = augmented.images
-        if isinstance(self.estimator, OneSample):
-            return target
         # Both are called even without any item: of a sharded reference set the other ranks ask this one.
         plain = (~augmented.warped).nonzero()[:, 0]
         flips, labels = augmented.warp.flips[plain], None if class_label is None else class_label[plain]
@@ -198,7 +194,8 @@ class LitEDM(EstimatorTraining):
     def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> None:
         reference = self.data_reference()
         if reference is not None:
-            mu = Exact("float64").bind(reference).posterior_mean(z, sigma, labels=class_label)
+            exact = ExactFloat64() if class_label is None else ByClass(ExactFloat64())
+            mu = exact.bind(reference).posterior_mean(z, sigma, labels=class_label)
             self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
 
     @torch.no_grad()
@@ -212,11 +209,10 @@ class LitEDM(EstimatorTraining):
         Returns:
             (B, *shape), float32, model space.
         """
-        h = self.hparams
         noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
         denoiser = partial(self.denoiser, class_label=self.conditioning.of_samples(seeds, self.device))
-        steps = h.sampling_steps if num_steps is None else num_steps
-        return heun_sampler(denoiser, noise, steps, sigma_min=h.sigma_min, sigma_max=h.sigma_max, rho=h.rho)
+        steps = self.hparams.sampling_steps if num_steps is None else num_steps
+        return heun_sampler(denoiser, noise, steps, self.grid)
 
     def interval_metrics(self) -> dict[str, float]:
         """The decay of the averaged weights."""

@@ -1,4 +1,4 @@
-"""The one exception of bad user input."""
+"""Errors that end a run in one line."""
 
 import sys
 from collections.abc import Iterator
@@ -37,3 +37,9 @@ def told_in_one_line() -> Iterator[None]:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line: the system's words without number and path, or the name of its class."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (said.splitlines() or [type(error).__name__])[0]

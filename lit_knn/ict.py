@@ -12,10 +12,10 @@ from lit_knn.estimators import Estimator
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
-from lit_knn.schedules import consistency_weight, ict_num_steps, karras_sigmas, lognormal_step_probs, pseudo_huber
+from lit_knn.schedules import consistency_weight, ict_num_steps, lognormal_step_probs, pseudo_huber
 from lit_knn.solvers import heun_step
 from lit_knn.theory.noise import forward_noise
-from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive
+from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
 
 
@@ -77,7 +77,7 @@ class LitICT(EstimatorTraining):
         seed: int = 0,
     ) -> None:
         conditioning = Conditioning("LitICT", net, class_conditional, sampling_class)
-        super().__init__(estimator, (sigma_min, sigma_max), conditioning)
+        super().__init__(estimator, checked_grid("LitICT", sigma_min, sigma_max, rho), conditioning)
         self.save_hyperparameters(ignore=["net", "estimator", "solver"])
         self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
         self.solver = solver
@@ -97,7 +97,7 @@ class LitICT(EstimatorTraining):
             )
         try:
             ict_num_steps(0, h.total_steps, h.s0, h.s1)
-            sigmas = karras_sigmas(h.s0 + 1, h.sigma_min, h.sigma_max, h.rho)
+            sigmas = self.grid.ascending(h.s0 + 1)
         except ValueError as error:
             raise InputError(f"LitICT: {error}") from error
         if not lognormal_step_probs(sigmas, h.P_mean, h.P_std).isfinite().all():
@@ -142,7 +142,7 @@ class LitICT(EstimatorTraining):
     def _draw_times(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw t_i and t_{i−1} of `size` items from p(i); (size,) float64 each."""
         h = self.hparams
-        sigmas = karras_sigmas(self.num_steps, h.sigma_min, h.sigma_max, h.rho)
+        sigmas = self.grid.ascending(self.num_steps)
         probs = lognormal_step_probs(sigmas, h.P_mean, h.P_std)
         lower = torch.multinomial(probs.to(self.device), size, replacement=True, generator=generator)
         sigmas = sigmas.to(self.device)

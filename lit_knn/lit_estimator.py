@@ -13,7 +13,7 @@ from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
-from lit_knn.training.base import SAMPLING_STREAM, check_device, check_positive
+from lit_knn.training.base import SAMPLING_STREAM, check_device, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
 
 
@@ -52,9 +52,8 @@ class LitEstimator(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["estimator"])
-        check_positive("LitEstimator", sigma_min=sigma_min, rho=rho, sampling_steps=sampling_steps)
-        if sigma_min >= sigma_max:
-            raise InputError(f"LitEstimator: need sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
+        check_positive("LitEstimator", sampling_steps=sampling_steps)
+        self.grid = checked_grid("LitEstimator", sigma_min, sigma_max, rho)
         self.estimator = estimator
         knows_classes = getattr(estimator, "num_classes", 0) > 0
         self.conditioning = Conditioning("LitEstimator", estimator, knows_classes, sampling_class)
@@ -110,11 +109,4 @@ class LitEstimator(pl.LightningModule):
         labels = self.conditioning.of_samples(seeds, self.device)
         mean = partial(self.estimator.posterior_mean, generator=generator, labels=labels)
         noise = seeded_noise(seeds, self.data_reference().shape, device=self.device)
-        return heun_sampler(
-            mean,
-            noise,
-            h.sampling_steps if num_steps is None else num_steps,
-            sigma_min=h.sigma_min,
-            sigma_max=h.sigma_max,
-            rho=h.rho,
-        )
+        return heun_sampler(mean, noise, h.sampling_steps if num_steps is None else num_steps, self.grid)

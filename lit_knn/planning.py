@@ -1,19 +1,52 @@
-"""What a run will hold in memory, and whether it fits, before it starts: `python main.py plan -c …`."""
+"""What a run will hold in memory, and whether it fits, before it starts: `python main.py plan -c …`.
+
+Data, index, coordinates, weights and optimiser are counted; activations, which only a run can tell, are not.
+"""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
+from torch import nn
 
-from lit_knn.data import ReferenceDataModule
+from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.errors import InputError
-from lit_knn.memory import machine_bytes, process_bytes
-from lit_knn.plan_parts import Part, Stored, estimator_parts, network_parts
+from lit_knn.estimators import Estimator
+from lit_knn.index import FaissIndex
+from lit_knn.memory import machine_bytes, process_bytes, tensor_bytes
+from lit_knn.reference.streaming import work_bytes
+from lit_knn.training.base import EstimatorTraining
 
 # Of a CUDA context with the kernels of PyTorch and its libraries.
 CUDA_CONTEXT_BYTES = 600 * 2**20
 GB = 1e9
+# Copies of each parameter that an optimiser keeps.
+OPTIMISER_STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "RAdam": 2, "NAdam": 2, "Adamax": 2, "RMSprop": 1, "Adagrad": 1}
+# An estimator has a few arrays of the bounded size at a time.
+WORK_ARRAYS = 4
+
+
+class Part(NamedTuple):
+    """One line of a plan.
+
+    Attributes:
+        name: what it is.
+        bytes: of one rank.
+        note: what else there is to say.
+        passing: whether it is held only while the run starts.
+        shared: whether the ranks of a machine hold it once, together.
+    """
+
+    name: str
+    bytes: int
+    note: str
+    passing: bool = False
+    shared: bool = False
+
+    def __str__(self) -> str:
+        return f"  {self.name:26}{self.bytes / 1e9:8.3f} GB  {self.note}".rstrip()
 
 
 class Plan(NamedTuple):
@@ -65,6 +98,7 @@ class Plan(NamedTuple):
         lines.append(f"  {'total':26}{self.total / GB:8.3f} GB")
         if self.device.type != "cpu":
             lines += ["  and in the memory of the machine, until it is on the device:", *map(str, self.host)]
+        lines.append("Not counted: activations of the network, which grow with the batch.")
         for name, needed, there in self.needed:
             has = "whose memory is not known" if there is None else f"which has {there / GB:.2f} GB"
             verdict = "" if there is None else (": fits" if needed <= there else ": DOES NOT FIT")
@@ -92,28 +126,24 @@ def make_plan(
     N = stored.shape[0]
     parts_of_data = trainer.world_size if datamodule.sharded else 1
     stored = stored._replace(shape=(-(-N // parts_of_data), *stored.shape[1:]))
-    base = process_bytes()  # before anything is copied to be measured
-    network = network_parts(model, stored.shape[1:], datamodule.batch_size, trainer, device)
-    base -= network[0].bytes if network else 0
+    network = network_parts(model, trainer)
+    base = process_bytes() - (network[0].bytes if network else 0)
     estimators = _estimators(trainer, model)
     held, building = estimator_parts(estimators, datamodule, stored, device, parts_of_data)
-    size = math.prod(stored.shape)
+    loaded, on_device = _image_parts(stored)
     if getattr(model, "conditioning", None) and not stored.by_class and any(e.needs_reference for e in estimators):
-        held.insert(0, Part("images by class", size * stored.value_bytes, "copies; none of data sorted by class"))
-    place = "mapped from the disk, shared, given up when short" if stored.mapped else "in memory"
-    loaded = Part("images", 0 if stored.mapped else size * stored.value_bytes, f"{_shape(stored)}, {place}")
-    on_device = Part("images", size * stored.value_bytes, f"{_shape(stored)}, copied to the device")
+        held.insert(0, Part("images by class", on_device.bytes, "copies; none of data sorted by class"))
     if datamodule.sharded and not stored.mapped:
-        others = (N - stored.shape[0]) * math.prod(stored.shape[1:]) * stored.value_bytes
+        others = (N - stored.shape[0]) * on_device.bytes // stored.shape[0]
         building.append(Part("images of others", others, "until this rank has chosen its share", passing=True))
     order = Part("order of an epoch", 8 * N * (1 + datamodule.hflip), "")
     program = Part("program", max(base, 0), "Python, PyTorch, Lightning: this process now")
     host = [loaded, order, *building, program]
-    gpu = device.type != "cpu"
-    context = Part("CUDA context", CUDA_CONTEXT_BYTES, "about")
-    parts = [on_device, *held, *network, context] if gpu else [loaded, order, *held, *network, program]
-    if not gpu:
-        # The index is built before there are gradients and activations: only what is more than these counts.
+    if device.type != "cpu":
+        parts = [on_device, *held, *network, Part("CUDA context", CUDA_CONTEXT_BYTES, "about")]
+    else:
+        parts = [loaded, order, *held, *network, program]
+        # The index is built before there are gradients: only what is more than what training needs counts.
         later = sum(part.bytes for part in network[1:])
         sample = sum(part.bytes for part in building if part.passing)
         parts.append(Part("building the index", max(sample - later, 0), "beyond what training needs later"))
@@ -137,10 +167,14 @@ def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: li
     return Stored(shape, mapped=datamodule.mapped) if known is None else known._replace(shape=shape)
 
 
-def _shape(stored: Stored) -> str:
+def _image_parts(stored: Stored) -> tuple[Part, Part]:
+    """The images as they are loaded, and on a device."""
     N, *shape = stored.shape
-    kind = "uint8" if stored.value_bytes == 1 else "float32"
-    return f"{N:,} x {'x'.join(map(str, shape))} {kind}"
+    what = f"{N:,} x {'x'.join(map(str, shape))} {'uint8' if stored.value_bytes == 1 else 'float32'}"
+    place = "mapped from the disk, shared, given up when short" if stored.mapped else "in memory"
+    size = math.prod(stored.shape) * stored.value_bytes
+    loaded = Part("images", 0 if stored.mapped else size, f"{what}, {place}")
+    return loaded, Part("images", size, f"{what}, copied to the device")
 
 
 def _estimators(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
@@ -154,3 +188,84 @@ def _device_memory(device: torch.device, gpu_gb: float | None) -> float | None:
     if gpu_gb is not None:
         return gpu_gb * GB
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def estimator_parts(
+    estimators: Sequence[Estimator], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
+) -> tuple[list[Part], list[Part]]:
+    """What estimators hold beside the images on `device`, and what the machine holds while they are bound.
+
+    Args:
+        estimators: of the run.
+        data: its data module.
+        stored: the images of one rank.
+        device: where the run computes.
+        ranks: over which the images are split.
+    """
+    N, d = stored.shape[0], math.prod(stored.shape[1:])
+    # Those of all ranks: each holds all coordinates.
+    all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1
+    needing = [e for e in estimators if e.needs_reference]
+    told = [e.holds(all_images, d, pixels, device) for e in needing]
+    # An estimator that does not tell may search.
+    neighbours = max((1 if holdings is None else holdings.neighbours for holdings in told), default=0)
+    held, building = _index_parts(data, N, d, neighbours, device, ranks) if neighbours else ([], [])
+    arrays = {name: size for holdings in told if holdings is not None for name, size in holdings.arrays.items()}
+    held += [Part(name, size, "") for name, size in sorted(arrays.items())]
+    if needing:
+        held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about"))
+    for estimator, holdings in zip(needing, told, strict=True):
+        if holdings is None:
+            held.append(Part(type(estimator).__name__, 0, "does not tell what else it holds: NOT KNOWN, not counted"))
+    return held, building
+
+
+def _index_parts(
+    data: ReferenceDataModule, N: int, d: int, neighbours: int, device: torch.device, ranks: int
+) -> tuple[list[Part], list[Part]]:
+    """The index of N images on `device`, and what the machine holds while it is built."""
+    index = FaissIndex("Flat") if data.index is None else data.index
+    index.check(N, d, device, min(neighbours, N))
+    shared = index.shared and ranks == 1  # of shards each rank has an index of its own
+    size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
+    note = " ".join(str(v) for v in (type(index).__name__, *index.settings().values()) if isinstance(v, str))
+    note += "" if size is not None else ": size NOT KNOWN, not counted"
+    held = Part("index", size or 0, note, shared=shared and device.type == "cpu")
+    # The machine builds it in its own memory, whatever the device.
+    built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
+    return [held], [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
+
+
+def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
+    """The network and what training it takes but for activations; the network alone where nothing is trained."""
+    modules = _networks(model)
+    count = sum(p.numel() for m in modules for p in m.parameters())
+    half = str(trainer.precision) in ("16-true", "bf16-true")
+    weights = tensor_bytes(p for m in modules for p in m.parameters()) // (2 if half else 1)
+    if not count:
+        return []
+    parts = [Part("network", weights, f"{count:,} parameters")]
+    if not isinstance(model, EstimatorTraining):
+        return parts
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    gradients = trained * (2 if half else 4)
+    name, states = _optimiser(model)
+    parts.append(Part("gradients", gradients, f"{trained:,} of them trained"))
+    parts.append(Part("optimiser", states * gradients, name))
+    parts.append(Part("averaged weights", weights, ""))
+    if trainer.world_size > 1:
+        parts.append(Part("gradient exchange", gradients, "buckets of DDP"))
+    return parts
+
+
+def _optimiser(model: pl.LightningModule) -> tuple[str, int]:
+    optimiser = model.configure_optimizers()
+    name = type(optimiser).__name__
+    known = name in OPTIMISER_STATES
+    return name if known else f"{name}: 2 copies assumed", OPTIMISER_STATES.get(name, 2)
+
+
+def _networks(model: pl.LightningModule) -> list[nn.Module]:
+    """The module and networks within an estimator that is measured, not trained."""
+    inside = [v for v in vars(getattr(model, "estimator", None) or object).values() if isinstance(v, nn.Module)]
+    return [model, *inside]

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from lit_knn.errors import InputError
 from lit_knn.images.source import Options
@@ -11,17 +12,18 @@ RECIPES = """
 SOURCE is a .zip file or a folder of PNG and JPEG files, in subfolders too, in the order of their names, with their
 labels in dataset.json at the root if there is one (the layout of EDM's data sets); or a folder that has
 cifar-10-batches-py. Only one block of images is in memory at a time. After an interruption the same command goes on
-where it stopped; OUT is there when it is complete.
+where it stopped; OUT is there when it is complete: pixels, uint8 (N, C, H, W), which
+every tool reads, and beside it a .json with labels, origin and a hash.
 
 recipes:
   CelebA, 202,599 images (img_align_celeba.zip of the data set's own page, as it is or unpacked), 2.5 GB:
-    python -m lit_knn.prepare img_align_celeba.zip data/celeba64.images --size 64 --center-crop
+    python -m lit_knn.prepare img_align_celeba.zip data/celeba64.npy --size 64 --center-crop
   ImageNet, 1,281,167 images with labels (the folder train/ of 1,000 folders n01440764 ... of .JPEG files), 15.7 GB:
     mkdir train; cd train; tar xf ../ILSVRC2012_img_train.tar
     for f in n*.tar; do mkdir ${f%.tar}; tar xf $f -C ${f%.tar}; rm $f; done; cd ..
-    python -m lit_knn.prepare train data/imagenet64.images --size 64 --center-crop --rgb --labels-from-folders
+    python -m lit_knn.prepare train data/imagenet64.npy --size 64 --center-crop --rgb --labels-from-folders
   CIFAR-10 (data has cifar-10-batches-py), 154 MB:
-    python -m lit_knn.prepare data data/cifar10.images
+    python -m lit_knn.prepare data data/cifar10.npy
 Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
 """
 
@@ -30,12 +32,12 @@ def parse(args: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         "python -m lit_knn.prepare",
-        description="Write images, changed as asked, to one file that runs read by page.",
+        description="Write images, changed as asked, to an .npy file that runs read by page, with a .json beside it.",
         epilog=RECIPES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="SOURCE", help=".zip file or folder")
-    parser.add_argument("out", metavar="OUT", help="the file to write")
+    parser.add_argument("out", metavar="OUT", help="the .npy file to write")
     parser.add_argument("--size", type=int, metavar="S", help="resize to S x S with antialiasing (Lanczos)")
     parser.add_argument("--center-crop", action="store_true", help="first cut the largest square out of the middle")
     parser.add_argument("--rgb", action="store_true", help="make grayscale, CMYK and transparent images RGB")
@@ -53,18 +55,17 @@ def main(args: Sequence[str] | None = None) -> None:
     options = parse(args)
     try:
         changes = Options(options.size, options.center_crop, options.rgb, options.labels_from_folders)
-        header = prepare(options.source, options.out, changes, options.workers)
+        made = prepare(options.source, options.out, changes, options.workers)
     except InputError as error:
         say(f"error: {error}")
         raise SystemExit(2) from error
     except KeyboardInterrupt:
         say("stopped; the same command goes on")
         raise SystemExit(130) from None
-    N, channels, height, width = header.shape
-    labels = "with" if header.has_labels else "without"
-    print(
-        f"{options.out}: {N:,} images of {width}x{height}x{channels}, {labels} labels, {header.file_bytes / 1e9:.2f} GB"
-    )
+    N, channels, height, width = made.shape
+    labels = "without" if made.labels is None else "with"
+    size = Path(options.out).expanduser().stat().st_size / 1e9
+    print(f"{options.out}: {N:,} images of {width}x{height}x{channels}, {labels} labels, {size:.2f} GB")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -9,9 +10,42 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.rng import keyed_generator
-from lit_knn.schedules import karras_sigmas
+from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import PosteriorMean, heun_step
 from lit_knn.theory.noise import EDM_PROCESS, Process, under_process
+
+EDM_GRID = NoiseGrid()
+
+
+@dataclass(frozen=True)
+class Churn:
+    """Noise that EDM's sampler adds on the way: Karras et al. 2022, Algorithm 2.
+
+    Attributes:
+        S_churn: amount of noise added over the whole run; each step raises σ by at most a factor √2.
+        S_min: smallest noise level at which noise is added.
+        S_max: largest noise level at which noise is added.
+        S_noise: standard deviation of the added noise.
+
+    Raises:
+        InputError: S_churn < 0, S_noise < 0, or not 0 <= S_min <= S_max.
+    """
+
+    S_churn: float = 0.0
+    S_min: float = 0.0
+    S_max: float = math.inf
+    S_noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.S_churn >= 0:
+            raise InputError(f"S_churn must be at least 0, got {self.S_churn}")
+        if not 0 <= self.S_min <= self.S_max:
+            raise InputError(f"need 0 <= S_min <= S_max, got S_min={self.S_min} and S_max={self.S_max}")
+        if not 0 <= self.S_noise < math.inf:
+            raise InputError(f"S_noise must be at least 0 and finite, got {self.S_noise}")
+
+
+NO_CHURN = Churn()
 
 
 def seeded_noise(
@@ -74,18 +108,13 @@ def heun_sampler(
     denoiser: Callable[[Tensor, Tensor], Tensor],
     latents: Tensor,
     num_steps: int = 18,
-    sigma_min: float = 0.002,
-    sigma_max: float = 80.0,
-    rho: float = 7.0,
-    S_churn: float = 0.0,
-    S_min: float = 0.0,
-    S_max: float = math.inf,
-    S_noise: float = 1.0,
+    grid: NoiseGrid = EDM_GRID,
+    churn: Churn = NO_CHURN,
     seeds: Sequence[int] | Tensor | None = None,
     process: Process = EDM_PROCESS,
     progress: bool = False,
 ) -> Tensor:
-    """EDM's sampler: Karras et al. 2022, Algorithm 1, and with S_churn > 0 Algorithm 2; 2·num_steps − 1 evaluations.
+    """EDM's sampler: Karras et al. 2022, Algorithm 1, and with churn Algorithm 2; 2·num_steps − 1 evaluations.
 
     Heun steps in float64 through the noise levels of their Eq. 5, which `process` turns into times; noise is added
     to z / s(t). The last step, to t = 0, is the posterior mean at σ_min. In the EDM and flow-matching processes that
@@ -97,13 +126,8 @@ def heun_sampler(
             its batch.
         latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`.
         num_steps: number of noise levels, at least 1.
-        sigma_min: smallest noise level.
-        sigma_max: noise level to start from.
-        rho: exponent of the grid; larger puts more levels at small noise.
-        S_churn: amount of noise added over the whole run; each step raises σ by at most a factor √2.
-        S_min: smallest noise level at which noise is added.
-        S_max: largest noise level at which noise is added.
-        S_noise: standard deviation of the added noise.
+        grid: of the noise levels.
+        churn: noise that is added on the way.
         seeds: (B,), seeds of the added noise, needed with S_churn > 0: the noise of item i is a function of
             (seeds[i], step) and independent of `seeded_noise(seeds, shape)`.
         process: the noise process whose PF-ODE is integrated; at t = 0 all end in model space.
@@ -113,23 +137,20 @@ def heun_sampler(
         (B, *shape), model space, in the dtype of `latents`.
 
     Raises:
-        InputError: num_steps < 1, not 0 < sigma_min < sigma_max, rho <= 0, S_churn < 0, S_noise < 0, not
-            0 <= S_min <= S_max, S_churn > 0 without one seed for each item.
+        InputError: num_steps < 1, S_churn > 0 without one seed for each item.
     """
-    _check_levels(num_steps, sigma_min, sigma_max, rho)
-    _check_churn(S_churn, S_min, S_max, S_noise)
+    sigmas = grid.descending(num_steps)
     seeds = () if seeds is None else seeds
-    if S_churn > 0 and len(seeds) != len(latents):
+    if churn.S_churn > 0 and len(seeds) != len(latents):
         raise InputError(f"heun_sampler: S_churn > 0 needs a seed for each of {len(latents)} items, got {len(seeds)}")
     mean = under_process(lambda y, sigma: denoiser(y.to(latents.dtype), sigma).double(), process)
-    sigmas = _sampler_sigmas(num_steps, sigma_min, sigma_max, rho)
     times = process.t_of_sigma(sigmas)
     z = process.noise_std(times[0]).item() * latents.double()
-    growth = min(S_churn / num_steps, math.sqrt(2) - 1)
+    growth = min(churn.S_churn / num_steps, math.sqrt(2) - 1)
     for step in _with_progress(range(num_steps), progress):
         t = times[step]
-        if growth > 0 and S_min <= sigmas[step] <= S_max:
-            noise = S_noise * seeded_noise(seeds, latents.shape[1:], step + 1, latents.device).double()
+        if growth > 0 and churn.S_min <= sigmas[step] <= churn.S_max:
+            noise = churn.S_noise * seeded_noise(seeds, latents.shape[1:], step + 1, latents.device).double()
             z, t = _add_noise(z, t, (1 + growth) * sigmas[step], noise, process)
         z = mean(z, t.expand(len(z))) if step == num_steps - 1 else heun_step(z, t, times[step + 1], mean, process)
     return z.to(latents.dtype)
@@ -142,9 +163,7 @@ def hybrid_sampler(
     latents: Tensor,
     t_switch: float,
     num_steps: int = 18,
-    sigma_min: float = 0.002,
-    sigma_max: float = 80.0,
-    rho: float = 7.0,
+    grid: NoiseGrid = EDM_GRID,
 ) -> Tensor:
     """Integrate the PF-ODE, Eq. 3 (eq:pfode), with one posterior mean above t_switch and another below (Figure 5).
 
@@ -154,11 +173,9 @@ def hybrid_sampler(
         estimator_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t], for t >= t_switch. It gets the dtype of `latents`.
         network_mean: the same for t <= t_switch.
         latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`.
-        t_switch: noise level between sigma_min and sigma_max.
+        t_switch: noise level between both ends of the grid.
         num_steps: noise levels of the grid, t_switch not counted, at least 1.
-        sigma_min: smallest noise level.
-        sigma_max: noise level to start from.
-        rho: exponent of the grid; larger puts more levels at small noise.
+        grid: of the noise levels.
 
     Returns:
         (B, *shape), model space, in the dtype of `latents`.
@@ -166,14 +183,12 @@ def hybrid_sampler(
     Raises:
         InputError: as `hybrid_sigmas`.
     """
-    above, below = hybrid_sigmas(t_switch, num_steps, sigma_min, sigma_max, rho)
+    above, below = hybrid_sigmas(t_switch, num_steps, grid)
     z = integrate_flow(estimator_mean, above[0].item() * latents.double(), above, latents.dtype)
     return integrate_flow(network_mean, z, below, latents.dtype).to(latents.dtype)
 
 
-def hybrid_sigmas(
-    t_switch: float, num_steps: int = 18, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0
-) -> tuple[Tensor, Tensor]:
+def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GRID) -> tuple[Tensor, Tensor]:
     """EDM's grid cut in two at t_switch, which is put in if it is not one of its levels.
 
     The levels below t_switch are those of the whole grid, so the part below costs no more than it does in EDM's sampler
@@ -182,22 +197,20 @@ def hybrid_sigmas(
     Args:
         t_switch: where to cut, sigma_min < t_switch < sigma_max.
         num_steps: noise levels of the grid, t_switch not counted, at least 1.
-        sigma_min: smallest noise level.
-        sigma_max: largest noise level.
-        rho: exponent of the grid.
+        grid: of the noise levels.
 
     Returns:
         Two descending float64 tensors: sigma_max … t_switch, and t_switch … sigma_min, 0.
 
     Raises:
-        InputError: t_switch outside (sigma_min, sigma_max), num_steps < 1, not 0 < sigma_min < sigma_max, rho <= 0.
+        InputError: t_switch outside (sigma_min, sigma_max), num_steps < 1.
     """
-    _check_levels(num_steps, sigma_min, sigma_max, rho, "hybrid_sampler")
-    if not sigma_min < t_switch < sigma_max:
+    sigmas = grid.descending(num_steps)
+    if not grid.sigma_min < t_switch < grid.sigma_max:
         raise InputError(
-            f"t_switch={t_switch} must be between sigma_min={sigma_min} and sigma_max={sigma_max}, both excluded"
+            f"t_switch={t_switch} must be between sigma_min={grid.sigma_min} and sigma_max={grid.sigma_max}, both "
+            "excluded"
         )
-    sigmas = _sampler_sigmas(num_steps, sigma_min, sigma_max, rho)
     switch = torch.tensor([t_switch], dtype=torch.float64)
     return torch.cat([sigmas[sigmas > switch], switch]), torch.cat([switch, sigmas[sigmas < switch], switch * 0])
 
@@ -223,11 +236,6 @@ def integrate_flow(
     return z
 
 
-def _sampler_sigmas(num_steps: int, sigma_min: float, sigma_max: float, rho: float) -> Tensor:
-    # karras_sigmas has both ends and goes up; a single level is sigma_max.
-    return karras_sigmas(max(num_steps, 2), sigma_min, sigma_max, rho).flip(0)[:num_steps]
-
-
 def _add_noise(z: Tensor, t: Tensor, sigma_hat: Tensor, noise: Tensor, process: Process) -> tuple[Tensor, Tensor]:
     """Raise the noise level of z from σ(t) to `sigma_hat`; returns the new z and its time (Algorithm 2, lines 4-6)."""
     t_hat = process.t_of_sigma(sigma_hat)
@@ -242,21 +250,3 @@ def _with_progress(steps: range, progress: bool) -> Iterable[int]:
     from tqdm import tqdm
 
     return tqdm(steps, desc="Sampling", unit=" steps", leave=False)
-
-
-def _check_levels(num_steps: int, sigma_min: float, sigma_max: float, rho: float, caller: str = "heun_sampler") -> None:
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-        raise InputError(f"{caller}: num_steps must be an integer of at least 1, got {num_steps!r}")
-    if not 0 < sigma_min < sigma_max < math.inf:
-        raise InputError(f"{caller}: need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
-    if not 0 < rho < math.inf:
-        raise InputError(f"{caller}: rho must be above 0, got {rho}")
-
-
-def _check_churn(S_churn: float, S_min: float, S_max: float, S_noise: float) -> None:
-    if not S_churn >= 0:
-        raise InputError(f"heun_sampler: S_churn must be at least 0, got {S_churn}")
-    if not 0 <= S_min <= S_max:
-        raise InputError(f"heun_sampler: need 0 <= S_min <= S_max, got S_min={S_min} and S_max={S_max}")
-    if not 0 <= S_noise < math.inf:
-        raise InputError(f"heun_sampler: S_noise must be at least 0 and finite, got {S_noise}")

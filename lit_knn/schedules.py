@@ -2,9 +2,50 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from lit_knn.errors import InputError
+
+
+@dataclass(frozen=True)
+class NoiseGrid:
+    """The noise levels that training and sampling go through, Karras et al. 2022, Eq. 5.
+
+    Attributes:
+        sigma_min: smallest noise level.
+        sigma_max: largest noise level.
+        rho: exponent; larger puts more levels at small noise.
+
+    Raises:
+        InputError: not 0 < sigma_min < sigma_max, or rho <= 0.
+    """
+
+    sigma_min: float = 0.002
+    sigma_max: float = 80.0
+    rho: float = 7.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_min < self.sigma_max < math.inf:
+            raise InputError(f"need 0 < sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}")
+        if not 0 < self.rho < math.inf:
+            raise InputError(f"rho must be above 0, got {self.rho}")
+
+    def ascending(self, num_steps: int) -> Tensor:
+        """The levels of training, as in Eq. 7 (eq:CM): `karras_sigmas`, (num_steps,) float64."""
+        return karras_sigmas(num_steps, self.sigma_min, self.sigma_max, self.rho)
+
+    def descending(self, num_steps: int) -> Tensor:
+        """The levels of a sampler, (num_steps,) float64; a single one is sigma_max.
+
+        Raises:
+            InputError: num_steps is no integer of at least 1.
+        """
+        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+            raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r}")
+        return self.ascending(max(num_steps, 2)).flip(0)[:num_steps]
 
 
 def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:

@@ -16,10 +16,10 @@ def main(rank, folder):
     images = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     index = FaissIndex("IVF2,Flat", cache_dir=str(folder / "cache"))
     reference = ReferenceSet(images, index, labels=torch.arange(60) % 3)
-    estimator, means = Exact().bind(reference), []
+    means = []
     for label in (0, 1) if rank == 0 else (1, 2):
-        reference.of_class(label).build_index()
-        means.append(estimator.posterior_mean(torch.zeros(1, 3), 1.0, labels=torch.tensor([label])))
+        reference.classes[label].build_index()
+        means.append(Exact().bind(reference.classes[label]).posterior_mean(torch.zeros(1, 3), 1.0))
     torch.save(means, folder / f"rank_{rank}.pt")
     dist.destroy_process_group()
 

@@ -8,26 +8,37 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import lit_knn.reference
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Exact,
+    ExactFloat64,
+    MonteCarlo,
+    StratifiedKNN,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.linalg.pca import principal_components
+from lit_knn.reference.components import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from lit_knn.rng import keyed_generator
 from tests.toys import all_warped
 
 N, K = 61, 40
+svd_lowrank = torch.svd_lowrank
 SHAPES = {"pixels": (3, 4, 4), "mirrored": (3, 4, 4), "floats": (5,)}
 TIMES = (0.05, 0.5, 2.0, 80.0)
 ESTIMATORS = {
     "KNN": lambda: KNN(K, 16),
     "KNN, k = N": lambda: KNN(N, 16),
     "KNN with source": lambda: KNN(5, 16, include_source=True),
-    "KNN, stratified": lambda: KNN(K, 16, draws="stratified"),
+    "KNN, stratified": lambda: StratifiedKNN(K, 16),
     "STF": lambda: STF(8),
     "UniformSNIS": lambda: UniformSNIS(8),
     "Exact": Exact,
+    "ExactFloat64": ExactFloat64,
     "Wiener": lambda: Wiener(4),
     "SubspaceKNN": lambda: SubspaceKNN(4, None, 8, "float32"),
 }
@@ -72,7 +83,7 @@ def answers(reference, setting, rank):
         "mean": reference.mean(),
         "chunks": torch.cat([chunk for _, chunk in reference.chunks(10)]),
         "labels": reference.labels,
-        "classes": torch.tensor(reference.classes),
+        "classes": reference.labels.unique(),
         "means": means,
         "sq_error": certificate.sq_error,
     }
@@ -85,6 +96,7 @@ def refusals(reference):
         lambda: MonteCarlo().bind(reference),
         lambda: KNN(k=reference.N + 1).bind(reference),
         lambda: reference.search(torch.zeros(1, *reference.shape), 0),
+        lambda: reference.classes,
     ):
         try:
             attempt()
@@ -98,12 +110,12 @@ class Failing(FaissIndex):
 
     how = ""
 
-    def _build(self, *args):
+    def build(self, vectors):
         if dist.get_rank() == 1 and self.how == "error":
             raise MemoryError("no room")
         if dist.get_rank() == 1 and self.how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._build(*args)
+        super().build(vectors)
 
 
 def shard_of(setting, rank, world_size, index):
@@ -137,9 +149,9 @@ def main(rank, world_size, folder, setting):
             report["refusals"] = refusals(reference)
             report["stored"] = (len(reference.images), reference.N, reference.images.nbytes)
             report["traffic"] = traffic(reference)
-            if rank == 1:  # stands for a processor that rounds differently
-                lit_knn.reference.principal_components = mirrored_components
-            report["coordinates"] = shard_of("pixels", rank, world_size, None).projection(4).coordinates
+            if rank == 1:  # stands for a processor that rounds otherwise
+                torch.svd_lowrank = mirrored_svd
+            report["coordinates"] = projection_of(shard_of("pixels", rank, world_size, None), 4).coordinates
             report["fingerprint"] = reference.fingerprint()
             torch.save(report, folder / f"rank_{rank}.pt")
     except (InputError, MemoryError) as error:
@@ -149,9 +161,9 @@ def main(rank, world_size, folder, setting):
         dist.destroy_process_group()
 
 
-def mirrored_components(*args):
-    own = principal_components(*args)
-    return own._replace(basis=-own.basis)
+def mirrored_svd(*args, **options):
+    u, s, v = svd_lowrank(*args, **options)
+    return -u, s, -v
 
 
 def traffic(reference):

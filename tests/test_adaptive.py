@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Adaptive, Exact, MonteCarlo, OneSample, SubspaceKNN, Wiener
-from lit_knn.fingerprint import describe
+from lit_knn.estimators import KNN, STF, Adaptive, Exact, ExactFloat64, MonteCarlo, OneSample, SubspaceKNN, Wiener
 from lit_knn.reference import ReferenceSet
+from lit_knn.settings import describe
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import low_rank_vectors, noisy
 
@@ -92,7 +92,7 @@ def test_a_tolerance_of_almost_nothing_is_exact(name, toy):
     z, t = z[uncertain], t[uncertain]
     adaptive = Adaptive(MAKERS[name](), 1e-30, max_n=100).bind(reference)
     certificate = adaptive.certified_mean(z, t, generator=rng())
-    torch.testing.assert_close(certificate.mean, Exact("float64").bind(reference).posterior_mean(z, t))
+    torch.testing.assert_close(certificate.mean, ExactFloat64().bind(reference).posterior_mean(z, t))
     assert (certificate.sq_error == 0).all()
     assert adaptive.last_counts == (0, 0, len(z))
 

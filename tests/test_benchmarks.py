@@ -10,11 +10,12 @@ from benchmarks import generate_images, ivf_bias, scale, sharded, warped
 from benchmarks.common import Entry, load, prepared_set
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import measure, measure_truth, recall
-from lit_knn.estimators import KNN, Exact
+from lit_knn.estimators import KNN, ExactFloat64
 from lit_knn.images.mapped import read_prepared
 from lit_knn.images.writer import write_prepared
 from lit_knn.index import FaissIndex
-from tests.test_image_files import encoded, labels_json, pixels, write_zip
+from lit_knn.index.base import Vectors
+from tests.image_files import encoded, labels_json, pixels, write_zip
 
 
 def source_images(number=30, side=12):
@@ -26,8 +27,8 @@ def source_images(number=30, side=12):
 def prepared(tmp_path):
     images, labels = source_images(40, 8)
     source = generated_source(images, labels, 300, None, None, 0)
-    path = tmp_path / "x.images"
-    write_prepared(source, "random", {"generated": 300}, path)
+    path = tmp_path / "x.npy"
+    write_prepared(source, path)
     return path
 
 
@@ -78,9 +79,9 @@ def test_the_command_writes_a_prepared_file_and_the_same_again(tmp_path, capsys)
     names = [f"{i}.png" for i in range(12)]
     write_zip(tmp_path / "x.zip", {n: encoded(pixels(8, 8, 3)) for n in names} | labels_json([[n, 5] for n in names]))
     for out in ("a", "b"):
-        generate_images.main([str(tmp_path / "x.zip"), str(tmp_path / out), "--images", "50", "--size", "16"])
+        generate_images.main([str(tmp_path / "x.zip"), str(tmp_path / f"{out}.npy"), "--images", "50", "--size", "16"])
     assert "50 images of 16x16x3" in capsys.readouterr().out
-    a, b = (read_prepared(tmp_path / name) for name in "ab")
+    a, b = (read_prepared(tmp_path / f"{name}.npy") for name in "ab")
     assert torch.equal(a.images, b.images)
     assert a.images.shape == (50, 3, 16, 16)
     assert a.labels.tolist() == [5] * 50
@@ -101,10 +102,10 @@ def test_options_out_of_range_are_one_line(tmp_path, capsys, option, value):
 def test_images_are_read_from_prepared_files_arrays_and_folders(prepared, tmp_path):
     images = load(prepared)
     assert images.shape == (300, 3, 8, 8)
-    np.save(tmp_path / "x.npy", images.numpy())
-    assert torch.equal(load(tmp_path / "x.npy"), images)
-    write_zip(tmp_path / "x.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)})
-    assert torch.equal(load(tmp_path / "x.zip"), images)
+    np.save(tmp_path / "plain.npy", images.numpy())
+    assert torch.equal(load(tmp_path / "plain.npy"), images)
+    write_zip(tmp_path / "images.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)})
+    assert torch.equal(load(tmp_path / "images.zip"), images)
 
 
 def test_the_truth_is_that_of_enumeration(prepared):
@@ -114,7 +115,7 @@ def test_the_truth_is_that_of_enumeration(prepared):
     nearest = sq_dist.sort(dim=1).indices[:, :20]
     assert level == 0.5
     assert recall(known.ids, nearest) == 1
-    mu = Exact("float64").bind(reference).posterior_mean(known.z.double(), 0.5)
+    mu = ExactFloat64().bind(reference).posterior_mean(known.z.double(), 0.5)
     torch.testing.assert_close(known.mu, mu, rtol=0, atol=1e-4)
 
 
@@ -209,7 +210,7 @@ def test_a_remembered_search_is_made_once():
     index = Counting()
     remembered = ivf_bias.RememberedSearch(index)
     x = torch.randn(50, 4)
-    remembered.build(lambda: [x], lambda m: x[:m], 50, str)
+    remembered.build(Vectors(lambda: [x], lambda m: x[:m], 50, str))
     first = remembered.search(x[:3], 5)
     assert all(torch.equal(a, b) for a, b in zip(remembered.search(x[:3].clone(), 5), first, strict=True))
     assert index.searches == 1
@@ -229,7 +230,7 @@ def test_sharded_refuses_at_once_what_cannot_work(options, words, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.md").write_text("earlier results")
     with pytest.raises(SystemExit, match="2"):
-        sharded.main(["--data", "none.images", *options])
+        sharded.main(["--data", "none.npy", *options])
     assert words in capsys.readouterr().err
     assert (tmp_path / "x.md").read_text() == "earlier results"
 

@@ -39,8 +39,8 @@ def smooth_images(tmp_path):
 def test_a_run_trains_and_a_second_one_maps_the_index_of_the_first(name, smooth_images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     labels = ["--rgb", "--labels-from-folders"] if name == "imagenet64" else []
-    prepare([str(smooth_images), f"data/{name}.images", "--size", "64", "--center-crop", *labels])
-    assert (read_prepared(f"data/{name}.images").labels is not None) == bool(labels)
+    prepare([str(smooth_images), f"data/{name}.npy", "--size", "64", "--center-crop", *labels])
+    assert (read_prepared(f"data/{name}.npy").labels is not None) == bool(labels)
     builds, original = [], FaissIndex._build
     monkeypatch.setattr(FaissIndex, "_build", lambda self, *args: builds.append(1) or original(self, *args))
     # The pictures of the runs are 64 samples each, which take longer here than all steps.

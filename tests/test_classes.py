@@ -11,7 +11,9 @@ from lit_knn.estimators import (
     KNN,
     STF,
     Adaptive,
+    ByClass,
     Exact,
+    ExactFloat64,
     MonteCarlo,
     OneSample,
     SubspaceKNN,
@@ -26,7 +28,7 @@ from tests.toys import noisy
 NOISE_LEVELS = [0.05, 0.5, 2.0, 10.0]
 MAKERS = {
     "Exact": Exact,
-    "Exact int8": lambda: Exact(compute="auto"),
+    "Exact int8": lambda: Exact(),
     "MonteCarlo": lambda: MonteCarlo(n=8),
     "UniformSNIS": lambda: UniformSNIS(n=8),
     "STF": lambda: STF(n=8),
@@ -80,11 +82,11 @@ def enumerate_class_mean(reference, z, t, labels):
 @pytest.mark.parametrize("hflip", [True, False])
 def test_a_class_holds_its_images_and_no_others(sort, hflip):
     reference = toy_set(sort, hflip=hflip)
-    assert reference.classes == (2, 3, 7)
+    assert tuple(reference.classes) == (2, 3, 7)
     everything = reference.gather(torch.arange(reference.N))
     for label, size in SIZES.items():
-        own = reference.of_class(label)
-        assert own is reference.of_class(label)
+        own = reference.classes[label]
+        assert own is reference.classes[label]
         assert (own.N, own.shape, own.hflip) == (size * (1 + hflip), reference.shape, hflip)
         assert own.labels.tolist() == [label] * own.N
         assert torch.equal(own.gather(torch.arange(own.N)), everything[reference.labels == label])
@@ -96,16 +98,16 @@ def test_classes_of_floats_stay_floats_and_may_lie_together_by_chance():
     labels = torch.tensor([1, 0, 0, 1, 5])
     reference = ReferenceSet(torch.randn(5, 3), labels=labels)
     storage = reference.images.untyped_storage().data_ptr()
-    shared = [reference.of_class(c).images.untyped_storage().data_ptr() == storage for c in (0, 1, 5)]
+    shared = [reference.classes[c].images.untyped_storage().data_ptr() == storage for c in (0, 1, 5)]
     assert shared == [True, False, True]
-    assert torch.equal(reference.of_class(1).images, reference.images[[0, 3]])
+    assert torch.equal(reference.classes[1].images, reference.images[[0, 3]])
 
 
 def test_classes_move_with_their_set():
     # The meta device stands for a GPU: it has shapes, and no values.
     for sort in (True, False):
         reference = toy_set(sort)
-        own = reference.of_class(3)
+        own = reference.classes[3]
         own.mean()
         reference.to("cpu")
         assert own.mean().device.type == "cpu"
@@ -123,7 +125,7 @@ def test_a_class_has_an_index_of_its_own_in_the_settings_of_the_whole(index, fir
     reference = toy_set(index=copy.copy(index))
     if first == "set":
         reference.build_index()
-    own = reference.of_class(3)
+    own = reference.classes[3]
     assert type(own.index) is type(index)
     assert own.index is not reference.index
     _, z, _ = batch(reference, 0.5)
@@ -151,17 +153,17 @@ def test_classes_and_the_whole_set_have_files_of_their_own_in_a_cache(sha256, so
         return ReferenceSet(images, index, labels=labels, sha256=sha256)
 
     reference = cached()
-    for part in (reference, *map(reference.of_class, reference.classes)):
+    for part in (reference, *reference.classes.values()):
         part.build_index()
-    parts = [reference, *map(reference.of_class, reference.classes)]
+    parts = [reference, *reference.classes.values()]
     assert len({part.fingerprint() for part in parts}) == len(list(tmp_path.glob("*.index"))) == 4
     # The names do not depend on whether the whole set was hashed before.
     again = cached()
-    assert [again.of_class(c).fingerprint() for c in again.classes] == [part.fingerprint() for part in parts[1:]]
+    assert [again.classes[c].fingerprint() for c in again.classes] == [part.fingerprint() for part in parts[1:]]
     before = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("*.index"))
     for label in again.classes:
-        again.of_class(label).build_index()
-        assert len(again.of_class(label).search(torch.zeros(1, 1, 4, 4), SIZES[label])[1].unique()) == SIZES[label]
+        again.classes[label].build_index()
+        assert len(again.classes[label].search(torch.zeros(1, 1, 4, 4), SIZES[label])[1].unique()) == SIZES[label]
     assert sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("*.index")) == before
 
 
@@ -175,7 +177,7 @@ def test_classes_and_the_whole_set_have_files_of_their_own_in_a_cache(sha256, so
 def test_exact_is_the_enumerated_mean_of_the_class(name, hflip, sort, t):
     reference = toy_set(sort, hflip=hflip)
     _, z, labels = batch(reference, t)
-    mu = MAKERS[name]().bind(reference).posterior_mean(z, t, labels=labels)
+    mu = ByClass(MAKERS[name]()).bind(reference).posterior_mean(z, t, labels=labels)
     expected = enumerate_class_mean(reference, z, t, labels)
     torch.testing.assert_close(mu.double(), expected, rtol=1e-4, atol=1e-4)
     # The classes differ, so another class would have been noticed.
@@ -190,19 +192,18 @@ def test_exact_on_the_digits_is_the_enumerated_mean_of_the_class(t):
     _, z, labels = batch(data.reference, t, size=40)
     times = t * torch.linspace(0.9, 1.1, 40)  # they must stay with their rows
     expected = enumerate_class_mean(data.reference, z, times, labels)
-    for compute, limit in (("float64", 1e-15), ("auto", 1e-9)):
-        mu = Exact(compute).bind_by_class(data.reference).posterior_mean(z.double(), times, labels=labels)
+    for exact, limit in ((ExactFloat64(), 1e-15), (Exact(), 1e-9)):
+        mu = ByClass(exact).bind(data.reference).posterior_mean(z.double(), times, labels=labels)
         assert (mu - expected).square().mean() < limit
 
 
 @WITH_REFERENCE
 @pytest.mark.parametrize("hflip", [True, False])
-@pytest.mark.parametrize("how", ["bind", "bind_by_class"])
-def test_a_mixed_batch_is_what_each_class_gives_by_itself(name, hflip, how):
+def test_a_mixed_batch_is_what_each_class_gives_by_itself(name, hflip):
     reference = toy_set(False, hflip=hflip)
     x, z, labels = batch(reference, 1.0, size=30)
     t = torch.linspace(0.5, 2.0, 30)
-    mixed = getattr(MAKERS[name](), how)(reference).posterior_mean(z, t, x, rng(), labels)
+    mixed = ByClass(MAKERS[name]()).bind(reference).posterior_mean(z, t, x, rng(), labels)
     assert mixed.shape == z.shape
     generator = rng()
     for label in reference.classes:
@@ -213,38 +214,22 @@ def test_a_mixed_batch_is_what_each_class_gives_by_itself(name, hflip, how):
         assert torch.equal(mixed[rows], alone)
 
 
-@EVERY
+@WITH_REFERENCE
 def test_the_score_is_that_of_the_mean_of_the_class(name):
     reference = toy_set()
     x, z, labels = batch(reference, 1.0)
-    estimator = MAKERS[name]().bind(reference)
+    estimator = ByClass(MAKERS[name]()).bind(reference)
     mu = estimator.posterior_mean(z, 1.5, x, rng(), labels)
     score = estimator.score(z, 1.5, x, rng(), labels)
     torch.testing.assert_close(score, (mu - z) / 1.5**2, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", ["STF", "KNN", "SubspaceKNN", "Adaptive"])
-def test_the_certificate_of_a_mixed_batch_is_in_the_order_of_its_rows(name, dtype):
-    reference = toy_set()
-    x, z, labels = batch(reference, 1.0, size=30)
-    estimator = MAKERS[name]().bind(reference)
-    certificate = estimator.certified_mean(z.to(dtype), 1.0, x, rng(), labels)
-    assert certificate.mean.dtype == dtype
-    torch.testing.assert_close(certificate.mean, estimator.posterior_mean(z.to(dtype), 1.0, x, rng(), labels))
-    generator = rng()
-    for label in reference.classes:
-        rows = labels == label
-        alone = estimator.of_class(label).certified_mean(z[rows].to(dtype), 1.0, x[rows], generator)
-        for part, expected in zip(certificate, alone, strict=True):
-            assert torch.equal(part[rows], expected)
 
 
 def test_the_one_sample_estimate_is_of_the_class_already():
     reference = toy_set()
     x, z, labels = batch(reference, 1.0)
     assert torch.equal(OneSample().posterior_mean(z, 1.0, x, labels=labels), x)
-    assert torch.equal(OneSample().bind_by_class(reference).posterior_mean(z, 1.0, x, labels=labels), x)
+    with pytest.raises(InputError, match="ByClass: OneSample takes labels itself"):
+        ByClass(OneSample())
 
 
 @pytest.mark.parametrize("t", [0.5, 2.0, 10.0])
@@ -253,14 +238,15 @@ def test_knn_with_all_images_of_a_class_draws_from_its_posterior(t):
     reference = toy_set()
     _, z, labels = batch(reference, t, size=1, seed=4)
     size, R = SIZES[labels.item()], 4000
-    estimator = KNN(k=size, n=4).bind(reference)
+    # Only the class at hand has so many images.
+    estimator = KNN(k=size, n=4).bind(reference.classes[labels.item()])
     repeated = z.expand(R, *z.shape[1:])
-    estimates = estimator.posterior_mean(repeated, t, generator=rng(), labels=labels.expand(R)).double()
+    estimates = estimator.posterior_mean(repeated, t, generator=rng()).double()
     mu = enumerate_class_mean(reference, z, t, labels)[0]
     spread = estimates.std(0) / R**0.5
     assert ((estimates.mean(0) - mu).abs() <= 5 * spread + 1e-5).all()
     # Every draw weighs the same: the spread is that of n draws of the posterior.
-    own = reference.of_class(labels.item())
+    own = reference.classes[labels.item()]
     images = own.gather(torch.arange(size)).double()
     log_p = -(images - z.double()).flatten(1).square().sum(1) / (2 * t**2)
     p = torch.softmax(log_p, 0)[:, None, None, None]
@@ -271,34 +257,22 @@ def test_knn_with_all_images_of_a_class_draws_from_its_posterior(t):
 def test_limits_of_the_noise_are_the_nearest_image_and_the_mean_of_the_class():
     reference = toy_set(False)
     x, z, labels = batch(reference, 1e-3)
-    estimator = Exact().bind(reference)
+    estimator = ByClass(Exact()).bind(reference)
     torch.testing.assert_close(estimator.posterior_mean(z, 1e-3, labels=labels), x, rtol=0, atol=1e-6)
-    means = torch.stack([reference.of_class(c).mean() for c in labels.tolist()]).reshape(z.shape)
+    means = torch.stack([reference.classes[c].mean() for c in labels.tolist()]).reshape(z.shape)
     far = estimator.posterior_mean(z, 1e4, labels=labels)
     torch.testing.assert_close(far, means, rtol=0, atol=1e-5)
-
-
-def test_adaptive_counts_the_rows_of_all_classes():
-    # N/16 is what limits n: a class of 20 allows n = 2 alone, one of 100 also n = 4.
-    x = torch.randn(120, 3, generator=rng())
-    reference = ReferenceSet(x, labels=torch.tensor([0] * 20 + [1] * 100))
-    z, labels = noisy(x, 1.0), reference.labels
-    adaptive = Adaptive(KNN(k=6, n=2), tolerance=0.2, growth=2).bind_by_class(reference)
-    adaptive.posterior_mean(z, 1.0, generator=rng(), labels=labels)
-    generator = rng()
-    for label in (0, 1):
-        adaptive.of_class(label).posterior_mean(z[labels == label], 1.0, generator=generator)
-    first, exactly = adaptive.of_class(0).last_counts
-    second = adaptive.of_class(1).last_counts
-    assert adaptive.last_counts == (first + second[0], second[1], exactly + second[2])
-    assert sum(adaptive.last_counts) == 120
-    assert min(adaptive.last_counts) > 0
 
 
 def test_an_empty_batch_is_an_empty_mean():
     reference = toy_set()
     none = torch.zeros(0, dtype=torch.long)
-    assert Exact().bind(reference).posterior_mean(torch.zeros(0, 1, 4, 4), 1.0, labels=none).shape == (0, 1, 4, 4)
+    assert ByClass(Exact()).bind(reference).posterior_mean(torch.zeros(0, 1, 4, 4), 1.0, labels=none).shape == (
+        0,
+        1,
+        4,
+        4,
+    )
 
 
 # Binding
@@ -309,44 +283,31 @@ class Watched(FaissIndex):
 
     sizes: list[int] = []  # noqa: RUF012  of all copies together
 
-    def build(self, chunks, sample, N, *more):
-        self.sizes.append(N)
-        super().build(chunks, sample, N, *more)
+    def build(self, vectors):
+        self.sizes.append(vectors.N)
+        super().build(vectors)
 
 
-def test_bind_by_class_builds_all_classes_and_not_the_whole():
+def test_binding_builds_all_classes_and_not_the_whole():
     Watched.sizes = []
     reference = toy_set(index=Watched())
-    estimator = KNN(k=6, n=8).bind_by_class(reference)
+    estimator = ByClass(KNN(k=6, n=8)).bind(reference)
     assert Watched.sizes == list(SIZES.values())
     assert estimator.reference is reference
     _, z, labels = batch(reference, 1.0)
     for _ in range(2):
         estimator.posterior_mean(z, 1.0, labels=labels)
     # Another estimator finds what the first has built.
-    KNN(k=3, n=8).bind_by_class(reference)
+    ByClass(KNN(k=3, n=8)).bind(reference)
     assert Watched.sizes == list(SIZES.values())
-
-
-def test_after_bind_only_the_classes_that_are_asked_for_are_built():
-    Watched.sizes = []
-    reference = toy_set(index=Watched())
-    estimator = KNN(k=6, n=8).bind(reference)
-    _, z, _ = batch(reference, 1.0)
-    estimator.posterior_mean(z, 1.0, labels=torch.full((len(z),), 7))
-    assert Watched.sizes == [reference.N, SIZES[7]]
-    estimator.posterior_mean(z, 1.0)  # the mean over all images is still there
-    other = toy_set(index=Watched())
-    estimator.bind(other).posterior_mean(z, 1.0, labels=torch.full((len(z),), 7))
-    assert estimator.of_class(7).reference is other.of_class(7)
 
 
 def test_a_deep_copy_shares_the_classes_of_the_set():
     reference = toy_set()
-    estimator = KNN(k=6, n=8).bind_by_class(reference)
+    estimator = ByClass(KNN(k=6, n=8)).bind(reference)
     clone = copy.deepcopy(estimator)
-    assert clone.of_class(3) is not estimator.of_class(3)
-    assert clone.of_class(3).reference is reference.of_class(3)
+    assert clone.parts[3] is not estimator.parts[3]
+    assert clone.parts[3].reference is reference.classes[3]
     _, z, labels = batch(reference, 1.0)
     expected = estimator.posterior_mean(z, 1.0, generator=rng(), labels=labels)
     assert torch.equal(clone.posterior_mean(z, 1.0, generator=rng(), labels=labels), expected)
@@ -355,29 +316,30 @@ def test_a_deep_copy_shares_the_classes_of_the_set():
 # Bad input
 
 
-def test_labels_are_required_after_bind_by_class():
+def test_labels_are_required():
     reference = toy_set()
-    estimator = KNN(k=6, n=8).bind_by_class(reference)
+    estimator = ByClass(KNN(k=6, n=8)).bind(reference)
     _, z, _ = batch(reference, 1.0)
-    for ask in (estimator.posterior_mean, estimator.score, estimator.certified_mean):
-        with pytest.raises(InputError, match=r"^KNN: labels missing"):
+    for ask in (estimator.posterior_mean, estimator.score):
+        with pytest.raises(InputError, match=r"^ByClass: labels missing"):
             ask(z, 1.0)
-    estimator.bind(reference).posterior_mean(z, 1.0)
+    with pytest.raises(InputError, match=r"^KNN: labels are given, .* use ByClass\(KNN"):
+        KNN(k=6, n=8).bind(reference).posterior_mean(z, 1.0, labels=torch.full((len(z),), 3))
 
 
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (torch.tensor([2, 3]), r"KNN: labels must be \(3,\) int64, got \(2,\)"),
-        (torch.tensor([[2, 3, 7]]), r"KNN: labels must be \(3,\) int64, got \(1, 3\)"),
-        (torch.tensor([2.0, 3.0, 7.0]), "KNN: labels must be .* torch.float32"),
+        (torch.tensor([2, 3]), r"ByClass: labels must be \(3,\) int64, got \(2,\)"),
+        (torch.tensor([[2, 3, 7]]), r"ByClass: labels must be \(3,\) int64, got \(1, 3\)"),
+        (torch.tensor([2.0, 3.0, 7.0]), "ByClass: labels must be .* torch.float32"),
         (torch.tensor([2, 3, 4]), "label 4 is none of the 3 classes of the reference set"),
         (torch.tensor([2, 3, -1]), "label -1 is none of the 3 classes"),
-        (torch.tensor([2, 3, 7], device="meta"), "KNN: labels are on meta, z is on cpu"),
+        (torch.tensor([2, 3, 7], device="meta"), "ByClass: labels are on meta, z is on cpu"),
     ],
 )
 def test_labels_that_cannot_be_are_refused(labels, words):
-    estimator = KNN(k=6, n=8).bind(toy_set())
+    estimator = ByClass(KNN(k=6, n=8)).bind(toy_set())
     with pytest.raises(InputError, match=words):
         estimator.posterior_mean(torch.zeros(3, 1, 4, 4), 1.0, labels=labels)
 
@@ -385,20 +347,17 @@ def test_labels_that_cannot_be_are_refused(labels, words):
 def test_a_sharded_set_has_no_sets_of_classes():
     whole = toy_set()
     sharded = ShardedReferenceSet(whole.images, labels=whole.labels)
-    assert sharded.classes == (2, 3, 7)
+    with pytest.raises(InputError, match="ByClass needs the whole reference set on each rank"):
+        ByClass(Exact()).bind(sharded)
     with pytest.raises(InputError, match="a sharded reference set cannot be split by class"):
-        Exact().bind_by_class(sharded)
-    with pytest.raises(InputError, match="a sharded reference set cannot be split by class"):
-        Exact().bind(sharded).posterior_mean(torch.zeros(1, 1, 4, 4), 1.0, labels=torch.tensor([2]))
+        sharded.classes  # noqa: B018
 
 
 def test_a_set_without_labels_has_no_classes():
     reference = ReferenceSet(torch.randn(20, 3))
     for ask in (
         lambda: reference.classes,
-        lambda: reference.of_class(0),
-        lambda: Exact().bind_by_class(reference),
-        lambda: Exact().bind(reference).posterior_mean(torch.zeros(1, 3), 1.0, labels=torch.zeros(1).long()),
+        lambda: ByClass(Exact()).bind(reference),
     ):
         with pytest.raises(InputError, match="the reference set has no labels"):
             ask()
@@ -415,10 +374,7 @@ def test_a_set_without_labels_has_no_classes():
 )
 def test_a_class_that_is_too_small_is_named(estimator, words):
     with pytest.raises(InputError, match=words):
-        estimator.bind_by_class(toy_set())
-    lazy = estimator.bind(toy_set())
-    with pytest.raises(InputError, match=words):
-        lazy.posterior_mean(torch.zeros(1, 1, 4, 4), 1.0, labels=torch.tensor([2]))
+        ByClass(estimator).bind(toy_set())
 
 
 def test_an_index_that_does_not_fit_a_class_says_which():
@@ -426,4 +382,4 @@ def test_an_index_that_does_not_fit_a_class_says_which():
     with pytest.raises(
         InputError, match=r"^class 2: FaissIndex: factory='IVF12,Flat' has more lists than the 11 images"
     ):
-        KNN(k=6, n=8).bind_by_class(reference)
+        ByClass(KNN(k=6, n=8)).bind(reference)

@@ -15,7 +15,7 @@ from torch import nn
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Estimator, Exact, Network, OneSample
+from lit_knn.estimators import KNN, STF, ByClass, Estimator, Exact, Network, OneSample
 from lit_knn.ict import LitICT
 from lit_knn.index import FaissIndex
 from lit_knn.nets import UNet
@@ -77,11 +77,12 @@ class Asked(Estimator):
         self.calls = []
 
     def _posterior_mean(self, z, t, x_source, generator):
-        raise AssertionError("asked without labels")
-
-    def _class_mean(self, z, t, x_source, generator, labels):
-        self.calls.append((z, t, x_source, labels))
+        self.calls.append((z, t, x_source, self.labels))
         return x_source
+
+    def _by_label(self, labels, answer):
+        self.labels = labels
+        return answer(self, slice(None))
 
 
 def scaled(kind, **options):
@@ -172,7 +173,7 @@ def test_the_estimator_is_bound_to_the_classes_before_training_and_not_for_sampl
     _, model = scaled(kind, estimator=KNN(k=8, n=4))
     train(model, data, 1)
     assert not data.reference._index_built
-    assert all(data.reference.of_class(c)._index_built for c in range(3))
+    assert all(data.reference.classes[c]._index_built for c in range(3))
     with pytest.raises(InputError, match="labels missing"):
         model.estimator.posterior_mean(data.x, 1.0)
     data, (_, model) = Labelled(), scaled(kind, estimator=KNN(k=800, n=4))
@@ -300,7 +301,7 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
         folder = Path("train") / f"n{i % 3:08d}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-    prepare(["train", "data/imagenet64.images", "--labels-from-folders"])
+    prepare(["train", "data/imagenet64.npy", "--labels-from-folders"])
     small = ["--model.net", str(ROOT / "configs" / "models" / "unet.yaml"), "--model.net.num_classes", "3"]
     options = ["--model.estimator.k", "16", "--trainer.max_steps", "2", "--trainer.accumulate_grad_batches", "1"]
     options += [
@@ -318,13 +319,13 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
     options += ["--trainer.callbacks", "callbacks.LastCheckpoint"]
     run_config = str(ROOT / "configs" / "imagenet64" / "ict_knn_conditional.yaml")
     seen = []
-    bound = Estimator.bind_by_class
-    monkeypatch.setattr(Estimator, "bind_by_class", lambda e, reference: seen.append(reference) or bound(e, reference))
+    bound = ByClass.bind
+    monkeypatch.setattr(ByClass, "bind", lambda e, reference: seen.append(reference) or bound(e, reference))
     main(["fit", "-c", run_config, *small, *options])
     (reference,) = seen
-    assert reference.classes == (0, 1, 2)
+    assert tuple(reference.classes) == (0, 1, 2)
     for label in reference.classes:  # sorted by class, so that nothing is copied from the mapped file
-        own = reference.of_class(label).images
+        own = reference.classes[label].images
         assert own.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
     assert list(Path("runs/imagenet64_conditional").rglob("last.ckpt"))
 
@@ -370,6 +371,6 @@ def test_processes_ask_for_classes_at_different_times_and_none_waits(tmp_path):
 def test_the_digits_have_an_index_of_each_class():
     data = Digits(index=FaissIndex("IVF4,SQ8"))
     data.setup()
-    KNN(k=64, n=8).bind_by_class(data.reference)
-    assert [data.reference.of_class(c).N for c in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert all(data.reference.of_class(c).index.factory == "IVF4,SQ8" for c in range(10))
+    ByClass(KNN(k=64, n=8)).bind(data.reference)
+    assert [data.reference.classes[c].N for c in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert all(data.reference.classes[c].index.factory == "IVF4,SQ8" for c in range(10))

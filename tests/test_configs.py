@@ -208,11 +208,11 @@ def test_evaluations_are_added_to_the_callbacks_of_any_run(path):
     [("celeba64", "IVF1788,SQ8", 25, 61_804_419), ("imagenet64", "IVF4527,SQ8", 100, 295_131_267)],
 )
 def test_64x64_runs_have_the_index_of_the_paper_and_networks_of_edm(name, factory, nprobe, parameters):
-    cli = parse("-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu", "--data.path", "my.images")
+    cli = parse("-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu", "--data.path", "my.npy")
     assert (cli.datamodule.index.factory, cli.datamodule.index.nprobe) == (factory, nprobe)
     assert (cli.model.estimator.k, cli.model.estimator.n) == (2048, 256)
     assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 1024
-    assert cli.datamodule.path == "my.images"
+    assert cli.datamodule.path == "my.npy"
     assert sum(p.numel() for p in cli.model.parameters()) == parameters
 
 

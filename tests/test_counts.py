@@ -9,12 +9,12 @@ import torch.distributed as dist
 
 from lit_knn.data import Digits
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Adaptive, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import KNN, STF, Adaptive, ByClass, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, DEFAULT_R
-from lit_knn.fingerprint import describe
-from lit_knn.plan_parts import estimator_parts
+from lit_knn.planning import estimator_parts
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
+from lit_knn.settings import describe
 from tests.toys import low_rank_vectors, noisy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
@@ -125,26 +125,15 @@ def labelled():
 
 def test_one_line_for_all_classes_each_of_which_has_its_own_number():
     estimator = KNN(n=4)
-    (line,) = lines_of(lambda: estimator.bind_by_class(labelled()))
+    by_class = ByClass(estimator)
+    (line,) = lines_of(lambda: by_class.bind(labelled()))
     assert line.endswith("k=2048 is more than the 12 images of class 0; going on in each class with as many as it has")
-    assert [estimator.of_class(label).k for label in range(3)] == [12, 12, 6]
-
-
-def test_classes_that_are_asked_for_after_bind_are_told_of_once_too():
-    estimator, data = SubspaceKNN(n=10, compute="float32"), reference(N=300, labels=torch.arange(300) // 10 % 30)
-    labels = torch.arange(30)
-    assert len(lines_of(lambda: estimator.bind(data))) == 1  # of r: there are 12 dimensions
-    assert lines_of(lambda: estimator.posterior_mean(data.images[:30], 1.0, labels=labels)) == []
-    assert {estimator.of_class(label).r for label in range(30)} == {10}
-    fewer = KNN(n=4).bind(reference(N=3000, labels=torch.arange(3000) % 30))
-    z = low_rank_vectors(N=30)
-    assert len(lines_of(lambda: fewer.posterior_mean(z, 1.0, labels=labels))) == 1
-    assert (fewer.k, fewer.of_class(5).k) == (2048, 100)
+    assert [by_class.parts[label].k for label in range(3)] == [12, 12, 6]
 
 
 def test_a_class_is_named_that_has_less_than_what_is_given():
     with pytest.raises(InputError, match=r"^class 2: KNN: k=7 is more than the 6 images .*: give k <= 6, or null"):
-        KNN(k=7, n=4).bind_by_class(labelled())
+        ByClass(KNN(k=7, n=4)).bind(labelled())
 
 
 def test_adaptive_grows_from_the_number_in_effect():
@@ -165,7 +154,7 @@ def test_adaptive_says_it_once_for_all_attempts_and_classes():
     adaptive = Adaptive(KNN(n=4), 1e-3, growth=2)
     assert len(lines_of(lambda: adaptive.bind(data))) == 1
     assert len(adaptive._attempts) > 3
-    assert len(lines_of(lambda: adaptive.bind_by_class(data))) == 1
+    assert len(lines_of(lambda: ByClass(adaptive).bind(data))) == 1
 
 
 def test_a_set_that_is_split_over_ranks_counts_as_a_whole():
@@ -191,7 +180,8 @@ def test_a_plan_counts_what_a_run_would_take():
         {part.name: part for part in estimator_parts([estimator], data, data.stored(), torch.device("cpu"))[0]}
         for estimator in (SubspaceKNN(compute="float32"), SubspaceKNN(64, compute="float32"))
     ]
-    assert held[0]["projection"] == held[1]["projection"]
+    name = "r=64 coordinates, float32"  # the digits have 64 dimensions
+    assert held[0][name] == held[1][name]
     assert KNN.k.within(KNN(), 1797, 64) == 1797
     with pytest.raises(InputError, match="KNN: k=1798 is more than the 1797 images"):
         estimator_parts([KNN(1798)], data, data.stored(), torch.device("cpu"))

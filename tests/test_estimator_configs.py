@@ -7,7 +7,7 @@ import torch
 
 from lit_knn.reference import ReferenceSet
 from main import main, make_cli
-from tests.test_torch_index import pixels
+from tests.toys import pixels
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs" / "estimators").glob("*.yaml"))

@@ -14,15 +14,15 @@ from lit_knn.estimators import (
     Adaptive,
     Estimator,
     Exact,
+    ExactFloat64,
     MonteCarlo,
     OneSample,
     SubspaceKNN,
     UniformSNIS,
     sampled,
-    streaming,
 )
 from lit_knn.index import FaissIndex
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import ReferenceSet, streaming
 
 NOISE_LEVELS = [0.002, 0.05, 0.5, 2.0, 10.0, 80.0]
 MAKERS = {
@@ -350,7 +350,7 @@ def test_streaming_memory_is_bounded(monkeypatch):
     assert chunks > 10
     small = [MAKERS[name]().bind(reference).posterior_mean(z, 0.7, generator=rng()) for name in ("Exact", "MonteCarlo")]
     monkeypatch.undo()
-    torch.testing.assert_close(small[0], Exact("float64").bind(reference).posterior_mean(z, 0.7))
+    torch.testing.assert_close(small[0], ExactFloat64().bind(reference).posterior_mean(z, 0.7))
 
 
 @WITH_REFERENCE
@@ -511,7 +511,7 @@ def test_images_one_grey_level_apart_are_told_apart_at_t_min(copies, k):
     x = reference.gather(torch.arange(2))
     z = x.repeat(4, 1, 1, 1) + t * torch.randn(8, 3, 8, 8, generator=rng(1))
     expected = enumerate_mean(reference, z, t)
-    exact = Exact("float64").bind(reference).posterior_mean(z, t)
+    exact = ExactFloat64().bind(reference).posterior_mean(z, t)
     torch.testing.assert_close(exact.double(), expected, rtol=0, atol=2e-6)
     # The images span 1/127.5 in those pixels. A tenth of that is seen.
     estimate = KNN(k=k, n=4000).bind(reference).posterior_mean(z, t, generator=rng())

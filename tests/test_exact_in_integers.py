@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import Exact
+from lit_knn.estimators import ByClass, Exact, ExactFloat64, ExactInt8
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
 from lit_knn.theory.posterior import posterior_mean
-from tests.test_torch_index import pixels
+from tests.toys import pixels
 
 pytestmark = pytest.mark.skipif(
     not is_native(torch.int8, torch.device("cpu")), reason="this CPU does not multiply int8 natively"
@@ -31,7 +31,7 @@ def test_each_digit_brings_the_error_down(t, hflip, digits, limit):
     z = x + t * torch.randn(x.shape, generator=generator)
     expected = posterior_mean(z, reference.gather(torch.arange(reference.N)), t)
     for given in (z, z.double()):
-        estimate = Exact("int8", digits).bind(reference).posterior_mean(given, t)
+        estimate = ExactInt8(digits).bind(reference).posterior_mean(given, t)
         # A float32 mean has 1e-15 by itself.
         assert (estimate.double() - expected).square().mean() < limit + 1e-15
 
@@ -39,31 +39,29 @@ def test_each_digit_brings_the_error_down(t, hflip, digits, limit):
 def test_chunks_and_batches_make_no_difference(monkeypatch):
     reference = ReferenceSet(pixels(N=300))
     z = torch.randn(20, *reference.shape) * 3
-    whole = Exact("int8").bind(reference).posterior_mean(z, 2.0)
+    whole = ExactInt8().bind(reference).posterior_mean(z, 2.0)
     monkeypatch.setattr("lit_knn.estimators.integer_sums.CHUNK", 64)
     monkeypatch.setattr("lit_knn.estimators.integer_sums.SCORE_BYTES", 4 * 300 * 3)
-    torch.testing.assert_close(Exact("int8").bind(reference).posterior_mean(z, 2.0), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ExactInt8().bind(reference).posterior_mean(z, 2.0), whole, rtol=1e-5, atol=1e-5)
 
 
 def test_each_latent_has_its_own_noise_level():
     reference = ReferenceSet(pixels(N=300))
     z, t = torch.randn(6, *reference.shape), torch.tensor([0.01, 0.1, 1.0, 3.0, 20.0, 80.0])
     expected = posterior_mean(z, reference.gather(torch.arange(300)), t)
-    estimate = Exact("auto").bind(reference).posterior_mean(z, t)
+    estimate = Exact().bind(reference).posterior_mean(z, t)
     torch.testing.assert_close(estimate.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_floats_are_refused_by_int8_and_summed_in_float64_by_auto():
     reference = ReferenceSet(torch.randn(40, 6))
-    with pytest.raises(InputError, match=r"compute=int8 needs uint8 images .* got torch\.float32 on cpu"):
-        Exact("int8").bind(reference)
+    with pytest.raises(InputError, match=r"ExactInt8: needs uint8 images .* got torch\.float32 on cpu"):
+        ExactInt8().bind(reference)
     z = torch.randn(5, 6)
-    auto, plain = (Exact(compute).bind(reference).posterior_mean(z, 1.0) for compute in ("auto", "float64"))
+    auto, plain = (kind().bind(reference).posterior_mean(z, 1.0) for kind in (Exact, ExactFloat64))
     assert torch.equal(auto, plain)
-    with pytest.raises(InputError, match="compute='bf16' must be float64, int8 or auto"):
-        Exact("bf16")
     with pytest.raises(InputError, match="digits must be at most 4, got 20"):
-        Exact("int8", digits=20)
+        ExactInt8(20)
 
 
 @pytest.mark.parametrize("N", [1, 2, 31])
@@ -71,7 +69,7 @@ def test_fewer_images_than_are_recomputed(N):
     reference = ReferenceSet(pixels(N=N))
     z = torch.randn(4, *reference.shape)
     expected = posterior_mean(z, reference.gather(torch.arange(N)), 1.0)
-    estimate = Exact("int8").bind(reference).posterior_mean(z, 1.0)
+    estimate = ExactInt8().bind(reference).posterior_mean(z, 1.0)
     torch.testing.assert_close(estimate.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -82,7 +80,7 @@ def test_sums_of_many_products_do_not_overflow():
     reference = ReferenceSet(images)
     x = reference.gather(torch.tensor([0]))
     z = x + 0.01 * torch.randn(x.shape)
-    torch.testing.assert_close(Exact("int8").bind(reference).posterior_mean(z, 0.01), x)
+    torch.testing.assert_close(ExactInt8().bind(reference).posterior_mean(z, 0.01), x)
 
 
 def test_more_copies_of_an_image_than_are_recomputed():
@@ -93,7 +91,7 @@ def test_more_copies_of_an_image_than_are_recomputed():
     x = reference.gather(torch.arange(8))
     for t in (5e-4, 0.002):
         z = x + t * torch.randn(x.shape)
-        torch.testing.assert_close(Exact("int8").bind(reference).posterior_mean(z, t), x)
+        torch.testing.assert_close(ExactInt8().bind(reference).posterior_mean(z, t), x)
 
 
 def two_groups(N=200, side=8, levels=4):
@@ -112,11 +110,11 @@ def test_the_images_at_hand_decide_how_many_digits_are_taken(images, digits):
     x = reference.gather(torch.arange(100))
     worst = {}
     for count in (digits, digits - 1):
-        estimate = Exact("int8", count).bind(reference)
+        estimate = ExactInt8(count).bind(reference)
         worst[count] = 0.0
         for t in torch.logspace(-1.5, 2, 15).tolist():
             z = x + t * torch.randn(x.shape)
-            error = estimate.posterior_mean(z, t).double() - Exact("float64").bind(reference).posterior_mean(
+            error = estimate.posterior_mean(z, t).double() - ExactFloat64().bind(reference).posterior_mean(
                 z.double(), t
             )
             worst[count] = max(worst[count], error.square().flatten(1).mean(1).mean().item())
@@ -129,10 +127,9 @@ def test_float64_is_taken_where_no_number_of_digits_is_exact_enough(monkeypatch)
     monkeypatch.setattr("lit_knn.estimators.enough_digits.LARGEST_SQ_ERROR", 1e-40)
     estimator = Exact().bind(reference)
     assert estimator.digits_in_use is None
-    assert torch.equal(estimator.posterior_mean(z, 1.0), Exact("float64").bind(reference).posterior_mean(z, 1.0))
-    # These were asked for.
-    assert Exact("int8").bind(reference).digits_in_use == 3
-    assert Exact("auto", 2).bind(reference).digits_in_use == 2
+    assert torch.equal(estimator.posterior_mean(z, 1.0), ExactFloat64().bind(reference).posterior_mean(z, 1.0))
+    # This was asked for.
+    assert ExactInt8().bind(reference).digits_in_use == 3
 
 
 def test_the_choice_is_the_same_each_time_and_touches_no_random_numbers():
@@ -168,7 +165,7 @@ def test_what_only_many_images_together_weigh_is_not_lost():
     assert (
         torch.softmax(-torch.cdist(z.flatten(1), x.flatten(1)).square() / (2 * 0.25**2), 1)[:, 40:].sum(1) > 2e-3
     ).all()
-    error = Exact("int8", 3).bind(reference).posterior_mean(z.double(), t) - posterior_mean(z, x, t)
+    error = ExactInt8(3).bind(reference).posterior_mean(z.double(), t) - posterior_mean(z, x, t)
     assert error.square().mean() < 1e-10
 
 
@@ -176,8 +173,8 @@ def test_shards_agree_on_the_digits_and_a_class_has_its_own():
     images = torch.cat([two_groups(N=200), pixels(N=200, shape=(3, 8, 8))])
     labels = torch.arange(400) // 200
     assert Exact().bind(ShardedReferenceSet(images)).digits_in_use == 3
-    by_class = Exact().bind_by_class(ReferenceSet(images, labels=labels))
-    assert [by_class.of_class(label).digits_in_use for label in (0, 1)] == [3, 2]
+    by_class = ByClass(Exact()).bind(ReferenceSet(images, labels=labels))
+    assert [by_class.parts[label].digits_in_use for label in (0, 1)] == [3, 2]
 
 
 GROWTH = """

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_knn.data import Digits
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN
+from lit_knn.estimators import KNN, STF, ExactFloat64, MonteCarlo, StratifiedKNN, SubspaceKNN
 from lit_knn.estimators.draws import merged_draws
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import fixed_source, measure
@@ -13,11 +13,11 @@ from lit_knn.theory.posterior import posterior_mean
 
 MAKERS = {
     "KNN": lambda: KNN(k=64, n=32),
-    "KNN stratified": lambda: KNN(k=64, n=32, draws="stratified"),
+    "KNN stratified": lambda: StratifiedKNN(k=64, n=32),
     "SubspaceKNN": lambda: SubspaceKNN(r=16, n=32, compute="float32"),
     "MonteCarlo": lambda: MonteCarlo(n=32),
     "STF": lambda: STF(n=32),
-    "Exact": lambda: Exact("float64"),
+    "Exact": lambda: ExactFloat64(),
 }
 every_estimator = pytest.mark.parametrize("name", MAKERS)
 
@@ -31,7 +31,7 @@ def images(N, copies=1, side=16):
 def score_mse(estimator, reference, t, num_z=32):
     """As the callback `EstimatorError` measures it."""
     z, x = NoisyLatents(reference, num_z, 0).batch(range(num_z), t)
-    mu = Exact("float64").bind(reference).posterior_mean(z.double(), t)
+    mu = ExactFloat64().bind(reference).posterior_mean(z.double(), t)
     values = measure(estimator.bind(reference), 3, z, t, mu, fixed_source(x), (0, 0))
     return values["mse"].mean().item() / t**4
 
@@ -65,7 +65,7 @@ def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
     z = x[::2] + t * torch.randn(20, 3072, generator=torch.Generator().manual_seed(3))
     mu = posterior_mean(z, x, t)
     spread = (x[::2] - x[1::2]).double().norm(dim=1)
-    estimate = KNN(k=8, n=40, draws="stratified").bind(ReferenceSet(x)).posterior_mean(z, t)
+    estimate = StratifiedKNN(k=8, n=40).bind(ReferenceSet(x)).posterior_mean(z, t)
     assert ((estimate - mu).norm(dim=1) / spread).square().mean().sqrt() < 1e-5
 
 
@@ -74,7 +74,7 @@ def test_latents_in_float64_have_means_in_float64():
     t, x = 0.02, torch.randn(40, 300, generator=torch.Generator().manual_seed(1))
     x[1::2] = x[::2] + 2 * t / 300**0.5 * torch.randn(20, 300, generator=torch.Generator().manual_seed(2))
     z = x[::2].double() + t * torch.randn(20, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    for estimator in (KNN(k=8, n=40, draws="stratified"), SubspaceKNN(r=40, n=40, compute="float32")):
+    for estimator in (StratifiedKNN(k=8, n=40), SubspaceKNN(r=40, n=40, compute="float32")):
         estimate = estimator.bind(ReferenceSet(x)).posterior_mean(z, t)
         assert (estimate - posterior_mean(z, x, t)).square().mean() / t**4 < 1e-10
 

@@ -10,8 +10,8 @@ import torch
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling import heun_sampler, seeded_noise
-from lit_knn.schedules import karras_sigmas, log_normal_sigmas
+from lit_knn.sampling import Churn, heun_sampler, seeded_noise
+from lit_knn.schedules import NoiseGrid, karras_sigmas, log_normal_sigmas
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant
 
 every_process = pytest.mark.parametrize("process", [EDM(), VP(), LinearInterpolant()], ids=lambda p: type(p).__name__)
@@ -82,7 +82,7 @@ def test_processes_give_the_same_samples_as_steps_grow(other):
     assert slope(counts, gaps) == pytest.approx(2, abs=0.4)
     assert gaps[-1] < 0.02
     # With noise, too: it is added to z / s, so it is the same noise.
-    options = {"num_steps": 256, "S_churn": 10.0, "seeds": range(16)}
+    options = {"num_steps": 256, "churn": Churn(S_churn=10.0), "seeds": range(16)}
     a, b = (heun_sampler(mixture_mean, noise, process=process, **options) for process in (EDM(), other))
     assert (a - b).abs().max() < 0.05
     assert (a - heun_sampler(mixture_mean, noise, 256)).abs().max() > 0.1
@@ -94,7 +94,8 @@ def test_samples_of_the_exact_posterior_are_images_of_the_set(process, S_churn):
     x = torch.rand(12, 1, 2, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1
     estimator = Exact().bind(ReferenceSet(x))
     noise = latents(24, 1, 2, 2, dtype=torch.float32)
-    samples = heun_sampler(estimator.posterior_mean, noise, 32, S_churn=S_churn, seeds=range(24), process=process)
+    churn = Churn(S_churn=S_churn)
+    samples = heun_sampler(estimator.posterior_mean, noise, 32, churn=churn, seeds=range(24), process=process)
     assert samples.dtype == torch.float32
     distance, nearest = torch.cdist(samples.flatten(1), x.flatten(1)).min(1)
     assert distance.max() < 1e-4
@@ -106,14 +107,14 @@ def test_added_noise_keeps_the_marginal(process):
     n = 100_000
     seeds = range(4)
     noise = seeded_noise(seeds, (n // 4,))
-    options = {"num_steps": 128, "S_churn": 30.0, "process": process, "seeds": seeds}
-    x = heun_sampler(gaussian_mean, noise, **options).double()
+    options = {"num_steps": 128, "process": process, "seeds": seeds}
+    x = heun_sampler(gaussian_mean, noise, churn=Churn(S_churn=30.0), **options).double()
     # The prior N(0, 80²) lacks the mean M, an offset of M·S/80; 128 Heun steps leave 1 % in the variance.
     assert x.mean().item() == pytest.approx(M, abs=M * S / 80 + 5 * S / math.sqrt(n))
     assert x.var().item() == pytest.approx(S**2, rel=5 * math.sqrt(2 / n) + 0.01)
     # The noise is the sampler's: the samples have forgotten most of their latents. More of it shows.
     assert abs(np.corrcoef(x.flatten(), noise.flatten())[0, 1]) < 0.5
-    inflated = heun_sampler(gaussian_mean, noise, S_noise=1.1, **options).double()
+    inflated = heun_sampler(gaussian_mean, noise, churn=Churn(S_churn=30.0, S_noise=1.1), **options).double()
     assert inflated.var().item() > 1.05 * S**2
 
 
@@ -122,7 +123,7 @@ def test_added_noise_keeps_the_marginal(process):
 @every_process
 def test_evaluations(num_steps, S_churn, process):
     denoiser = Recorded()
-    heun_sampler(denoiser, latents(2, 3), num_steps, S_churn=S_churn, seeds=[0, 1], process=process)
+    heun_sampler(denoiser, latents(2, 3), num_steps, churn=Churn(S_churn=S_churn), seeds=[0, 1], process=process)
     assert len(denoiser.calls) == 2 * num_steps - 1
     assert all(y.shape == (2, 3) and sigma.shape == (2,) for y, sigma in denoiser.calls)
     # Heun's pairs: the first of a step at its (raised) level, the second at the next level; one evaluation at the end.
@@ -134,14 +135,14 @@ def test_evaluations(num_steps, S_churn, process):
 
 def test_noise_is_added_between_s_min_and_s_max():
     denoiser = Recorded()
-    heun_sampler(denoiser, latents(1, 3), 6, S_churn=0.6, S_min=0.05, S_max=30.0, seeds=[0])
+    heun_sampler(denoiser, latents(1, 3), 6, churn=Churn(S_churn=0.6, S_min=0.05, S_max=30.0), seeds=[0])
     grid = karras_sigmas(6).flip(0).numpy()
     factor = np.where((grid >= 0.05) & (grid <= 30), 1.1, 1.0)
     assert 0 < (factor > 1).sum() < 6
     np.testing.assert_allclose(denoiser.sigmas[::2], grid * factor, rtol=1e-12)
     # The edges belong to the range.
     denoiser = Recorded()
-    heun_sampler(denoiser, latents(1, 3), 6, S_churn=0.6, S_min=0.002, S_max=0.002, seeds=[0])
+    heun_sampler(denoiser, latents(1, 3), 6, churn=Churn(S_churn=0.6, S_min=0.002, S_max=0.002), seeds=[0])
     np.testing.assert_allclose(denoiser.sigmas[::2], grid * [1, 1, 1, 1, 1, 1.1], rtol=1e-12)
 
 
@@ -149,7 +150,7 @@ def test_the_amount_of_added_noise():
     """y moves by S_noise·sqrt(σ̂² − σ²)·ε from 80 to 1.1·80, seen at the first evaluation."""
     denoiser = Recorded()
     noise = latents(2, 50)
-    heun_sampler(denoiser, noise, 4, S_churn=0.4, S_noise=1.5, seeds=[3, 4])
+    heun_sampler(denoiser, noise, 4, churn=Churn(S_churn=0.4, S_noise=1.5), seeds=[3, 4])
     added = (denoiser.calls[0][0] - 80 * noise) / (1.5 * 80 * math.sqrt(1.1**2 - 1))
     np.testing.assert_allclose(added, seeded_noise([3, 4], (50,), draw=1), rtol=1e-9)
 
@@ -166,7 +167,7 @@ def test_one_step_is_the_posterior_mean_at_sigma_max(process):
 def test_an_image_depends_on_its_seed_and_not_on_its_batch(process, S_churn):
     def sample(seeds):
         noise = seeded_noise(seeds, (1, 2, 2))
-        return heun_sampler(gaussian_mean, noise, 8, S_churn=S_churn, seeds=seeds, process=process)
+        return heun_sampler(gaussian_mean, noise, 8, churn=Churn(S_churn=S_churn), seeds=seeds, process=process)
 
     together = sample([7, 3, 9, 7])
     assert torch.equal(together[0], together[3])
@@ -179,7 +180,7 @@ def test_an_image_depends_on_its_seed_and_not_on_its_batch(process, S_churn):
 
 def test_steps_draw_their_own_noise():
     denoiser = Recorded(lambda y, sigma: torch.zeros_like(y))
-    heun_sampler(denoiser, torch.zeros(1, 5_000, dtype=torch.float64), 3, S_churn=9.0, seeds=[0])
+    heun_sampler(denoiser, torch.zeros(1, 5_000, dtype=torch.float64), 3, churn=Churn(S_churn=9.0), seeds=[0])
     # With a mean of 0, y / σ is kept by each step, so that what is new at a step is its own noise.
     first, second, third = (y / sigma[:, None] for y, sigma in denoiser.calls[::2])
     fresh = torch.cat([first, second - first / math.sqrt(2), third - second / math.sqrt(2)])
@@ -238,8 +239,15 @@ def test_the_progress_bar_changes_nothing_but_the_screen(capsys):
 )
 def test_bad_options_are_refused_before_any_evaluation(options, message):
     denoiser = Recorded()
+
+    def sample():
+        grid = NoiseGrid(**{name: options[name] for name in ("sigma_min", "sigma_max", "rho") if name in options})
+        churn = Churn(**{name: value for name, value in options.items() if name.startswith("S_")})
+        others = {name: options[name] for name in ("num_steps", "seeds") if name in options}
+        return heun_sampler(denoiser, latents(2, 3), grid=grid, churn=churn, **others)
+
     with pytest.raises(InputError, match=message) as error:
-        heun_sampler(denoiser, latents(2, 3), **options)
+        sample()
     assert "\n" not in str(error.value)
     assert not denoiser.calls
 

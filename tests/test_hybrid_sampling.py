@@ -14,12 +14,12 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_knn.estimators import KNN, Network
-from lit_knn.fingerprint import describe, describe_reference
 from lit_knn.index import FaissIndex
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import ResultsTable
+from lit_knn.settings import describe
 from main import main
 from tests.networks import write_own, write_published
 
@@ -163,12 +163,12 @@ def test_the_fingerprint_knows_weights_images_and_index_but_not_where_the_file_w
     changed[-1, 0, 0, 0] ^= 1
     sets = [ReferenceSet(images), ReferenceSet(changed), ReferenceSet(images, hflip=True)]
     sets.append(ReferenceSet(images, index=FaissIndex("SQ8")))
-    found = [describe_reference(reference) for reference in sets]
+    found = [(reference.fingerprint(), describe(reference.index)) for reference in sets]
     assert all(a != b for i, a in enumerate(found) for b in found[:i])
     knn = KNN(k=8, n=4)
     before = describe(knn)
-    settings = {"k": 8, "n": 4, "include_source": False, "uses_source": False, "draws": "independent"}
-    assert describe(knn.bind(sets[0])) == before == {"class": "KNN", **settings}
+    settings = {"k": 8, "n": 4, "include_source": False}
+    assert describe(knn.bind(sets[0])) == before == {"class": "lit_knn.estimators.knn.KNN", **settings}
 
 
 @pytest.mark.parametrize(

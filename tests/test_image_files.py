@@ -1,51 +1,11 @@
-import io
-import json
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from lit_knn.errors import InputError
 from lit_knn.images.files import read_array_file, read_image_files
-
-RNG = np.random.default_rng(0)
-
-
-def pixels(*shape: int) -> np.ndarray:
-    return RNG.integers(0, 256, shape, dtype=np.uint8)
-
-
-def encoded(array: np.ndarray, kind: str = "PNG", **options) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(array).save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def write_folder(path: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-    return path
-
-
-def write_zip(path: Path, files: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return path
-
-
-def labels_json(labels) -> dict[str, bytes]:
-    return {"dataset.json": json.dumps({"labels": labels}).encode()}
-
-
-def refusal(call, *args, **options) -> str:
-    with pytest.raises(InputError) as caught:
-        call(*args, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 
 def both(tmp_path: Path, files: dict[str, bytes]) -> list[Path]:
@@ -229,7 +189,7 @@ def test_uint8_channels_are_moved_first_only_where_that_is_unambiguous(tmp_path,
 @pytest.mark.parametrize("shape", [(7, 2), (7, 4, 8, 8), (7, 3, 8, 8)])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
 def test_floats_are_taken_as_they_are(tmp_path, shape, dtype):
-    array = RNG.uniform(-1, 1, shape).astype(dtype) * (1 if shape[1] == 3 else 50)
+    array = np.random.default_rng(0).uniform(-1, 1, shape).astype(dtype) * (1 if shape[1] == 3 else 50)
     np.save(tmp_path / "a.npy", array)
     read, _ = read_array_file(tmp_path / "a.npy")
     assert read.dtype == np.float32

@@ -1,5 +1,6 @@
 """The cache of built indexes: what it finds, what it refuses to believe, and what is left of a killed process."""
 
+import json
 import os
 import resource
 import signal
@@ -9,7 +10,6 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 import torch
@@ -17,40 +17,20 @@ import torch
 from lit_knn.atomic_files import locked
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
-from lit_knn.index.cache import MARK, file_name
+from lit_knn.index.cache import file_name
 from lit_knn.reference import ReferenceSet
+from tests.cached_index import images, queries, started
 
 ROOT = Path(__file__).parent.parent
 FACTORIES = ["Flat", "SQ8", "IVF4,Flat", "IVF4,SQ8", "PCA8,IVF4,SQ8"]
 
 
-def images(n=200, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, 1, 4, 6), dtype=torch.uint8, generator=generator)
-
-
-def queries(seed=1):
-    return torch.randn(7, 1, 4, 6, generator=torch.Generator().manual_seed(seed))
-
-
-def started(folder, factory="IVF4,SQ8", pictures=None, **options):
-    """A reference set as a new start makes it, its index built or found."""
-    index = FaissIndex(factory, cache_dir=str(folder), **options)
-    reference = ReferenceSet(images() if pictures is None else pictures, index)
-    reference.build_index()
-    return reference
-
-
 @contextmanager
-def no_build(monkeypatch):
-    """Any training or filling is an error."""
-
-    def refuse(*_):
-        raise AssertionError("the index is built")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FaissIndex, "_build", refuse)
-        yield
+def no_build(folder):
+    """What is built is written."""
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*.index")}
+    yield
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.index")} == before
 
 
 def only_file(folder):
@@ -63,10 +43,10 @@ def equal(ours, theirs):
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_a_second_start_finds_the_index_and_searches_alike(tmp_path, monkeypatch, factory):
+def test_a_second_start_finds_the_index_and_searches_alike(tmp_path, factory):
     plain = ReferenceSet(images(), FaissIndex(factory))
     first = started(tmp_path / "new" / "folder", factory)
-    with no_build(monkeypatch):
+    with no_build(tmp_path / "new" / "folder"):
         second = started(tmp_path / "new" / "folder", factory)
     assert equal(plain, first)
     assert equal(plain, second)
@@ -81,9 +61,9 @@ def test_the_file_is_mapped_and_may_be_replaced_or_removed(tmp_path):
     assert equal(before, started(tmp_path))
 
 
-def test_nprobe_is_of_the_search_and_not_of_the_file(tmp_path, monkeypatch):
+def test_nprobe_is_of_the_search_and_not_of_the_file(tmp_path):
     started(tmp_path, nprobe=1)
-    with no_build(monkeypatch):
+    with no_build(tmp_path):
         all_lists = started(tmp_path, nprobe=4)
     assert equal(all_lists, ReferenceSet(images(), FaissIndex("IVF4,SQ8", nprobe=4)))
 
@@ -102,60 +82,66 @@ def damage_cut(content):
     return content[: len(content) // 2]
 
 
-def damage_mark(content):
-    return content[:-1]
-
-
 def damage_byte(content):
     middle = len(content) // 3
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-def damage_label(content):
-    return content[:-40] + b"?" + content[-39:]
-
-
 def damage_version(content):
-    version = faiss.__version__.encode()
-    assert content.count(b'"' + version + b'"') == 1
-    return content.replace(b'"' + version + b'"', b'"' + version.replace(b"1", b"0") + b'"')
+    return json.dumps(json.loads(content) | {"faiss": "0.0"}).encode()
+
+
+def empty(content):
+    return b""
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("suffix", "damage", "words"),
     [
-        (damage_cut, "damaged or cut short"),
-        (damage_mark, "damaged or cut short"),
-        (damage_byte, "checksum"),
-        (damage_label, "damaged|another index"),
-        (damage_version, "another index: faiss is 0"),
-        (lambda _: b"", "damaged or cut short"),
-        (lambda _: MARK, "damaged or cut short"),
-        (lambda _: b"\xff" * 8 + MARK, "damaged or cut short"),
-        (lambda _: bytes(8) + MARK, "damaged"),
+        (".index", damage_cut, "checksum"),
+        (".index", damage_byte, "checksum"),
+        (".index", empty, "checksum"),
+        (".json", damage_cut, r"damaged \.json"),
+        (".json", damage_version, r"another index: faiss is 0\.0"),
+        (".json", empty, r"damaged \.json"),
+        (".json", lambda _: b"\xff" * 8, r"damaged \.json"),
+        (".json", lambda _: b"[1, 2]", r"damaged \.json"),
+        (".json", lambda _: b"{}", "another index"),
     ],
 )
-def test_a_file_that_is_not_whole_is_built_anew_with_a_line(tmp_path, monkeypatch, damage, words):
+def test_a_file_that_is_not_whole_is_built_anew_with_a_line(tmp_path, suffix, damage, words):
     first = started(tmp_path)
     path = only_file(tmp_path)
-    whole = path.read_bytes()
+    damaged = path.with_suffix(suffix)
+    whole = damaged.read_bytes()
     # Not in place: that would change what `first` has mapped.
     replacement = path.with_suffix(".tmp")
     replacement.write_bytes(damage(whole))
-    replacement.rename(path)
-    with pytest.warns(UserWarning, match=f"{path} is .*({words}).*building the index anew") as lines:
+    replacement.rename(damaged)
+    with pytest.warns(UserWarning, match=f"{path} .*({words}).*building the index anew") as lines:
         second = started(tmp_path)
     assert [str(line.message).count("\n") for line in lines] == [0]
     assert equal(first, second)
-    assert path.read_bytes() == whole
-    with no_build(monkeypatch):
+    assert damaged.read_bytes() == whole
+    with no_build(tmp_path):
+        started(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".index", ".json"])
+def test_half_of_the_two_files_is_no_index(tmp_path, suffix):
+    first = started(tmp_path)
+    only_file(tmp_path).with_suffix(suffix).unlink()
+    assert equal(first, started(tmp_path))
+    with no_build(tmp_path):
         started(tmp_path)
 
 
 def test_a_file_of_other_images_under_this_name_is_not_believed(tmp_path):
     started(tmp_path / "a", pictures=images(seed=5))
     mine = started(tmp_path / "b")
-    only_file(tmp_path / "a").rename(only_file(tmp_path / "b"))
+    theirs, ours = only_file(tmp_path / "a"), only_file(tmp_path / "b")
+    for suffix in (".index", ".json"):
+        theirs.with_suffix(suffix).rename(ours.with_suffix(suffix))
     with pytest.warns(UserWarning, match="another index: data is"):
         assert equal(mine, started(tmp_path / "b"))
 
@@ -179,15 +165,15 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_build(tmp_path
     (tmp_path / "file").write_text("")
     (tmp_path / "locked").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # the superuser may write anywhere
-    with no_build(monkeypatch), pytest.raises(InputError, match=f"cache_dir={tmp_path / folder} "):
-        started(tmp_path / folder)
+    with pytest.raises(InputError, match=f"cache_dir={tmp_path / folder} "):
+        # A build would refuse these images.
+        started(tmp_path / folder, lossless=True, pictures=torch.randn(200, 1, 4, 6))
 
 
 STARTED = """
 import sys
-from tests.test_index_cache import started
-import tests.test_index_cache as own
-reference = started(sys.argv[1], "IVF64,SQ8", own.images(20_000))
+from tests.cached_index import images, started
+started(sys.argv[1], "IVF64,SQ8", images(20_000))
 """
 
 
@@ -213,14 +199,15 @@ def test_a_killed_process_leaves_what_the_next_start_can_use(tmp_path):
         second = started(folder, "IVF64,SQ8", pictures)
         assert equal(expected, second)
         names = [path.name for path in folder.iterdir()]
-        assert len(names) == 2, names  # the index and its lock
+        assert len(names) == 3, names  # the index, what it is, and its lock
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path):
     started(tmp_path)
     path = only_file(tmp_path)
     path.unlink()
-    (tmp_path / f".{path.stem}.99999.partial.index").write_bytes(b"half")
+    for suffix in (".index", ".json"):
+        (tmp_path / f".{path.stem}.99999.partial{suffix}").write_bytes(b"half")
     started(tmp_path)
     assert not list(tmp_path.glob(".*partial*"))
 

@@ -8,8 +8,8 @@ import pytest
 
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
+from tests.cached_index import images, queries
 from tests.ranks import run_ranks
-from tests.test_index_cache import images, queries
 
 
 def run(folder, how, ranks=2):

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parent.parent
 # From the bottom to the top: a module imports its own layer's line or lines above it, nothing below. A name is a
 # folder or a file of `lit_knn`; a new file in a folder is covered unnamed, a new folder must be given its place.
 LAYERS = (
-    ("errors", "rng", "atomic_files", "stopwatch"),
+    ("errors", "rng", "atomic_files", "stopwatch", "memory"),
     ("distributed",),
-    ("results",),
+    ("results", "settings"),
     ("theory", "linalg", "images"),
     ("prepare",),
     ("solvers", "schedules"),
@@ -24,14 +24,11 @@ LAYERS = (
     ("nets",),
     ("edm_checkpoint",),
     ("estimators",),
-    ("fingerprint",),
     ("metrics",),
     ("figures",),
     ("data",),
     ("training",),
     ("ict", "edm", "lit_estimator"),
-    ("memory",),
-    ("plan_parts",),
     ("planning",),
     ("best_checkpoint",),
     ("trainer",),

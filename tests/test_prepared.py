@@ -1,4 +1,6 @@
+import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -14,14 +16,15 @@ from PIL import Image
 
 from lit_knn.data import ImageFiles, Prepared
 from lit_knn.errors import InputError
-from lit_knn.images.files import read_image_files
-from lit_knn.images.mapped import Header, read_header, read_prepared
+from lit_knn.images.files import read_array_file, read_image_files
+from lit_knn.images.mapped import read_description, read_prepared
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare
 from lit_knn.index import TorchIndex
+from lit_knn.memory import process_bytes
 from lit_knn.prepare import main
 from lit_knn.reference import ReferenceSet
-from tests.test_image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
+from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,19 +37,19 @@ def image_folder(path: Path, number: int = 20, size: tuple[int, int] = (6, 5), l
 @pytest.mark.parametrize("block", [1, 7, 100])
 def test_a_prepared_file_holds_what_image_files_reads(tmp_path, block):
     source = image_folder(tmp_path / "source")
-    prepare(source, tmp_path / "x.images", workers=3, block_images=block)
+    prepare(source, tmp_path / "x.npy", workers=3, block_images=block)
     images, labels = read_image_files(source)
-    found = read_prepared(tmp_path / "x.images")
+    found = read_prepared(tmp_path / "x.npy")
     np.testing.assert_array_equal(found.images.numpy(), images)
     np.testing.assert_array_equal(found.labels, labels)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["source", "x.images"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["source", "x.json", "x.npy"]
 
 
 def test_the_data_module_is_that_of_the_image_files(tmp_path):
     source = image_folder(tmp_path / "source")
-    prepare(source, tmp_path / "x.images")
+    prepare(source, tmp_path / "x.npy")
     options = {"batch_size": 4, "hflip": True, "index": TorchIndex()}
-    modules = [ImageFiles(str(source), **options), Prepared(str(tmp_path / "x.images"), **options)]
+    modules = [ImageFiles(str(source), **options), Prepared(str(tmp_path / "x.npy"), **options)]
     for module in modules:
         module.setup("fit")
     files, mapped = (module.reference for module in modules)
@@ -62,12 +65,12 @@ def test_the_data_module_is_that_of_the_image_files(tmp_path):
 
 def test_zip_and_folder_give_one_file(tmp_path):
     files = {f"{i}.png": encoded(pixels(4, 4, 3)) for i in range(5)}
-    prepare(write_folder(tmp_path / "f", files), tmp_path / "a")
-    prepare(write_zip(tmp_path / "z.zip", files), tmp_path / "b")
-    a, b = read_prepared(tmp_path / "a"), read_prepared(tmp_path / "b")
+    prepare(write_folder(tmp_path / "f", files), tmp_path / "a.npy")
+    prepare(write_zip(tmp_path / "z.zip", files), tmp_path / "b.npy")
+    a, b = read_prepared(tmp_path / "a.npy"), read_prepared(tmp_path / "b.npy")
     assert torch.equal(a.images, b.images)
     assert a.labels is b.labels is None
-    assert a.header.sha256 == b.header.sha256
+    assert a.sha256 == b.sha256
 
 
 def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
@@ -76,8 +79,8 @@ def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
     array[:, 20:60] = 90
     smooth = np.broadcast_to(np.linspace(0, 240, 64, dtype=np.uint8)[None, :, None], (64, 64, 3))
     source = write_folder(tmp_path / "s", {"0.png": encoded(array), "1.png": encoded(np.ascontiguousarray(smooth))})
-    prepare(source, tmp_path / "x", Options(size=8, center_crop=True))
-    images = read_prepared(tmp_path / "x").images
+    prepare(source, tmp_path / "x.npy", Options(size=8, center_crop=True))
+    images = read_prepared(tmp_path / "x.npy").images
     assert (images[0] == 90).all()
     # Each pixel is about the mean of the 8x8 it covers; Lanczos rings a little at the border.
     means = torch.tensor(smooth[:, :, 0].astype(float)).view(8, 8, 8, 8).mean((1, 3))
@@ -87,11 +90,11 @@ def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
 def test_labels_from_folders_are_their_places_by_name(tmp_path):
     names = ["n02/b.jpeg", "n01/c.JPEG", "n10/a.png", "n01/sub/d.png"]
     source = write_folder(tmp_path / "s", {name: encoded(pixels(4, 4, 3)) for name in names})
-    prepare(source, tmp_path / "x", Options(labels_from_folders=True))
+    prepare(source, tmp_path / "x.npy", Options(labels_from_folders=True))
     # In the order of names: n01/c, n01/sub/d, n02/b, n10/a.
-    assert read_prepared(tmp_path / "x").labels.tolist() == [0, 0, 1, 2]
+    assert read_prepared(tmp_path / "x.npy").labels.tolist() == [0, 0, 1, 2]
     (source / "e.png").write_bytes(encoded(pixels(4, 4, 3)))
-    assert "e.png is in none" in refusal(prepare, source, tmp_path / "y", Options(labels_from_folders=True))
+    assert "e.png is in none" in refusal(prepare, source, tmp_path / "y.npy", Options(labels_from_folders=True))
 
 
 def test_rgb_makes_gray_cmyk_and_transparent_images_alike(tmp_path):
@@ -101,9 +104,9 @@ def test_rgb_makes_gray_cmyk_and_transparent_images_alike(tmp_path):
     Image.fromarray(gray).save(tmp_path / "s" / "0.png")
     cmyk.save(tmp_path / "s" / "1.jpg")
     Image.new("RGBA", (4, 4), (1, 2, 3, 4)).save(tmp_path / "s" / "2.png")
-    assert "1.jpg has mode CMYK" in refusal(prepare, tmp_path / "s", tmp_path / "x")
-    prepare(tmp_path / "s", tmp_path / "x", Options(rgb=True))
-    images = read_prepared(tmp_path / "x").images
+    assert "1.jpg has mode CMYK" in refusal(prepare, tmp_path / "s", tmp_path / "x.npy")
+    prepare(tmp_path / "s", tmp_path / "x.npy", Options(rgb=True))
+    images = read_prepared(tmp_path / "x.npy").images
     np.testing.assert_array_equal(images[0], np.stack([gray] * 3))
     assert images[2, :, 0, 0].tolist() == [1, 2, 3]
 
@@ -120,8 +123,8 @@ def test_cifar10_is_read_as_torchvision_keeps_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CIFAR10, "__init__", init)
     (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
-    prepare(tmp_path / "data", tmp_path / "x")
-    found = read_prepared(tmp_path / "x")
+    prepare(tmp_path / "data", tmp_path / "x.npy")
+    found = read_prepared(tmp_path / "x.npy")
     np.testing.assert_array_equal(found.images.numpy(), data.transpose(0, 3, 1, 2))
     assert found.labels.tolist() == targets
 
@@ -140,7 +143,7 @@ def start_preparing(source, out, code=CODE):
 
 def test_a_preparation_killed_at_random_goes_on_and_gives_the_same_file(tmp_path):
     source = image_folder(tmp_path / "source", number=300, size=(48, 48))
-    whole, out = tmp_path / "whole.images", tmp_path / "killed.images"
+    whole, out = tmp_path / "whole.npy", tmp_path / "killed.npy"
     prepare(source, whole, block_images=5, workers=2)
     rng, done = random.Random(0), []
     while not out.exists():
@@ -161,6 +164,7 @@ def test_a_preparation_killed_at_random_goes_on_and_gives_the_same_file(tmp_path
     # At least one was killed on the way; when the last is done nothing is recorded.
     assert len(set(done)) > 1
     assert out.read_bytes() == whole.read_bytes()
+    assert out.with_suffix(".json").read_bytes() == whole.with_suffix(".json").read_bytes()
     prepare(source, out)
     assert not list(tmp_path.glob("*.partial*"))
 
@@ -175,37 +179,37 @@ def recorded(out):
 def test_what_was_done_is_not_done_again(tmp_path, monkeypatch, capsys):
     source = image_folder(tmp_path / "source", number=30)
     (source / "a" / "0025.png").write_bytes(b"damaged")
-    assert "a/0025.png is not an image" in refusal(prepare, source, tmp_path / "x", block_images=10, workers=1)
-    assert "is not finished" in refusal(read_prepared, tmp_path / "x")
-    assert json.loads((tmp_path / "x.partial.json").read_text())["done"] == 20
+    assert "a/0025.png is not an image" in refusal(prepare, source, tmp_path / "x.npy", block_images=10, workers=1)
+    assert "is not finished" in refusal(read_prepared, tmp_path / "x.npy")
+    assert json.loads((tmp_path / "x.npy.partial.json").read_text())["done"] == 20
     # A source that is another now is begun again: repairing it made it another.
     (source / "a" / "0025.png").write_bytes(encoded(pixels(6, 5, 3)))
-    prepare(source, tmp_path / "x", block_images=10)
+    prepare(source, tmp_path / "x.npy", block_images=10)
     assert "starting again" in capsys.readouterr().err
-    np.testing.assert_array_equal(read_prepared(tmp_path / "x").images.numpy(), read_image_files(source)[0])
+    np.testing.assert_array_equal(read_prepared(tmp_path / "x.npy").images.numpy(), read_image_files(source)[0])
 
 
 def test_a_full_disk_is_one_line_and_what_is_done_is_kept(tmp_path, monkeypatch, capsys):
     source = image_folder(tmp_path / "source", number=100, size=(16, 16))
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
-    message = start_preparing(source, tmp_path / "x", limited + CODE).communicate()[1].splitlines()[-1]
-    assert str(tmp_path / "x") in message
+    message = start_preparing(source, tmp_path / "x.npy", limited + CODE).communicate()[1].splitlines()[-1]
+    assert str(tmp_path / "x.npy") in message
     assert "make room and give the same command again" in message
-    assert not (tmp_path / "x").exists()
-    prepare(source, tmp_path / "x")
-    assert "going on after 50 images" in capsys.readouterr().err
-    np.testing.assert_array_equal(read_prepared(tmp_path / "x").images.numpy(), read_image_files(source)[0])
+    assert not (tmp_path / "x.npy").exists()
+    prepare(source, tmp_path / "x.npy")
+    assert "going on after 60 images" in capsys.readouterr().err
+    np.testing.assert_array_equal(read_prepared(tmp_path / "x.npy").images.numpy(), read_image_files(source)[0])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
-    assert "GB more, its disk has 0.00 GB free" in refusal(prepare, source, tmp_path / "y")
+    assert "GB more, its disk has 0.00 GB free" in refusal(prepare, source, tmp_path / "y.npy")
 
 
 def test_a_second_process_is_refused(tmp_path):
     import fcntl
 
     source = image_folder(tmp_path / "source")
-    with open(tmp_path / "x.partial", "wb") as file:
+    with open(tmp_path / "x.npy.partial", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert "being prepared by another process" in refusal(prepare, source, tmp_path / "x")
+        assert "being prepared by another process" in refusal(prepare, source, tmp_path / "x.npy")
 
 
 # What bad input gets
@@ -213,28 +217,43 @@ def test_a_second_process_is_refused(tmp_path):
 
 def test_a_finished_file_is_kept(tmp_path):
     source = image_folder(tmp_path / "source")
-    header = prepare(source, tmp_path / "x")
-    before = (tmp_path / "x").stat().st_mtime_ns
-    assert prepare(source, tmp_path / "x") == header
-    assert (tmp_path / "x").stat().st_mtime_ns == before
-    assert "is there already" in refusal(prepare, source, tmp_path / "x", Options(size=4, center_crop=True))
-    assert "is there already" in refusal(prepare, image_folder(tmp_path / "other"), tmp_path / "x")
+    description = prepare(source, tmp_path / "x.npy")
+    before = (tmp_path / "x.npy").stat().st_mtime_ns
+    assert prepare(source, tmp_path / "x.npy") == description
+    assert (tmp_path / "x.npy").stat().st_mtime_ns == before
+    assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", Options(size=4, center_crop=True))
+    assert "is there already" in refusal(prepare, image_folder(tmp_path / "other"), tmp_path / "x.npy")
 
 
 def test_images_of_other_sizes_are_refused(tmp_path):
     files = {"0.png": encoded(pixels(4, 4, 3)), "1.png": encoded(pixels(4, 6, 3)), "2.png": encoded(pixels(4, 4))}
     source = write_folder(tmp_path / "s", files)
-    assert "1.png is 6x4 with 3 channels" in refusal(prepare, source, tmp_path / "x")
+    assert "1.png is 6x4 with 3 channels" in refusal(prepare, source, tmp_path / "x.npy")
     assert "1.png is 6x4, which --size 4 would squeeze: add --center-crop" in refusal(
-        prepare, source, tmp_path / "x", Options(size=4)
+        prepare, source, tmp_path / "x.npy", Options(size=4)
     )
-    assert "--rgb" in refusal(prepare, source, tmp_path / "x", Options(size=4, center_crop=True))
+    assert "--rgb" in refusal(prepare, source, tmp_path / "x.npy", Options(size=4, center_crop=True))
 
 
-def test_files_that_are_not_whole_prepared_files_are_refused(tmp_path):
-    whole = tmp_path / "whole"
-    prepare(image_folder(tmp_path / "source"), whole)
-    content, path = whole.read_bytes(), tmp_path / "bad"
+@pytest.fixture
+def whole(tmp_path):
+    prepare(image_folder(tmp_path / "source"), tmp_path / "whole.npy")
+    return tmp_path / "whole.npy"
+
+
+def test_every_tool_reads_the_pixels(whole):
+    pixels = np.load(whole, mmap_mode="r")
+    assert (pixels.dtype, pixels.shape, pixels.flags.c_contiguous) == (np.uint8, (20, 3, 6, 5), True)
+    np.testing.assert_array_equal(pixels, read_array_file(whole)[0])
+    description = json.loads(whole.with_suffix(".json").read_text())
+    assert description["sha256"] == hashlib.sha256(pixels.tobytes()).hexdigest()
+    assert description["shape"] == list(pixels.shape)
+    assert description["labels"] == [i % 7 for i in range(20)]
+
+
+def test_files_that_are_not_whole_prepared_files_are_refused(whole):
+    content, path = whole.read_bytes(), whole.with_name("bad.npy")
+    path.with_suffix(".json").write_bytes(whole.with_suffix(".json").read_bytes())
 
     def refused(content: bytes) -> str:
         path.write_bytes(content)
@@ -242,25 +261,83 @@ def test_files_that_are_not_whole_prepared_files_are_refused(tmp_path):
         assert str(path) in message
         return message
 
-    assert "instead of" in refused(content[:-1])
+    for damaged in (content[:-1], content[:100], b"", b"\0" * len(content)):
+        assert "is damaged" in refused(damaged)
     assert "instead of" in refused(content + b"\0")
-    assert "no prepared file" in refused(b"")
-    assert "no prepared file" in refused(b"\0" * len(content))
-    assert "version 2 of the format" in refused(content.replace(b'"version": 1', b'"version": 2'))
-    assert "damaged header" in refused(content.replace(b'"shape": [20', b'"shape": [-2'))
-    assert "damaged header" in refused(content.replace(b'"sha256"', b'"sha257"'))
-    assert "damaged header" in refused(content[:40] + b"\xff" + content[41:])
-    assert "is no file" in refusal(read_header, tmp_path / "absent")
+    for other in (np.zeros((19, 3, 6, 5), np.uint8), np.zeros((20, 3, 6, 5), np.int8), np.zeros(20, np.uint8)):
+        np.save(path, other)
+        assert "is not what bad.json says" in refusal(read_prepared, path)
+    np.save(path, np.asfortranarray(np.load(whole)))
+    assert "is not what bad.json says" in refusal(read_prepared, path)
+    assert "is no file" in refusal(read_description, whole.with_name("absent.npy"))
     with pytest.raises(InputError, match=r"data\.path=.*bad"):
         Prepared(str(path)).setup()
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (None, "is missing"),
+        ({}, "is damaged"),
+        ({"shape": 5}, "is damaged"),
+        ({"shape": [20, 3, 6, 4]}, "whole.npy is not what whole.json says"),
+        ({"labels": [1, 2]}, "not one label for each image"),
+        ({"labels": [0.5] * 20}, "not one label for each image"),
+        ({"labels": 3}, "not one label for each image"),
+    ],
+)
+def test_a_json_that_does_not_fit_is_refused(whole, change, words):
+    beside = whole.with_suffix(".json")
+    fields = json.loads(beside.read_text())
+    beside.unlink()
+    if change is not None:
+        beside.write_text(json.dumps(fields | change) if change else "{}")
+    assert words in refusal(read_prepared, whole)
+    # To prepare again needs the advice to be followed: what is there might be something else.
+    assert words in refusal(prepare, whole.with_name("source"), whole)
+
+
+def test_a_preparation_killed_before_its_last_step_is_finished(whole):
+    content, partial = whole.read_bytes(), whole.with_name("whole.npy.partial")
+    origin = json.loads(whole.with_suffix(".json").read_text())["origin"]
+    whole.rename(partial)
+    partial.with_name("whole.npy.partial.json").write_text(json.dumps({"origin": origin, "done": 20}))
+    assert "is not finished" in refusal(read_prepared, whole)
+    prepare(whole.with_name("source"), whole)
+    assert whole.read_bytes() == content
+    assert not list(whole.parent.glob("*partial*"))
+
+
+@pytest.mark.parametrize("origin", [{}, 5, None])
+def test_a_file_of_unknown_origin_is_kept(whole, origin):
+    beside = whole.with_suffix(".json")
+    beside.write_text(json.dumps(json.loads(beside.read_text()) | {"origin": origin}))
+    assert "is there already" in refusal(prepare, whole.with_name("source"), whole)
+
+
+def test_nothing_that_is_there_is_overwritten(whole):
+    content = whole.with_suffix(".json").read_bytes()
+    whole.unlink()
+    assert "whole.json is there already" in refusal(prepare, whole.with_name("source"), whole)
+    assert whole.with_suffix(".json").read_bytes() == content
+    assert not whole.exists()
+
+
+def test_a_file_of_the_old_format_and_other_names_are_refused(tmp_path):
+    old = tmp_path / "x.images"
+    old.write_bytes(b'lit_knn images\n{"shape": [1, 1, 1, 1]}'.ljust(4096) + b"0")
+    assert "earlier version: prepare it again" in refusal(read_prepared, old)
+    old.write_bytes(b"something else")
+    assert "x.images must end in .npy" in refusal(read_prepared, old)
+    assert "x.images must end in .npy" in refusal(prepare, image_folder(tmp_path / "source"), old)
+
+
 def test_the_command(tmp_path, capsys):
     source = image_folder(tmp_path / "source", size=(6, 8))
-    main([str(source), str(tmp_path / "x"), "--size", "4", "--center-crop", "--workers", "1"])
+    main([str(source), str(tmp_path / "x.npy"), "--size", "4", "--center-crop", "--workers", "1"])
     assert "20 images of 4x4x3, with labels" in capsys.readouterr().out
     with pytest.raises(SystemExit) as caught:
-        main([str(tmp_path / "absent"), str(tmp_path / "y")])
+        main([str(tmp_path / "absent"), str(tmp_path / "y.npy")])
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'absent'} does not exist\n"
 
@@ -268,19 +345,15 @@ def test_the_command(tmp_path, capsys):
 # Memory
 
 
-def anonymous_bytes() -> int:
-    """Memory of this process that is no mapped file."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
 def test_a_file_is_used_without_being_copied(tmp_path):
-    header = Header((100_000, 3, 32, 32), False, "0" * 64, {})
-    path = tmp_path / "sparse.images"
-    path.write_bytes(header.encode())
-    os.truncate(path, header.file_bytes)
-    before = anonymous_bytes()
+    path, shape = tmp_path / "sparse.npy", (100_000, 3, 32, 32)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        os.truncate(path, file.tell() + math.prod(shape))
+    fields = {"shape": shape, "sha256": "0" * 64, "origin": {}, "labels": None}
+    path.with_suffix(".json").write_text(json.dumps(fields))
+    before = process_bytes("RssAnon")
     data = Prepared(str(path), batch_size=1000)
     data.setup("fit")
     for _, (x, _) in zip(range(20), data.train_dataloader(), strict=False):
@@ -288,4 +361,4 @@ def test_a_file_is_used_without_being_copied(tmp_path):
     data.reference.fingerprint()
     assert isinstance(data.reference, ReferenceSet)
     # 307 MB on the disk; a batch is 12 MB.
-    assert anonymous_bytes() - before < 60e6
+    assert process_bytes("RssAnon") - before < 60e6

@@ -4,20 +4,19 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
-from lit_knn.estimators.knn import DRAWS
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, StratifiedKNN, SubspaceKNN, Wiener
 from lit_knn.index import TorchIndex
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
-from tests.test_torch_index import pixels
+from tests.toys import pixels
 
 CPU = torch.device("cpu")
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_int_mm"}
 TYPES = [name for name in ("float32", "bfloat16", "int8") if is_native(getattr(torch, name), CPU)]
 ESTIMATORS = {
     **{f"SubspaceKNN {r} {c}": (r, c) for r in (16, 17, 32, 49, 64) for c in TYPES if c != "int8"},
-    **{f"KNN {draws} {c}": (draws, c) for draws in DRAWS for c in TYPES},
+    **{f"{kind.__name__} {c}": (kind, c) for kind in (KNN, StratifiedKNN) for c in TYPES},
     **{e.__name__: e for e in (STF, MonteCarlo, Exact)},
     "Wiener": lambda: Wiener(16),
 }
@@ -37,11 +36,12 @@ class ContagiousNaN(TorchDispatchMode):
 def make(name, N):
     """The estimator of this name, bound to digits-like images, with few draws."""
     what = ESTIMATORS[name]
-    index = TorchIndex(what[1]) if name.startswith("KNN") else None
+    searches = isinstance(what, tuple) and isinstance(what[0], type)
+    index = TorchIndex(what[1]) if searches else None
     reference = ReferenceSet(pixels(N=N, shape=(1, 8, 8)), index=index)
     if name.startswith("SubspaceKNN"):
         return SubspaceKNN(r=what[0], n=64, compute=what[1]).bind(reference)
-    return (KNN(k=256, n=64, draws=what[0]) if name.startswith("KNN") else what()).bind(reference)
+    return (what[0](k=256, n=64) if searches else what()).bind(reference)
 
 
 def mixed_latents(reference, B):

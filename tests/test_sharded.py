@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+import lit_knn.estimators
 from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.components import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from tests.ranks import run_ranks
 from tests.sharded_probe import ESTIMATORS, SHAPES, K, N, answers, images, latents
@@ -75,7 +77,7 @@ def test_ranks_share_a_pass_over_a_whole_set():
 
 
 def test_all_images_are_projected_on_the_same_components(ranks):
-    expected = whole("pixels").projection(4).coordinates
+    expected = projection_of(whole("pixels"), 4).coordinates
     for report in ranks:
         assert torch.allclose(report["coordinates"], expected, rtol=1e-4, atol=1e-4)
 
@@ -101,12 +103,21 @@ def test_bytes_sent_are_those_that_are_stated(ranks):
 
 def test_refusals_are_clear_on_every_rank(ranks):
     for report in ranks:
-        needs_all, too_many, too_few = report["refusals"]
+        needs_all, too_many, too_few, no_classes = report["refusals"]
         assert needs_all == "MonteCarlo needs the whole reference set on each rank, this one is sharded"
         assert too_many.startswith(
             f"KNN: k={N + 1} is more than the {N} images of the reference set: give k <= {N}, or"
         )
         assert too_few == f"k=0 must be between 1 and the {N} images of the reference set"
+        assert no_classes == "a sharded reference set cannot be split by class: set data.sharded to false"
+
+
+def test_every_estimator_of_ours_that_is_shardable_is_compared_here():
+    made = {getattr(lit_knn.estimators, name) for name in lit_knn.estimators.__all__}
+    shardable = {kind for kind in made if getattr(kind, "shardable", False)}
+    # Integers are tested through `Exact`; these two need no reference set.
+    apart = {lit_knn.estimators.ExactInt8, lit_knn.estimators.OneSample, lit_knn.estimators.Network}
+    assert shardable - apart == {type(make()) for make in ESTIMATORS.values()}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, Exact
+from lit_knn.estimators import KNN, ByClass, ExactFloat64, StratifiedKNN
 from lit_knn.index import FaissIndex
 from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.reference import ReferenceSet
@@ -125,7 +125,7 @@ def test_a_tail_of_a_billion_images_is_one_category():
 def test_all_images_make_it_exact(k, t):
     x = low_rank_vectors()
     reference, z = ReferenceSet(x), noisy(x[:20], t).double()
-    estimator = KNN(k=k, n=60, draws="stratified").bind(reference)
+    estimator = StratifiedKNN(k=k, n=60).bind(reference)
     torch.testing.assert_close(estimator.posterior_mean(z, t), posterior_mean(z, x, t), rtol=0, atol=1e-5)
     assert (estimator.certified_mean(z, t).sq_error == 0).all()
 
@@ -135,7 +135,7 @@ def test_missing_neighbours_leave_it_exact_with_all_images():
     reference = ReferenceSet(x, FaissIndex("IVF8,Flat", 1))
     z = noisy(x[:20], 1.5)
     assert (reference.search(z, 30)[1] < 0).any()
-    estimate = KNN(k=30, n=60, draws="stratified").bind(reference).posterior_mean(z, 1.5)
+    estimate = StratifiedKNN(k=30, n=60).bind(reference).posterior_mean(z, 1.5)
     torch.testing.assert_close(estimate.double(), posterior_mean(z, x, 1.5), rtol=0, atol=1e-6)
 
 
@@ -144,7 +144,7 @@ def test_the_estimate_is_that_of_a_loop_over_its_draws(every_u, n):
     # p/q times the base weight, normalised, Eq. 11; for each u by itself.
     x, t = low_rank_vectors(), 1.3
     reference, z = ReferenceSet(x), noisy(x[:1], t).expand(50, -1)
-    estimator = KNN(k=10, n=n, draws="stratified").bind(reference)
+    estimator = StratifiedKNN(k=10, n=n).bind(reference)
     proposal = estimator.proposal(z, torch.full((50,), t, dtype=torch.float64))
     with every_u(50):
         draws, estimate = stratified_sample_proposal(proposal, n), estimator.posterior_mean(z, t)
@@ -167,8 +167,8 @@ def test_it_is_better_than_independent_draws_and_knows_how_good(k, n, t):
     reference, z = ReferenceSet(x), noisy(x[:40], t).repeat_interleave(50, 0)
     mu = posterior_mean(z, x, t)
     errors, told = {}, {}
-    for draws in ("independent", "stratified"):
-        estimator = KNN(k, n, draws=draws).bind(reference)
+    for draws, kind in (("independent", KNN), ("stratified", StratifiedKNN)):
+        estimator = kind(k, n).bind(reference)
         certificate = estimator.certified_mean(z, t, generator=torch.Generator().manual_seed(0))
         plain = estimator.posterior_mean(z, t, generator=torch.Generator().manual_seed(0))
         torch.testing.assert_close(certificate.mean, plain, rtol=0, atol=0)
@@ -184,7 +184,7 @@ def test_the_certificate_of_one_sampled_image_is_its_own_contribution(every_u):
     # k = 2 of three images with n = 2: one is kept or none; the average over u is the variance to first order.
     x, t = torch.tensor([[0.0], [1.0], [1.1]]), 1.0
     z = torch.full((2000, 1), 0.4)
-    estimator = KNN(k=1, n=2, draws="stratified").bind(ReferenceSet(x))
+    estimator = StratifiedKNN(k=1, n=2).bind(ReferenceSet(x))
     with every_u(2000):
         certificate = estimator.certified_mean(z, t)
     true = (certificate.mean - posterior_mean(z[:1], x, t)).square().mean()
@@ -196,7 +196,7 @@ def test_the_certificate_of_one_sampled_image_is_its_own_contribution(every_u):
 def test_other_types_of_latents(dtype):
     x = low_rank_vectors()
     z = noisy(x[:20], 0.5)
-    estimator = KNN(k=20, n=59, draws="stratified").bind(ReferenceSet(x))
+    estimator = StratifiedKNN(k=20, n=59).bind(ReferenceSet(x))
     result = estimator.posterior_mean(z.to(dtype), 0.5)
     assert result.dtype == dtype
     expected = posterior_mean(z.to(dtype).double(), x, 0.5)
@@ -206,7 +206,7 @@ def test_other_types_of_latents(dtype):
 def test_with_exact_search_the_source_changes_nothing():
     x = low_rank_vectors()
     reference, z = ReferenceSet(x), noisy(x[:20], 1.0)
-    plain, sourced = (KNN(20, 8, source, "stratified").bind(reference) for source in (False, True))
+    plain, sourced = (StratifiedKNN(20, 8, source).bind(reference) for source in (False, True))
     a, b = (e.posterior_mean(z, 1.0, x[:20], torch.Generator().manual_seed(0)) for e in (plain, sourced))
     assert torch.equal(a, b)
 
@@ -218,7 +218,7 @@ def test_the_source_mends_what_the_search_misses():
     z = noisy(x, t)
     mu = posterior_mean(z, x, t)
     errors = [
-        (KNN(8, 8, source, "stratified").bind(reference).posterior_mean(z, t, x) - mu).square().mean().item()
+        (StratifiedKNN(8, 8, source).bind(reference).posterior_mean(z, t, x) - mu).square().mean().item()
         for source in (False, True)
     ]
     assert errors[1] < 0.7 * errors[0]
@@ -231,7 +231,7 @@ def test_classes_and_flips():
     everything = reference.gather(torch.arange(80))
     z, asked = noisy(everything[:6], 2.0), torch.tensor([0, 1, 1, 0, 1, 0])
     # Of 40 images of each class, mirrored ones included, all are drawn.
-    estimate = KNN(k=5, n=40, draws="stratified").bind_by_class(reference).posterior_mean(z, 2.0, labels=asked)
+    estimate = ByClass(StratifiedKNN(k=5, n=40)).bind(reference).posterior_mean(z, 2.0, labels=asked)
     for row, label in enumerate(asked.tolist()):
         own = everything[torch.cat([labels, labels]) == label]
         expected = posterior_mean(z[row : row + 1], own, 2.0)
@@ -241,19 +241,12 @@ def test_classes_and_flips():
 def test_it_has_the_diagnostics_of_its_search():
     x = low_rank_vectors()
     reference, z = ReferenceSet(x), noisy(x[:5], 1.0)
-    mu = Exact("float64").bind(reference).posterior_mean(z.double(), 1.0)
-    plain, stratified = (KNN(20, 8, draws=draws).bind(reference) for draws in ("independent", "stratified"))
+    mu = ExactFloat64().bind(reference).posterior_mean(z.double(), 1.0)
+    plain, stratified = (kind(20, 8).bind(reference) for kind in (KNN, StratifiedKNN))
     for a, b in zip(search_diagnostics(plain, z, 1.0, mu), search_diagnostics(stratified, z, 1.0, mu), strict=True):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draws": "systematic"}, "KNN: draws='systematic' must be independent or stratified"),
-        ({"draws": "stratified", "n": 61}, "KNN: n=61 is more than the 60 images"),
-    ],
-)
-def test_options_that_cannot_work_are_named(options, message):
-    with pytest.raises(InputError, match=message):
-        KNN(**{"k": 5, "n": 5, **options}).bind(ReferenceSet(low_rank_vectors()))
+def test_more_images_than_there_are_cannot_be_drawn_without_repetition():
+    with pytest.raises(InputError, match="StratifiedKNN: n=61 is more than the 60 images"):
+        StratifiedKNN(k=5, n=61).bind(ReferenceSet(low_rank_vectors()))

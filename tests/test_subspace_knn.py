@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, Exact, SubspaceKNN
+from lit_knn.estimators import KNN, ExactFloat64, SubspaceKNN
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.components import components_of, projection_of
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import VP, forward_noise, under_process
 from lit_knn.theory.posterior import posterior_mean
@@ -67,7 +68,7 @@ def enumerated_mean_squared_error(every_u, x, z, t, r, n, m, control, grid=2000)
 
 def variance_of_independent_draws(x, z, t, r, n, m, control):
     """The claim of docs/subspace_knn.md: Eq. 12 of the sampled part, the control variate subtracted, in float64."""
-    projection = ReferenceSet(x).projection(r)
+    projection = projection_of(ReferenceSet(x), r)
     basis, mean = projection.components.basis.double(), projection.components.mean.double()
     x, z = x.double(), z.double()
     y = (x - mean) @ basis
@@ -109,7 +110,7 @@ def one_image_and_a_rest(N=31, far=4.0):
     cloud = torch.randn(N - 1, 8, generator=generator) * torch.tensor([0.0, 2.0, 1.5, 1.2, 0.4, 0.4, 0.4, 0.4])
     cloud += torch.tensor([far] + [0.0] * 7) - cloud.mean(0)
     reference = ReferenceSet(torch.cat([torch.zeros(1, 8), cloud]))
-    basis = reference.principal_components(R).basis.double()
+    basis = components_of(reference, R).basis.double()
     return reference, lambda z: torch.softmax(-((z - reference.images).double() @ basis).square().sum(1) / 2, 0)
 
 
@@ -178,7 +179,7 @@ def test_the_proposal_is_the_posterior_averaged_over_what_it_does_not_see():
     # E[p_i(z) | P'z] = q_i: the source is drawn from q, its noise outside P anew, and the posterior is averaged.
     x, t = low_rank_vectors(), 1.5
     reference = ReferenceSet(x)
-    basis = reference.principal_components(2).basis.double()
+    basis = components_of(reference, 2).basis.double()
     along = noisy(x[:1], t).double() @ basis
     q = torch.softmax(-(along - x.double() @ basis).square().sum(1) / (2 * t * t), 0)
     generator = torch.Generator().manual_seed(0)
@@ -274,7 +275,7 @@ def test_the_exact_estimator_agrees():
     z = noisy(x[:8], 1.0)
     reference = ReferenceSet(x)
     ours = SubspaceKNN(r=2, n=N, compute="float32").bind(reference).posterior_mean(z, 1.0)
-    torch.testing.assert_close(ours, Exact("float64").bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, ExactFloat64().bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not is_native(torch.bfloat16, torch.device("cpu")), reason="this CPU does not multiply bfloat16")

@@ -7,8 +7,21 @@ from scipy.ndimage import map_coordinates
 
 import lit_knn.estimators
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
-from lit_knn.estimators.base import Estimator
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Adaptive,
+    ByClass,
+    Exact,
+    ExactFloat64,
+    MonteCarlo,
+    OneSample,
+    StratifiedKNN,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
+from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import stream_sq_dist
@@ -82,7 +95,7 @@ def test_exact_warped_mean_is_the_enumerated_one(t, hflip):
 SAMPLING = {
     "KNN": lambda: KNN(10, 16),
     "KNN with source": lambda: KNN(10, 16, include_source=True),
-    "KNN stratified": lambda: KNN(10, 16, draws="stratified"),
+    "KNN stratified": lambda: StratifiedKNN(10, 16),
     "UniformSNIS": lambda: UniformSNIS(16),
     "STF": lambda: STF(16),
     "MonteCarlo": lambda: MonteCarlo(16),
@@ -200,9 +213,11 @@ def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal
     assert KNN(40, 10).bind(reference).warped_mean(z, t, warp, x).isfinite().all()
 
 
-def test_every_estimator_that_can_warp_is_tested_here():
-    can = {name for name in lit_knn.estimators.__all__ if getattr(lit_knn.estimators, name).can_warp}
-    assert can == {"KNN", "UniformSNIS", "STF", "MonteCarlo", "Exact", "OneSample", "SubspaceKNN"}
+def test_every_sampling_estimator_that_can_warp_is_tested_here():
+    made = [getattr(lit_knn.estimators, name) for name in lit_knn.estimators.__all__]
+    sampling = {kind for kind in made if issubclass(kind, CertifiedEstimator) and kind is not Adaptive}
+    assert sampling == {type(make()) for make in SAMPLING.values()}
+    assert all(make().can_warp for make in SAMPLING.values())
 
 
 @pytest.mark.parametrize("name", CONSISTENT)
@@ -259,7 +274,7 @@ def test_the_proposal_for_a_warped_item_costs_little_over_that_of_a_plain_one():
     x = data[:100]
     warp = all_warped(x).warp
     z = noisy(warp.apply(x), 3.0)
-    exact = Exact("float64").bind(reference).warped_mean(z, 3.0, warp, x)
+    exact = ExactFloat64().bind(reference).warped_mean(z, 3.0, warp, x)
     errors = {
         type(estimator).__name__: (
             estimator.bind(reference).warped_mean(z, 3.0, warp, x, keyed_generator("cpu", 3)) - exact
@@ -278,19 +293,19 @@ def test_a_warped_mean_is_of_the_class_that_is_asked_for():
     reference = ReferenceSet(data, labels=labels)
     x, warp, t = data[:B], all_warped(data[:B]).warp, torch.linspace(0.5, 3, B)
     z = noisy(warp.apply(x), t)
-    mu = Exact().bind_by_class(reference).warped_mean(z, t, warp, x, labels=labels[:B])
+    mu = ByClass(Exact()).bind(reference).warped_mean(z, t, warp, x, labels=labels[:B])
     for label in range(3):
         rows = labels[:B] == label
         expected = enumerated(z[rows], t[rows], warp.rows(rows), data[labels == label])
         torch.testing.assert_close(mu[rows].double(), expected, rtol=1e-4, atol=1e-5)
     # A batch of one image is the source.
-    source = STF(1).bind_by_class(reference).warped_mean(z, t, warp, x, labels=labels[:B])
+    source = ByClass(STF(1)).bind(reference).warped_mean(z, t, warp, x, labels=labels[:B])
     torch.testing.assert_close(source, warp.apply(x))
 
 
 def test_the_draws_of_classes_come_from_the_generator():
     data, labels = images(), torch.arange(N) % 3
-    estimator = STF(4).bind_by_class(ReferenceSet(data, labels=labels))
+    estimator = ByClass(STF(4)).bind(ReferenceSet(data, labels=labels))
     warp, before = all_warped(data).warp, torch.get_rng_state()
     estimator.warped_mean(data, 5.0, warp, data, keyed_generator("cpu", 3), labels)
     assert torch.equal(torch.get_rng_state(), before)
@@ -335,5 +350,5 @@ def test_an_estimator_without_a_warped_mean_says_so():
     data = images()
     with pytest.raises(InputError, match="Wiener cannot estimate the posterior of warped images"):
         Wiener(4).bind(ReferenceSet(data)).warped_mean(data, 1.0, all_warped(data).warp, data)
-    assert not Estimator.can_warp
+    assert not Wiener(4).can_warp
     assert isinstance(all_warped(data).warp, Warp)

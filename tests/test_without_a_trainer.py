@@ -13,7 +13,7 @@ from scipy.linalg import sqrtm
 from scipy.stats import sem
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import Exact, MonteCarlo, OneSample
+from lit_knn.estimators import Exact, ExactFloat64, MonteCarlo, OneSample
 from lit_knn.figures import figure3
 from lit_knn.metrics import (
     ErrorCurve,
@@ -28,6 +28,7 @@ from lit_knn.metrics import (
 )
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.reference import ReferenceSet
+from lit_knn.schedules import NoiseGrid
 
 ROOT = Path(__file__).parent.parent
 N, d, n, LEVELS = 40, 3, 16, [0.4, 2.0]
@@ -61,7 +62,7 @@ def points():
 
 def test_figure_3_is_two_calls_and_its_errors_are_those_of_enumeration(points):
     watched = Watched()
-    estimators = {"source": watched, "drawn": MonteCarlo(n=n), "exact": Exact("float64")}
+    estimators = {"source": watched, "drawn": MonteCarlo(n=n), "exact": ExactFloat64()}
     rows = error_curve(estimators, ReferenceSet(points), LEVELS, num_z=N, repeats=200, batch_size=9, seed=1)
     by_name = {(row["estimator"], row["t"]): row for row in rows}
     assert list(by_name) == [(name, t) for t in LEVELS for name in estimators]
@@ -137,8 +138,7 @@ def test_copies_are_counted_in_one_call(points):
 def test_a_point_of_figure_5_is_measured(points):
     # From a little noise the exact flow goes back to the images that it started from.
     reference = ReferenceSet(points)
-    levels = {"sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
-    samples = HybridSamples(Exact("float64").bind(reference), reference, 12, levels, seed=0)
+    samples = HybridSamples(ExactFloat64().bind(reference), reference, 12, NoiseGrid(), seed=0)
     seen = []
     draw, distance = partial(samples.draw, None, 0.01), FidelityMeasure(Pixels())
     found = measure_samples(draw, reference, distance, 30, 8, watch=lambda seeds, batch: seen.append(batch))

@@ -13,6 +13,14 @@ def low_rank_vectors(N=60, d=12, seed=0):
     return (torch.randn(N, d, generator=generator) * 3 * 0.6 ** torch.arange(d)) @ rotation + 0.3
 
 
+def pixels(N=300, shape=(3, 6, 6), seed=0):
+    """(N, *shape) uint8, smooth pictures, so that neighbours mean something."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(N, shape[0], 2, 2, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, size=shape[1:], mode="bilinear")
+    return (smooth * 235 + 20 * torch.rand(N, *shape, generator=generator)).to(torch.uint8)
+
+
 def noisy(x, t, seed=1):
     """z = x + t·ε; t a scalar or (N,)."""
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pytorch_lightning as pl
@@ -109,7 +109,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if self.reference is None:
             images, labels = self._loaded()
             if self.sharded:
-                self.reference = self._shard(torch.as_tensor(images), labels)
+                # Annotations name the whole set; what is asked of either is in `Reference`.
+                self.reference = cast(ReferenceSet, self._shard(torch.as_tensor(images), labels))
             else:
                 self.reference = ReferenceSet(images, self.index, self.hflip, labels, self.sha256())
         if stage == "fit":
@@ -300,13 +301,13 @@ class ImageFiles(ReferenceDataModule):
 
 
 class Prepared(ReferenceDataModule):
-    """Images in one file that `python -m lit_knn.prepare` wrote: data larger than memory.
+    """Images in an .npy file that `python -m lit_knn.prepare` wrote, with its .json: data larger than memory.
 
     The file is mapped: what is used is read by page, stays in memory as long as there is room, and is shared by the
     ranks of a machine. On a GPU the images are copied to it.
 
     Args:
-        path: the file.
+        path: the .npy file.
     """
 
     mapped = True
@@ -319,18 +320,18 @@ class Prepared(ReferenceDataModule):
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`."""
         prepared = _read(read_prepared, self.path)
-        self._sha256 = prepared.header.sha256
+        self._sha256 = prepared.sha256
         return prepared.images, prepared.labels
 
     def sha256(self) -> str | None:
-        """See `ReferenceDataModule.sha256`; the file has it."""
+        """See `ReferenceDataModule.sha256`; the .json has it."""
         return self._sha256
 
     def stored(self) -> Stored:
         """See `ReferenceDataModule.stored`."""
         prepared = _read(read_prepared, self.path)
         by_class = prepared.labels is not None and lie_together(torch.from_numpy(prepared.labels))
-        return Stored(prepared.header.shape, mapped=self.mapped, by_class=by_class)
+        return Stored(tuple(prepared.images.shape), mapped=self.mapped, by_class=by_class)
 
 
 class Arrays(ReferenceDataModule):

@@ -1,9 +1,10 @@
 """Score estimators: each estimates the posterior mean E[x|z,t] over a reference set."""
 
 from lit_knn.estimators.adaptive import Adaptive
-from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.exact import Exact
-from lit_knn.estimators.knn import KNN
+from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.by_class import ByClass
+from lit_knn.estimators.exact import Exact, ExactFloat64, ExactInt8
+from lit_knn.estimators.knn import KNN, StratifiedKNN
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
 from lit_knn.estimators.one_sample import OneSample
@@ -16,11 +17,16 @@ __all__ = [
     "KNN",
     "STF",
     "Adaptive",
+    "ByClass",
     "Estimator",
     "Exact",
+    "ExactFloat64",
+    "ExactInt8",
+    "Holdings",
     "MonteCarlo",
     "Network",
     "OneSample",
+    "StratifiedKNN",
     "SubspaceKNN",
     "UniformSNIS",
     "Wiener",

@@ -2,19 +2,18 @@
 
 import copy
 import math
-from collections.abc import Iterator
-from itertools import zip_longest
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import check_count, settled
 from lit_knn.estimators.enough_digits import LARGEST_SQ_ERROR
-from lit_knn.estimators.exact import Exact
+from lit_knn.estimators.exact import Exact, ExactFloat64
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
 from lit_knn.theory.warp import Warp
 
 # A gathered image costs about as much as the exact mean's product with 10 to 40 images, which a batch shares.
@@ -48,15 +47,13 @@ class Adaptive(CertifiedEstimator):
             above 0 and finite, growth < 2, max_n < n; at `bind`, max_n > N, or what the estimator refuses.
     """
 
-    shardable = False
-
     def __init__(
         self, estimator: CertifiedEstimator, tolerance: float, growth: int = 4, max_n: int | None = None
     ) -> None:
         name = type(estimator).__name__
-        if not isinstance(estimator, CertifiedEstimator):
+        if not hasattr(estimator, "certified_mean"):
             raise InputError(f"Adaptive: estimator={name} does not tell its own error; use one that draws images")
-        if isinstance(estimator, Adaptive):
+        if hasattr(estimator, "last_counts"):
             raise InputError("Adaptive: estimator=Adaptive adapts already")
         if estimator.n < 2:
             raise InputError(f"Adaptive: {name} with n={estimator.n} cannot tell its own error; use n >= 2")
@@ -68,24 +65,23 @@ class Adaptive(CertifiedEstimator):
             raise InputError(f"Adaptive: max_n={max_n} is less than n={estimator.n} of {name}")
         self.estimator, self.tolerance, self.growth, self.max_n = estimator, tolerance, growth, max_n
         self.n = estimator.n
-        self.uses_source, self.can_warp = estimator.uses_source, estimator.can_warp
+        self.uses_source = estimator.uses_source
         self._attempts: list[CertifiedEstimator] = []
-        self._exact: Exact | None = None
+        self._exact: ExactFloat64 | None = None
         self._last_counts: tuple[int, ...] = ()
 
     @property
     def last_counts(self) -> tuple[int, ...]:
-        """How many z of the last call were settled with n, n·growth, … images, and, last, exactly; over all classes."""
+        """How many z of the last call were settled with n, n·growth, … images, and, last, exactly."""
         return self._last_counts
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`; binds a copy of the wrapped estimator for each n."""
         super().bind(reference)
         if self.max_n is not None and self.max_n > reference.N:
             raise InputError(f"Adaptive: max_n={self.max_n} is more than the {reference.N} images of the reference set")
         limit = reference.N // GATHERED_SHARE if self.max_n is None else self.max_n
         first = copy.copy(self.estimator)
-        first._label, first._told = self._label, self._told
         self._attempts = [first.bind(reference)]
         self.n = first.n
         while (n := self._attempts[-1].n * self.growth) <= limit:
@@ -95,12 +91,22 @@ class Adaptive(CertifiedEstimator):
         self._exact = None
         return self
 
+    @property
+    def can_warp(self) -> bool:
+        """Whether the wrapped estimator can."""
+        return self.estimator.can_warp
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
+        """See `Estimator.holds`: what the wrapped estimator holds, and the exact mean."""
+        wrapped, exact = self.estimator.holds(N, d, pixels, device), Exact().holds(N, d, pixels, device)
+        return None if wrapped is None else Holdings(wrapped.neighbours, {**wrapped.arrays, **exact.arrays})
+
     def _exact_mean(self, z: Tensor, t: Tensor) -> Tensor:
         """The exact mean, bound when it is first needed."""
         if self._exact is None:
             # What integers are off must be less than the tolerance, too.
-            compute = "auto" if self.tolerance >= LARGEST_SQ_ERROR else "float64"
-            self._exact = Exact(compute).bind(self.reference)
+            kind = Exact if self.tolerance >= LARGEST_SQ_ERROR else ExactFloat64
+            self._exact = kind().bind(self.reference)
         return self._exact.posterior_mean(z, t)
 
     def _posterior_mean(
@@ -134,15 +140,6 @@ class Adaptive(CertifiedEstimator):
             result.sq_error[rows] = 0.0
         self._last_counts = tuple(more - left for more, left in zip(counts, [*counts[1:], 0], strict=True))
         return result
-
-    def _by_class(self, labels: Tensor) -> Iterator[tuple[Self, Tensor]]:
-        """See `Estimator._by_class`; adds up the counts of the classes, some of which allow more attempts."""
-        counts = []
-        for part, rows in super()._by_class(labels):
-            yield part, rows
-            counts.append(part._last_counts)
-        settled = zip_longest(*(count[:-1] for count in counts), fillvalue=0)
-        self._last_counts = (*map(sum, settled), sum(count[-1] for count in counts))
 
     def _above(self, certificate: Certificate) -> Tensor:
         """Indices of the rows above the tolerance, also those whose error is not a number."""

@@ -1,27 +1,38 @@
 """The contract of a score estimator."""
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import fit_counts
-from lit_knn.index.base import with_progress
-from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import rows_by_label
+from lit_knn.reference import Reference
+from lit_knn.settings import TellsSettings
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
 from lit_knn.theory.posterior import score_from_mean
 from lit_knn.theory.warp import Warp
 
 
-class Estimator(ABC):
+class Holdings(NamedTuple):
+    """Memory that an estimator takes beside the images.
+
+    Attributes:
+        neighbours: number searched for each z; 0 if it needs no index.
+        arrays: bytes by name; arrays that estimators share have one name.
+    """
+
+    neighbours: int = 0
+    arrays: Mapping[str, int] = {}
+
+
+class Estimator(TellsSettings, ABC):
     """Estimates the posterior mean E[x|z,t] (Eq. 8, eq:posterior_mean), and with it the score (Eq. 5).
 
-    A plain object, not a module: it has no state to learn or to save. Subclasses implement `_posterior_mean`.
+    A plain object, not a module: it has no state to learn or to save. A subclass implements `_posterior_mean`, and
+    sets those of the four flags below whose default does not hold. `docs/extending.md` shows one.
     """
 
     needs_reference = True
@@ -33,73 +44,54 @@ class Estimator(ABC):
     uses_source = False
     """Whether the estimate depends on `x_source`."""
 
-    shardable = True
-    """Whether it works with a `ShardedReferenceSet`."""
+    shardable = False
+    """Whether it gives the same estimates on a `ShardedReferenceSet`, of which a process holds a part.
 
-    can_warp = False
-    """Whether `warped_mean` works: subclasses that set it implement `_warped_mean`."""
+    An estimator is shardable if it asks the set by `search`, `gather`, `fetch` and `over_shards` alone, on every rank
+    equally often, and never reads `images`.
+    """
 
-    _reference: ReferenceSet | None = None
-    _labels_required = False
-    _label: int | None = None
-    """The class of a copy that is bound to one class, see `of_class`."""
+    _reference: Reference | None = None
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """Give the estimator the set it averages over; returns self.
 
         Raises:
             InputError: the estimator's settings do not fit the set, for instance k > N; it does not work with a sharded
                 set.
         """
-        self._take(reference)
-        return self
-
-    def bind_by_class(self, reference: ReferenceSet) -> Self:
-        """Bind the estimator to each class of a set, for means over one class each; returns self.
-
-        All that `bind` would build is built for each class and not for the whole set, and from then on `labels` must be
-        given. After `bind` they may be, too: a class is then bound when it is first asked for.
-
-        Raises:
-            InputError: the set has no labels or is sharded, or the settings do not fit a class, which is named.
-        """
-        self._take(reference, by_class=True)
-        labels = reference.classes
-        bound = ((label, self.of_class(label).reference.images) for label in labels)
-        for _ in with_progress(bound, len(reference.images), f"binding {type(self).__name__} to {len(labels)} classes"):
-            pass
-        return self
-
-    def _take(self, reference: ReferenceSet, by_class: bool = False) -> None:
         if reference.sharded and not self.shardable:
             raise InputError(f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded")
-        if self._label is None:
-            # Names of the counts that a line has told of; the copies for classes share it.
-            self._told: set[str] = set()
-        if not by_class:
-            fit_counts(self, reference.N, reference.d, self._told, self._label)
+        fit_counts(self, reference)
         self._reference = reference
-        self._classes: dict[int, Self] = {}
-        self._labels_required = by_class
+        return self
 
-    def of_class(self, label: int) -> Self:
-        """A copy of the estimator that is bound to one class of the reference set; made once.
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
+        """What it will hold on `device` for a set of N images; None if it does not tell.
+
+        Args:
+            N: number of images, mirrored ones and those of other ranks included.
+            d: flattened dimension of one.
+            pixels: whether the images are uint8.
+            device: where the images are.
 
         Raises:
-            InputError: the set has no labels, or not this one, or the settings do not fit the class.
+            InputError: the settings do not fit such a set.
         """
-        own = self.reference.of_class(label)
-        if label not in self._classes:
-            part = copy.copy(self)
-            part._label = label
-            try:
-                self._classes[label] = part.bind(own)
-            except InputError as error:
-                raise InputError(f"class {label}: {error}") from error
-        return self._classes[label]
+        return None
 
     @property
-    def reference(self) -> ReferenceSet:
+    def knows_classes(self) -> bool:
+        """Whether `posterior_mean` takes labels: whether `_by_label` is overridden."""
+        return type(self)._by_label is not Estimator._by_label
+
+    @property
+    def can_warp(self) -> bool:
+        """Whether `warped_mean` works: whether it is implemented, by `_warped_mean`."""
+        return type(self)._warped_mean is not Estimator._warped_mean
+
+    @property
+    def reference(self) -> Reference:
         """The bound reference set.
 
         Raises:
@@ -125,24 +117,26 @@ class Estimator(ABC):
             t: (B,) or scalar, noise level, finite and t > 0.
             x_source: (B, *shape), the clean x each z was made from; only some estimators use it.
             generator: source of randomness, on the device of `z`; by default PyTorch's own.
-            labels: (B,), int64, classes on the device of `z`: E[x|z,t,class], the mean over the images of each row's
-                class alone. None for the mean over all images.
+            labels: (B,), int64, the class of each z, for estimators that know classes: `ByClass`, `Network`.
 
         Returns:
             (B, *shape), in the dtype of `z`.
 
         Raises:
             InputError: wrong shapes or devices, t <= 0, NaN or infinite values, no `bind`, no `x_source` where the
-                estimator cannot do without, or labels that are missing, or none of the reference set.
+                estimator cannot do without, or labels that it does not know, or needs.
         """
         t = self._check(z, t, x_source, labels)
         if self._nothing_to_do(z):
             return z.clone()
         # Scores and weights stay in full precision whatever the network trains in.
         with torch.autocast(z.device.type, enabled=False):
-            if labels is None:
-                return self._posterior_mean(z, t, x_source, generator).to(z.dtype)
-            return self._class_mean(z, t, x_source, generator, labels).to(z.dtype)
+
+            def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
+                source = None if x_source is None else x_source[rows]
+                return part._posterior_mean(z[rows], t[rows], source, generator).to(z.dtype)
+
+            return self._by_label(labels, mean)
 
     @torch.no_grad()
     def warped_mean(
@@ -183,13 +177,12 @@ class Estimator(ABC):
         # The proposal is made by arithmetic on both, which half precision would round.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         with torch.autocast(z.device.type, enabled=False):
-            if labels is None:
-                return self._warped_mean(wide, t, warp, x_source, generator).to(z.dtype)
-            mu = torch.empty_like(z)
-            for part, rows in self._by_class(labels):
-                own = part._warped_mean(wide[rows], t[rows], warp.rows(rows), x_source[rows], generator)
-                mu[rows] = own.to(z.dtype)
-            return mu
+
+            def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
+                own = warp if isinstance(rows, slice) else warp.rows(rows)
+                return part._warped_mean(wide[rows], t[rows], own, x_source[rows], generator).to(z.dtype)
+
+            return self._by_label(labels, mean)
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
@@ -239,22 +232,28 @@ class Estimator(ABC):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """As `posterior_mean`, with checked arguments and `t` (B,) float64 on the device of `z`."""
+        """The hook that a subclass implements: `posterior_mean` with checked arguments.
 
-    def _class_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
-    ) -> Tensor:
-        """As `_posterior_mean`, over the images of each row's class."""
-        mu = torch.empty_like(z)
-        for part, rows in self._by_class(labels):
-            source = None if x_source is None else x_source[rows]
-            mu[rows] = part._posterior_mean(z[rows], t[rows], source, generator).to(z.dtype)
-        return mu
+        Args:
+            z: (B, *shape), B >= 1 but on sharded sets.
+            t: (B,), float64, on the device of `z`; `lit_knn.theory.noise.per_item(t, z)` is (B, 1, …, 1).
+            x_source: (B, *shape) or None.
+            generator: source of all randomness, or None.
 
-    def _by_class(self, labels: Tensor) -> Iterator[tuple[Self, Tensor]]:
-        """Yield the estimator of each class that occurs, and its rows, in the order of the labels."""
-        # All are bound before the first is used.
-        yield from [(self.of_class(label), rows) for label, rows in rows_by_label(labels).items()]
+        Returns:
+            (B, *shape), of any float type.
+        """
+
+    def _by_label(self, labels: Tensor | None, answer: Callable[["Estimator", Tensor | slice], Tensor]) -> Tensor:
+        """Let the estimator of each label answer for its rows; here one estimator answers for all rows.
+
+        Raises:
+            InputError: labels are given.
+        """
+        if labels is not None:
+            name = type(self).__name__
+            raise InputError(f"{name}: labels are given, but it averages over all classes; use ByClass({name}(...))")
+        return answer(self, slice(None))
 
     def _nothing_to_do(self, z: Tensor) -> bool:
         """Whether there is no z; of a sharded set the other ranks wait for this one's answers all the same."""
@@ -297,8 +296,6 @@ class Estimator(ABC):
     def _check_labels(self, z: Tensor, labels: Tensor | None) -> None:
         name = type(self).__name__
         if labels is None:
-            if self._labels_required:
-                raise InputError(f"{name}: labels missing: it is bound by class and needs the class of each z")
             return
         if labels.dtype != torch.int64 or labels.shape != (len(z),):
             raise InputError(f"{name}: labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")

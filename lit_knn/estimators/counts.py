@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import torch.distributed as dist
 
 from lit_knn.errors import InputError
+from lit_knn.reference import Reference
 
 T = TypeVar("T")
 
@@ -28,9 +29,8 @@ class Limit(NamedTuple):
     of: Callable[[int, int], int]
     text: str
 
-    def named(self, N: int, d: int, label: int | None = None) -> str:
-        """What it is in a set of N images, all or those of a class."""
-        where = "the reference set" if label is None else f"class {label}"
+    def named(self, N: int, d: int, where: str = "the reference set") -> str:
+        """What it is in a set of N images, which is called `where`."""
         return self.text.format(N=N, d=d, where=where)
 
 
@@ -47,13 +47,11 @@ class Count:
     Args:
         default: the number where none is given.
         limit: the most that is possible; None where any number is.
-        limited: whether the limit holds for an estimator; None where it holds for all.
     """
 
-    def __init__(self, default: int, limit: Limit | None = None, limited: Callable[[Any], bool] | None = None) -> None:
+    def __init__(self, default: int, limit: Limit | None = None) -> None:
         self.default = default
         self.limit = limit
-        self.limited = limited
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -81,7 +79,7 @@ class Count:
             InputError: what was given is more than the set has.
         """
         wanted = self._wanted(estimator)
-        if self.limit is None or (self.limited is not None and not self.limited(estimator)):
+        if self.limit is None:
             return wanted
         most = self.limit.of(N, d)
         if wanted <= most:
@@ -101,27 +99,23 @@ class Count:
         return self.default if given is None else given
 
 
-def fit_counts(estimator: Any, N: int, d: int, told: set[str], label: int | None = None) -> None:
+def fit_counts(estimator: Any, reference: Reference) -> None:
     """Check the counts of an estimator against a set; a line tells of each default that is taken down.
-
-    Args:
-        estimator: with any number of `Count`s.
-        N: images of the set.
-        d: their dimension.
-        told: names of the counts that a line has told of, which are not told of again; changed.
-        label: the class whose images they are; None for all images.
 
     Raises:
         InputError: a count that was given is more than the set has.
     """
     # All are checked before a line tells of one.
-    fitted = [(count, count.within(estimator, N, d)) for count in counts_of(estimator)]
+    fitted = [(count, count.within(estimator, reference.N, reference.d)) for count in counts_of(estimator)]
     for count, number in fitted:
-        if number < count._wanted(estimator) and count.name not in told:
-            told.add(count.name)
+        # One line for all classes of a set.
+        about = f"{type(estimator).__name__}.{count.name}"
+        if number < count._wanted(estimator) and about not in reference.told:
+            if reference.label is not None:
+                reference.told.add(about)
             if not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0):
-                # Of who called `bind`.
-                warnings.warn(_line(estimator, count, number, N, d, label), stacklevel=5)
+                # The line is about the caller of `bind`.
+                warnings.warn(_line(estimator, count, number, reference), stacklevel=4)
 
 
 def counts_of(estimator: Any) -> Iterator[Count]:
@@ -153,8 +147,9 @@ def check_count(owner: str, option: str, value: int) -> int:
     return value
 
 
-def _line(estimator: Any, count: Count, number: int, N: int, d: int, label: int | None) -> str:
+def _line(estimator: Any, count: Count, number: int, reference: Reference) -> str:
     assert count.limit is not None
     what = f"{type(estimator).__name__}: the default {count.name}={count.default} is more than"
-    going_on = f"with {count.name}={number}" if label is None else "in each class with as many as it has"
-    return f"{what} {count.limit.named(N, d, label)}; going on {going_on}"
+    where = "the reference set" if reference.label is None else f"class {reference.label}"
+    going_on = f"with {count.name}={number}" if reference.label is None else "in each class with as many as it has"
+    return f"{what} {count.limit.named(reference.N, reference.d, where)}; going on {going_on}"

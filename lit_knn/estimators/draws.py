@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import snis_weights, weighted_deviation
 from lit_knn.theory.stratified import StratifiedDraws
@@ -53,7 +53,7 @@ class Draws(NamedTuple):
         return snis_weights(log_p, -self.log_correction)
 
 
-def uniform_ids(reference: ReferenceSet, batch: int, n: int, generator: torch.Generator | None) -> Tensor:
+def uniform_ids(reference: Reference, batch: int, n: int, generator: torch.Generator | None) -> Tensor:
     """(batch, n) independent uniform draws of image ids, with replacement, where the images are."""
     return torch.randint(reference.N, (batch, n), device=reference.device, generator=generator)
 

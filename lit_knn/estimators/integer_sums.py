@@ -6,6 +6,7 @@ from torch import Tensor
 from lit_knn.estimators.sampled import gather
 from lit_knn.linalg.int8 import BASE, PIXEL_OFFSET, PIXEL_SCALE, digits_of, product
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.pixel_codes import codes_of, half_sq_norms_of
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_mean
 
@@ -78,7 +79,7 @@ def _scores(reference: ReferenceSet, z: Tensor, count: int) -> tuple[Tensor, Ten
     Their difference is −‖u − c‖²/2, the log-likelihood in units of (PIXEL_SCALE / t)² up to a constant.
     """
     out = torch.empty(len(z), reference.N, dtype=torch.float32)
-    stored, half_sq_norms = len(reference.images), reference.half_sq_norms_of_codes()
+    stored, half_sq_norms = len(reference.images), half_sq_norms_of(reference)
     for mirror in range(reference.N // stored):
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖.
         u = ((z.flip(-1) if mirror else z).double() / PIXEL_SCALE - PIXEL_OFFSET).flatten(1)
@@ -86,7 +87,7 @@ def _scores(reference: ReferenceSet, z: Tensor, count: int) -> tuple[Tensor, Ten
         for start in range(0, stored, CHUNK):
             rows = slice(start, min(start + CHUNK, stored))
             columns = slice(mirror * stored + rows.start, mirror * stored + rows.stop)
-            out[:, columns] = product(digits, reference.codes(rows).T).mul_(unit).sub_(half_sq_norms[rows])
+            out[:, columns] = product(digits, codes_of(reference, rows).T).mul_(unit).sub_(half_sq_norms[rows])
     return out, u.square().sum(1, keepdim=True) / 2
 
 
@@ -100,7 +101,7 @@ def _weighted_sum(reference: ReferenceSet, weights: Tensor) -> Tensor:
         for start in range(0, stored, CHUNK):
             rows = slice(start, min(start + CHUNK, stored))
             columns = slice(mirror * stored + rows.start, mirror * stored + rows.stop)
-            sums += product(digits[:, :, columns].contiguous(), reference.codes(rows))
+            sums += product(digits[:, :, columns].contiguous(), codes_of(reference, rows))
         sums = sums.reshape(-1, *reference.shape)
         mu += (sums.flip(-1) if mirror else sums).flatten(1)
     total = sum(digits[j].sum(1, keepdim=True, dtype=torch.float64) / BASE**j for j in range(WEIGHT_DIGITS))

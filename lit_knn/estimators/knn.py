@@ -5,18 +5,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
 from lit_knn.estimators.draws import Draws, draws_without_repetition, merged_draws
 from lit_knn.estimators.sampled import SampledEstimator
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
 
 # At small t the likelihood ratio of two near neighbours hangs on digits that a search does not have, and only a
 # few images matter. Their distances are recomputed, so that the proposal is right where it is concentrated.
 RECOMPUTED_NEIGHBOURS = 16
-DRAWS = ("independent", "stratified")
 
 
 class KNN(SampledEstimator):
@@ -32,42 +31,36 @@ class KNN(SampledEstimator):
     Unlike STF's it is a draw like any other, weighted by p/q, so the estimate stays consistent, and with exact search
     it is that of the paper to the last bit.
 
-    The paper's draws are independent. `stratified` ones are without repetition: neighbours that are sure to be drawn
-    are kept, the other places are spread evenly over the rest of the same proposal, its other neighbours and its tail,
-    and an image's weight is p/q times the share of q that it stands for. So no place goes to an image that is drawn
-    already, and n = N is the exact mean. What they gain is what KNN owes to independent sampling.
-
     Args:
         k: neighbours searched per z; null for the paper's 2048, or N where that is less. It is also the most that FAISS
             finds on a GPU.
         n: draws per z; null for the paper's 256.
         include_source: propose also `x_source`, where it is given and in the set; it costs a search for one vector,
             which is cheap where the index has lists and as expensive as the other where it is exact and needs it not.
-        draws: `independent`, as in the paper, or `stratified`.
 
     Raises:
-        InputError: k < 1, n < 1, other draws; at `bind`, k > N, or n > N stratified draws.
+        InputError: k < 1, n < 1; at `bind`, k > N.
     """
 
-    k = Count(DEFAULT_K, IMAGES)
-    n = Count(DEFAULT_N, IMAGES, limited=lambda knn: knn.draws == "stratified")
+    shardable = True
 
-    def __init__(
-        self, k: int | None = None, n: int | None = None, include_source: bool = False, draws: str = "independent"
-    ) -> None:
+    k = Count(DEFAULT_K, IMAGES)
+
+    def __init__(self, k: int | None = None, n: int | None = None, include_source: bool = False) -> None:
         self.k, self.n = k, n
         self.include_source = self.uses_source = include_source
-        if draws not in DRAWS:
-            raise InputError(f"KNN: draws={draws!r} must be {' or '.join(DRAWS)}")
-        self.draws = draws
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`; builds the neighbour index of the set."""
         super().bind(reference)
         reference.build_index(self.k)
         # One query brings out what the index refuses before training does.
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
         return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        """See `Estimator.holds`: the index."""
+        return Holdings(neighbours=KNN.k.within(self, N, d))
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
         """The proposal that draws for z (B, *shape) at t (B,) come from, Eq. 13 (eq:proposal)."""
@@ -78,10 +71,7 @@ class KNN(SampledEstimator):
         return neighbour_proposal(sq_dist, neighbours, t, self.reference.N)
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
-        proposal = self.proposal(z, t, x_source)
-        if self.draws == "stratified":
-            return draws_without_repetition(stratified_sample_proposal(proposal, self.n, generator))
-        ids, log_q = sample_proposal(proposal, self.n, generator)
+        ids, log_q = sample_proposal(self.proposal(z, t, x_source), self.n, generator)
         return merged_draws(ids, -log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,3 +93,27 @@ class KNN(SampledEstimator):
         sq_dist = sq_dist.double()
         sq_dist[:, :RECOMPUTED_NEIGHBOURS] = torch.where(nearest >= 0, exact, torch.inf)
         return sq_dist
+
+
+class StratifiedKNN(KNN):
+    """`KNN` with draws without repetition from the same proposal, Eq. 13 (eq:proposal).
+
+    Neighbours that are sure to be drawn are kept. The other places are spread evenly over the rest of the proposal, its
+    other neighbours and its tail, and an image's weight is p/q times the share of q that it stands for. So no place
+    goes to an image that is drawn already, and n = N is the exact mean. The gain over `KNN` is the price of the
+    paper's independent draws.
+
+    Args:
+        k: as `KNN`.
+        n: images drawn per z; null for 256, or N where that is less.
+        include_source: as `KNN`.
+
+    Raises:
+        InputError: k < 1, n < 1; at `bind`, k > N or n > N.
+    """
+
+    n = Count(DEFAULT_N, IMAGES)
+
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+        proposal = self.proposal(z, t, x_source)
+        return draws_without_repetition(stratified_sample_proposal(proposal, self.n, generator))

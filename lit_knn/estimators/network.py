@@ -1,13 +1,16 @@
 """A trained EDM network as an estimator."""
 
+import copy
+from collections.abc import Callable
 from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_knn.edm_checkpoint import load_network
 from lit_knn.errors import InputError
-from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.base import Estimator, Holdings
 
 
 class Network(Estimator):
@@ -30,6 +33,9 @@ class Network(Estimator):
 
     needs_reference = False
     deterministic = True
+    shardable = True
+
+    _labels: Tensor | None = None
 
     def __init__(self, path: str | PathLike[str], net: nn.Module | None = None, fp16: bool = False) -> None:
         try:
@@ -42,18 +48,28 @@ class Network(Estimator):
         """Number of classes that the network knows, 0 if it is unconditional."""
         return getattr(self.denoiser.model, "num_classes", 0)
 
+    def settings(self) -> dict[str, Any]:
+        """See `TellsSettings.settings`; the weights, wherever they were read from."""
+        return {"denoiser": self.denoiser}
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        """See `Estimator.holds`: nothing, for networks are counted apart."""
+        return Holdings()
+
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        return self.denoiser.to(z.device)(z, t)
+        return self.denoiser.to(z.device)(z, t, self._labels)
 
-    def _class_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
-    ) -> Tensor:
+    def _by_label(self, labels: Tensor | None, answer: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
+        if labels is None:
+            return answer(self, slice(None))
         lowest, highest = labels.aminmax()
         if lowest < 0 or highest >= self.num_classes:
             raise InputError(
                 f"Network: labels are {lowest.item()} to {highest.item()}, but the net has "
                 f"num_classes={self.num_classes}"
             )
-        return self.denoiser.to(z.device)(z, t, labels)
+        conditioned = copy.copy(self)
+        conditioned._labels = labels
+        return answer(conditioned, slice(None))

@@ -1,10 +1,12 @@
 """The one-sample estimator of diffusion and consistency training."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.theory.warp import Warp
 
 
@@ -18,7 +20,7 @@ class OneSample(Estimator):
     needs_reference = False
     deterministic = True
     uses_source = True
-    can_warp = True
+    shardable = True
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -27,10 +29,12 @@ class OneSample(Estimator):
             raise InputError("OneSample needs x_source, the clean x that z was made from")
         return x_source
 
-    def _class_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
-    ) -> Tensor:
-        return self._posterior_mean(z, t, x_source, generator)
+    def _by_label(self, labels: Tensor | None, answer: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
+        return answer(self, slice(None))
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        """See `Estimator.holds`: nothing."""
+        return Holdings()
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.estimators.draws import Draws, per_draw, sq_error
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
 from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.snis import weighted_mean
@@ -50,32 +50,17 @@ class CertifiedEstimator(Estimator):
         t: Tensor | float,
         x_source: Tensor | None = None,
         generator: torch.Generator | None = None,
-        labels: Tensor | None = None,
     ) -> Certificate:
         """`posterior_mean` of the same arguments, and a generator in the same state, with its estimated error.
 
         The error is the variance of Eq. 12 (eq:SNIS_Var) with the weights of the draws in the place of the posterior.
         """
-        t = self._check(z, t, x_source, labels)
+        t = self._check(z, t, x_source)
         if self._nothing_to_do(z):
             return Certificate(z.clone(), t, t, t)
         with torch.autocast(z.device.type, enabled=False):
-            if labels is None:
-                certificate = self._certify(z, t, x_source, generator)
-            else:
-                certificate = self._certify_classes(z, t, x_source, generator, labels)
+            certificate = self._certify(z, t, x_source, generator)
         return certificate._replace(mean=certificate.mean.to(z.dtype))
-
-    def _certify_classes(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
-    ) -> Certificate:
-        """As `_certify`, over the images of each row's class."""
-        parts, order = [], []
-        for part, rows in self._by_class(labels):
-            source = None if x_source is None else x_source[rows]
-            parts.append(part._certify(z[rows], t[rows], source, generator))
-            order.append(rows)
-        return in_order(parts, order)
 
     @abstractmethod
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
@@ -84,8 +69,6 @@ class CertifiedEstimator(Estimator):
 
 class SampledEstimator(CertifiedEstimator):
     """An estimator that draws n images for each z and averages them; subclasses implement `_draw`."""
-
-    can_warp = True
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -143,7 +126,7 @@ def weight_spread(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gather_used(
-    reference: ReferenceSet, ids: Tensor, used: Tensor | None, x_source: Tensor | None = None
+    reference: Reference, ids: Tensor, used: Tensor | None, x_source: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rows (b,), in some order, and the images of their used places, (b, places, *shape), in bounded memory.
 
@@ -172,7 +155,7 @@ def gather_used(
             yield rows[part], x
 
 
-def gather(reference: ReferenceSet, ids: Tensor, x_source: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+def gather(reference: Reference, ids: Tensor, x_source: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Yield rows of `ids` (B, n) and their images, (b, n, *shape), in bounded memory; the source first if given.
 
     Of a sharded set this process then holds all of them, but each once and as it is stored.

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.draws import Draws, uniform_draws, uniform_ids
 from lit_knn.estimators.sampled import SampledEstimator
 
@@ -25,9 +26,14 @@ class STF(SampledEstimator):
     """
 
     uses_source = True
+    shardable = True
 
     def __init__(self, n: int | None = None) -> None:
         self.n = n
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        """See `Estimator.holds`: nothing beside the images."""
+        return Holdings()
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         drawn = self.n if x_source is None else self.n - 1

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count, check_count
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, gather_used, in_order, weight_spread
-from lit_knn.linalg.dtypes import check_compute, compute_dtype
+from lit_knn.linalg.dtypes import check_compute, compute_dtype, planned_dtype
 from lit_knn.linalg.pca import Projection
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
+from lit_knn.reference.components import projection_of
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_deviation, weighted_mean
@@ -70,7 +72,7 @@ class SubspaceKNN(CertifiedEstimator):
             does not multiply.
     """
 
-    can_warp = True
+    shardable = True
 
     r = Count(DEFAULT_R, COMPONENTS)
     n = Count(DEFAULT_N, IMAGES)
@@ -81,12 +83,18 @@ class SubspaceKNN(CertifiedEstimator):
         self._check_kept()
         self.compute = check_compute("SubspaceKNN", compute)
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`; projects the images."""
         super().bind(reference)
         self._check_kept()
         self._projection()
         return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        """See `Estimator.holds`: the coordinates of all images and the components."""
+        r, dtype = SubspaceKNN.r.within(self, N, d), planned_dtype("SubspaceKNN", self.compute, device)
+        size = N * (r * dtype.itemsize + 4) + 4 * r * d
+        return Holdings(arrays={f"r={r} coordinates, {str(dtype).removeprefix('torch.')}": size})
 
     def _check_kept(self) -> None:
         if self.m is not None and self.m > self.n:
@@ -94,7 +102,7 @@ class SubspaceKNN(CertifiedEstimator):
 
     def _projection(self) -> Projection:
         reference = self.reference
-        return reference.projection(self.r, compute_dtype("SubspaceKNN", self.compute, reference.device))
+        return projection_of(reference, self.r, compute_dtype("SubspaceKNN", self.compute, reference.device))
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None

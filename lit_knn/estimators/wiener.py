@@ -5,9 +5,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_R, Count
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import Reference
+from lit_knn.reference.components import components_of
 from lit_knn.theory.noise import per_item
 
 
@@ -32,20 +33,26 @@ class Wiener(Estimator):
     r = Count(DEFAULT_R, COMPONENTS)
 
     deterministic = True
+    shardable = True
 
     def __init__(self, r: int | None = None) -> None:
         self.r = r
 
-    def bind(self, reference: ReferenceSet) -> Self:
+    def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`; computes the principal components."""
         super().bind(reference)
-        reference.principal_components(self.r)
+        components_of(reference, self.r)
         return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        """See `Estimator.holds`: the principal components."""
+        r = Wiener.r.within(self, N, d)
+        return Holdings(arrays={f"r={r} components": 4 * r * d})
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        p = self.reference.principal_components(self.r)
+        p = components_of(self.reference, self.r)
         noise = per_item(t, z.flatten(1)).float().square()
         centred = z.flatten(1).float() - p.mean
         y = centred @ p.basis

@@ -1,5 +1,6 @@
 """Saving figures."""
 
+from os import PathLike
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -9,8 +10,9 @@ from lit_knn.atomic_files import written_whole
 PNG_DPI = 200
 
 
-def save_figure(figure: Figure, path: Path) -> list[Path]:
+def save_figure(figure: Figure, path: str | PathLike[str]) -> list[Path]:
     """Save as `path`.png and `path`.pdf, each at once or not at all; the paths written."""
+    path = Path(path)
     # Laid out once, not at each drawing, of which a figure sees several.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")

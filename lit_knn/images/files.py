@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, first_line
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 LABEL_FILE = "dataset.json"
@@ -103,7 +103,7 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except DAMAGED as error:
-        raise InputError(f"{path} cannot be read as NumPy arrays: {reason_of(error)}") from error
+        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error)}") from error
     if array.dtype != np.uint8:
         return array.shape, 4
     channels_last = array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3)
@@ -143,7 +143,7 @@ def opened(path: Path) -> Iterator[tuple[list[str], Read]]:
         try:
             archive = zipfile.ZipFile(path)
         except DAMAGED as error:
-            raise InputError(f"{path} is not a readable zip file: {reason_of(error)}") from error
+            raise InputError(f"{path} is not a readable zip file: {first_line(error)}") from error
         with archive:
             yield sorted({entry.filename for entry in archive.infolist() if not entry.is_dir()}), archive.read
     else:
@@ -199,16 +199,11 @@ def decode(path: Path, name: str, read: Read, change: Callable[[Any], Any] = lam
     except UnidentifiedImageError as error:
         raise InputError(f"{path}: {name} is not an image") from error
     except (*DAMAGED, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: {name} cannot be read as an image: {reason_of(error)}") from error
+        raise InputError(f"{path}: {name} cannot be read as an image: {first_line(error)}") from error
     if mode not in ("RGB", "L"):
         kind = "palette with transparency" if mode == "P" else mode
         raise InputError(f"{path}: {name} has mode {kind}; only RGB, palette and 8-bit grayscale (L) images are read")
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
-
-
-def reason_of(error: Exception) -> str:
-    """The first line of what an error says, or its name."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def describe_size(image: np.ndarray) -> str:
@@ -228,7 +223,7 @@ def read_labels(path: Path, names: list[str], image_names: list[str], read: Read
     try:
         content = json.loads(read(LABEL_FILE))
     except DAMAGED as error:
-        raise InputError(f"{where} cannot be read: {reason_of(error)}") from error
+        raise InputError(f"{where} cannot be read: {first_line(error)}") from error
     if not isinstance(content, dict) or "labels" not in content:
         raise InputError(f'{where} must be an object with the key "labels"')
     if content["labels"] is None:
@@ -275,7 +270,7 @@ def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     except InputError:
         raise
     except DAMAGED as error:
-        reason = "it holds pickled objects or is damaged" if "allow_pickle" in str(error) else reason_of(error)
+        reason = "it holds pickled objects or is damaged" if "allow_pickle" in str(error) else first_line(error)
         raise InputError(f"{path} cannot be read as NumPy arrays: {reason}") from error
 
 

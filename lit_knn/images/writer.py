@@ -1,8 +1,9 @@
-"""Writing a prepared file: in blocks, so that it can be interrupted, and whole or not at all."""
+"""Writing prepared images: in blocks, so that it can be interrupted, and whole or not at all."""
 
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
@@ -16,9 +17,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from lit_knn.atomic_files import remove_partial, written_whole
 from lit_knn.errors import InputError
 from lit_knn.images.files import describe_size
-from lit_knn.images.mapped import PAGE, PARTIAL_SUFFIX, Header, read_header
+from lit_knn.images.mapped import PARTIAL_SUFFIX, Description, npy_path, read_description
 from lit_knn.images.source import Options, Source, open_source
 
 # Written and recorded at a time: what an interruption costs at most.
@@ -33,99 +35,100 @@ def prepare(
     options: Options | None = None,
     workers: int | None = None,
     block_images: int | None = None,
-) -> Header:
-    """Write the images of `source` to one file that `read_prepared` maps.
+) -> Description:
+    """Write the images of `source` to an `.npy` file that `read_prepared` maps, and what they are to a `.json` beside.
 
     What is written so far is in `OUT.partial`, and how far that is in `OUT.partial.json`, from which an interrupted
     preparation goes on; the result is the same, byte for byte.
 
     Args:
         source: see `open_source`.
-        out: the file. If it is there, made of the same images in the same way, nothing is done.
+        out: the `.npy` file. If it is there, made of the same images in the same way, nothing is done.
         options: what is done to each image.
         workers: threads that decode; one for each CPU if None.
         block_images: images written and recorded at a time; 8 MiB of them if None.
 
     Returns:
-        The header of the file.
+        What the `.json` says.
 
     Raises:
         InputError: what is wrong with the source or one of its images; images that differ in size or channels; `out`
-            made of something else; another process preparing it; a full disk.
+            named otherwise or made of something else; another process preparing it; a full disk.
     """
-    options = Options() if options is None else options
+    out = npy_path(out)
     if workers is not None and workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
-    how = {name: value for name, value in vars(options).items() if value}
-    with open_source(source, options) as images:
-        return write_prepared(images, Path(source).name, how, out, workers, block_images)
+    with open_source(source, options or Options()) as images:
+        return write_prepared(images, out, workers, block_images)
 
 
 def write_prepared(
-    images: Source,
-    name: str,
-    how: dict[str, Any],
-    out: str | os.PathLike[str],
-    workers: int | None = None,
-    block_images: int | None = None,
-) -> Header:
-    """Write the images of any source, see `prepare`.
-
-    Args:
-        images: the source.
-        name: of the source, for the header.
-        how: what was done to the images, for the header; anything that JSON can write.
-        out: see `prepare`.
-        workers: see `prepare`.
-        block_images: see `prepare`.
-
-    Returns:
-        The header of the file.
-
-    Raises:
-        InputError: see `prepare`.
-    """
-    out, workers = Path(out).expanduser(), workers or os.cpu_count() or 1
-    header = _planned(images, name, how)
+    images: Source, out: str | os.PathLike[str], workers: int | None = None, block_images: int | None = None
+) -> Description:
+    """Write the images of any source; arguments as `prepare`."""
+    out, workers = npy_path(out), workers or os.cpu_count() or 1
+    labels = None if images.labels is None else images.labels.tolist()
+    planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels)
     if out.exists():
-        return _finished(out, header)
-    image_bytes = math.prod(header.shape[1:])
+        return _finished(out, planned)
+    header, image_bytes = _npy_header(planned.shape), math.prod(planned.shape[1:])
     block = block_images or max(BLOCK_BYTES // image_bytes, workers)
     with _named_errors(out), _partial_file(out) as file:
-        digest, done = _resume(out, file, header)
-        _check_space(out, file, header)
-        for start, pixels in _blocks(images, header, done, block, workers):
-            file.seek(header.offset + start * image_bytes)
+        digest, done = _resume(out, file, header, planned)
+        _check_space(out, file, len(header) + math.prod(planned.shape))
+        file.seek(0)
+        file.write(header)
+        for start, pixels in _blocks(images, planned.shape, done, block, workers):
+            file.seek(len(header) + start * image_bytes)
             file.write(pixels)
             _to_disk(file)
             digest.update(pixels)
-            _record(out, header, start + len(pixels) // image_bytes)
-        return _finish(out, file, header._replace(sha256=digest.hexdigest()), images.labels)
+            _write_json(_record_file(out), {"origin": images.origin, "done": start + len(pixels) // image_bytes})
+        file.truncate(len(header) + math.prod(planned.shape))
+        _to_disk(file)
+        description = planned._replace(sha256=digest.hexdigest())
+        # Before the file: where that is there, all is.
+        _write_json(out.with_suffix(".json"), description._asdict())
+        os.replace(_partial_path(out), out)
+        _forget(out)
+        return description
 
 
-def _planned(images: Source, name: str, how: dict[str, Any]) -> Header:
-    """The header, all but the hash of what is not read yet."""
-    origin = {"source": name, "options": how, "fingerprint": images.fingerprint}
-    return Header((len(images.names), *images.read(0).shape), images.labels is not None, "", origin)
+def _npy_header(shape: tuple[int, ...]) -> bytes:
+    file, dtype = io.BytesIO(), np.lib.format.dtype_to_descr(np.dtype(np.uint8))
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
 
 
-def _same(a: Header, b: Header) -> bool:
-    what = [(h.shape, h.has_labels, h.origin["options"], h.origin["fingerprint"], h.version) for h in (a, b)]
-    return what[0] == what[1]
+def _same(found: Any, planned: dict[str, Any]) -> bool:
+    """Whether two origins are of the same images, whatever the name of the source, made in the same way."""
+    return isinstance(found, dict) and found | {"source": ""} == planned | {"source": ""}
 
 
-def _finished(out: Path, header: Header) -> Header:
-    found = read_header(out)
-    if not _same(found, header):
-        raise InputError(f"{out} is there already, made of other images or in another way: delete it, or name another")
+def _finished(out: Path, planned: Description) -> Description:
+    found = read_description(out)
+    if found.shape != planned.shape or not _same(found.origin, planned.origin):
+        raise InputError(
+            f"{out} is there already, made of other images or in another way: delete both files, or name another"
+        )
     _forget(out)
     return found
+
+
+def _partial_path(out: Path) -> Path:
+    return out.with_name(out.name + PARTIAL_SUFFIX)
+
+
+def _record_file(out: Path) -> Path:
+    return out.with_name(f"{out.name}{PARTIAL_SUFFIX}.json")
 
 
 @contextmanager
 def _partial_file(out: Path) -> Iterator[BinaryIO]:
     """The file that becomes `out`, for this process alone."""
-    path = out.with_name(out.name + PARTIAL_SUFFIX)
+    path = _partial_path(out)
+    if out.with_suffix(".json").exists() and not path.exists():
+        raise InputError(f"{out.with_suffix('.json')} is there already: delete it, or name another .npy file")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
         try:
@@ -134,6 +137,8 @@ def _partial_file(out: Path) -> Iterator[BinaryIO]:
             raise InputError(f"{out} is being prepared by another process") from error
         if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:
             raise InputError(f"{out} has just been prepared by another process")
+        for written in (_record_file(out), out.with_suffix(".json")):
+            remove_partial(written)
         yield file
 
 
@@ -148,40 +153,32 @@ def _named_errors(out: Path) -> Iterator[None]:
         raise InputError(f"{out} cannot be written: {error.strerror}{kept}") from error
 
 
-def _record_file(out: Path) -> Path:
-    return out.with_name(f"{out.name}{PARTIAL_SUFFIX}.json")
-
-
 def _forget(out: Path) -> None:
-    for path in (_record_file(out), _record_file(out).with_suffix(".new")):
-        path.unlink(missing_ok=True)
+    _record_file(out).unlink(missing_ok=True)
+    remove_partial(_record_file(out))
 
 
-def _record(out: Path, header: Header, done: int) -> None:
-    """Note that the first `done` images are on the disk."""
-    # One name for all, so that a killed process leaves nothing that the next does not overwrite.
-    new = _record_file(out).with_suffix(".new")
-    new.write_text(json.dumps({"header": header._asdict(), "done": done}))
-    os.replace(new, _record_file(out))
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def _resume(out: Path, file: BinaryIO, header: Header) -> tuple[Any, int]:
+def _resume(out: Path, file: BinaryIO, header: bytes, planned: Description) -> tuple[Any, int]:
     """The hash of the images that an earlier start has written, and their number."""
-    digest, image_bytes = hashlib.sha256(), math.prod(header.shape[1:])
+    digest, image_bytes = hashlib.sha256(), math.prod(planned.shape[1:])
     try:
-        record = json.loads(_record_file(out).read_text())
-        begun, done = Header(**{**record["header"], "shape": tuple(record["header"]["shape"])}), int(record["done"])
+        record = json.loads(_record_file(out).read_text(encoding="utf-8"))
+        same, done = _same(record["origin"], planned.origin), int(record["done"])
     except FileNotFoundError:
         return digest, 0
     except (ValueError, KeyError, TypeError):
         say(f"{_record_file(out)} is damaged: starting again")
         return digest, 0
     length = os.fstat(file.fileno()).st_size
-    if not _same(begun, header) or not header.offset + done * image_bytes <= length:
+    if not same or file.read(len(header)) != header or not len(header) + done * image_bytes <= length:
         say(f"{out} was begun with other images or in another way: starting again")
         return digest, 0
     say(f"{out}: going on after {done:,} images")
-    file.seek(header.offset)
     left = done * image_bytes
     while left:
         piece = file.read(min(left, BLOCK_BYTES))
@@ -190,24 +187,22 @@ def _resume(out: Path, file: BinaryIO, header: Header) -> tuple[Any, int]:
     return digest, done
 
 
-def _check_space(out: Path, file: BinaryIO, header: Header) -> None:
-    missing = header.file_bytes - 512 * os.fstat(file.fileno()).st_blocks
+def _check_space(out: Path, file: BinaryIO, size: int) -> None:
+    missing = size - 512 * os.fstat(file.fileno()).st_blocks
     free = shutil.disk_usage(out.parent).free
     if missing > free:
         raise InputError(f"{out} needs {missing / 1e9:.2f} GB more, its disk has {free / 1e9:.2f} GB free")
 
 
-def _blocks(images: Source, header: Header, done: int, block: int, workers: int) -> Iterator[tuple[int, bytes]]:
+def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, workers: int) -> Iterator[tuple[int, bytes]]:
     """First image and pixels of each block that is missing."""
     from tqdm import tqdm
 
-    N = header.shape[0]
-
     def read(i: int) -> np.ndarray:
         image = images.read(i)
-        if image.shape != header.shape[1:]:
-            first = describe_size(np.empty(header.shape[1:]))
-            hint = "" if image.shape[1:] != header.shape[2:] else "; --rgb makes them all RGB"
+        if image.shape != shape[1:]:
+            first = describe_size(np.empty(shape[1:]))
+            hint = "" if image.shape[1:] != shape[2:] else "; --rgb makes them all RGB"
             raise InputError(
                 f"all images must have one size and number of channels, but {images.names[0]} is {first} and "
                 f"{images.names[i]} is {describe_size(image)}{hint}"
@@ -217,29 +212,14 @@ def _blocks(images: Source, header: Header, done: int, block: int, workers: int)
     between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
     with (
         ThreadPoolExecutor(workers) as pool,
-        tqdm(total=N, initial=done, desc="Preparing", unit=" images", mininterval=between) as bar,
+        tqdm(total=shape[0], initial=done, desc="Preparing", unit=" images", mininterval=between) as bar,
     ):
-        for start in range(done, N, block):
+        for start in range(done, shape[0], block):
             pixels = bytearray()
-            for image in pool.map(read, range(start, min(start + block, N))):
+            for image in pool.map(read, range(start, min(start + block, shape[0]))):
                 pixels += image.tobytes()
                 bar.update()
             yield start, bytes(pixels)
-
-
-def _finish(out: Path, file: BinaryIO, header: Header, labels: np.ndarray | None) -> Header:
-    """Add labels and, last, the header, and let the file become `out`."""
-    file.truncate(header.file_bytes)
-    if labels is not None:
-        file.seek(PAGE)
-        file.write(labels.astype("<i8").tobytes().ljust(header.offset - PAGE, b"\0"))
-    _to_disk(file)
-    file.seek(0)
-    file.write(header.encode())
-    _to_disk(file)
-    os.replace(out.with_name(out.name + PARTIAL_SUFFIX), out)
-    _forget(out)
-    return header
 
 
 def _to_disk(file: BinaryIO) -> None:

@@ -1,4 +1,8 @@
-"""Built indexes on disk: complete or not at all, and only for the data and settings that they were built from."""
+"""Built indexes on disk: complete or not at all, and only for the data and settings that they were built from.
+
+Beside each `.index` is a `.json` that says what it is, with its checksum. It is written last, so that an index without
+one is not whole.
+"""
 
 import hashlib
 import json
@@ -13,12 +17,9 @@ from typing import Any, BinaryIO
 
 from lit_knn.atomic_files import locked, remove_partial, written_whole
 from lit_knn.distributed import once_per_machine
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, first_line
+from lit_knn.index.base import Vectors
 
-# The index comes first, so that a reader of indexes can map the file; then a JSON object that says what it is, the
-# length of that, and a mark. A file that was cut short has no mark.
-MARK = b"lit_knn\n"
-FORMAT = 1
 # Few enough to stay in the processor's cache between being read and being summed.
 CHECK_BYTES = 2**20
 
@@ -31,7 +32,7 @@ class IndexCache:
     Args:
         folder: made where it is missing; a leading ~ is the home of the user.
         write: writes an index to a binary file.
-        read: reads, or maps, the index at the start of a file; RuntimeError if it is none.
+        read: reads, or maps, the index in a file; RuntimeError if it is none.
 
     Raises:
         InputError: an empty name, which would be the working directory.
@@ -44,50 +45,44 @@ class IndexCache:
         self._write = write
         self._read = read
 
-    def check(self) -> None:
-        """Refuse a folder that nothing can be written to; makes none, for a plan leaves nothing behind.
-
-        Raises:
-            InputError: its name and the reason.
-        """
+    def _check_folder(self) -> None:
+        """Refuse a folder that nothing can be written to, or that cannot be made."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
         if not there.is_dir():
             raise InputError(f"cache_dir={self.folder} is no folder and cannot be made: {there} is a file")
         if not os.access(there, os.W_OK | os.X_OK):
             raise InputError(f"cache_dir={self.folder} cannot be written to")
 
-    def get(
-        self, fingerprint: Callable[[], str], settings: Settings, versions: Settings, build: Callable, shared: bool
-    ) -> Any:
+    def get(self, vectors: Vectors, settings: Settings, versions: Settings, build: Callable[[Vectors], Any]) -> Any:
         """The index from the folder or, where that has none that is whole and fits, a new one, which is kept there.
 
         Args:
-            fingerprint: of the data; called by one process of each machine.
+            vectors: the data; their fingerprint is asked by one process of each machine. If they are those of all
+                processes of a distributed run, each of them must call this; one of each machine builds, the others map
+                its file.
             settings: what else the index depends on, with its `factory`; they and the data give the file its name.
             versions: of the programs that wrote the file; another one's file is built anew.
             build: makes the index.
-            shared: whether the data is that of all processes of a distributed run. Each of them must then call this;
-                one of each machine builds, the others map its file.
 
         Raises:
-            InputError: see `check`; another process failed.
+            InputError: the folder cannot be written to; another process failed.
         """
         index: Any = None
 
         def lead() -> Path | None:
             nonlocal index
             # Here, so that a folder that one process cannot write to stops the others, too.
-            self.check()
-            label = {**settings, "data": fingerprint()}
+            self._check_folder()
+            label = {**settings, "data": vectors.fingerprint()}
             path = self.folder / file_name(label)
-            index, kept = self._get(path, {**label, **versions, "format": FORMAT}, build)
+            index, kept = self._get(path, {**label, **versions}, lambda: build(vectors))
             return path if kept else None
 
         def follow(path: Path | None) -> None:
             nonlocal index
-            index = build() if path is None else self._read(path)
+            index = build(vectors) if path is None else self._read(path)
 
-        if shared:
+        if vectors.shared:
             once_per_machine(lead, follow)
         else:
             lead()
@@ -108,30 +103,27 @@ class IndexCache:
             except FileNotFoundError:
                 pass
             except (ValueError, RuntimeError, OSError) as error:
-                warnings.warn(f"index cache: {path} {_one_line(error)}; building the index anew", stacklevel=2)
+                warnings.warn(f"index cache: {path} {first_line(error)}; building the index anew", stacklevel=2)
             index = build()
             try:
-                remove_partial(path)
+                for written in (path, path.with_suffix(".json")):
+                    remove_partial(written)
                 self._store(index, path, label)
                 return self._read(path), True
             except (OSError, RuntimeError) as error:
                 return self._going_on_without(index, path, error), False
 
     def _going_on_without(self, index: Any, path: Path, error: Exception) -> Any:
-        warnings.warn(f"index cache: {path} cannot be written: {_one_line(error)}; going on without", stacklevel=3)
+        warnings.warn(f"index cache: {path} cannot be written: {first_line(error)}; going on without", stacklevel=3)
         return index
 
     def _store(self, index: Any, path: Path, label: Settings) -> None:
-        with written_whole(path) as partial, partial.open("w+b") as file:
-            self._write(index, file)
-            file.flush()
-            size = file.tell()
-            about = json.dumps({**label, "bytes": size, "crc32": _crc32(file, size)}).encode()
-            file.seek(size)
-            file.write(about + len(about).to_bytes(8, "little") + MARK)
-            file.flush()
-            # Before the file gets its name: after a power cut that must not stand for blocks that were never written.
-            os.fsync(file.fileno())
+        with written_whole(path) as partial:
+            with partial.open("wb") as file:
+                self._write(index, file)
+            crc32 = _crc32(partial)
+        with written_whole(path.with_suffix(".json")) as partial:
+            partial.write_text(json.dumps({**label, "crc32": crc32}) + "\n")
 
 
 def file_name(label: Settings) -> str:
@@ -144,37 +136,23 @@ def verify(path: Path, label: Settings) -> None:
     """Read the whole file and see that it is what `label` says.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is none, or nothing that says what it is.
         ValueError: how it differs, as the predicate of a sentence.
     """
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END) - 8 - len(MARK)
-        file.seek(max(end, 0))
-        length, mark = int.from_bytes(file.read(8), "little"), file.read()
-        if mark != MARK or length > end:
-            raise ValueError("is damaged or cut short")
-        file.seek(end - length)
-        try:
-            about = json.loads(file.read(length))
-            size, crc32 = about.pop("bytes"), about.pop("crc32")
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ValueError("is damaged") from error
-        for name, value in label.items():
-            if about.get(name) != value:
-                raise ValueError(f"is of another index: {name} is {about.get(name)}, not {value}")
-        if size != end - length or crc32 != _crc32(file, size):
-            raise ValueError("is damaged: its checksum is wrong")
+    try:
+        about = dict(json.loads(path.with_suffix(".json").read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError("has a damaged .json") from error
+    for name, value in label.items():
+        if about.get(name) != value:
+            raise ValueError(f"is of another index: {name} is {about.get(name)}, not {value}")
+    if about.get("crc32") != _crc32(path):
+        raise ValueError("is damaged: its checksum is wrong")
 
 
-def _crc32(file: BinaryIO, size: int) -> int:
-    """Checksum of the first `size` bytes."""
-    file.seek(0)
+def _crc32(path: Path) -> int:
     crc32, block = 0, memoryview(bytearray(CHECK_BYTES))
-    while size > 0 and (count := file.readinto(block[: min(size, CHECK_BYTES)])):  # type: ignore[attr-defined]
-        crc32 = zlib.crc32(block[:count], crc32)
-        size -= count
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            crc32 = zlib.crc32(block[:count], crc32)
     return crc32
-
-
-def _one_line(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).splitlines()[0]

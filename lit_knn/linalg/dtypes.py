@@ -62,3 +62,10 @@ def is_native(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type == "cpu" and dtype == torch.bfloat16:
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return False
+
+
+def planned_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype:
+    """As `compute_dtype`, for a device that may be of another machine, whose GPU is taken for a current one."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return torch.bfloat16 if compute == "auto" else getattr(torch, compute)
+    return compute_dtype(owner, compute, device)

@@ -1,6 +1,6 @@
 """Principal components of the images, and the images in their coordinates."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -84,21 +84,20 @@ def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalCompo
     return PrincipalComponents(mean, basis, variances, max(outside.item(), 0.0) / (d - r) if r < d else 0.0)
 
 
-def project_images(
-    chunks: Iterator[tuple[int, Tensor]], N: int, components: PrincipalComponents, dtype: torch.dtype
-) -> Projection:
+def project_images(chunks: Iterable[Tensor], N: int, components: PrincipalComponents, dtype: torch.dtype) -> Projection:
     """Project a stream of images.
 
     Args:
-        chunks: first row and images (c, *shape) of each piece, as `ReferenceSet.chunks`; all N in order.
+        chunks: images (c, *shape) of each piece; all N in order.
         N: number of images.
         components: to project on.
         dtype: of the coordinates.
     """
     coordinates = components.basis.new_empty(N, components.basis.shape[1], dtype=dtype)
-    half_sq_norms = components.basis.new_empty(N)
-    for start, x in chunks:
+    half_sq_norms, start = components.basis.new_empty(N), 0
+    for x in chunks:
         y = components.project(x).to(dtype)
-        coordinates[start : start + len(y)] = y
-        half_sq_norms[start : start + len(y)] = y.float().square().sum(1) / 2
+        rows = slice(start, start := start + len(y))
+        coordinates[rows] = y
+        half_sq_norms[rows] = y.float().square().sum(1) / 2
     return Projection(components, coordinates, half_sq_norms)

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator, Exact
+from lit_knn.estimators import Estimator, ExactFloat64
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_estimators
 from lit_knn.metrics.measure import TIME, fixed_source, measure, posterior_source, quantities
@@ -127,7 +127,7 @@ class ErrorCurve:
     def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
         """The means of each estimator's quantities at one noise level, over the latents of this rank."""
         t, reference = self.noise_levels[level], latents.reference
-        exact = Exact("float64").bind(reference)
+        exact = ExactFloat64().bind(reference)
         cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]
         means = [LatentMeans(quantities(*case)).to(reference.device) for case in cases]
         for batch, numbers in own_batches(self.num_z, self.batch_size):

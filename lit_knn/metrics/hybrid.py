@@ -1,6 +1,5 @@
 """One point of Figure 5: how its samples are drawn."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import hybrid_sampler, hybrid_sigmas, integrate_flow, seeded_noise
+from lit_knn.schedules import NoiseGrid
 from lit_knn.theory.noise import forward_noise
 
 # Apart from the streams of the models.
@@ -24,14 +24,14 @@ class HybridSamples:
         network: integrates below t_switch.
         reference: the data.
         num_steps: levels of the sampler's grid, t_switch not counted.
-        levels: `sigma_min`, `sigma_max` and `rho` of the grid.
+        grid: of the noise levels.
         seed: first part of the key of every draw but the latents, which depend on the samples' seeds alone.
     """
 
     network: Estimator
     reference: ReferenceSet
     num_steps: int
-    levels: Mapping[str, float]
+    grid: NoiseGrid
     seed: int
 
     @torch.no_grad()
@@ -55,8 +55,8 @@ class HybridSamples:
             def mean(z: Tensor, t: Tensor) -> Tensor:
                 return estimator.posterior_mean(z, t, generator=generator)
 
-            return hybrid_sampler(mean, self.network.posterior_mean, noise, t_switch, self.num_steps, **self.levels)
-        _, below = hybrid_sigmas(t_switch, self.num_steps, **self.levels)
+            return hybrid_sampler(mean, self.network.posterior_mean, noise, t_switch, self.num_steps, self.grid)
+        _, below = hybrid_sigmas(t_switch, self.num_steps, self.grid)
         drawn = keyed_generator("cpu", self.seed, first, FORWARD_STREAM)
         ids = torch.randint(self.reference.N, (len(seeds),), generator=drawn)
         z = forward_noise(self.reference.gather(ids.to(device)), t_switch, noise)

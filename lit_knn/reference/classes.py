@@ -1,6 +1,68 @@
-"""Rows grouped by their class labels."""
+"""The classes of a reference set: rows grouped by their labels, and a set of the images of each."""
 
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor
+
+from lit_knn.errors import InputError
+
+if TYPE_CHECKING:
+    from lit_knn.reference.reference_set import ReferenceSet
+
+
+class ClassSets(Mapping[int, "ReferenceSet"]):
+    """The images of each class as a reference set, by label, ascending; each made once, when it is asked for.
+
+    The images are views, without a copy, where those of the class follow each other, as they do in data sorted by
+    class. Elsewhere they are copied, so that all classes together take as much memory as the set itself. Each class
+    has an index of its own, with the settings of the set's.
+
+    Raises:
+        InputError: the set has no labels; when a class is asked for, it has not this label.
+    """
+
+    def __init__(self, reference: "ReferenceSet") -> None:
+        if reference.labels is None:
+            raise InputError("the reference set has no labels, so it has no classes")
+        self._reference = reference
+        rows = rows_by_label(reference.labels[: len(reference.images)].cpu())
+        self._rows = {label: as_slice(own) for label, own in rows.items()}
+        self._sets: dict[int, ReferenceSet] = {}
+        self._told: set[str] = set()
+
+    def __getitem__(self, label: int) -> "ReferenceSet":
+        if label not in self._sets:
+            rows = self._rows.get(label)
+            if rows is None:
+                raise InputError(f"label {label} is none of the {len(self)} classes of the reference set")
+            made = self._reference.subset(rows, label, self._sha256(rows))
+            made.told = self._told
+            self._sets[label] = made
+        return self._sets[label]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def to(self, device: torch.device) -> None:
+        """Move the classes that are made, after the set itself."""
+        for label, made in self._sets.items():
+            made.to(device)
+            if isinstance(rows := self._rows[label], slice):
+                made.images = self._reference.images[rows]  # a view again
+
+    def _sha256(self, rows: Tensor | slice) -> str | None:
+        """Tells these rows of these images from all others, where the hash of the images was given: nothing is read."""
+        given = self._reference.given_sha256
+        if given is None:
+            return None
+        which = str(rows).encode() if isinstance(rows, slice) else rows.numpy()
+        return hashlib.sha256(given.encode() + bytes(which)).hexdigest()
 
 
 def rows_by_label(labels: Tensor) -> dict[int, Tensor]:

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,20 +10,15 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex, Index
-from lit_knn.index.base import with_progress
-from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms
-from lit_knn.linalg.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
-from lit_knn.reference.classes import as_slice, rows_by_label
+from lit_knn.index.base import Vectors
+from lit_knn.reference.base import Reference
 from lit_knn.rng import keyed_generator
 
-# Rows that are converted to float at a time while building and streaming.
 CHUNK_BYTES = 64 * 2**20
 
 
-class ReferenceSet:
+class ReferenceSet(Reference):
     """Images (or any vectors) held once, as given, and gathered to float32 model space.
-
-    It is shared, never copied: `copy.deepcopy` of a module that holds it returns the same object.
 
     Args:
         images: uint8 (N, C, H, W), pixel p becoming p / 127.5 − 1; or float (N, *shape), taken as it is
@@ -36,19 +30,10 @@ class ReferenceSet:
         labels: (N,) integer class labels, or None.
         sha256: of the bytes of `images`, where it is known: `fingerprint` then need not read them all.
 
-    Attributes:
-        N: number of images, mirrored ones included.
-        shape: shape of one image.
-        d: flattened dimension.
-        labels: (N,) int64, mirrored ones included, or None.
-
     Raises:
         InputError: an empty set, another dtype, float values that are not finite, uint8 that is not
             (N, C, H, W), hflip on vectors, or a number of labels that is not N.
     """
-
-    sharded = False
-    """Whether each rank holds only a part of the images, see `lit_knn.reference.sharded.ShardedReferenceSet`."""
 
     def __init__(
         self,
@@ -58,6 +43,7 @@ class ReferenceSet:
         labels: Tensor | np.ndarray | None = None,
         sha256: str | None = None,
     ) -> None:
+        super().__init__()
         images = torch.as_tensor(images)
         _check_images(images, hflip)
         self.images = images if images.dtype == torch.uint8 else images.float()
@@ -67,51 +53,26 @@ class ReferenceSet:
         self.d = images[0].numel()
         self.N = len(images) * (2 if hflip else 1)
         self.labels = expand_labels(labels, len(images), hflip)
-        self._given_sha256 = self._sha256 = sha256
+        self.given_sha256 = self._sha256 = sha256
         # Whether all processes of a distributed run hold these images.
         self._index_shared = True
-        self._index_built = False
         self._unbuilt_index = copy.copy(self.index)
-        self._mean: Tensor | None = None
-        self._half_sq_norms: Tensor | None = None
-        self._components: dict[int, PrincipalComponents] = {}
-        self._projections: dict[tuple[int, torch.dtype], Projection] = {}
-        self._class_rows: dict[int, Tensor | slice] | None = None
-        self._classes: dict[int, ReferenceSet] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "ReferenceSet":
-        return self
 
     @property
-    def device(self) -> torch.device:
-        """Where the images are."""
-        return self.images.device
-
-    def to(self, device: torch.device | str) -> "ReferenceSet":
-        """Move the images and the index to `device`; returns self."""
-        device, before = torch.device(device), self.device
-        if self._index_built:
-            self.index.to(device)
-        self._move_images(device)
-        # Of the images, for "cuda" may mean the "cuda:0" where they are.
-        if self.device != before:
-            self._mean = self._half_sq_norms = None
-            self._components, self._projections = {}, {}
-            for label, part in self._classes.items():
-                part.to(device)
-                if isinstance(rows := self._rows_of_classes()[label], slice):
-                    part.images = self.images[rows]  # a view again
-        self.labels = None if self.labels is None else self.labels.to(device)
+    def local(self) -> "ReferenceSet":
+        """See `Reference`."""
         return self
 
-    def _move_images(self, device: torch.device) -> None:
+    def _move(self, device: torch.device) -> None:
+        before = self.device
+        if self._index_built:
+            self.index.to(device)
         self.images = self.images.to(device)
+        if self.device != before and self._classes is not None:
+            self._classes.to(device)
 
     def fingerprint(self, mirrored: bool = True) -> str:
-        """SHA-256 of the images as they are stored and of whether their mirror images count, 64 hexadecimal digits.
-
-        Without `mirrored` it is that of a set with hflip=False.
-        """
+        """See `Reference.fingerprint`."""
         if self._sha256 is None:
             digest = hashlib.sha256()
             for rows in self.images.split(4096):
@@ -120,105 +81,34 @@ class ReferenceSet:
         what = f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip and mirrored} {self._sha256}"
         return hashlib.sha256(what.encode()).hexdigest()
 
-    @property
-    def classes(self) -> tuple[int, ...]:
-        """The labels that occur, ascending.
-
-        Raises:
-            InputError: the set has no labels.
-        """
-        return tuple(self._known_labels().unique().tolist())
-
-    def of_class(self, label: int) -> "ReferenceSet":
-        """The images of one class as a reference set, made once; its index is its own, with the settings of this one's.
-
-        The images are views, without a copy, where those of the class follow each other, as they do in data sorted by
-        class. Elsewhere they are copied, so that all classes together take as much memory as the set itself.
-
-        Raises:
-            InputError: the set has no labels, or not this one.
-        """
-        if label not in self._classes:
-            rows = self._rows_of_classes().get(label)
-            if rows is None:
-                raise InputError(f"label {label} is none of the {len(self.classes)} classes of the reference set")
-            images = self.images[rows]
-            labels = torch.full((len(images),), label, device=self.device)
-            index, sha256 = copy.copy(self._unbuilt_index), self._sha256_of_rows(rows)
-            part = ReferenceSet(images, index, self.hflip, labels, sha256)
-            # The processes of a distributed run ask for classes at different times, and must not wait for each other.
-            part._index_shared = False
-            self._classes[label] = part
-        return self._classes[label]
-
-    def _rows_of_classes(self) -> dict[int, Tensor | slice]:
-        """Of the stored images: label -> rows, on the CPU."""
-        if self._class_rows is None:
-            rows = rows_by_label(self._known_labels()[: len(self.images)].cpu())
-            self._class_rows = {label: as_slice(own) for label, own in rows.items()}
-        return self._class_rows
-
-    def _known_labels(self) -> Tensor:
-        if self.labels is None:
-            raise InputError("the reference set has no labels, so it has no classes")
-        return self.labels
-
-    def _sha256_of_rows(self, rows: Tensor | slice) -> str | None:
-        """Tells these rows of these images from all others, where the hash of the images was given: nothing is read."""
-        if self._given_sha256 is None:
-            return None
-        which = str(rows).encode() if isinstance(rows, slice) else rows.numpy()
-        return hashlib.sha256(self._given_sha256.encode() + bytes(which)).hexdigest()
-
-    def build_index(self, k: int = 1) -> None:
-        """Build the neighbour index if that was not done before; shows a progress bar on a terminal.
-
-        In a distributed run every process must call it where the index is kept in a cache.
+    def subset(self, rows: Tensor | slice, label: int, sha256: str | None = None) -> "ReferenceSet":
+        """Some of the stored images, all of one class, as a set with an index of its own in the settings of this one's.
 
         Args:
-            k: neighbours that will be searched; one that the index cannot find is refused before it is built.
-
-        Raises:
-            InputError: the index refuses its settings for this set, on its device.
+            rows: of the stored images, on the CPU; a slice makes a view of them.
+            label: of the class.
+            sha256: tells the images of these rows from all others, where it is known.
         """
-        if self._index_built:
-            return
+        images = self.images[rows]
+        labels = torch.full((len(images),), label, device=self.device)
+        part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
+        part.label = label
+        # The processes of a distributed run ask for classes at different times, and must not wait for each other.
+        part._index_shared = False
+        return part
+
+    def _build_index(self, k: int) -> None:
         self.index.check(len(self.images), self.d, self.device, min(k, len(self.images)))
-        sources = (self._stored_chunks, self._training_sample, len(self.images), self.fingerprint)
-        self.index.build(*sources, self._index_shared)
+        sources = (self._stored_chunks, self._training_sample, len(self.images), self.fingerprint, self._index_shared)
+        self.index.build(Vectors(*sources))
         self.index.to(self.device)
-        self._index_built = True
 
-    def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest images of each z.
-
-        Args:
-            z: (B, *shape), model space.
-            k: number of neighbours, 1 <= k <= N.
-
-        Returns:
-            `sq_dist` (B, k), squared L2 in model space, ascending, and `ids` (B, k): as exact as the index says.
-            Where the index found fewer than k the last ids are −1 and their distances inf.
-
-        Raises:
-            InputError: k outside [1, N], or z of another shape.
-        """
-        self._check_search(z, k)
-        self.build_index()
+    def _search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return self._nearest(z, k, lambda queries: self.index.search(queries, min(k, len(self.images))))
 
-    def locate(self, x: Tensor) -> Tensor:
-        """The ids of images that are in the set, (B, *shape) to (B,); of others −1 or the id of a near one.
-
-        Raises:
-            InputError: x of another shape.
-        """
-        self._check_search(x, 1)
-        self.build_index()
-        return self._located(x)[1][:, 0]
-
-    def _located(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._nearest(x, 1, self.index.locate)
+    def _locate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        sq_dist, ids = self._nearest(x, 1, self.index.locate)
+        return sq_dist[:, 0], ids[:, 0]
 
     def _nearest(self, z: Tensor, k: int, find: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The k nearest that `find` finds of the stored images and, with hflip, of their mirror images."""
@@ -231,14 +121,8 @@ class ReferenceSet:
         sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, torch.cat([ids, mirrored_ids], 1).gather(1, order)
 
-    def _check_search(self, z: Tensor, k: int) -> None:
-        if not 1 <= k <= self.N:
-            raise InputError(f"k={k} must be between 1 and the {self.N} images of the reference set")
-        if tuple(z.shape[1:]) != self.shape:
-            raise InputError(f"z has shape {tuple(z.shape)}, the reference set holds images of shape {self.shape}")
-
     def gather(self, ids: Tensor) -> Tensor:
-        """The images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
+        """See `Reference.gather`."""
         flat = ids.reshape(-1)
         stored = len(self.images)
         x = to_model_space(self.images.index_select(0, flat % stored))
@@ -248,15 +132,7 @@ class ReferenceSet:
         return x.reshape(*ids.shape, *self.shape)
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
-        """Stream all N images in the order of their ids.
-
-        Args:
-            rows: images per chunk, at most.
-            mirrored: with hflip, stream the mirror images, too, which come last.
-
-        Yields:
-            The first id of the chunk and its images, (c, *shape), float32, model space.
-        """
+        """See `Reference.chunks`."""
         stored = len(self.images)
         for mirror in range(2 if self.hflip and mirrored else 1):
             for start in range(0, stored, rows):
@@ -264,107 +140,38 @@ class ReferenceSet:
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """What is one rank's of a pass over all images that the ranks share; each image is one rank's.
-
-        Args:
-            rank: this process.
-            ranks: number of processes.
-            rows: images per chunk, at most.
-            mirrored: see `chunks`.
-
-        Yields:
-            Ids (c,) and images (c, *shape), float32, model space; c <= `rows`.
-        """
+        """See `Reference.share`; chunks take turns."""
         for number, (start, x) in enumerate(self.chunks(rows, mirrored)):
             if number % ranks == rank:
                 yield torch.arange(start, start + len(x), device=self.device), x
 
-    def mean(self) -> Tensor:
-        """The mean of all N images, (d,) float32; computed once."""
-        if self._mean is None:
-            self._mean = (self._sum() / self.N).float()
-        return self._mean
-
     def _sum(self) -> Tensor:
-        """The sum of all N images, (d,) float64."""
         total = torch.zeros(self.d, dtype=torch.float64, device=self.device)
-        for _, x in self.chunks(self._chunk_rows):
+        for _, x in self.chunks(chunk_rows(self.d)):
             total += x.flatten(1).sum(0, dtype=torch.float64)
         return total
 
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
-        """Ask every part of the set the same: `function(part, *queries)`; this set is one part.
-
-        Args:
-            function: (reference, *queries) -> tensors with a row for each query.
-            queries: (B, ...) each.
-
-        Returns:
-            The tensors of `function`, each with the parts as its first dimension, (parts, B, ...).
-        """
+        """See `Reference.over_shards`; this set is one part."""
         return [answer.unsqueeze(0) for answer in function(self, *queries)]
 
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
-        """A set that this process can gather the images of `ids` from by itself, and their ids there: this one."""
+        """See `Reference.fetch`: this set."""
         return self, ids
 
-    def codes(self, rows: slice) -> Tensor:
-        """Stored pixels p as int8, p − 128: (c, d), of uint8 images."""
-        return (self.images[rows] ^ 128).view(torch.int8).flatten(1)
-
-    def half_sq_norms_of_codes(self) -> Tensor:
-        """‖code‖²/2 of each stored image, (N,) or half as many with hflip, float32; computed once."""
-        if self._half_sq_norms is None:
-            starts = range(0, len(self.images), HALF_SQ_NORM_ROWS)
-            self._half_sq_norms = half_sq_norms(self.codes(slice(i, i + HALF_SQ_NORM_ROWS)) for i in starts)
-        return self._half_sq_norms
-
-    def principal_components(self, r: int) -> PrincipalComponents:
-        """The r leading principal components, of a seeded subset of the images; computed once for each r.
-
-        Raises:
-            InputError: r outside [1, min(N, d)].
-        """
-        if not 1 <= r <= min(self.N, self.d):
-            raise InputError(f"r={r} must be between 1 and min(N, d) = min({self.N}, {self.d})")
-        if r not in self._components:
-            ids = torch.randperm(self.N, generator=keyed_generator("cpu", 0))
-            ids = ids[: sample_size(self.N, self.d, r)].to(self.device)
-            self._components[r] = principal_components(self.gather(ids).flatten(1), self.mean(), r)
-        return self._components[r]
-
-    def projection(self, r: int, dtype: torch.dtype = torch.float32) -> Projection:
-        """All N images in r principal components; computed once for each r and type, with a progress bar.
-
-        Args:
-            r: number of components.
-            dtype: of the coordinates.
-
-        Raises:
-            InputError: r outside [1, min(N, d)].
-        """
-        if (r, dtype) not in self._projections:
-            self._projections[r, dtype] = self._project(self.principal_components(r), dtype)
-        return self._projections[r, dtype]
-
-    def _project(self, components: PrincipalComponents, dtype: torch.dtype) -> Projection:
-        description = f"projecting on {components.basis.shape[1]} principal components"
-        return project_images(
-            with_progress(self.chunks(self._chunk_rows), self.N, description), self.N, components, dtype
-        )
-
-    @property
-    def _chunk_rows(self) -> int:
-        return max(CHUNK_BYTES // (4 * self.d), 1)
-
     def _stored_chunks(self) -> Iterator[Tensor]:
-        rows = self._chunk_rows
+        rows = chunk_rows(self.d)
         for start in range(0, len(self.images), rows):
             yield to_model_space(self.images[start : start + rows]).flatten(1)
 
     def _training_sample(self, size: int) -> Tensor:
         ids = torch.randperm(len(self.images), generator=keyed_generator("cpu", 0))[:size]
         return to_model_space(self.images[ids.to(self.device)].cpu()).flatten(1)
+
+
+def chunk_rows(d: int) -> int:
+    """Images of dimension d that are converted to float at a time while building and streaming."""
+    return max(CHUNK_BYTES // (4 * d), 1)
 
 
 def to_model_space(images: Tensor) -> Tensor:

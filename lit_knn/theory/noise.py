@@ -13,6 +13,9 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 
+# Halvings of an interval until float64 has no number left in it, for times down to 1e-14.
+BISECTIONS = 100
+
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
     """Reshape `t`, () or (B,), so that it broadcasts over `like`, (B, *shape).
@@ -29,6 +32,9 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
 class Process(ABC):
     """A noise process, given by its scale s(t) and its noise level σ(t), increasing from σ(0) = 0.
 
+    A subclass implements `sigma` and `scale`. Derivatives and the inverse of σ are found from these two; closed forms
+    override them where they are known, because they are faster and lose no digits at the ends.
+
     The forward likelihood is p_t(z|x) = N(z; s(t)·x, s(t)²σ(t)²·I) (eq:general_forward). All methods are elementwise
     on float tensors of any shape; ẋ is the derivative with respect to t.
     """
@@ -38,20 +44,28 @@ class Process(ABC):
         """σ(t), the noise level of z / s(t)."""
 
     @abstractmethod
-    def sigma_derivative(self, t: Tensor) -> Tensor:
-        """σ̇(t)."""
-
-    @abstractmethod
     def scale(self, t: Tensor) -> Tensor:
         """s(t), the factor of the clean data in z."""
 
-    @abstractmethod
+    def sigma_derivative(self, t: Tensor) -> Tensor:
+        """σ̇(t)."""
+        return _derivative(self.sigma, t)
+
     def scale_derivative(self, t: Tensor) -> Tensor:
         """ṡ(t)."""
+        return _derivative(self.scale, t)
 
-    @abstractmethod
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """The time at which the noise level is `sigma`: the inverse of σ."""
+        """The time at which the noise level is `sigma`: the inverse of σ, by bisection."""
+        high = torch.ones_like(sigma)
+        while (self.sigma(high) < sigma).any():
+            high = torch.where(self.sigma(high) < sigma, 2 * high, high)
+        low = torch.zeros_like(sigma)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            below = self.sigma(middle) < sigma
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return high
 
     def noise_std(self, t: Tensor) -> Tensor:
         """s(t)·σ(t), the standard deviation of z given x."""
@@ -72,6 +86,12 @@ class Process(ABC):
         """
         s = self.scale(t)
         return self.scale_derivative(t) / s * z + self.sigma_derivative(t) / self.sigma(t) * (z - s * mu)
+
+
+def _derivative(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """The derivative of an elementwise function; forward mode refuses expanded tensors, so t is copied."""
+    t = t.clone(memory_format=torch.contiguous_format)
+    return torch.func.jvp(function, (t,), (torch.ones_like(t),))[1]
 
 
 class EDM(Process):

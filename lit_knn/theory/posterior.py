@@ -110,7 +110,7 @@ def log_posterior(sq_dist: Tensor, t: Tensor | float) -> Tensor:
 def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
     """E[x|z,t], Eq. 8 (eq:posterior_mean), by enumeration: exact, for sets that fit in memory at once.
 
-    `lit_knn.estimators.Exact("float64")` computes the same by streaming over a reference set of any size.
+    `lit_knn.estimators.ExactFloat64()` computes the same by streaming over a reference set of any size.
 
     Args:
         z: (B, *shape), noisy latents.

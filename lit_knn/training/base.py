@@ -13,9 +13,10 @@ from torch import Tensor
 
 from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError, NonFiniteLossError
-from lit_knn.estimators import Estimator
+from lit_knn.estimators import ByClass, Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
+from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import PosteriorMean
 from lit_knn.training.conditioning import CLASS_STREAM, Conditioning
 from lit_knn.training.monitor import TrainingMonitor
@@ -34,17 +35,19 @@ class EstimatorTraining(pl.LightningModule):
 
     Args:
         estimator: score estimator, bound to the data module's reference set in `setup`.
-        noise_range: smallest and largest noise level, between which losses are logged by level.
-        conditioning: whether network and estimator are given the labels of the data; the estimator is then bound to
-            each class, so that its targets are means over the images of one.
+        grid: of the noise levels, between whose ends losses are logged by level.
+        conditioning: whether network and estimator are given the labels of the data; the estimator is then wrapped in
+            `ByClass`.
     """
 
     hparams: Any
 
-    def __init__(self, estimator: Estimator, noise_range: tuple[float, float], conditioning: Conditioning) -> None:
+    def __init__(self, estimator: Estimator, grid: NoiseGrid, conditioning: Conditioning) -> None:
         super().__init__()
-        self.estimator = estimator
-        self.noise_range = noise_range
+        # Targets are then means over the images of one class each.
+        by_class = bool(conditioning) and estimator.needs_reference and not estimator.knows_classes
+        self.estimator = ByClass(estimator) if by_class else estimator
+        self.grid = grid
         self.conditioning = conditioning
         self.image_shape: tuple[int, ...] | None = None
         self.images_seen = 0
@@ -108,7 +111,7 @@ class EstimatorTraining(pl.LightningModule):
         """
         device = self.trainer.strategy.root_device
         check_device(device)
-        self.monitor = TrainingMonitor(*self.noise_range, device)
+        self.monitor = TrainingMonitor(self.grid, device)
         reference = self.data_reference()
         if reference is not None:
             self.conditioning.check_data(reference)
@@ -124,12 +127,8 @@ class EstimatorTraining(pl.LightningModule):
         if not self.conditioning:
             self.estimator.bind(reference)
             return
-
-        def bind() -> None:
-            self.estimator.bind_by_class(reference)
-
         # Where it fails in one process the others must not start to train.
-        in_every_process(bind)
+        in_every_process(lambda: self.estimator.bind(reference) and None)
 
     def data_reference(self) -> ReferenceSet | None:
         """The data module's reference set; None with other data."""
@@ -309,6 +308,14 @@ def check_positive(owner: str, **options: float) -> None:
     for name, value in options.items():
         if not value > 0:
             raise InputError(f"{owner}: {name} must be above 0, got {value}")
+
+
+def checked_grid(owner: str, sigma_min: float, sigma_max: float, rho: float) -> NoiseGrid:
+    """The grid of a module's options; an error names the module."""
+    try:
+        return NoiseGrid(sigma_min, sigma_max, rho)
+    except InputError as error:
+        raise InputError(f"{owner}: {error}") from error
 
 
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ import torch
 import yaml
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, first_line
 
 CONFIG_NAME = "config.yaml"
 LAST_NAME = "last.ckpt"
@@ -72,7 +72,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # Damaged files raise anything.
-        raise InputError(f"{path} is damaged, or no checkpoint: {_first_line(error)}") from error
+        raise InputError(f"{path} is damaged, or no checkpoint: {first_line(error)}") from error
     if not isinstance(checkpoint, dict) or not {"state_dict", "images_seen", "global_step"} <= checkpoint.keys():
         raise InputError(f"{path} is no checkpoint of a training")
     return checkpoint
@@ -115,7 +115,3 @@ def _end_of_training(path: Path, max_steps: int) -> int | None:
         rank_zero_warn(f"{error}; it is left out")
         return None
     return int(checkpoint["images_seen"]) if checkpoint["global_step"] >= max_steps else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

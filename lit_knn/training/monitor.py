@@ -6,6 +6,7 @@ import time
 import torch
 from torch import Tensor
 
+from lit_knn.schedules import NoiseGrid
 from lit_knn.stopwatch import Stopwatch
 from lit_knn.training.times import TrainingTime
 
@@ -16,13 +17,12 @@ class TrainingMonitor:
     """Averages over the steps since the last reading, kept on the device until they are read; begins with `restart`.
 
     Args:
-        sigma_min: smallest noise level, lower edge of the first band.
-        sigma_max: largest noise level, upper edge of the last band; bands are equally wide in ln t.
+        grid: of the noise levels; its ends are those of the bands, which are equally wide in ln t.
         device: where losses are.
     """
 
-    def __init__(self, sigma_min: float, sigma_max: float, device: torch.device) -> None:
-        ends = math.log(sigma_min), math.log(sigma_max)
+    def __init__(self, grid: NoiseGrid, device: torch.device) -> None:
+        ends = math.log(grid.sigma_min), math.log(grid.sigma_max)
         self.band_edges = torch.linspace(*ends, NOISE_BANDS + 1, dtype=torch.float64, device=device).exp()
         self.estimator_watch = Stopwatch(device)
         self._before = TrainingTime()  # what the intervals before this one came to

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.atomic_files import written_whole
+from lit_knn.errors import InputError, first_line
 from lit_knn.nets.published.edm_pickle import Parts, checked_config, naming
 
 FORMAT = "lit_knn.edm_network"
@@ -28,15 +29,11 @@ def write_converted(path: Path, config: Mapping[str, Any], state_dict: dict[str,
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file(state_dict, partial, metadata={"format": FORMAT, "config": json.dumps(config)})
-        os.replace(partial, path)
+        with written_whole(path) as partial:
+            save_file(state_dict, partial, metadata={"format": FORMAT, "config": json.dumps(config)})
     except (OSError, SafetensorError) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path} cannot be written: {first_line}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+        raise InputError(f"{path} cannot be written: {first_line(error)}") from error
 
 
 def read_converted(path: str | os.PathLike[str]) -> Parts:

@@ -1,0 +1,82 @@
+"""Any estimator, over the images of one class for each z."""
+
+import copy
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.index.base import with_progress
+from lit_knn.reference import Reference, ReferenceSet
+from lit_knn.reference.classes import rows_by_label
+
+
+class ByClass(Estimator):
+    """Estimates E[x|z,t,class], the mean over the images of each z's class: `posterior_mean` needs `labels`.
+
+    A copy of the wrapped estimator is bound to each class of the reference set, with an index of its own. A count that
+    was given, such as k, must not be more than the smallest class has; a default is taken down in each class.
+
+    Args:
+        estimator: what is wrapped; it is copied.
+
+    Attributes:
+        parts: after `bind`, the copies by label.
+
+    Raises:
+        InputError: the estimator takes labels itself; at `bind`, a set without
+            labels or in shards, or settings that do not fit a class, which is named.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        if estimator.knows_classes:
+            raise InputError(f"ByClass: {type(estimator).__name__} takes labels itself")
+        self.estimator = estimator
+        self.deterministic, self.uses_source = estimator.deterministic, estimator.uses_source
+        self.parts: dict[int, Estimator] = {}
+
+    @property
+    def can_warp(self) -> bool:
+        """Whether the wrapped estimator can."""
+        return self.estimator.can_warp
+
+    def bind(self, reference: Reference) -> Self:
+        """See `Estimator.bind`; binds the estimator to each class."""
+        super().bind(reference)
+        self.parts = {}
+        classes = reference.classes
+        sizes = (self._bind_one(label, part) for label, part in classes.items())
+        title = f"binding {type(self.estimator).__name__} to {len(classes)} classes"
+        for _ in with_progress(sizes, len(reference.local.images), title):
+            pass
+        return self
+
+    def _bind_one(self, label: int, images: ReferenceSet) -> Tensor:
+        try:
+            self.parts[label] = copy.copy(self.estimator).bind(images)
+        except InputError as error:
+            raise InputError(f"class {label}: {error}") from error
+        return images.images
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
+        """See `Estimator.holds`; all classes together hold about what the whole set would."""
+        return self.estimator.holds(N, d, pixels, device)
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        raise AssertionError("only the parts estimate")
+
+    def _by_label(self, labels: Tensor | None, answer: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
+        """See `Estimator._by_label`; the classes answer in the order of their labels."""
+        if labels is None:
+            raise InputError("ByClass: labels missing: it needs the class of each z")
+        rows = rows_by_label(labels)
+        unknown = next((label for label in rows if label not in self.parts), None)
+        if unknown is not None:
+            raise InputError(f"label {unknown} is none of the {len(self.parts)} classes of the reference set")
+        parts = [answer(self.parts[label], own) for label, own in rows.items()]
+        return torch.cat(parts)[torch.cat(list(rows.values())).argsort()]

@@ -1,0 +1,18 @@
+"""Stored pixels as the 8-bit integers that processors multiply."""
+
+import torch
+from torch import Tensor
+
+from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms
+from lit_knn.reference.reference_set import ReferenceSet
+
+
+def codes_of(reference: ReferenceSet, rows: slice) -> Tensor:
+    """Stored pixels p as int8, p − 128: (c, d), of uint8 images."""
+    return (reference.images[rows] ^ 128).view(torch.int8).flatten(1)
+
+
+def half_sq_norms_of(reference: ReferenceSet) -> Tensor:
+    """‖code‖²/2 of each stored image, (N,) or half as many with hflip, float32; computed once, and kept by the set."""
+    pieces = (slice(i, i + HALF_SQ_NORM_ROWS) for i in range(0, len(reference.images), HALF_SQ_NORM_ROWS))
+    return reference.cached("half_sq_norms", lambda: half_sq_norms(codes_of(reference, rows) for rows in pieces))

@@ -1,0 +1,23 @@
+"""A reference set whose index is kept in a folder."""
+
+import torch
+
+from lit_knn.index import FaissIndex
+from lit_knn.reference import ReferenceSet
+
+
+def images(n=200, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 1, 4, 6), dtype=torch.uint8, generator=generator)
+
+
+def queries(seed=1):
+    return torch.randn(7, 1, 4, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def started(folder, factory="IVF4,SQ8", pictures=None, **options):
+    """A reference set as a new start makes it, its index built or found."""
+    index = FaissIndex(factory, cache_dir=str(folder), **options)
+    reference = ReferenceSet(images() if pictures is None else pictures, index)
+    reference.build_index()
+    return reference

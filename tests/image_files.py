@@ -1,0 +1,49 @@
+"""Small image files to read, and what is said of bad ones."""
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_knn.errors import InputError
+
+RNG = np.random.default_rng(0)
+
+
+def pixels(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def encoded(array: np.ndarray, kind: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def write_folder(path: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def labels_json(labels) -> dict[str, bytes]:
+    return {"dataset.json": json.dumps({"labels": labels}).encode()}
+
+
+def refusal(call, *args, **options) -> str:
+    with pytest.raises(InputError) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -1,0 +1,143 @@
+"""What docs/extending.md shows: classes kept outside the project, run by every subcommand from another folder."""
+
+import csv
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_knn.data import Digits
+from lit_knn.estimators import ByClass
+from lit_knn.index import FaissIndex
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
+from main import main
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+SNIPPETS = re.findall(r"^```python(?: file=(\S+))?\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+COMMANDS = re.findall(r"^    python main.py (.*)$", PAGE.replace("\\\n", ""), flags=re.MULTILINE)
+TINY = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+SHORT = ["--trainer.max_steps", "2", "--trainer.callbacks", "callbacks.LastCheckpoint", "--data.batch_size", "16"]
+SHORT += ["--trainer.val_check_interval", "2", "--data.val_images", "16"]
+FEW = {"num_z": "4", "repeats": "2", "noise_levels": "3"}
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A folder with the files of the page, from which commands run; their modules are forgotten afterwards."""
+    for name, code in SNIPPETS:
+        if name:
+            (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(ROOT))])
+    yield tmp_path
+    for name, _ in SNIPPETS:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def arguments(command):
+    """The command with configs found from any folder, made small."""
+    args = shlex.split(re.sub(r"configs/", f"{ROOT}/configs/", command))
+    if args[0] == "plan":
+        return args
+    if args[0] == "validate":
+        return [*args, *TINY, *(part for name, n in FEW.items() for part in (f"--trainer.callbacks.{name}", n))]
+    return [*args, *TINY, *SHORT]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_page_runs(command, outside, capsys):
+    main(arguments(command))
+    if command.startswith("plan"):
+        out = capsys.readouterr().out
+        assert re.search(r"index +\d", out)
+        assert "NOT KNOWN" not in out
+    if command.startswith("validate"):
+        (table,) = outside.rglob("estimator_error.csv")
+        rows = list(csv.DictReader(table.open()))
+        assert len([row for row in rows if row["estimator"] == "Nearest"]) == 3
+        # A deterministic estimator is measured once at each latent.
+        assert {row["mu_variance"] for row in rows if row["estimator"] == "Nearest"} == {""}
+    if command.startswith("fit"):
+        assert list(outside.rglob("last.ckpt"))
+
+
+def test_samples_are_drawn_with_an_own_estimator(outside):
+    options = ["--model", "LitEstimator", "--model.estimator", "mine.Nearest", "--data", "mine_data.Stripes"]
+    options += ["--model.sampling_steps", "4", "--data.predict_samples", "4", "--trainer.callbacks", "SampleWriter"]
+    main(["predict", *options, "--trainer.logger", "false", *TINY])
+    assert len(list(outside.rglob("*.png"))) >= 4
+
+
+def test_on_shards_it_is_refused_with_a_line(outside):
+    own = "--model.estimator mine.Nearest --model.estimator.k 4 --data.sharded true"
+    command = f"{ROOT}/main.py fit -c {ROOT}/configs/demo.yaml {own}".split()
+    done = subprocess.run(
+        [sys.executable, *command, *TINY, *SHORT, "--trainer.devices", "2", "--trainer.strategy", "ddp"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 2
+    # The other rank may repeat it, where it cannot tell whether the first still speaks.
+    line, *_ = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert line == "error: Nearest needs the whole reference set on each rank, this one is sharded"
+
+
+def test_an_estimator_that_tells_nothing_is_not_said_to_be_counted(outside, capsys):
+    (outside / "silent.py").write_text(SNIPPETS[0][1].partition("    def holds")[0])
+    command = f"plan -c {ROOT}/configs/demo.yaml --model.estimator silent.Nearest --model.estimator.k 32"
+    main(command.split())
+    out = capsys.readouterr().out
+    assert re.search(r"index +\d", out)
+    assert re.search("Nearest .*NOT KNOWN, not counted", out)
+
+
+def test_the_other_snippets_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for name, code in SNIPPETS:
+        if not name:
+            exec(compile(code, "extending.md", "exec"), names)
+    assert names["samples"].shape == (8, 1, 8, 8)
+    assert names["samples"].isfinite().all()
+
+
+def test_the_own_estimator_is_what_it_says(outside):
+    sys.path.append(str(outside))
+    from mine import Nearest
+
+    data = Digits(index=FaissIndex("Flat"))
+    data.setup()
+    images = data.reference.gather(torch.arange(data.reference.N)).double()
+    z, t = (images[:5] + 0.4 * torch.randn(images[:5].shape)).float(), 0.4
+    everything = Nearest(data.reference.N).bind(data.reference).posterior_mean(z, t)
+    log_p = -(z.double()[:, None] - images).flatten(2).square().sum(2) / (2 * t**2)
+    exact = torch.einsum("bn,n...->b...", log_p.softmax(1), images)
+    torch.testing.assert_close(everything.double(), exact, rtol=0, atol=1e-5)
+    labels = data.reference.labels[:5]
+    own = ByClass(Nearest(3)).bind(data.reference).posterior_mean(z, t, labels=labels)
+    assert own.shape == z.shape
+
+
+# A process from its two methods alone, against the closed forms of ours.
+
+
+@pytest.mark.parametrize(
+    ("process", "t"), [(EDM(), 7.0), (VP(), 0.6), (VP(3.0, 1e-3), 0.01), (LinearInterpolant(), 0.3)]
+)
+def test_derivatives_and_inverse_are_those_of_the_closed_forms(process, t):
+    plain = type("Plain", (Process,), {"sigma": staticmethod(process.sigma), "scale": staticmethod(process.scale)})()
+    times = t * torch.linspace(0.1, 1.0, 7, dtype=torch.float64)
+    torch.testing.assert_close(plain.sigma_derivative(times), process.sigma_derivative(times), rtol=1e-12, atol=0)
+    torch.testing.assert_close(plain.scale_derivative(times), process.scale_derivative(times), rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(plain.t_of_sigma(process.sigma(times)), times, rtol=1e-10, atol=0)
+    z, mu = torch.randn(2, 7, dtype=torch.float64)
+    torch.testing.assert_close(plain.velocity(z, times, mu), process.velocity(z, times, mu), rtol=1e-9, atol=1e-9)
