@@ -104,7 +104,9 @@ def test_images_are_read_from_prepared_files_arrays_and_folders(prepared, tmp_pa
     assert images.shape == (300, 3, 8, 8)
     np.save(tmp_path / "plain.npy", images.numpy())
     assert torch.equal(load(tmp_path / "plain.npy"), images)
-    write_zip(tmp_path / "images.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)})
+    write_zip(
+        tmp_path / "images.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)}
+    )
     assert torch.equal(load(tmp_path / "images.zip"), images)
 
 
