@@ -102,12 +102,10 @@ def test_options_out_of_range_are_one_line(tmp_path, capsys, option, value):
 def test_images_are_read_from_prepared_files_arrays_and_folders(prepared, tmp_path):
     images = load(prepared)
     assert images.shape == (300, 3, 8, 8)
-    np.save(tmp_path / "plain.npy", images.numpy())
-    assert torch.equal(load(tmp_path / "plain.npy"), images)
-    write_zip(
-        tmp_path / "images.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)}
-    )
-    assert torch.equal(load(tmp_path / "images.zip"), images)
+    np.save(tmp_path / "array.npy", images.numpy())
+    assert torch.equal(load(tmp_path / "array.npy"), images)
+    write_zip(tmp_path / "x.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)})
+    assert torch.equal(load(tmp_path / "x.zip"), images)
 
 
 def test_the_truth_is_that_of_enumeration(prepared):
