@@ -44,12 +44,11 @@ class Entry(NamedTuple):
 
 
 def load(path: Path) -> Tensor:
-    """Images of a zip or folder, of an .npy or .npz file, or of a prepared file, which are mapped."""
-    if path.suffix in (".npy", ".npz") and not path.with_suffix(".json").exists():
-        return torch.as_tensor(read_array_file(path)[0])
-    if path.is_dir() or path.suffix == ".zip":
-        return torch.as_tensor(read_image_files(path)[0])
-    return prepared_set(path).images
+    """Images of a zip or folder, or of an .npy or .npz file; prepared ones, with a .json beside them, are mapped."""
+    if path.suffix == ".npy" and path.with_suffix(".json").exists():
+        return prepared_set(path).images
+    read = read_array_file if path.suffix in (".npy", ".npz") else read_image_files
+    return torch.as_tensor(read(path)[0])
 
 
 def prepared_set(path: Path, index: Index | None = None) -> ReferenceSet:
@@ -71,10 +70,8 @@ def in_own_process(work: Callable[..., Any], *args: Any) -> tuple[Any, dict[str,
     assert process.pid is not None
     peak = private = 0
     while process.is_alive() and not receiver.poll(SECONDS_BETWEEN_SAMPLES):
-        peak, private = (
-            max(peak, process_bytes("VmHWM", process.pid)),
-            max(private, process_bytes("RssAnon", process.pid)),
-        )
+        peak = max(peak, process_bytes("VmHWM", process.pid))
+        private = max(private, process_bytes("RssAnon", process.pid))
     if not receiver.poll():
         raise InputError(f"{args[0]} failed with status {process.exitcode}, see above")
     result = receiver.recv()
