@@ -1,4 +1,4 @@
-"""One process of a distributed run that builds an index: python -m tests.index_probe RANK WORLD_SIZE FOLDER HOW."""
+"""One process of a distributed run that builds an index."""
 
 import json
 import os
@@ -88,7 +88,3 @@ def main(rank, world_size, folder, how):
     dist.all_reduce(total)
     assert total == world_size
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

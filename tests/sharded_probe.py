@@ -1,9 +1,8 @@
-"""One rank with a shard of a reference set: python -m tests.sharded_probe RANK WORLD_SIZE FOLDER SETTING."""
+"""One rank with a shard of a reference set."""
 
 import os
 import signal
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -179,7 +178,3 @@ def traffic(reference):
         call()
         sent.append(reference.exchange.bytes_sent - before)
     return sent
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
