@@ -146,7 +146,7 @@ def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Gene
 
 
 def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns of the n likeliest neighbours (B, n), padded with k, and the counts of kept and used places, (B,) each."""
+    """Columns of the n likeliest neighbours (B, n), padded with k, and the counts of kept and used places, (B,)."""
     k, log_q_tail = proposal.ids.shape[1], proposal.log_q_tail.unsqueeze(1)
     log_top, top = proposal.log_q.topk(min(n, k), dim=1)
     beyond = n - top.shape[1]
