@@ -62,7 +62,7 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Te
     log_best = (best.double() - half_sq_norm) * per_score
     # Only differences of large scores are precise. If no rest is left, `best` is −inf.
     rest.sub_(best.clamp(min=torch.finfo(best.dtype).min)).mul_(per_score.float()).exp_()
-    # If an image has more copies than are recomputed, rounding at small t may put the others far above the exact values.
+    # If an image has more copies than are recomputed, rounding at small t may put the others far above the exact ones.
     maximum = torch.maximum(exact.amax(1, keepdim=True), log_best)
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
     total_rest = rest.sum(1, keepdim=True, dtype=torch.float64) * (log_best - maximum).exp()
