@@ -92,11 +92,7 @@ class Estimator(TellsSettings, ABC):
 
     @property
     def reference(self) -> Reference:
-        """The bound reference set.
-
-        Raises:
-            InputError: `bind` was not called.
-        """
+        """The bound reference set; raises InputError if `bind` was not called."""
         if self._reference is None:
             raise InputError(f"{type(self).__name__} is used before bind(reference)")
         return self._reference
@@ -246,11 +242,7 @@ class Estimator(TellsSettings, ABC):
         """
 
     def _by_label(self, labels: Tensor | None, answer: Callable[["Estimator", Tensor | slice], Tensor]) -> Tensor:
-        """Let the estimator of each label answer for its rows; by default one estimator answers for all rows.
-
-        Raises:
-            InputError: labels are given.
-        """
+        """Let the estimator of each label answer for its rows; by default one answers for all and refuses labels."""
         if labels is not None:
             name = type(self).__name__
             raise InputError(f"{name}: labels are given, but it averages over all classes; use ByClass({name}(...))")

@@ -135,11 +135,7 @@ def settled(estimator: T) -> T:
 
 
 def check_count(owner: str, option: str, value: int) -> int:
-    """Return `value` if it is an integer of at least 1.
-
-    Raises:
-        InputError: another type, or value < 1.
-    """
+    """Return `value`, or raise InputError if it is not an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{owner}: {option} must be an integer, got {value!r}")
     if value < 1:

@@ -59,12 +59,7 @@ def uniform_ids(reference: Reference, batch: int, n: int, generator: torch.Gener
 
 
 def uniform_draws(ids: Tensor, x_source: Tensor | None = None) -> Draws:
-    """Make draws of the uniform proposal, and weight an optional source as if it were one of them.
-
-    Args:
-        ids: (B, n), the draws.
-        x_source: as in `Draws`.
-    """
+    """Make uniform draws `ids` (B, n) into `Draws`; a source is weighted as if it were one of them."""
     places = ids.shape[1] + (x_source is not None)
     return Draws(ids, torch.zeros(len(ids), places, dtype=torch.float64, device=ids.device), x_source=x_source)
 

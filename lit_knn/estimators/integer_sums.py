@@ -28,16 +28,9 @@ MOST_PER_SCORE = 1e28
 
 
 def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """E[x|z,t], Eq. 8 (eq:posterior_mean), over a set of uint8 images, on a CPU.
+    """E[x|z,t], Eq. 8 (eq:posterior_mean), over a set of uint8 images, on a CPU; arguments and result as `float_sums`.
 
-    Args:
-        reference: the set.
-        z: (B, *shape).
-        t: (B,).
-        count: number of 8-bit digits of z; three are about as precise as float32.
-
-    Returns:
-        The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.
+    z is split into `count` 8-bit digits; three are about as precise as float32.
     """
     mu, log_normaliser = torch.empty(z.shape, dtype=torch.float64), torch.empty(len(z), dtype=torch.float64)
     step = max(SCORE_BYTES // (4 * reference.N), MIN_LATENTS)

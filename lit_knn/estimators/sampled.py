@@ -131,13 +131,9 @@ def gather_used(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rows (b,), in any order, and the images of their used places, (b, places, *shape), in bounded memory.
 
-    Rows with similar numbers of used places are gathered together, so that short rows need no padding to long ones.
-
-    Args:
-        reference: the set.
-        ids: (B, p).
-        used: (B,), number of used places, which come first; at least 1; None if all are used.
-        x_source: as in `gather`; not together with `used`.
+    `ids` is (B, p). `used` (B,) counts the used places of each row, at least 1, which come first; None means all.
+    `x_source` is as in `gather`, and excludes `used`. Rows with similar numbers of used places are gathered together,
+    so that short rows are not padded to long ones.
     """
     every_row = torch.arange(len(ids), device=ids.device)
     if used is None:

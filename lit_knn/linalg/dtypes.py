@@ -9,11 +9,7 @@ COMPUTE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 
 
 def check_compute(owner: str, compute: str, *more: str) -> str:
-    """Return `compute` if it is `auto`, a type with the range of float32, or one of `more`.
-
-    Raises:
-        InputError: `compute` is none of these.
-    """
+    """Return `compute`, or raise InputError unless it is `auto`, a type with float32's range, or one of `more`."""
     known = ("auto", "float32", "bfloat16", *more)
     if compute not in known:
         raise InputError(f"{owner}: compute={compute!r} must be one of {', '.join(known)}")

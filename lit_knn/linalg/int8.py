@@ -95,14 +95,11 @@ def digits_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def product(digits: Tensor, matrix: Tensor) -> Tensor:
-    """Σ_j digit_j @ matrix / 254^j.
+    """Σ_j digit_j @ matrix / 254^j, (B, N), float32; each digit's product is exact before this rounding.
 
     Args:
         digits: (count, B, d), int8.
         matrix: (d, N), int8.
-
-    Returns:
-        (B, N), float32; each digit's product is exact before this rounding.
     """
     blocks = zip(digits.split(TERMS, dim=2), matrix.split(TERMS), strict=True)
     return reduce(Tensor.add_, (_product_of_few(*block) for block in blocks))

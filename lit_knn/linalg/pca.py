@@ -18,7 +18,7 @@ class PrincipalComponents(NamedTuple):
 
     Attributes:
         mean: (d,), mean of all images, float32.
-        basis: (d, r), P, float32, orthonormal columns.
+        basis: (d, r), P, float32, orthonormal columns, leading components first.
         variances: (r,), float32, variance about `mean` along each component, over the sampled images.
         residual_variance: mean of this variance over the d − r other directions; 0 if r = d.
     """
@@ -62,15 +62,12 @@ def sample_size(N: int, d: int, r: int) -> int:
 
 
 def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalComponents:
-    """The r leading principal components of a sample, by randomised SVD (Halko et al. 2011).
+    """Compute the r leading principal components of a sample, by randomised SVD (Halko et al. 2011).
 
     Args:
         sample: (m, d), float32.
         mean: (d,); variances are taken about it.
         r: number of components, r <= min(m, d).
-
-    Returns:
-        The components, leading ones first.
     """
     centred = sample - mean
     with keyed_default_rng(sample.device, r):

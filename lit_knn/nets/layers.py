@@ -90,11 +90,7 @@ class BlurredStridedConv(nn.Conv2d):
 
 
 def group_norm(width: int, eps: float) -> nn.GroupNorm:
-    """Group norm with at most 32 groups of at least 4 channels each.
-
-    Raises:
-        InputError: the width is not divisible by the number of groups.
-    """
+    """Group norm with at most 32 groups of at least 4 channels; raises InputError if they do not divide the width."""
     groups = max(min(32, width // 4), 1)
     if width % groups:
         raise InputError(f"channels: a layer of {width} channels cannot be normalised in {groups} groups")

@@ -10,7 +10,7 @@ from lit_knn.theory.noise import per_item
 
 
 class Coefficients(NamedTuple):
-    """Coefficients, (B,) each, that turn a network F into c_skip·z + c_out·F(c_in·z, c_noise)."""
+    """Coefficients that turn a network F into c_skip·z + c_out·F(c_in·z, c_noise); (B,) each, in the dtype of t."""
 
     c_skip: Tensor
     c_out: Tensor
@@ -25,9 +25,6 @@ def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: floa
         t: (B,), noise level, t >= sigma_min.
         sigma_data: standard deviation of the data.
         sigma_min: smallest noise level t_min.
-
-    Returns:
-        Four (B,) tensors, in the dtype of `t`.
     """
     total = (t.square() + sigma_data**2).sqrt()
     above_min = t - sigma_min
@@ -45,9 +42,6 @@ def edm_coefficients(sigma: Tensor, sigma_data: float = 0.5) -> Coefficients:
     Args:
         sigma: (B,), noise level, sigma > 0.
         sigma_data: standard deviation of the data.
-
-    Returns:
-        Four (B,) tensors, in the dtype of `sigma`.
     """
     variance = sigma.square() + sigma_data**2
     return Coefficients(

@@ -59,7 +59,7 @@ class SongUNet(ResidualUNet):
     Args:
         map_noise: module from noise labels (B,) to (B, noise_width).
         noise_width: features of the noise embedding; class and augmentation labels are added to it.
-        **options: arguments of `ResidualUNet`.
+        **options: arguments of `ResidualUNet`, see `DDPMpp`.
     """
 
     block = SongBlock

@@ -18,11 +18,7 @@ BISECTIONS = 100
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
-    """Reshape `t`, () or (B,), so that it broadcasts over `like`, (B, *shape).
-
-    Returns:
-        A float tensor on the device of `like`, (B, 1, ..., 1) or ().
-    """
+    """Reshape `t`, () or (B,), to () or (B, 1, ..., 1), on the device of `like`, (B, *shape), to broadcast over it."""
     if not isinstance(t, Tensor):
         t = torch.tensor(t, dtype=torch.float64)
     t = t.to(like.device)
@@ -203,16 +199,15 @@ EDM_PROCESS = EDM()
 
 
 def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process = EDM_PROCESS) -> Tensor:
-    """Draw z = s(t)·(x + σ(t)·ε) from the forward likelihood p_t(z|x) (below Eq. 2, eq:posterior; eq:general_forward).
+    """Draw z = s(t)·(x + σ(t)·ε), (B, *shape) in the dtype of `x`, from the forward likelihood p_t(z|x).
+
+    The likelihood is defined below Eq. 2 (eq:posterior; eq:general_forward).
 
     Args:
         x: (B, *shape), clean data.
         t: (B,) or scalar, time (the noise level in the EDM process).
         noise: (B, *shape), standard normal ε.
         process: the noise process.
-
-    Returns:
-        (B, *shape), in the dtype of `x`.
     """
     t = per_item(t, x).double()
     return process.scale(t).to(x.dtype) * x + process.noise_std(t).to(x.dtype) * noise

@@ -16,14 +16,11 @@ TERMS_PER_SUM = 64
 
 
 def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
-    """‖z − x‖² from the difference z − x, so no digits are lost when z is close to x.
+    """‖z − x‖², (B, n) float64, from the difference z − x, so no digits are lost when z is close to x.
 
     Args:
         z: (B, *shape).
         x: (B, n, *shape), n candidates of each z.
-
-    Returns:
-        (B, n), float64.
     """
     difference = (x - z.unsqueeze(1)).flatten(2)
     # Every weight depends on this sum. In float32 alone it would lose a digit or two, so float64 adds the blocks.
@@ -34,16 +31,14 @@ def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
 
 
 def cross_sq_dist(z: Tensor, x: Tensor) -> Tensor:
-    """‖z − x‖² between every z and every x, as ‖z‖² + ‖x‖² − 2 z·x in float64.
+    """‖z − x‖² between every z and every x, (B, N) float64, as ‖z‖² + ‖x‖² − 2 z·x.
 
-    In float32 this form loses all digits at small t (t_min = 0.002); in float64 it keeps about nine.
+    At small t (t_min = 0.002) this form would lose all digits in float32; in float64 it keeps about nine. Rounding may
+    make tiny values negative.
 
     Args:
         z: (B, d).
         x: (N, d).
-
-    Returns:
-        (B, N), float64; rounding may make tiny values negative.
     """
     z, x = z.double(), x.double()
     norms = z.square().sum(1, keepdim=True) + x.square().sum(1)
@@ -51,64 +46,52 @@ def cross_sq_dist(z: Tensor, x: Tensor) -> Tensor:
 
 
 def unnormalised_log_likelihood(sq_dist: Tensor, t: Tensor | float) -> Tensor:
-    """log p_t(z|x) without the Gaussian's constant: −‖z − x‖² / 2t² (line 2 of Algorithm 1).
+    """log p_t(z|x) without the Gaussian's constant: −‖z − x‖² / 2t², (B, n) float64 (line 2 of Algorithm 1).
 
     The constant is the same for all x, so posteriors, proposals and importance weights do not need it.
 
     Args:
         sq_dist: (B, n), squared L2, model space.
         t: (B,) or scalar, t > 0.
-
-    Returns:
-        (B, n), float64.
     """
     return sq_dist.double() / (-2.0 * per_item(t, sq_dist).double().square())
 
 
 def log_likelihood(sq_dist: Tensor, t: Tensor | float, d: int) -> Tensor:
-    """log p_t(z|x) = log N(z; x, t²I), the forward likelihood (below Eq. 2, eq:posterior).
+    """log p_t(z|x) = log N(z; x, t²I), (B, n) float64, the forward likelihood (below Eq. 2, eq:posterior).
 
     Args:
         sq_dist: (B, n), squared L2, model space.
         t: (B,) or scalar, t > 0.
         d: flattened dimension.
-
-    Returns:
-        (B, n), float64.
     """
     log_t = per_item(t, sq_dist).double().log()
     return unnormalised_log_likelihood(sq_dist, t) - d * (0.5 * math.log(2 * math.pi) + log_t)
 
 
 def log_marginal(sq_dist: Tensor, t: Tensor | float, d: int) -> Tensor:
-    """log p_t(z), Eq. 1 (eq:marginal), from the distances to all N images.
+    """log p_t(z), (B,) float64, Eq. 1 (eq:marginal), from the distances to all N images.
 
     Args:
         sq_dist: (B, N), squared L2, model space.
         t: (B,) or scalar, t > 0.
         d: flattened dimension.
-
-    Returns:
-        (B,), float64.
     """
     return torch.logsumexp(log_likelihood(sq_dist, t, d), dim=1) - math.log(sq_dist.shape[1])
 
 
 def log_posterior(sq_dist: Tensor, t: Tensor | float) -> Tensor:
-    """log p_t(x_i|z), Eq. 2 (eq:posterior), from the distances to all N images.
+    """log p_t(x_i|z), (B, N) float64, Eq. 2 (eq:posterior), from the distances to all N images.
 
     Args:
         sq_dist: (B, N), squared L2, model space.
         t: (B,) or scalar, t > 0.
-
-    Returns:
-        (B, N), float64; the exponentials of a row sum to 1.
     """
     return torch.log_softmax(unnormalised_log_likelihood(sq_dist, t), dim=1)
 
 
 def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
-    """E[x|z,t], Eq. 8 (eq:posterior_mean), by exact enumeration of a set that fits in memory at once.
+    """E[x|z,t], (B, *shape) float64, Eq. 8 (eq:posterior_mean), by exact enumeration of a set that fits in memory.
 
     `lit_knn.estimators.ExactFloat64()` computes the same mean, but streams over a reference set of any size.
 
@@ -116,9 +99,6 @@ def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
         z: (B, *shape), noisy latents.
         x: (N, *shape), the data set.
         t: (B,) or scalar, t > 0.
-
-    Returns:
-        (B, *shape), float64.
     """
     weights = log_posterior(cross_sq_dist(z.flatten(1), x.flatten(1)), t).exp()
     return (weights @ x.flatten(1).double()).reshape(z.shape)

@@ -33,7 +33,7 @@ class Proposal(NamedTuple):
 
 
 def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int) -> Proposal:
-    """Build q_t(x|z) of Eq. 13 (eq:proposal) from the result of a neighbour search.
+    """Build the normalised q_t(x|z) of Eq. 13 (eq:proposal) from the result of a neighbour search.
 
     The distances may be approximate and in any order, and neighbours may be missing (id −1). q still has full support
     on the N images, so importance weights p/q remain valid. Each tail image gets the likelihood of the farthest
@@ -44,9 +44,6 @@ def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int) 
         ids: (B, k), distinct ids in [0, N), or −1 for a missing neighbour.
         t: (B,) or scalar, t > 0.
         N: number of images.
-
-    Returns:
-        The normalised proposal.
     """
     found = ids >= 0
     log_neighbour = unnormalised_log_likelihood(sq_dist, t).masked_fill(~found, -math.inf)

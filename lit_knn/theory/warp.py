@@ -36,7 +36,7 @@ class Warp(NamedTuple):
         return pull_back(images)[0]
 
     def query(self, z: Tensor, t: Tensor, x_source: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Find a latent z' whose posterior over the plain set is near the posterior of `z` over the warped set.
+        """Find z' (B, C, H, W) and t' (B,) whose posterior over the plain set is near that of z over the warped set.
 
         x_s is the source and Δ = x_i − x_s. Up to a constant, −‖z − A x_i‖²/2t² = (⟨A'(z − A x_s), Δ⟩ − ‖AΔ‖²/2)/t².
         Only ‖AΔ‖² needs a resampling per image, so ρ‖Δ‖² replaces it, where ρ = ‖A(x_s − m)‖²/‖x_s − m‖² and m is the
@@ -48,9 +48,6 @@ class Warp(NamedTuple):
             t: (B,).
             x_source: (B, C, H, W), unwarped.
             mean: (d,), data mean.
-
-        Returns:
-            z' (B, C, H, W) and t' (B,).
         """
         centred = x_source - mean.reshape(x_source.shape[1:])
         before, after = (

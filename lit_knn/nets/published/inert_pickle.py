@@ -158,11 +158,7 @@ class _Unpickler(pickle.Unpickler):
         self._allowed = allowed
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a global.
-
-        Raises:
-            Refused: a global outside the table.
-        """
+        """Return the stand-in for a global, or raise Refused if the table has none."""
         if (module, name) not in self._allowed:
             raise Refused(f"names the global {printable(f'{module}.{name}')}, which is refused; nothing of it ran")
         return self._allowed[module, name]
