@@ -208,9 +208,7 @@ def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GR
 def integrate_flow(
     posterior_mean: PosteriorMean, z: Tensor, sigmas: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Integrate the PF-ODE, Eq. 3 (eq:pfode), by Heun steps from sigmas[0] to sigmas[-1]: (B, *shape), float64.
-
-    The process is the EDM process.
+    """Integrate the EDM process's PF-ODE, Eq. 3 (eq:pfode), by Heun steps through `sigmas`: (B, *shape), float64.
 
     Args:
         posterior_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t].

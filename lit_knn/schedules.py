@@ -84,7 +84,7 @@ def log_normal_sigmas(
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Draw EDM's training noise levels, float64, ln σ ~ N(P_mean, P_std²) (Karras et al. 2022, Table 1).
+    """Draw EDM's training noise levels, ln σ ~ N(P_mean, P_std²), in float64 (Karras et al. 2022, Table 1).
 
     Args:
         size: number of levels, or the shape of the result.

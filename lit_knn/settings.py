@@ -14,7 +14,7 @@ DIGITS = 12
 
 
 class TellsSettings:
-    """Base class that records the arguments of the constructor; attributes may have other names."""
+    """Records the arguments of the constructor, even if attributes store them under other names."""
 
     _arguments: Mapping[str, Any]
 

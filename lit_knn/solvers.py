@@ -50,7 +50,7 @@ def heun_step(
     posterior_mean: PosteriorMean,
     process: Process = EDM_PROCESS,
 ) -> Tensor:
-    """One Heun step of Eq. 3 (eq:pfode) from t to t_next: order 2, two evaluations. Arguments as `euler_step`.
+    """One Heun step of Eq. 3 (eq:pfode) from t to t_next: order 2, two evaluations; otherwise as `euler_step`.
 
     If t_next = 0, the velocity there is not defined, so the step is Euler's. If t_next = 0 for all items, there is no
     second evaluation.

@@ -16,7 +16,7 @@ from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.reference import Reference
 from lit_knn.theory.warp import Warp
 
-# A gathered image costs about as much as the exact mean's product with 10 to 40 images, which a batch shares.
+# Gathering one image costs as much as 10 to 40 images in the exact mean's product, which serves a whole batch.
 GATHERED_SHARE = 16
 
 
@@ -28,9 +28,9 @@ class Adaptive(CertifiedEstimator):
     the tolerance if the certificates are right. An estimate within the tolerance equals the plain estimator's, bit for
     bit.
 
-    A certificate is an estimate, not a bound. It cannot see images that were not drawn: if one draw has all the weight
-    it is 0, although a likelier image may be missing. Keeping estimates that seem certain therefore prefers those that
-    missed something. This adds a bias, which `growth` cannot remove. So wrap an estimator whose proposal covers the
+    A certificate is an estimate, not a bound. It cannot see images that were not drawn: if one draw has all the weight,
+    the estimated error is 0, although a likelier image may be missing. Estimates that missed something are therefore
+    kept more often. This adds a bias, which `growth` cannot remove. So wrap an estimator whose proposal covers the
     posterior (SubspaceKNN, KNN), not a uniform one.
 
     The result depends only on the generator's state and the batch. Later draws for a z depend on which other z of its
@@ -74,7 +74,7 @@ class Adaptive(CertifiedEstimator):
 
     @property
     def last_counts(self) -> tuple[int, ...]:
-        """Numbers of z in the last call that n images, n·growth images, …, and at last the exact mean settled."""
+        """Counts of z in the last call, by what settled them: n images, n·growth images, …, the exact mean."""
         return self._last_counts
 
     def bind(self, reference: Reference) -> Self:

@@ -127,7 +127,7 @@ def counts_of(estimator: Any) -> Iterator[Count]:
 
 
 def settled(estimator: T) -> T:
-    """Copy a bound estimator with the counts in effect as given counts, so that any other set keeps them."""
+    """Copy a bound estimator and fix its counts at the numbers in effect, so that no other set changes them."""
     made = copy.copy(estimator)
     for count in counts_of(made):
         setattr(made, count.name, getattr(made, count.name))

@@ -93,8 +93,8 @@ def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
 
     For independent draws it is the variance of Eq. 12 (eq:SNIS_Var), with their weights in place of the posterior. For
     draws without repetition it is Hájek's estimate s/(s − 1)·Σ (1 − π)·|c − c̄|² over the s images that are not kept.
-    Here π are inclusion probabilities, c = w (x − μ̂) contributions, and c̄ is the mean of c weighted by 1 − π. If s = 1,
-    c̄ is 0 and the factor is 1.
+    Each image has inclusion probability π and contributes c = w (x − μ̂); c̄ is the mean of c weighted by 1 − π. If
+    s = 1, the estimate is (1 − π)·|c|².
 
     Args:
         draws: the draws of these rows.

@@ -23,8 +23,8 @@ SUBSET_VALUES = 2**24
 def enough_digits(reference: ReferenceSet, candidates: tuple[int, ...] = (2, 3)) -> int | None:
     """Find the fewest digits of z for which `integer_sums` is exact enough; None if no candidate is.
 
-    The error is measured at latents made from the images, at noise levels from one likely image to all likely. A large
-    set is replaced by a random subset, so the measurement takes a second at most.
+    The error is measured at latents made from the images. The noise levels range from one likely image to all images
+    likely. A random subset replaces a large set, so the measurement takes a second at most.
 
     The subset is enough: digits round z by some δ, and this moves the mean by J·δ, where J = Cov[x|z]/t². J is largest
     where the posterior has just spread to many images. A subset has the same distances between images; only the noise

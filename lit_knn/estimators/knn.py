@@ -23,7 +23,7 @@ class KNN(SampledEstimator):
 
     It is biased, O(1/n). Its variance is at most Z_q/p_t(z) times the variance of `MonteCarlo` (Theorem 4.1). The
     search may be approximate: likelihoods of the draws are exact, and missed images belong to the flat tail, so the
-    estimate is consistent as n → ∞. At small t and finite n it can be wrong if the search misses likely images (an
+    estimate is consistent as n → ∞. At small t and finite n it can be far off if the search misses likely images (an
     `IVF` index with a low nprobe), because the tail is hardly ever drawn.
 
     At small t the likeliest image is the source of z, which training knows. With `include_source`, the source becomes

@@ -61,7 +61,7 @@ def is_native(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def planned_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype:
-    """Like `compute_dtype`, but a device may belong to another machine; its GPU is assumed to be a current one."""
+    """Like `compute_dtype`, but for plans: if this machine has no GPU, a CUDA device counts as a current GPU."""
     if device.type == "cuda" and not torch.cuda.is_available():
         return torch.bfloat16 if compute == "auto" else getattr(torch, compute)
     return compute_dtype(owner, compute, device)

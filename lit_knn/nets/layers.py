@@ -54,7 +54,7 @@ class Resample(nn.Module):
         self.register_buffer("resample_filter", fir_kernel(taps))
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C, 2H, 2W) or (B, C, H/2, W/2)."""
+        """Map (B, C, H, W) to (B, C, 2H, 2W) or (B, C, H/2, W/2)."""
         return resample(h, self.resample_filter, self.direction)
 
 
@@ -69,7 +69,7 @@ class ResamplingConv(nn.Conv2d):
         self.register_buffer("resample_filter", fir_kernel(taps))
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, in_width, H, W) to (B, width, 2H, 2W) or (B, width, H/2, W/2)."""
+        """Map (B, in_width, H, W) to (B, width, 2H, 2W) or (B, width, H/2, W/2)."""
         return super().forward(resample(h, self.resample_filter, self.direction))
 
 
@@ -84,7 +84,7 @@ class BlurredStridedConv(nn.Conv2d):
         self.register_buffer("resample_filter", fir_kernel(taps))
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, in_width, H, W) to (B, width, H/2, W/2)."""
+        """Map (B, in_width, H, W) to (B, width, H/2, W/2)."""
         kernel = self.resample_filter.to(image.dtype).expand(image.shape[1], -1, -1, -1)
         return super().forward(F.conv2d(image, kernel, padding=self.margin, groups=image.shape[1]))
 
@@ -128,7 +128,7 @@ class ResidualBlock(nn.Module):
 
     norm_eps: ClassVar[float]
     residual_scale: ClassVar[float]  # factor after each addition
-    modulations: ClassVar[int]  # numbers per channel that the embedding gives
+    modulations: ClassVar[int]  # numbers that the embedding gives per channel
     weighs_resampled_shortcut: ClassVar[bool]
 
     def __init__(
@@ -197,7 +197,7 @@ class PositionalEmbedding(nn.Module):
         self.sines_first = sines_first
 
     def forward(self, noise_label: Tensor) -> Tensor:
-        """(B,) to (B, features) float32."""
+        """Map (B,) to (B, features) float32."""
         half = self.features // 2
         exponents = torch.arange(half, dtype=torch.float32, device=noise_label.device) / (half - self.endpoint)
         angles = noise_label.float()[:, None] * (1 / 10_000) ** exponents
@@ -220,6 +220,6 @@ class FourierEmbedding(nn.Module):
         self.register_buffer("freqs", torch.randn(features // 2) * scale)
 
     def forward(self, noise_label: Tensor) -> Tensor:
-        """(B,) to (B, features) float32."""
+        """Map (B,) to (B, features) float32."""
         angles = noise_label.float()[:, None] * (2 * math.pi * self.freqs.float())
         return torch.cat([angles.sin(), angles.cos()], 1)

@@ -79,7 +79,7 @@ class ResidualUNet(nn.Module):
         raise NotImplementedError
 
     def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
-        """Embed noise (B,), classes (B, num_classes, one-hot) and augmentations (B, augment_dim): (B, 4·channels)."""
+        """Map noise (B,), one-hot classes (B, classes) or None, augmentations (B, features) or None to (B, width)."""
         raise NotImplementedError
 
     def output(self, h: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class Waves(nn.Module):
         self.register_buffer("frequencies", torch.linspace(0, -math.log(30.0), half).exp(), persistent=False)
 
     def forward(self, noise_label: Tensor) -> Tensor:
-        """(B,) to (B, 2·half)."""
+        """Map (B,) to (B, 2·half)."""
         angles = noise_label.unsqueeze(1) * self.frequencies
         return torch.cat([angles.sin(), angles.cos()], 1)
 
@@ -171,7 +171,7 @@ class ResBlock(nn.Module):
         self.skip = nn.Conv2d(in_width, width, 1) if in_width != width else nn.Identity()
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """(B, in_width, H, W) to (B, width, H, W)."""
+        """Map (B, in_width, H, W) to (B, width, H, W)."""
         scale, shift = self.modulation(embedding)[:, :, None, None].chunk(2, dim=1)
         out = self.norm2(self.conv1(F.silu(self.norm1(h)))) * (1 + scale) + shift
         return self.skip(h) + self.conv2(self.dropout(F.silu(out)))
@@ -187,7 +187,7 @@ class Attention(nn.Module):
         self.out = _zero(nn.Conv2d(width, width, 1))
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """(B, width, H, W) to the same shape; the embedding is not used."""
+        """Map (B, width, H, W) to the same shape; the embedding is not used."""
         q, k, v = self.qkv(self.norm(h)).flatten(2).transpose(1, 2).chunk(3, dim=2)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(h.shape)
         return h + self.out(attended)
@@ -201,7 +201,7 @@ class Downsample(nn.Module):
         self.conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """(B, width, H, W) to (B, width, H/2, W/2); the embedding is not used."""
+        """Map (B, width, H, W) to (B, width, H/2, W/2); the embedding is not used."""
         return self.conv(h)
 
 
@@ -213,7 +213,7 @@ class Upsample(nn.Module):
         self.conv = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """(B, width, H, W) to (B, width, 2H, 2W); the embedding is not used."""
+        """Map (B, width, H, W) to (B, width, 2H, 2W); the embedding is not used."""
         return self.conv(F.interpolate(h, scale_factor=2.0, mode="nearest"))
 
 

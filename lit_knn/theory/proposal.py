@@ -103,7 +103,7 @@ def _tail_ids(proposal: Proposal, share: Tensor) -> Tensor:
     ids, tail_size = proposal.ids, _tail_size(proposal)
     # The product may round up to tail_size itself.
     rank = torch.minimum((share * tail_size).long(), (tail_size - 1).clamp(min=0))
-    # A missing neighbour sorts behind every rank.
+    # Missing neighbours get an id that sorts after every rank.
     ordered = torch.where(ids >= 0, ids, 2 * proposal.N).sort(1).values
     gaps = ordered - torch.arange(ids.shape[1], device=ids.device)
     return rank + torch.searchsorted(gaps, rank, right=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-# Draws per float32 product: it may add its terms one by one, so its error grows with their number.
+# Draws per float32 product. A product may add its terms one by one, so its error grows with their number.
 DRAWS_PER_SUM = 256
 
 

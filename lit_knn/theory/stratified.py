@@ -36,10 +36,10 @@ def stratified_draws(
 ) -> StratifiedDraws:
     """Represent each row's distribution by n weighted images.
 
-    The m most probable images are kept, and each weighs its probability. Systematic sampling spreads the other n − m
-    places over the rest in proportion to probability; each place weighs 1/(n − m) of the rest's mass. So the expected
-    base weight of every image is its probability. If fewer than n images hold all but a negligible part of the mass,
-    only these are used and nothing is sampled.
+    The m most probable images are kept; their weights are their probabilities. Systematic sampling spreads the other
+    n − m places over the rest in proportion to probability; each place weighs 1/(n − m) of the rest's mass. So the
+    expected base weight of every image is its probability. If fewer than n images hold all but a negligible part of
+    the mass, only these are used and nothing is sampled.
 
     Args:
         log_q: (B, N), float32, log-probabilities up to a constant per row. Overwritten.
@@ -90,7 +90,7 @@ def systematic_draws(
     drawn = torch.searchsorted(cdf, heights, right=True)
     # Unused and kept places have heights outside the distribution.
     drawn = drawn.clamp(max=rest.shape[1] - 1)
-    # Reject columns of probability 0: rounding can hit them, and an underflowed rest has no others.
+    # Reject columns of probability 0: rounding can hit them, and an underflowed rest has only such columns.
     drawn_q = image_q.gather(1, drawn).double()
     sampled = is_used & ~is_kept & (drawn_q > 0)
     # Where nothing is drawn, the probability and the mass are set to 1, to avoid 0/0.

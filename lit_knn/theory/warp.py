@@ -39,9 +39,10 @@ class Warp(NamedTuple):
         """Find z' (B, C, H, W) and t' (B,) whose posterior over the plain set is near that of z over the warped set.
 
         x_s is the source and Δ = x_i − x_s. Up to a constant, −‖z − A x_i‖²/2t² = (⟨A'(z − A x_s), Δ⟩ − ‖AΔ‖²/2)/t².
-        Only ‖AΔ‖² needs a resampling per image, so ρ‖Δ‖² replaces it, where ρ = ‖A(x_s − m)‖²/‖x_s − m‖² and m is the
-        data mean. The result is −‖z' − x_i‖²/2t'² with z' = x_s + A'(z − A x_s)/ρ and t' = t/√ρ. The inverse map of z
-        would find other images at small t, because interpolation blurs the source.
+        Only ‖AΔ‖² needs a resampling per image, so ρ‖Δ‖² replaces it. The share ρ = ‖A(x_s − m)‖²/‖x_s − m‖² tells how
+        much A keeps of the source's distance from the data mean m. The result is −‖z' − x_i‖²/2t'² with
+        z' = x_s + A'(z − A x_s)/ρ and t' = t/√ρ. The inverse map of z would find other images at small t, because
+        interpolation blurs the source.
 
         Args:
             z: (B, C, H, W), made from A x_source.

@@ -1,4 +1,4 @@
-"""Sealed stand-ins for the objects that a pickle names; on other objects the pickle could set attributes."""
+"""Sealed stand-ins for the objects that a pickle names. On unsealed objects, a pickle could set attributes."""
 
 import pickle
 from collections.abc import Callable
