@@ -67,10 +67,7 @@ def uniform_draws(ids: Tensor, x_source: Tensor | None = None) -> Draws:
 def merged_draws(ids: Tensor, log_correction: Tensor, of_posterior: bool = False) -> Draws:
     """Merge repeated images of independent draws, to gather each only once; at small t all draws are one image.
 
-    Args:
-        ids: (B, n), the draws.
-        log_correction: (B, n), float64, equal for equal ids.
-        of_posterior: as in `Draws`.
+    `ids` is (B, n); `log_correction` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
     """
     ids, order = ids.sort(1)
     new = torch.ones_like(ids, dtype=torch.bool)

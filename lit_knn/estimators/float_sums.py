@@ -18,7 +18,7 @@ def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None 
         reference: the set, of any type, on any device.
         z: (B, *shape).
         t: (B,).
-        warp: B maps A. The likelihoods are then those of A x, but the mean is still over x.
+        warp: B maps A. The likelihoods then use A x, but the mean is still over x.
 
     Returns:
         The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.

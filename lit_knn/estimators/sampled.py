@@ -93,7 +93,7 @@ class SampledEstimator(CertifiedEstimator):
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Draws]]:
         """Yield rows of z (b,), the images drawn for them (b, p, *shape), their weights (b, p) and draws.
 
-        With `warp`, the likelihoods are those of the warped images.
+        With `warp`, the likelihoods are computed from the warped images.
         """
         for rows, x in gather_used(self.reference, draws.ids, draws.used, draws.x_source):
             part = draws.rows(rows, x.shape[1])

@@ -158,7 +158,7 @@ class SubspaceKNN(CertifiedEstimator):
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, SubspaceDraws]]:
         """Yield rows (b,), their images (b, places, *shape), weights (b, places) and draws, in some order.
 
-        With `warp`, the likelihoods are those of the warped images.
+        With `warp`, the likelihoods are computed from the warped images.
         """
         for rows, x in gather_used(self.reference, draws.ids, draws.used):
             chosen = draws.rows(rows, x.shape[1])

@@ -114,7 +114,7 @@ class EDMPrecond(nn.Module):
         c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
         z = z.float()
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
-        # Not `enabled=self.fp16`: a disabled autocast would switch off the trainer's own autocast.
+        # `autocast(enabled=self.fp16)` would be wrong: if disabled, it switches off the trainer's own autocast.
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
             output = self.model(c_in * z, c.c_noise.float(), *labels)
         return c_skip * z + c_out * output.to(torch.float32)

@@ -44,12 +44,7 @@ def normaliser_ratio(log_likelihood: Tensor, log_Zq: Tensor) -> Tensor:
 
 
 def theorem_4_1_bound(ratio: Tensor, trace_mc: Tensor) -> Tensor:
-    """Right-hand side of Theorem 4.1 (thm:knn_bound), Z_q / p_t(z) · Tr Cov(μ̂_MC): (B,).
-
-    Args:
-        ratio: (B,), see `normaliser_ratio`.
-        trace_mc: (B,), see `monte_carlo_trace`.
-    """
+    """Right-hand side of Theorem 4.1 (thm:knn_bound), (B,): `normaliser_ratio` times `monte_carlo_trace`, (B,) each."""
     return ratio * trace_mc
 
 

@@ -41,7 +41,7 @@ class Process(ABC):
 
     @abstractmethod
     def scale(self, t: Tensor) -> Tensor:
-        """s(t), the factor by which z scales the clean data."""
+        """s(t), the factor that multiplies the clean data in z."""
 
     def sigma_derivative(self, t: Tensor) -> Tensor:
         """σ̇(t)."""

@@ -1,6 +1,6 @@
 """The posterior over a finite data set: Eqs. 1, 2, 5 and 8, in log space.
 
-Distances are squared L2 in model space. Likelihoods are those of the EDM process, p_t(z|x) = N(z; x, t²I), except in
+Distances are squared L2 in model space. Likelihoods belong to the EDM process, p_t(z|x) = N(z; x, t²I), except in
 functions that take a `process`.
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item
 
-# Number of terms that are summed in float32; sums of such blocks are float64.
+# Block size: float32 sums the terms of a block, and float64 sums the blocks.
 TERMS_PER_SUM = 64
 
 

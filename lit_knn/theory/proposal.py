@@ -147,7 +147,7 @@ def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
     k, log_q_tail = proposal.ids.shape[1], proposal.log_q_tail.unsqueeze(1)
     log_top, top = proposal.log_q.topk(min(n, k), dim=1)
     beyond = n - top.shape[1]
-    # Tail images take the places after the neighbours, and those of missing neighbours.
+    # Tail images fill the places after the neighbours, and replace missing neighbours.
     log_top = torch.cat([torch.maximum(log_top, log_q_tail), log_q_tail.expand(-1, beyond)], dim=1)
     used = num_used(log_top, proposal.N, torch.full_like(proposal.log_Zq, math.log(NEGLIGIBLE_SHARE)))
     kept = torch.where(used < n, used, num_sure(log_top.exp()))

@@ -36,7 +36,7 @@ class Warp(NamedTuple):
         return pull_back(images)[0]
 
     def query(self, z: Tensor, t: Tensor, x_source: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Find z' (B, C, H, W) and t' (B,) whose posterior over the plain set is near that of z over the warped set.
+        """Find z' (B, C, H, W) and t' (B,) such that the plain set's posterior is near z's over the warped set.
 
         x_s is the source and Δ = x_i − x_s. Up to a constant, −‖z − A x_i‖²/2t² = (⟨A'(z − A x_s), Δ⟩ − ‖AΔ‖²/2)/t².
         Only ‖AΔ‖² needs a resampling per image, so ρ‖Δ‖² replaces it. The share ρ = ‖A(x_s − m)‖²/‖x_s − m‖² tells how
