@@ -20,18 +20,21 @@ from tests.cached_index import images, queries
 
 
 class Spied(FaissIndex):
-    """Counts its builds; or fails, or dies, in one."""
+    """Tells whether it was built, for which it takes samples; or fails, or dies, then."""
 
     builds = 0
     how = "well"
 
-    def _build(self, *args):
-        self.builds += 1
-        if self.how == "error":
-            raise MemoryError("no room")
-        if self.how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super()._build(*args)
+    def build(self, vectors):
+        def sample(size):
+            self.builds = 1
+            if self.how == "error":
+                raise MemoryError("no room")
+            if self.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return vectors.sample(size)
+
+        super().build(vectors._replace(sample=sample))
 
 
 def loaded(rank, index):

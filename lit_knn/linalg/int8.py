@@ -26,13 +26,11 @@ class Codes(NamedTuple):
         values: (N, d), int8.
         scale: model-space size of one code unit.
         offset: added to each code.
-        exact: whether the codes are lossless, as for pixels.
     """
 
     values: Tensor
     scale: float
     offset: float
-    exact: bool
 
 
 def half_sq_norms(pieces: Iterable[Tensor]) -> Tensor:
@@ -66,12 +64,12 @@ def quantise(chunks: Callable[[], Iterable[Tensor]], N: int) -> Codes:
         values[start : start + len(chunk)] = rounded.to(torch.int8)
     else:
         assert values is not None
-        return Codes(values, PIXEL_SCALE, PIXEL_OFFSET, exact=True)
+        return Codes(values, PIXEL_SCALE, PIXEL_OFFSET)
     scale = max(float(chunk.abs().max()) for chunk in chunks()) / DIGIT or 1.0
     values = _empty(N, chunk)
     for start, chunk in _numbered(chunks()):
         values[start : start + len(chunk)] = (chunk / scale).round().to(torch.int8)
-    return Codes(values, scale, 0.0, exact=False)
+    return Codes(values, scale, 0.0)
 
 
 def digits_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
