@@ -15,6 +15,7 @@ from lit_knn.rng import keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.training.base import SAMPLING_STREAM, check_device, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
+from lit_knn.training.run import data_reference
 
 
 class LitEstimator(pl.LightningModule):
@@ -69,17 +70,8 @@ class LitEstimator(pl.LightningModule):
             self.estimator.bind(reference)
 
     def data_reference(self) -> ReferenceSet:
-        """The data module's reference set.
-
-        Raises:
-            InputError: the run's data is not one of `lit_knn.data`, or is sharded: devices do not sample in step.
-        """
-        reference = getattr(getattr(self.trainer, "datamodule", None), "reference", None)
-        if reference is None:
-            raise InputError("LitEstimator: the data has no reference set; use a data module of lit_knn.data")
-        if reference.sharded:
-            raise InputError("LitEstimator needs all images on each device: set data.sharded to false")
-        return reference
+        """See `lit_knn.training.run.data_reference`; devices do not sample in step, so shards are refused."""
+        return data_reference("LitEstimator", self.trainer)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Leave the measuring to the callbacks."""

@@ -13,7 +13,7 @@ from lit_knn.schedules import NoiseGrid
 from lit_knn.theory.noise import forward_noise
 
 # Apart from the streams of the models.
-ESTIMATOR_STREAM, FORWARD_STREAM = 10, 11
+HYBRID_STREAM, FORWARD_STREAM = 10, 11
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class HybridSamples:
         device, first = self.reference.device, int(seeds[0])
         noise = seeded_noise(seeds, self.reference.shape, device=device)
         if estimator is not None:
-            generator = keyed_generator(device, self.seed, first, ESTIMATOR_STREAM)
+            generator = keyed_generator(device, self.seed, first, HYBRID_STREAM)
 
             def mean(z: Tensor, t: Tensor) -> Tensor:
                 return estimator.posterior_mean(z, t, generator=generator)

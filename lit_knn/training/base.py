@@ -20,6 +20,7 @@ from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import PosteriorMean
 from lit_knn.training.conditioning import CLASS_STREAM, Conditioning
 from lit_knn.training.monitor import TrainingMonitor
+from lit_knn.training.run import find_reference
 from lit_knn.training.times import TrainingTime, hardware_name
 
 # What a random stream is for: the last part of its key, so that no two streams coincide.
@@ -132,7 +133,7 @@ class EstimatorTraining(pl.LightningModule):
 
     def data_reference(self) -> ReferenceSet | None:
         """The data module's reference set; None with other data."""
-        return getattr(getattr(self.trainer, "datamodule", None), "reference", None)
+        return find_reference(self.trainer)
 
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
         self._check_image_shape(shape)

@@ -21,6 +21,11 @@ from lit_knn.reference import ReferenceSet
 TENSORBOARD_DPI = 100
 
 
+def find_reference(trainer: pl.Trainer) -> ReferenceSet | None:
+    """The reference set of the run's data module; None with other data."""
+    return getattr(getattr(trainer, "datamodule", None), "reference", None)
+
+
 def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
     """The reference set of the run's data module, which is set up before callbacks are.
 
@@ -32,7 +37,7 @@ def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False
     Raises:
         InputError: the run's data is not one of `lit_knn.data`, or its images are sharded and may not be.
     """
-    reference: ReferenceSet | None = getattr(getattr(trainer, "datamodule", None), "reference", None)
+    reference = find_reference(trainer)
     if reference is None:
         raise InputError(f"{owner}: the data has no reference set; use a data module of lit_knn.data")
     if reference.sharded and not may_be_sharded:
