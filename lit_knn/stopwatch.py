@@ -10,8 +10,7 @@ import torch
 class Stopwatch:
     """Adds up the time spent inside `measure()` blocks.
 
-    On a CUDA device it records events and waits for nothing until it is read, so that measuring does not stall
-    the queue.
+    On a CUDA device it records events, and it waits only when it is read, so that the queue does not stall.
 
     Args:
         device: where the measured work runs.
@@ -37,7 +36,7 @@ class Stopwatch:
             self._seconds += time.perf_counter() - began
 
     def read_and_reset(self) -> float:
-        """Seconds measured since the last reading; waits for the device."""
+        """Return the seconds measured since the last reading; waits for the device."""
         for start, end in self._events:
             end.synchronize()
             self._seconds += start.elapsed_time(end) / 1000
