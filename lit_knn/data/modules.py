@@ -338,7 +338,7 @@ class Arrays(ReferenceDataModule):
     """Images, latents or vectors in an .npy or .npz file.
 
     uint8 images are (N, C, H, W) or (N, H, W, C) with 1 or 3 channels. Floats are (N, *shape) and never rescaled;
-    float images must be in [-1, 1].
+    float images should be in [-1, 1].
 
     Args:
         path: an .npy file, or an .npz file. Its array has the name `images` or `arr_0`, or any name if it is the only
