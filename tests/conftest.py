@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# Tensors in tests are tiny: a second thread costs more in waiting than it brings.
+# Tensors in tests are tiny: a second thread costs more waiting time than it saves.
 torch.set_num_threads(1)
 
 
@@ -20,7 +20,7 @@ def _quiet_and_deterministic():
 
 @pytest.fixture
 def every_u(monkeypatch):
-    """`with every_u(grid):` makes the one uniform number of each of `grid` rows run evenly through (0, 1).
+    """`with every_u(grid):` spreads the uniform random numbers of `grid` rows, one per row, evenly over (0, 1).
 
     Averages over the rows are then integrals over that number, without sampling noise.
     """
@@ -37,7 +37,7 @@ def every_u(monkeypatch):
 
 @pytest.fixture(scope="session")
 def small_network(tmp_path_factory):
-    """A network file for 16x16 images, as if converted from a published one."""
+    """A network file for 16x16 images, in the form of a converted published network."""
     from safetensors.torch import save_file
 
     from lit_knn.nets.published.edm_converted import FORMAT

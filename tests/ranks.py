@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run_ranks(module, folder, how, ranks):
-    """`python -m MODULE RANK RANKS FOLDER HOW` for each rank at once: exit status and errors of each."""
+    """Run `python -m MODULE RANK RANKS FOLDER HOW` for all ranks at once; return exit status and errors of each."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     processes = [
         subprocess.Popen(
