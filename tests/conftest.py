@@ -22,7 +22,7 @@ def _quiet_and_deterministic():
 def every_u(monkeypatch):
     """`with every_u(grid):` spreads the uniform random numbers of `grid` rows, one per row, evenly over (0, 1).
 
-    Averages over the rows are then integrals over that number, without sampling noise.
+    An average over the rows is then an integral over that number, without sampling noise.
     """
 
     @contextmanager

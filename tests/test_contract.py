@@ -100,8 +100,8 @@ def test_flags_that_are_wrong_are_found():
     assert broken_flags(estimator) <= {"needs_reference"}
 
 
-# `tests/test_sharded.py` compares the estimates of each estimator that is shardable on two and four ranks with those of
-# the whole set. Here is what the others do.
+# `tests/test_sharded.py` checks that each shardable estimator gives the same estimates on two and four ranks as on the
+# whole set. This file checks the other estimators.
 
 
 class Inherited(Estimator):

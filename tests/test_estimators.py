@@ -536,7 +536,7 @@ def test_an_eight_bit_search_tells_near_copies_apart_with_few_draws():
 def test_exact_duplicates_count_twice(t):
     x = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.003 * t / 0.002, 0.0], [9.0, 9.0]])
     reference = ReferenceSet(x)
-    z = torch.tensor([[0.0015 * t / 0.002, 0.0]])  # all three have the same distance
+    z = torch.tensor([[0.0015 * t / 0.002, 0.0]])  # the first three images have the same distance
     expected = torch.tensor([[0.001 * t / 0.002, 0.0]])
     torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, t), expected, rtol=1e-3, atol=1e-7)
     for estimator in (KNN(k=4, n=50_000), KNN(k=2, n=50_000), MonteCarlo(50_000)):

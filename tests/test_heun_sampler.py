@@ -109,7 +109,7 @@ def test_added_noise_keeps_the_marginal(process):
     noise = seeded_noise(seeds, (n // 4,))
     options = {"num_steps": 128, "process": process, "seeds": seeds}
     x = heun_sampler(gaussian_mean, noise, churn=Churn(S_churn=30.0), **options).double()
-    # The prior N(0, 80²) ignores the mean M, which gives an offset of M·S/80; 128 Heun steps leave a variance error of 1 %.
+    # The prior N(0, 80²) ignores the mean M, hence an offset of M·S/80. 128 Heun steps leave a variance error of 1 %.
     assert x.mean().item() == pytest.approx(M, abs=M * S / 80 + 5 * S / math.sqrt(n))
     assert x.var().item() == pytest.approx(S**2, rel=5 * math.sqrt(2 / n) + 0.01)
     # The sampler's noise makes the samples almost independent of their latents. More noise increases their variance.

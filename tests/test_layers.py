@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# From the bottom to the top: a module imports its own layer's line or lines above it, nothing below. A name is a
-# folder or a file of `lit_knn`; a new file in a folder is covered unnamed, a new folder must be given its place.
+# The list goes from the bottom layer to the top. A module may import from its own folder and from earlier lines. A name
+# is a folder or a file of `lit_knn`. A new file in a folder needs no entry, a new folder does.
 LAYERS = (
     ("errors", "rng", "atomic_files", "stopwatch", "memory"),
     ("distributed",),
