@@ -11,11 +11,7 @@ from pathlib import Path
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path; if the block ends without an error, the file there is renamed to `path`.
 
-    Args:
-        path: the final file, of any kind; its folder is made if needed.
-
-    Yields:
-        The path to write to, in the same folder and with the suffix of `path`.
+    The temporary path has the same folder, which is made if needed, and the same suffix.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,9 +34,9 @@ def remove_partial(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time into blocks with the same path; the lock is freed when its process ends.
+    """Let one process at a time into blocks with the same path; the lock file `.<name>.lock` beside it stays.
 
-    The lock is the file `.<name>.lock` beside `path`. It is never deleted.
+    The lock is freed when its process ends.
     """
     import fcntl  # Unix only; imported here, so that elsewhere everything but the locks works
 

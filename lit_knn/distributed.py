@@ -30,9 +30,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
-    """Split the numbers 0 to num − 1 into batches and yield this rank's batches.
-
-    The batches are the same for any number of ranks.
+    """Split the numbers 0 to num − 1 into batches, the same for any number of ranks; yield this rank's batches.
 
     Yields:
         The batch's index, and its numbers; only the last batch has fewer than `batch_size`.
@@ -77,11 +75,8 @@ def warn_on_first_rank(message: str) -> None:
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
     """Run `lead` in the first process of each machine, and then `follow` in the others.
 
-    Every process of a distributed run must call it. Outside a distributed run it only calls `lead()`.
-
-    Args:
-        lead: returns a picklable result.
-        follow: gets the result of the leader on its machine.
+    Every process of a distributed run must call it; outside one it only calls `lead()`. `lead` returns a picklable
+    result, and `follow` gets the result of its machine's leader.
 
     Raises:
         InputError: another process failed in `lead` or `follow`; the message names the lowest such rank.

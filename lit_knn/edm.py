@@ -66,8 +66,7 @@ class LitEDM(EstimatorTraining):
         seed: first part of the key of every random draw.
 
     Raises:
-        InputError: an option is out of its range; at `setup`, there is no reference set, or the net does not accept
-            the images.
+        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
     """
 
     def __init__(
@@ -203,15 +202,7 @@ class LitEDM(EstimatorTraining):
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed with EDM's deterministic Heun sampler; its class is `sampling_class` or the seed's.
-
-        Args:
-            seeds: (B,), non-negative integers.
-            num_steps: sampling steps; by default `sampling_steps`.
-
-        Returns:
-            (B, *shape), float32, model space.
-        """
+        """See `EstimatorTraining.sample`; uses EDM's deterministic Heun sampler."""
         noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
         denoiser = partial(self.denoiser, class_label=self.conditioning.of_samples(seeds, self.device))
         steps = self.hparams.sampling_steps if num_steps is None else num_steps

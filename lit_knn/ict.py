@@ -50,8 +50,7 @@ class LitICT(EstimatorTraining):
         seed: first part of the key of every random draw.
 
     Raises:
-        InputError: an option is out of its range; at `setup`, there is no reference set, or the net does not accept
-            the images.
+        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
     """
 
     def __init__(
@@ -155,17 +154,7 @@ class LitICT(EstimatorTraining):
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed; its class is `sampling_class` or drawn from the seed.
-
-        Image i depends only on seeds[i], not on the other seeds of the batch.
-
-        Args:
-            seeds: (B,), non-negative integers.
-            num_steps: sampling steps, at most the number of `sampling_sigmas`; by default `predict_steps`.
-
-        Returns:
-            (B, *shape), float32, model space.
-        """
+        """See `EstimatorTraining.sample`; num_steps is at most the number of `sampling_sigmas`."""
         shape = self.known_image_shape()
         num_steps = self.hparams.predict_steps if num_steps is None else num_steps
         sigmas = list(self.hparams.sampling_sigmas)[:num_steps]

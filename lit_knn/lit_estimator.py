@@ -89,16 +89,9 @@ class LitEstimator(pl.LightningModule):
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed with EDM's deterministic Heun sampler; its class is `sampling_class` or the seed's.
+        """See `EstimatorTraining.sample`; uses EDM's deterministic Heun sampler, by default with `sampling_steps`.
 
         With a random estimator an image also depends on the estimator's draws, and so on the batch.
-
-        Args:
-            seeds: (B,), non-negative integers.
-            num_steps: sampling steps; by default `sampling_steps`.
-
-        Returns:
-            (B, *shape), float32, model space.
         """
         if self.estimator is None:
             raise InputError("LitEstimator: estimator is null, so there is nothing to sample with")

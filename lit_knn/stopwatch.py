@@ -8,12 +8,9 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the time spent inside `measure()` blocks.
+    """Adds up the time of the work that `measure()` blocks do on a device.
 
     On a CUDA device it records events, and it waits only when it is read, so that the queue does not stall.
-
-    Args:
-        device: where the measured work runs.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -29,8 +29,7 @@ class Trainer(pl.Trainer):
             images: plan for this number of images instead of the data's.
             image_shape: plan for this image shape, such as [3, 64, 64], instead of the data's.
             gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
-            machine_gb: plan for a machine with this many GB. By default it is this machine's memory, or with `gpu_gb`
-                unknown.
+            machine_gb: plan for a machine with this many GB; by default this machine's, but unknown with `gpu_gb`.
 
         Raises:
             InputError: the size of the data is not given, and is not known before loading.
@@ -52,15 +51,15 @@ class Trainer(pl.Trainer):
         """Measure all kept checkpoints of a run and name the best; an interrupted measurement continues.
 
         Model, data and trainer come from RUN/config.yaml. Add a metric with `-c configs/evaluate/fid.yaml`; without it
-        the run's own `Fidelity` measures. Each checkpoint gets one row in RUN/checkpoints_fid.csv (named after the
-        metric), which `python -m lit_knn.figures.figure4` reads. The curve is saved beside it as .png and .pdf. The
-        devices, `--trainer.devices`, share the samples of each checkpoint.
+        the run's own `Fidelity` measures. RUN/checkpoints_fid.csv (named after the metric) gets one row per checkpoint;
+        `python -m lit_knn.figures.figure4` reads it. The curve goes to the .png and .pdf beside it. The devices,
+        `--trainer.devices`, share the samples of each checkpoint.
 
         Args:
             model: the module.
-            run: folder of the training run, such as runs/table1/version_0; its config.yaml has model, data and trainer,
-                and rows and picture go there. For a resumed training give the last folder: earlier ones are found. If
-                the run has no callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
+            run: folder of the training run, such as runs/table1/version_0, with its config.yaml; rows and picture go
+                there. For a resumed training give the last folder: earlier ones are found. If the run has no
+                callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
             datamodule: the data.
             checkpoints: folder of the checkpoints, if it is not RUN/checkpoints.
 

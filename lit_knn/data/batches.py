@@ -30,7 +30,7 @@ class ReferenceBatches:
         batch_size: images per batch on this rank.
         seed: sets the order of each epoch; the same on all ranks.
         shuffle: True for training epochs, False for a fixed subset.
-        num_images: size of the fixed subset over all ranks, at most N; None for all N.
+        num_images: size of the fixed subset over all ranks; None, or a number above N, for all N.
         rank: this process.
         world_size: number of processes.
         batches_done: returns the number of batches drawn since training began, so that a resumed run continues there;

@@ -54,10 +54,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         seed: sets the order of the images in each epoch; at least 0.
         predict_samples: number of samples that `predict` generates, over all devices, with the seeds 0, 1, 2, ...
         val_images: number of images for validation, over all devices, drawn once; all images if there are fewer.
-        sharded: split the images and their index over the devices, so that each needs less memory. The devices search
-            for each other, and sending takes time; see the README. With exact search the estimates stay the same. Each
-            device indexes its own images with the settings of `index`: it has all lists of an inverted file for
-            fewer images, and searches `nprobe` of them.
+        sharded: split the images and their index over the devices. This divides the memory by the number of devices.
+            The devices search for each other, and sending takes time; see the README. With exact search the estimates
+            stay the same. Each device indexes its own images with the settings of `index`: an inverted file has the
+            same number of lists for fewer images, and each device searches `nprobe` of them.
 
     Raises:
         InputError: batch_size, predict_samples or val_images < 1, or seed < 0.
@@ -117,10 +117,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             self.train_dataloader()
 
     def _loaded(self) -> tuple[Images, Labels]:
-        """Call `load` on every rank; if one fails, for instance without the file, all ranks stop.
-
-        The others would otherwise wait a long time in the first collective.
-        """
+        """Call `load` on every rank; if one fails, all stop at once instead of waiting in the first collective."""
         loaded: list[tuple[Images, Labels]] = []
 
         def load() -> None:

@@ -18,9 +18,8 @@ class Augmented(NamedTuple):
 
     Attributes:
         images: (B, C, H, W), flipped, then warped.
-        labels: (B, 9): x-flip, y-flip, log-scale, cos − 1 and sin of the rotation, the anisotropy along two axes, and
-            the shift along two axes. Scale, anisotropy and shift are in standard deviations. An unchanged image has
-            zeros.
+        labels: (B, 9): x-flip, y-flip, log-scale, cos − 1 and sin of the rotation, anisotropy along two axes, shift
+            along two axes; scale, anisotropy and shift in standard deviations. An unchanged image has zeros.
         warped: (B,), bool: True if the image was changed by more than flips.
         warp: the map from each given image to its augmented image.
     """
@@ -39,8 +38,7 @@ class GeometricAugmentation:
     Warped images are interpolated bilinearly with reflected borders, without EDM's supersampling.
 
     Args:
-        p: probability of each transformation; EDM trains CIFAR-10 with 0.12. With 0 nothing is changed, not even by
-            flips.
+        p: probability of each transformation; EDM trains CIFAR-10 with 0.12. With 0 there are no flips either.
 
     Raises:
         InputError: p outside [0, 1].

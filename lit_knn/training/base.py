@@ -70,12 +70,7 @@ class EstimatorTraining(pl.LightningModule):
         """
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
-        """The scalar that training minimises; by default the mean loss.
-
-        Args:
-            loss: (B,), the losses of the items; their mean is logged.
-            x: (B, *shape), the items.
-        """
+        """The scalar that training minimises, from losses (B,) and items x (B, *shape); by default the mean loss."""
         return loss.mean()
 
     @abstractmethod
@@ -84,7 +79,14 @@ class EstimatorTraining(pl.LightningModule):
 
     @abstractmethod
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed, (B, *shape); image i depends on seeds[i] alone."""
+        """Draw one image per seed: (B, *shape), float32, model space.
+
+        Image i depends only on seeds[i], not on the batch. Its class is `sampling_class` or drawn from the seed.
+
+        Args:
+            seeds: (B,), non-negative integers.
+            num_steps: sampling steps; None for the module's default.
+        """
 
     @abstractmethod
     def average_decay(self) -> float:
@@ -167,8 +169,7 @@ class EstimatorTraining(pl.LightningModule):
         """Do one step. `batch` is x (B, *shape) or (x, class_label).
 
         Raises:
-            NonFiniteLossError: the loss is not finite. The weights have not changed yet, so the last checkpoint is
-                good.
+            NonFiniteLossError: the loss is not finite; the weights have not changed, so the last checkpoint is good.
         """
         x, class_label = self._unpack(batch)
         # After an interruption the count of completed batches is right; the count of started batches is not.
@@ -287,11 +288,7 @@ class EstimatorTraining(pl.LightningModule):
             self._check_image_shape(checkpoint["image_shape"])
 
     def known_image_shape(self) -> tuple[int, ...]:
-        """The shape of one image, for sampling.
-
-        Raises:
-            InputError: neither data nor a checkpoint has given the shape.
-        """
+        """The shape of one image; raises InputError if neither data nor a checkpoint has given it."""
         if self.image_shape is None:
             raise InputError("sample: the image shape is not known before setup or a loaded checkpoint")
         return self.image_shape

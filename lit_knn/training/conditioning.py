@@ -45,11 +45,7 @@ class Conditioning:
         return self.num_classes > 0
 
     def check_data(self, reference: ReferenceSet) -> None:
-        """Refuse data that a class-conditional model cannot use.
-
-        Raises:
-            InputError: the data has no labels, is sharded, or has a label that the network does not know.
-        """
+        """Raise InputError if the data has no labels, is sharded, or has a label that the network does not know."""
         if not self:
             return
         if reference.labels is None:
@@ -66,11 +62,7 @@ class Conditioning:
             )
 
     def labels(self, class_label: Tensor | None) -> Tensor | None:
-        """The labels for network and estimator, (B,) int64; None for an unconditional model.
-
-        Raises:
-            InputError: the model is conditional and the batch has no labels.
-        """
+        """The labels for network and estimator, (B,) int64; None if unconditional; InputError if they are missing."""
         if self and class_label is None:
             raise InputError(f"{self.owner}: class_conditional=True, but the batches have no labels")
         return class_label if self else None

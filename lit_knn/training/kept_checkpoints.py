@@ -17,11 +17,7 @@ KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
 
 
 def config_of_run(run: str | Path) -> dict[str, Any]:
-    """Read the config.yaml in the folder of a training run.
-
-    Raises:
-        InputError: the file is missing, cannot be read, or was not written by a training run.
-    """
+    """Read config.yaml in a run's folder; raise InputError if it is missing, unreadable or not from a training run."""
     path = Path(run) / CONFIG_NAME
     if not path.is_file():
         raise InputError(f"--run {run}: {path} does not exist; give the folder of a training run, as runs/x/version_0")
@@ -37,9 +33,8 @@ def config_of_run(run: str | Path) -> dict[str, Any]:
 def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
     """Find the checkpoints that `CheckpointByImages` kept and the last one; keys are images seen, ascending.
 
-    If the run was resumed, `ckpt_path` in its config.yaml names the earlier folder. Earlier checkpoints count up to
-    the point where the run was resumed. `last.ckpt` counts if the training of `max_steps` has ended and no other
-    checkpoint has the same number of images.
+    If the run was resumed, `ckpt_path` in its config.yaml names the earlier folder, whose checkpoints count up to that
+    point. `last.ckpt` counts if `max_steps` are done and no other checkpoint has the same number of images.
 
     Args:
         run: the folder of a training run.
@@ -65,11 +60,7 @@ def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_step
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint of a training; its tensors are read from the file when they are used.
-
-    Raises:
-        InputError: the file is damaged, or it is not a checkpoint of a training.
-    """
+    """Read a training checkpoint, its tensors only when used; raise InputError if it is damaged or something else."""
     try:
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # Damaged files raise anything.

@@ -14,9 +14,7 @@ NOISE_BANDS = 4
 
 
 class TrainingMonitor:
-    """Averages over the steps since the last reading; call `restart` first.
-
-    The sums stay on the device until they are read.
+    """Averages over the steps since the last reading; call `restart` first. Sums stay on the device until read.
 
     Args:
         grid: the noise levels; the bands divide the range between its ends into equal parts in ln t.
@@ -56,13 +54,7 @@ class TrainingMonitor:
         return TrainingTime(time.perf_counter() - self._started, self._images, self._estimator_seconds)
 
     def update(self, loss: Tensor, t: Tensor, images: int) -> None:
-        """Add one batch.
-
-        Args:
-            loss: (B,), loss of each item.
-            t: (B,), float64, noise level of each item.
-            images: number of images in this batch over all ranks.
-        """
+        """Add one batch: losses (B,), noise levels t (B,) float64, and the batch's number of images over all ranks."""
         band = torch.bucketize(t, self.band_edges[1:-1])
         self._band_sum.index_add_(0, band, loss)
         self._band_count.index_add_(0, band, torch.ones_like(loss))

@@ -53,11 +53,7 @@ def check_stage(owner: str, stage: str) -> None:
 
 
 def check_new(owner: str, trainer: pl.Trainer, *names: str) -> None:
-    """Refuse to start in a folder with results of an earlier run; all ranks must call it.
-
-    Raises:
-        InputError: the run's folder has a file with one of these names.
-    """
+    """Raise InputError if the run's folder has one of these files from an earlier run; all ranks must call it."""
     folder = trainer.log_dir
     taken = next((name for name in names if folder and (Path(folder) / name).exists()), None)
     taken = broadcast(taken)  # all ranks stop if the first one does

@@ -45,12 +45,7 @@ class TrainingTime:
 
 
 def hardware_name(device: torch.device, processes: int) -> str:
-    """Name the hardware of a run, such as `8 x NVIDIA A100-SXM4-80GB`.
-
-    Args:
-        device: the device of this process.
-        processes: number of processes, each with a device of this kind.
-    """
+    """Name the hardware of a run, such as `8 x NVIDIA A100-SXM4-80GB`; each process has a device of the same kind."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return f"{processes} x {name}"
 
