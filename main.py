@@ -188,10 +188,10 @@ def _is_first_of_machine() -> bool:
 
 
 def _is_first_alive() -> bool:
-    """Whether the first process is still running one second after this one failed; this one must then report.
+    """Whether the first process is still running one second after this one failed. If so, this one prints its error.
 
-    If the first process failed too, it has reported already. Under torchrun this process has then been ended; under
-    Lightning, the first process was its parent, so it has lost its parent.
+    If the first process failed too, it has printed the error. Torchrun then ends this process; with Lightning, the
+    first process was the parent of this one, so the parent changes.
     """
     parent = os.getppid()
     time.sleep(1)

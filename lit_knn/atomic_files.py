@@ -34,9 +34,9 @@ def remove_partial(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time into blocks with the same path; the lock file `.<name>.lock` beside it stays.
+    """Let one process at a time into blocks with the same path.
 
-    The lock is freed when its process ends.
+    The lock is the file `.<name>.lock` beside `path`. The file stays, but a process that ends frees the lock.
     """
     import fcntl  # Unix only; imported here, so that elsewhere everything but the locks works
 

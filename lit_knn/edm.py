@@ -174,7 +174,7 @@ class LitEDM(EstimatorTraining):
         augmented: Augmented | None,
         generator: torch.Generator,
     ) -> Tensor:
-        """The posterior mean over the reference set with each item's augmentation; x is not augmented."""
+        """The posterior mean of each item over the reference set with the item's augmentation; x is not augmented."""
         if augmented is None:
             return self.posterior_mean(x, class_label, generator)(z, sigma)
         target = augmented.images
@@ -209,5 +209,5 @@ class LitEDM(EstimatorTraining):
         return heun_sampler(denoiser, noise, steps, self.grid)
 
     def interval_metrics(self) -> dict[str, float]:
-        """Log the decay of the averaged weights."""
+        """The decay of the averaged weights, for the log."""
         return {"train/ema_decay": self.average_decay()}

@@ -149,7 +149,7 @@ class LitICT(EstimatorTraining):
         return sigmas[lower + 1], sigmas[lower]
 
     def interval_metrics(self) -> dict[str, float]:
-        """Log the number of grid points, N(k)."""
+        """The number of grid points N(k), for the log."""
         return {"train/num_steps": float(self.num_steps)}
 
     @torch.no_grad()

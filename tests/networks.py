@@ -1,4 +1,4 @@
-"""Files of untrained networks, for runs that ask for a trained one."""
+"""Writes files of untrained networks, for runs that need a trained one."""
 
 from pathlib import Path
 

@@ -45,7 +45,10 @@ ESTIMATORS = {
 
 
 def images(setting):
-    """Random images, so that no two have the same distance to a latent. With few queries FAISS rounds each the same."""
+    """Random images: no two have the same distance to a latent, so the order of neighbours is certain.
+
+    FAISS searches a few queries one by one, so every rank rounds them alike.
+    """
     generator = keyed_generator("cpu", 4)
     if setting == "floats":
         return torch.randn(N, *SHAPES[setting], generator=generator)

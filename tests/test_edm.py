@@ -495,7 +495,7 @@ def test_augmentation_draws_as_edm_does():
 
 
 def homogeneous(label, sign, width, height):
-    """The map of a label: it takes places in the result to places in the source, in pixels from the centre.
+    """The label's map from places in the result to places in the source, in pixels from the centre.
 
     EDM's label is the same for a stretch along an axis and a compression along the opposite axis; `sign` tells which.
     """
@@ -516,7 +516,7 @@ def homogeneous(label, sign, width, height):
 
 @pytest.mark.parametrize("sides", [(32, 32), (33, 33), (24, 40)])
 def test_augmentation_is_the_map_that_its_label_says(sides):
-    # A pixel's value is its own coordinate, so the result shows where each pixel comes from.
+    # Each pixel's value is its coordinate, so the result shows the origin of each pixel.
     height, width = sides
     down, along = (torch.arange(side) + 0.5 - side / 2 for side in sides)
     images = torch.stack(torch.meshgrid(along, down, indexing="xy"))[None].expand(300, -1, -1, -1)

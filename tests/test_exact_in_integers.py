@@ -32,7 +32,7 @@ def test_each_digit_brings_the_error_down(t, hflip, digits, limit):
     expected = posterior_mean(z, reference.gather(torch.arange(reference.N)), t)
     for given in (z, z.double()):
         estimate = ExactInt8(digits).bind(reference).posterior_mean(given, t)
-        # Rounding the mean to float32 alone gives 1e-15.
+        # Rounding the mean to float32 already gives an error of 1e-15.
         assert (estimate.double() - expected).square().mean() < limit + 1e-15
 
 

@@ -147,7 +147,7 @@ def test_only_the_reader_of_networks_knows_the_format_of_their_files():
 
 
 def test_the_library_loads_without_the_application():
-    # This interpreter has loaded everything, so a new one is needed. Modules that torch loads are allowed.
+    # This interpreter has loaded everything, so the test starts a new one. Modules that torch loads are allowed.
     code = (
         "import sys, torch, numpy; before = set(sys.modules); "
         "import lit_knn.estimators, lit_knn.solvers, lit_knn.sampling; "

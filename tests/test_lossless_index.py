@@ -59,7 +59,7 @@ def test_floats_are_refused(factory, row):
     reference = ReferenceSet(images, FaissIndex(factory, lossless=True))
     with pytest.raises(InputError, match=r"lossless=True needs uint8 images, the data holds the float 0\.3$"):
         reference.build_index()
-    images[row, 0, 0, 0] = 1 + 2 / 255  # on the grid but outside
+    images[row, 0, 0, 0] = 1 + 2 / 255  # on the grid of grey levels but outside the range
     with pytest.raises(InputError, match=r"1\.007"):
         reference.build_index()
 

@@ -138,7 +138,7 @@ def test_renoising_is_exact():
     noise = torch.full((2, 1, 3), 2.0)
     consistency_sampler(lambda z, t: seen.append(z) or torch.ones_like(z), noise, (80.0, 5.0), sigma_min=3.0)
     np.testing.assert_allclose(seen[0], np.full((1, 3), 160.0))
-    np.testing.assert_allclose(seen[1], np.full((1, 3), 1 + 4 * 2.0))  # 3-4-5
+    np.testing.assert_allclose(seen[1], np.full((1, 3), 1 + 4 * 2.0))  # a 3-4-5 triangle
 
 
 @pytest.mark.parametrize(

@@ -175,4 +175,4 @@ def test_moving_to_a_gpu_projects_there_once(gapped):
     projection = projection_of(reference.to("cuda"), R)
     assert projection.coordinates.device.type == "cuda"
     torch.testing.assert_close(projection.components.variances.cpu(), expected.components.variances)
-    assert projection_of(reference.to("cuda"), R) is projection  # "cuda" means "cuda:0", where it already is
+    assert projection_of(reference.to("cuda"), R) is projection  # the projection is already on "cuda:0"

@@ -111,7 +111,7 @@ def test_pseudo_huber_limits():
     large = pseudo_huber(1e6 * direction, zero, c).item()
     assert large == pytest.approx(1e6, rel=1e-6)  # linear
     middle = pseudo_huber(0.04 * direction, zero, c).item()
-    assert middle == pytest.approx(0.05 - 0.03, rel=1e-9)  # 3-4-5
+    assert middle == pytest.approx(0.05 - 0.03, rel=1e-9)  # a 3-4-5 triangle
     assert pseudo_huber(direction, zero, 0.0).item() == pytest.approx(1.0)
 
 

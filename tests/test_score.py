@@ -14,7 +14,7 @@ from lit_knn.theory.posterior import mean_from_score, score_from_mean
 N = 12
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
 every_process = pytest.mark.parametrize("process", PROCESSES, ids=lambda p: f"{type(p).__name__}{vars(p) or ''}")
-# Each process uses those of these levels that it can reach.
+# Each process uses the levels that it can reach.
 TIMES = torch.tensor([0.05, 0.3, 0.6, 0.9], dtype=torch.float64)
 
 

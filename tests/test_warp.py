@@ -268,7 +268,7 @@ def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(es
 
 
 def test_the_proposal_for_a_warped_item_costs_little_over_that_of_a_plain_one():
-    # Eq. 12 needs a proposal near the posterior: KNN's error is at most a few times that of posterior draws.
+    # Eq. 12 needs a proposal near the posterior: KNN's error is at most a few times larger than with posterior draws.
     data = images(count=400)
     reference = ReferenceSet(data, index=FaissIndex("Flat"))
     x = data[:100]

@@ -9,7 +9,7 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
-# These start the keys of the two streams, so that no stream shares its draws with the other or with (seed, step).
+# First parts of the keys of the two streams. No stream then shares its draws with the other or with (seed, step).
 TRAINING_ORDER = 0x747261696E
 VALIDATION_ORDER = 0x76616C6964
 

@@ -109,7 +109,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if self.reference is None:
             images, labels = self._loaded()
             if self.sharded:
-                # The annotations name the whole set; callers use only the interface that both sets share, `Reference`.
+                # The annotation names `ReferenceSet`, but callers use only `Reference`, which both kinds of set share.
                 self.reference = cast(ReferenceSet, self._shard(torch.as_tensor(images), labels))
             else:
                 self.reference = ReferenceSet(images, self.index, self.hflip, labels, self.sha256())

@@ -22,7 +22,7 @@ from lit_knn.training.conditioning import CLASS_STREAM, Conditioning
 from lit_knn.training.monitor import TrainingMonitor
 from lit_knn.training.times import TrainingTime, hardware_name
 
-# Each purpose has its own number. It ends the key of the random stream, so that no two streams coincide.
+# Each random stream has its own number, the last part of its key, so that no two streams are equal.
 TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM = range(CLASS_STREAM)
 
 
@@ -43,7 +43,7 @@ class EstimatorTraining(pl.LightningModule):
 
     def __init__(self, estimator: Estimator, grid: NoiseGrid, conditioning: Conditioning) -> None:
         super().__init__()
-        # With classes, each target is a mean over the images of one class.
+        # ByClass makes each target a mean over the images of one class.
         by_class = bool(conditioning) and estimator.needs_reference and not estimator.knows_classes
         self.estimator = ByClass(estimator) if by_class else estimator
         self.grid = grid

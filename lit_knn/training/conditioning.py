@@ -62,7 +62,7 @@ class Conditioning:
             )
 
     def labels(self, class_label: Tensor | None) -> Tensor | None:
-        """The labels for network and estimator, (B,) int64; None if unconditional; InputError if they are missing."""
+        """The labels for network and estimator, (B,) int64, or None; raises InputError if they are needed but None."""
         if self and class_label is None:
             raise InputError(f"{self.owner}: class_conditional=True, but the batches have no labels")
         return class_label if self else None

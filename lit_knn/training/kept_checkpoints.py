@@ -33,8 +33,8 @@ def config_of_run(run: str | Path) -> dict[str, Any]:
 def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
     """Find the checkpoints that `CheckpointByImages` kept and the last one; keys are images seen, ascending.
 
-    If the run was resumed, `ckpt_path` in its config.yaml names the earlier folder, whose checkpoints count up to that
-    point. `last.ckpt` counts if `max_steps` are done and no other checkpoint has the same number of images.
+    If the run was resumed, `ckpt_path` in its config.yaml names the earlier folder; checkpoints there count up to this
+    one. `last.ckpt` counts if `max_steps` are done and no other checkpoint has the same number of images.
 
     Args:
         run: the folder of a training run.
