@@ -106,7 +106,9 @@ def generated_source(
     digest = hashlib.sha256(padded.data)
     for array in (recipe.ids, recipe.weights, recipe.shifts, recipe.mirrored, recipe.labels):
         digest.update(array.data)
-    return Source([f"generated image {i}" for i in range(number)], read, recipe.labels, digest.hexdigest())
+    how = {"generated": number, "size": size, "classes": classes, "seed": seed}
+    origin = {"source": "", "options": how, "fingerprint": digest.hexdigest()}
+    return Source([f"generated image {i}" for i in range(number)], read, recipe.labels, origin)
 
 
 def resizing(old: int, new: int) -> np.ndarray:
@@ -120,9 +122,9 @@ def generate(args: argparse.Namespace) -> Description:
     """Read the source and write the prepared file."""
     images, labels = read_image_files(args.source)
     source = generated_source(images, labels, args.images, args.size, args.classes, args.seed)
-    how = {"generated": args.images, "size": args.size, "classes": args.classes, "seed": args.seed}
+    source.origin["source"] = args.source.name
     # One thread: an image is a few short NumPy calls, between which threads would only wait for each other.
-    return write_prepared(source, args.source.name, how, args.out, workers=1)
+    return write_prepared(source, args.out, workers=1)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -13,7 +13,6 @@ root mean square of 1/250 of a grey level).
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,21 +21,19 @@ from typing import Any
 import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.scale import markdown
-from benchmarks.scale_entries import Entry, Truth, lists_for, measure_truth, open_reference, recall
-from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
+from benchmarks.common import Entry, Output, Rows, markdown, prepared_set
+from benchmarks.scale_entries import Truth, lists_for, measure_truth, recall
+from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
 from lit_knn.figures import save_figure
-from lit_knn.images.mapped import read_description
+from lit_knn.figures.style import COLOURS, dress
 from lit_knn.index import FaissIndex, Index, TorchIndex
-from lit_knn.metrics import LatentMeans, error_terms
-from lit_knn.results import write_rows
-from lit_knn.rng import keyed_generator
+from lit_knn.index.base import Vectors
+from lit_knn.metrics import mean_and_error
+from lit_knn.metrics.measure import fixed_source, repeated_errors
 
 EXACT, REFERENCE = "KNN, exact search", "STF"
 # Of variance / repeats: what the mean over some dozens of latents resolves.
@@ -61,9 +58,9 @@ class RememberedSearch(Index):
         """See `Index.check`."""
         self.index.check(*args, **options)
 
-    def build(self, *args: Any) -> None:
+    def build(self, vectors: Vectors) -> None:
         """See `Index.build`."""
-        self.index.build(*args)
+        self.index.build(vectors)
 
     def to(self, device: torch.device) -> None:
         """See `Index.to`."""
@@ -100,39 +97,30 @@ def methods(N: int, k: int, n: int, r: int, shares: Sequence[int], cache_dir: st
 
 def measure(path: Path, chosen: dict[str, Entry], truth: dict[float, Truth], repeats: int) -> Iterator[Row]:
     """A row for each method and noise level."""
-    bar = tqdm(total=len(chosen) * len(truth) * repeats, desc="measuring", unit=" estimate", disable=None)
+    bar = tqdm(total=len(chosen) * len(truth), desc="measuring", unit=" level", disable=None)
     for name, entry in chosen.items():
         probe = entry.probes[0]
-        reference = open_reference(path, None if entry.search is None else entry.search(probe))
-        estimator = entry.estimator().bind(reference)
+        estimator = entry.estimator().bind(prepared_set(path, entry.make_index(probe)))
         for t, known in truth.items():
             row = {"method": name, "nprobe": "" if probe is None else probe, "t": t}
-            yield {**row, **errors(estimator, known, t, repeats, bar), "recall": recall_of(estimator, known)}
+            yield {**row, **errors(estimator, known, t, repeats), "recall": recall_of(estimator, known)}
+            bar.update()
 
 
-def errors(estimator: Estimator, known: Truth, t: float, repeats: int, bar: tqdm) -> Row:
+def errors(estimator: Estimator, known: Truth, t: float, repeats: int) -> Row:
     """Squared bias, variance and MSE per dimension, means over the latents, with standard errors."""
-    error_sum = torch.zeros_like(known.mu)
-    sq_error_sum = torch.zeros(len(known.z), dtype=torch.float64)
-    for repeat in range(repeats):
-        error = estimator.posterior_mean(known.z, t, known.x, keyed_generator("cpu", repeat)).double() - known.mu
-        error_sum += error
-        sq_error_sum += error.flatten(1).square().sum(1)
-        bar.update()
-    means = LatentMeans(("bias_sq_corrected", "variance", "mse"))
-    terms = error_terms(error_sum, sq_error_sum, repeats)._asdict()
-    means.update(**{name: terms[name] for name in means.names})
+    values = repeated_errors(estimator, repeats, known.z, t, known.mu, fixed_source(known.x), (0,))
     row: Row = {"num_z": len(known.z), "repeats": repeats}
-    for name, value in means.compute().items():
-        row |= {name: value.mean, f"{name}_se": value.standard_error}
+    for name in ("bias_sq_corrected", "variance", "mse"):
+        row[name], row[f"{name}_se"] = mean_and_error(values[name])
     return row
 
 
 def recall_of(estimator: Estimator, known: Truth) -> float | str:
     """Recall of the search, which is remembered; nothing for estimators that do not search."""
-    if not isinstance(estimator, KNN):
+    if not hasattr(estimator, "proposal"):
         return ""
-    return recall(estimator.reference.search(known.z, estimator.k)[1], known.ids)
+    return recall(estimator.reference.search(known.z, known.ids.shape[1])[1], known.ids)
 
 
 def resolution(row: Row) -> float:
@@ -183,22 +171,18 @@ def bias_figure(rows: Sequence[Row], title: str) -> Figure:
     axes = figure.subplots()
     approximate = list(dict.fromkeys(row["method"] for row in rows if row["nprobe"] != ""))
     shades = {name: colormaps["viridis"](0.9 * i / max(len(approximate) - 1, 1)) for i, name in enumerate(approximate)}
-    plain = {EXACT: ("black", "s"), REFERENCE: ("#D55E00", "D")}
+    plain = {EXACT: ("black", "s"), REFERENCE: (COLOURS[1], "D")}
     for name in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == name]
         t = [row["t"] for row in own]
         values = [max(row["bias_sq_corrected"], resolution(row)) for row in own]
-        colour, marker = (shades[name], "o") if name in shades else plain.get(name, ("#CC79A7", "^"))
+        colour, marker = (shades[name], "o") if name in shades else plain.get(name, (COLOURS[3], "^"))
         axes.plot(t, values, "-" if name in shades else "--", color=colour, linewidth=1.3, zorder=1)
         faces = [colour if resolved(row) else "white" for row in own]
         axes.scatter(t, values, 18, c=faces, edgecolors=[colour], marker=marker, zorder=2)
         axes.plot([], [], marker, color=colour, markersize=4, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="noise level $t$", ylabel="squared bias per dimension", title=title)
+    dress(axes, "xy", xlabel="noise level $t$", ylabel="squared bias per dimension", title=title)
     axes.set_xticks(sorted({row["t"] for row in rows}), labels=[f"{t:g}" for t in sorted({row["t"] for row in rows})])
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.grid(True, which="major", color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.plot([], [], "o", color="0.5", markerfacecolor="white", markersize=4, label="none, or less than this")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -206,36 +190,28 @@ def bias_figure(rows: Sequence[Row], title: str) -> Figure:
 
 def run(options: argparse.Namespace) -> None:
     """Measure, print and write."""
-    output: Path = options.output
-    targets = {end: output.with_name(f"{output.name}.{end}") for end in ("csv", "md", "png", "pdf")}
-    taken = next((path for path in targets.values() if path.exists()), None)
-    if taken is not None:
-        raise InputError(f"--output: {taken} exists; nothing is overwritten")
-    N, *shape = read_description(options.data).shape
-    k, d = min(options.k, N), torch.Size(shape).numel()
+    output, images = Output(options.output, "csv", "md", "png", "pdf"), prepared_set(options.data)
+    N, d, k = images.N, images.d, min(options.k, images.N)
     values = {"repeats": options.repeats, "num-z": options.num_z, "shares": min(options.shares)}
     for option, least in {"repeats": 2, "num-z": 2, "shares": 1}.items():
         if values[option] < least:
             raise InputError(f"--{option} must be at least {least}, got {values[option]}")
     if options.r > min(N, d):
         raise InputError(f"--r {options.r} is more than min(N, d) = {min(N, d)}")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix="ivf-bias-") as folder:
+    rows: Rows = []
+    with tempfile.TemporaryDirectory(dir=options.output.parent, prefix="ivf-bias-") as folder:
         cache_dir = str(options.cache_dir or folder)
         chosen = methods(N, k, options.n, options.r, options.shares, cache_dir)
         truth = dict(measure_truth(options.data, options.t, options.num_z, k))
         for row in measure(options.data, chosen, truth, options.repeats):
             rows.append(row)
-            write_rows(targets["csv"], rows)
+            output.write_rows(rows)
     title = f"N = {N:,}, c = {lists_for(N)} lists, k = {k}, n = {options.n}"
-    text = f"{title}, {options.num_z} z, {options.repeats} repeats\n\n{report(rows)}\n"
-    print(text)
-    with written_whole(targets["md"]) as partial:
-        partial.write_text(text)
-    save_figure(bias_figure(rows, title), output)
+    output.tell(f"{title}, {options.num_z} z, {options.repeats} repeats\n\n{report(rows)}")
+    save_figure(bias_figure(rows, title), options.output)
 
 
+@told_in_one_line()
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -249,12 +225,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--n", type=int, default=256, help="images gathered")
     parser.add_argument("--r", type=int, default=512, help="principal components of SubspaceKNN")
     parser.add_argument("--cache-dir", type=Path, help="keeps the index, and has perhaps kept it; default: removed")
-    options = parser.parse_args(args)
-    try:
-        run(options)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+    run(parser.parse_args(args))
 
 
 if __name__ == "__main__":

@@ -17,27 +17,20 @@ a second (Linux).
 """
 
 import argparse
-import json
 import math
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks.scale_entries import PLAIN, Entry, Rows, Truth, entries, measure, measure_truth
-from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
-from lit_knn.images.mapped import read_description
-from lit_knn.memory import process_bytes
-
-SECONDS_BETWEEN_SAMPLES = 0.05
-TRUTH = "truth"
+from benchmarks.common import Entry, Output, Rows, in_own_process, markdown, prepared_set
+from benchmarks.scale_entries import PLAIN, Truth, entries, measure, measure_truth
+from lit_knn.errors import InputError, told_in_one_line
 
 
+@told_in_one_line()
 def main(args: Sequence[str] | None = None) -> None:
     """Measure every entry, print the tables, and write what is asked for; bad input ends it with one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -50,89 +43,41 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--calls", type=int, default=100, help="further calls, with 16 latents")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="entries; default: all")
     parser.add_argument("--cache-dir", type=Path, help="keeps the indexes, and has perhaps kept them; default: removed")
-    parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--truth", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args(args)
-    try:
-        if options.child is not None:
-            run_child(options)
-        else:
-            run_all(options)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
-
-
-def run_child(options: argparse.Namespace) -> None:
-    """Work out the truth and save it, or measure one entry and write its rows, one a line."""
-    if options.child == TRUTH:
-        made = measure_truth(options.data, options.t, options.batch, options.k)
-        torch.save({t: known._asdict() for t, known in made}, options.truth)
-        return
-    saved = torch.load(options.truth, weights_only=True)
-    truth = {t: Truth(**known) for t, known in saved.items()}
-    entry = chosen(options)[options.child]
-    with options.output.open("w") as file:
-        for rows in measure(options.data, entry, truth, options.k, options.calls):
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-
-
-def run_all(options: argparse.Namespace) -> None:
-    """Measure every entry; the CSV is whole after each."""
-    from lit_knn.results import write_rows
-
-    csv_path, table_path = (options.output.with_name(f"{options.output.name}.{end}") for end in ("csv", "md"))
-    for path in (csv_path, table_path):
-        if path.exists():
-            raise InputError(f"--output: {path} exists; nothing is overwritten")
-    shape = read_description(options.data).shape
-    options.k = min(options.k, shape[0])
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+    output, images = Output(options.output, "csv", "md"), prepared_set(options.data)
+    options.k = min(options.k, images.N)
     rows: Rows = []
     with tempfile.TemporaryDirectory(dir=options.output.parent, prefix="scale-") as folder:
-        options.truth = Path(folder) / "truth.pt"
         options.cache_dir = options.cache_dir or Path(folder) / "cache"
+        options.truth = Path(folder) / "truth.pt"
         names = list(chosen(options))
-        child(options, TRUTH, Path(folder) / "none")
+        made = measure_truth(options.data, options.t, options.batch, options.k)
+        torch.save({t: known._asdict() for t, known in made}, options.truth)
         for number, name in enumerate(names, start=1):
             print(f"{name} ({number} of {len(names)})", file=sys.stderr, flush=True)
-            memory = child(options, name, Path(folder) / "rows")
-            found = map(json.loads, (Path(folder) / "rows").read_text().splitlines())
-            rows += [{"N": shape[0], "entry": name, **row, **memory} for row in found]
-            write_rows(csv_path, rows)
-    N, d = shape[0], torch.Size(shape[1:]).numel()
-    sizes = f"N = {N}, d = {d}, B = {options.batch}, k = {options.k}, n = {options.n}"
-    text = f"{sizes}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{tables(rows)}\n"
-    print(text)
-    with written_whole(table_path) as partial:
-        partial.write_text(text)
+            found, memory = in_own_process(measure_entry, name, options)
+            rows += [{"N": images.N, "entry": name, **row, **memory} for row in found]
+            output.write_rows(rows)
+    shape = f"N = {images.N}, d = {images.d}, B = {options.batch}, k = {options.k}, n = {options.n}"
+    output.tell(f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{tables(rows)}")
+
+
+def measure_entry(name: str, options: argparse.Namespace) -> Rows:
+    """The rows of one entry."""
+    saved = torch.load(options.truth, weights_only=True)
+    truth = {t: Truth(**known) for t, known in saved.items()}
+    measured = measure(options.data, chosen(options)[name], truth, options.k, options.calls)
+    return [row for rows in measured for row in rows]
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Entry]:
     """The entries to measure, by name."""
-    N, *shape = read_description(options.data).shape
-    known = entries(N, torch.Size(shape).numel(), options.k, options.n, str(options.cache_dir))
+    images = prepared_set(options.data)
+    known = entries(images.N, images.d, options.k, options.n, str(options.cache_dir))
     unknown = [name for name in options.only or [] if name not in known]
     if unknown:
         raise InputError(f"--only: {unknown[0]!r} is none of {', '.join(known)}")
     return {name: entry for name, entry in known.items() if not options.only or name in options.only}
-
-
-def child(options: argparse.Namespace, name: str, output: Path) -> dict[str, int]:
-    """Run this script for one entry: the peaks of its memory, MiB."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--child", name, "--data", options.data, "--output", output]
-    command += ["--truth", options.truth, "--cache-dir", options.cache_dir, "--t", *options.t]
-    for option in ("batch", "k", "n", "calls"):
-        command += [f"--{option}", getattr(options, option)]
-    process = subprocess.Popen([str(part) for part in command])
-    peak = private = 0
-    while process.poll() is None:
-        peak = max(peak, process_bytes("VmHWM", process.pid))
-        private = max(private, process_bytes("RssAnon", process.pid))
-        time.sleep(SECONDS_BETWEEN_SAMPLES)
-    if process.returncode != 0:
-        raise InputError(f"{name} failed with status {process.returncode}, see above")
-    return {"peak_mib": peak // 2**20, "private_mib": private // 2**20}
 
 
 def tables(rows: Rows) -> str:
@@ -172,12 +117,6 @@ def mean(rows: Rows, column: str) -> float:
     """Mean over the noise levels; NaN where the entry has no such column."""
     values = [row[column] for row in rows if column in row]
     return sum(values) / len(values) if values else math.nan
-
-
-def markdown(table: list[list[str]]) -> str:
-    """A table, its head first."""
-    lines = ["| " + " | ".join(row) + " |" for row in table]
-    return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]])
 
 
 if __name__ == "__main__":

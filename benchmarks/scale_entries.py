@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from benchmarks.common import Entry, Rows, prepared_set
 from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, SubspaceKNN
-from lit_knn.images.mapped import read_prepared
-from lit_knn.index import FaissIndex, Index, SubspaceIndex, TorchIndex
+from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.linalg.dtypes import compute_dtype
 from lit_knn.memory import tensor_bytes
-from lit_knn.reference import ReferenceSet
+from lit_knn.metrics import mean_and_error
+from lit_knn.metrics.latents import NoisyLatents
+from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
 from lit_knn.reference.components import projection_of
 from lit_knn.rng import keyed_generator
-from lit_knn.theory.noise import forward_noise
 
 PLAIN = "KNN, exact search"
 # FAISS's own float32 index is measured where it is no larger.
@@ -26,22 +27,6 @@ FLAT_BYTES = 2 * 2**30
 # FAISS takes principal components from a full covariance matrix, whose eigenvectors at d = 12,288 take it an hour.
 FAISS_PCA_MAX_D = 4096
 CALL_BATCH = 16
-
-Rows = list[dict[str, Any]]
-
-
-class Entry(NamedTuple):
-    """An estimator, and the index it searches.
-
-    Attributes:
-        estimator: makes it.
-        search: makes its index, which searches so many lists; None where it searches none.
-        probes: numbers of lists searched, one after the other; [None] where the index has no lists.
-    """
-
-    estimator: Callable[[], Estimator]
-    search: Callable[[int | None], Index] | None = None
-    probes: Sequence[int | None] = (None,)
 
 
 class Truth(NamedTuple):
@@ -91,22 +76,13 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
     return found
 
 
-def open_reference(path: Path, index: Index | None = None) -> ReferenceSet:
-    """The images of a prepared file, mapped."""
-    prepared = read_prepared(path)
-    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.sha256)
-
-
 def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:
     """The truth at each noise level; the same images and noise at all of them."""
-    reference = open_reference(path, TorchIndex("float32"))
-    exact = ExactFloat64().bind(reference)
-    generator = keyed_generator("cpu", 0)
-    x = reference.gather(torch.randperm(reference.N, generator=generator)[:batch])
-    noise = torch.randn(x.shape, generator=generator)
+    reference = prepared_set(path, TorchIndex("float32"))
+    exact, latents = ExactFloat64().bind(reference), NoisyLatents(reference, batch, seed=0)
     reference.build_index()
     for t in tqdm(levels, desc="exact means and neighbours", unit=" level", disable=None):
-        z = forward_noise(x, t, noise)
+        z, x = latents.batch(range(batch), t)
         yield t, Truth(x, z, exact.posterior_mean(z.double(), t), reference.search(z, k)[1])
 
 
@@ -151,24 +127,21 @@ def measure(path: Path, entry: Entry, truth: dict[float, Truth], k: int, calls: 
 def start(path: Path, entry: Entry, probe: int | None) -> tuple[float, Estimator]:
     """Open the file and bind the estimator: seconds, and the estimator."""
     begin = time.perf_counter()
-    index = None if entry.search is None else entry.search(probe)
-    estimator = entry.estimator().bind(open_reference(path, index))
+    estimator = entry.estimator().bind(prepared_set(path, entry.make_index(probe)))
     return time.perf_counter() - begin, estimator
 
 
 def at_level(estimator: Estimator, known: Truth, t: float, k: int) -> dict[str, Any]:
     """Time, recall and error at one noise level."""
     row: dict[str, Any] = {}
-    if isinstance(estimator, KNN):
+    if hasattr(estimator, "proposal"):
         begin = time.perf_counter()
         ids = estimator.reference.search(known.z, k)[1]
         row["search_ms"] = 1000 * (time.perf_counter() - begin) / len(ids)
         row["recall"] = recall(ids, known.ids)
-    begin = time.perf_counter()
-    mu_hat = estimator.posterior_mean(known.z, t, known.x, keyed_generator("cpu", 0))
-    row["ms"] = 1000 * (time.perf_counter() - begin) / len(mu_hat)
-    error = (mu_hat.double() - known.mu).square().flatten(1).mean(1)
-    return {**row, "mse": error.mean().item(), "mse_se": (error.std() / len(error) ** 0.5).item()}
+    values = repeated_errors(estimator, 1, known.z, t, known.mu, fixed_source(known.x), (0,))
+    mse, error = mean_and_error(values["mse"])
+    return {**row, "ms": values[TIME][0].item(), "mse": mse, "mse_se": error}
 
 
 def held_bytes(estimator: Estimator) -> int | None:

@@ -16,40 +16,26 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.estimators import latents
-from lit_knn.atomic_files import written_whole
-from lit_knn.estimators import KNN, Estimator, Exact, ExactFloat64, SubspaceKNN
-from lit_knn.images.mapped import read_prepared
-from lit_knn.index import FaissIndex, Index, TorchIndex
+from benchmarks.common import Output, Rows, load, markdown
+from benchmarks.estimators import entries
+from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.estimators import ExactFloat64
 from lit_knn.memory import process_bytes
+from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
-
-Row = dict[str, float | str]
-
-
-def entry(name: str, args: argparse.Namespace) -> tuple[Estimator, Index]:
-    """The estimator of this name and the index of its shards."""
-    entries: dict[str, tuple[Estimator, Index]] = {
-        "KNN, FAISS Flat": (KNN(args.k, args.n), FaissIndex("Flat")),
-        "KNN, TorchIndex": (KNN(args.k, args.n), TorchIndex()),
-        "SubspaceKNN, r=512": (SubspaceKNN(512, None, args.n), FaissIndex("Flat")),
-        "Exact": (Exact(), FaissIndex("Flat")),
-        "Exact, float64": (ExactFloat64(), FaissIndex("Flat")),
-    }
-    return entries[name]
-
+from lit_knn.rng import keyed_generator
 
 NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact", "Exact, float64")
 
 
 class Peak(threading.Thread):
-    """Watches how much memory this process holds that is not that of a file (Linux)."""
+    """Watches what this process holds in memory that is not that of a file."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -66,21 +52,21 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
     """One rank: write what it saw to a file of its own."""
     torch.set_num_threads(max(args.threads // size, 1))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    images = read_prepared(args.data).images
+    images = load(args.data)
     before = process_bytes("RssAnon")
     peak = Peak()
     peak.start()
-    estimator, index = entry(name, args)
-    reference = ShardedReferenceSet(images[shard_rows(len(images), rank, size)].clone(), index)
-    estimator.bind(cast(ReferenceSet, reference))
+    entry = entries(args.k, args.n)[name]
+    reference = ShardedReferenceSet(images[shard_rows(len(images), rank, size)].clone(), entry.make_index())
+    estimator = entry.estimator().bind(reference)
     calls = []
     for t in args.t:
         for repeat in range(args.repeats + 1):
             # All ranks draw the whole batch, and take their share of it.
-            _, z, generator = latents(ReferenceSet(images), t, args.batch, repeat)
+            z, _ = NoisyLatents(ReferenceSet(images), args.batch, repeat).batch(range(args.batch), t)
             dist.barrier()
             start, sent = time.perf_counter(), reference.exchange.bytes_sent
-            mu = estimator.posterior_mean(z[rank::size], t, generator=generator)
+            mu = estimator.posterior_mean(z[rank::size], t, generator=keyed_generator("cpu", repeat, rank))
             dist.barrier()
             seconds, sent = time.perf_counter() - start, reference.exchange.bytes_sent - sent
             if repeat > 0:  # the first call of an estimator is slower
@@ -95,7 +81,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
     dist.destroy_process_group()
 
 
-def run(size: int, name: str, args: argparse.Namespace) -> Row:
+def run(size: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Measure an estimator on so many ranks: the largest of their figures, and the mean of their errors."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(measure, (size, name, args, folder), nprocs=size)
@@ -105,23 +91,20 @@ def run(size: int, name: str, args: argparse.Namespace) -> Row:
     return {"estimator": name, "ranks": size, **worst, **mean}
 
 
-def table(rows: list[Row], batch: int) -> str:
+def table(rows: Rows, batch: int) -> str:
     """Markdown, with ratios to one rank."""
-    head = ["estimator", "ranks", "ms per z", "of 1 rank", "held", "of 1 rank", "peak", "sent per z", "MSE"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = [["estimator", "ranks", "ms per z", "of 1 rank", "held", "of 1 rank", "peak", "sent per z", "MSE"]]
     for row in rows:
         one = next(other for other in rows if other["estimator"] == row["estimator"])
-        ratios = {key: float(row[key]) / float(one[key]) for key in ("seconds", "held")}
-        cells = [
-            str(row["estimator"]), str(row["ranks"]),
-            f"{1e3 * float(row['seconds']) / batch:.2f}", f"{ratios['seconds']:.2f}",
-            f"{float(row['held']) / 2**20:.0f} MiB", f"{ratios['held']:.2f}", f"{float(row['peak']) / 2**20:.0f} MiB",
-            f"{float(row['sent']) / 1e3:.1f} kB", f"{float(row['mse']):.2e}",
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        time = (f"{1e3 * row['seconds'] / batch:.2f}", f"{row['seconds'] / one['seconds']:.2f}")
+        held = (f"{row['held'] / 2**20:.0f} MiB", f"{row['held'] / one['held']:.2f}", f"{row['peak'] / 2**20:.0f} MiB")
+        lines.append(
+            [row["estimator"], str(row["ranks"]), *time, *held, f"{row['sent'] / 1e3:.1f} kB", f"{row['mse']:.2e}"]
+        )
+    return markdown(lines)
 
 
+@told_in_one_line()
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print, and write what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -137,30 +120,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="stem of the files to write")
     args = parser.parse_args(argv)
     if args.ranks[0] != 1:
-        parser.error(f"--ranks: the first must be 1, to which the others are compared, got {args.ranks[0]}")
+        raise InputError(f"--ranks: the first must be 1, to which the others are compared, got {args.ranks[0]}")
     if args.batch < max(args.ranks):
-        parser.error(f"--batch {args.batch} is less than one latent on each of {max(args.ranks)} ranks")
-    targets = (
-        [] if args.output is None else [args.output.with_name(f"{args.output.name}.{end}") for end in ("csv", "md")]
-    )
-    for path in targets:
-        if path.exists():
-            parser.error(f"--output: {path} exists; nothing is overwritten")
-    rows: list[Row] = []
+        raise InputError(f"--batch {args.batch} is less than one latent on each of {max(args.ranks)} ranks")
+    output = Output(args.output, "csv", "md")
+    rows: Rows = []
     for name in args.estimators:
         for size in args.ranks:
             rows.append(run(size, name, args))
             print(f"{name}, {size} ranks measured", file=sys.stderr, flush=True)
-    N, d = len(read_prepared(args.data).images), read_prepared(args.data).images[0].numel()
-    text = f"N = {N}, d = {d}, {args.batch} latents over all ranks, k = {args.k}, n = {args.n}, t = {args.t}, "
-    text += f"{args.threads} threads over all ranks, gloo, torch {torch.__version__}\n\n{table(rows, args.batch)}\n"
-    print(text)
-    if targets:
-        from lit_knn.results import write_rows  # not in the processes of the ranks
-
-        write_rows(targets[0], rows)
-        with written_whole(targets[1]) as partial:
-            partial.write_text(text)
+    images = load(args.data)
+    text = (
+        f"N = {len(images)}, d = {images[0].numel()}, {args.batch} latents over all ranks, k = {args.k}, n = {args.n}"
+    )
+    text += f", t = {args.t}, {args.threads} threads over all ranks, gloo, torch {torch.__version__}"
+    output.tell(f"{text}\n\n{table(rows, args.batch)}")
+    output.write_rows(rows)
 
 
 if __name__ == "__main__":

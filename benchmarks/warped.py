@@ -10,6 +10,7 @@ estimator. `--output` also writes STEM.md.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.estimators import load
+from benchmarks.common import Output, cell, load, markdown
+from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import KNN, STF, Estimator, ExactFloat64, OneSample, SubspaceKNN
 from lit_knn.index import TorchIndex
+from lit_knn.metrics import mean_and_error
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.schedules import log_normal_sigmas
@@ -60,8 +63,7 @@ def errors(reference: ReferenceSet, chosen: dict[str, Estimator], t: float, item
     cells = []
     for estimator in chosen.values():
         mean = estimator.warped_mean(z, t, augmented.warp, x, keyed_generator("cpu", 3))
-        error = (mean - exact).double().square().flatten(1).mean(1)
-        cells.append(f"{error.mean():.1e} ± {error.std() / items**0.5:.0e}")
+        cells.append(cell(*mean_and_error((mean - exact).double().square().flatten(1).mean(1))))
     return cells
 
 
@@ -97,6 +99,7 @@ def _seconds(call: Callable[[], None], repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
+@told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,33 +112,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--n", type=int, default=256, help="images gathered for each item")
     parser.add_argument("--output", type=Path, help="write STEM.md as well")
     args = parser.parse_args(arguments)
-    lines: list[str] = []
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-        lines.append(line)
-
+    output = Output(args.output, "md")
     reference = ReferenceSet(load(args.data), index=TorchIndex())
     chosen = estimators(args.k, args.n)
     for estimator in chosen.values():
         if estimator.needs_reference:
             estimator.bind(reference)
-    say(
-        f"{reference.N} images of {reference.shape}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}\n"
-    )
-    say("| t | " + " | ".join(chosen) + " |")
-    say("|---" * (1 + len(chosen)) + "|")
+    found, times = [["t", *chosen]], [["estimator", "`source`, s", "`posterior`, s", "ratio"]]
     for t in args.t:
-        say(f"| {t:g} | " + " | ".join(errors(reference, chosen, t, args.items)) + " |")
-    say(f"\nTargets of {args.batch} items:\n")
-    say("| estimator | `source`, s | `posterior`, s | ratio |")
-    say("|---" * 4 + "|")
+        found.append([f"{t:g}", *errors(reference, chosen, t, args.items)])
+        print(f"t={t:g} measured", file=sys.stderr, flush=True)
     for name, estimator in chosen.items():
         if estimator.needs_reference:
             source, posterior = step_times(reference, estimator, args.batch, args.repeats)
-            say(f"| {name} | {source:.3f} | {posterior:.3f} | {posterior / source:.2f} |")
-    if args.output is not None:
-        args.output.with_suffix(".md").write_text("\n".join(lines) + "\n")
+            times.append([name, f"{source:.3f}", f"{posterior:.3f}", f"{posterior / source:.2f}"])
+    head = (
+        f"{reference.N} images of {reference.shape}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+    )
+    output.tell(f"{head}\n\n{markdown(found)}\n\nTargets of {args.batch} items:\n\n{markdown(times)}")
 
 
 if __name__ == "__main__":

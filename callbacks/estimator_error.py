@@ -22,25 +22,17 @@ class EstimatorError(pl.Callback):
     """At validation, measure estimators against the exact posterior mean, which is computed once for all of them.
 
     Writes `estimator_error.csv`, one row for each estimator and noise level, and Figure 3 (`figure3.png`, `.pdf`) to
-    the run's folder, and both to TensorBoard. Columns, means over the latents: MSE, squared bias (plain, and corrected
-    for the finite number of repeats) and variance per dimension, of the posterior mean (`mu_`) and of the score
-    (`score_`), with standard errors over the latents (`_se`); the share of the MSE that is squared bias, corrected
-    (`bias_share`); of sampling estimators the effective sample size, the largest weight
-    and what they estimate of their own MSE (`certified_mse`); of KNN the search recall, the posterior mass found,
-    Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d.
-
-    The numbers depend on `batch_size`, but not on the number of ranks.
+    the run's folder, and both to TensorBoard. `lit_knn.metrics.ErrorCurve.levels` tells the columns.
 
     Args:
         estimators: by name.
         noise_levels: the levels t; or how many, equally spaced in ln t from `t_min` to `t_max`.
         t_min: smallest level, where `noise_levels` is a number.
         t_max: largest level, where `noise_levels` is a number.
-        num_z: see `lit_knn.metrics.ErrorCurve`, as all that follow.
+        num_z: see `lit_knn.metrics.ErrorCurve`, as `repeats`, `batch_size` and `resample_source`.
         repeats: estimates at each latent; 1 for estimators that are deterministic.
         batch_size: latents at a time.
-        resample_source: draw `x_source` for each repeat from the posterior instead of keeping the x that z was made
-            from.
+        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z).
 
     Raises:
         InputError: an option out of its range; at `setup`, a run of `fit`, more latents than images, or results of

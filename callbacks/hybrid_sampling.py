@@ -20,9 +20,9 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure5, image_grid, save_figure
 from lit_knn.lit_estimator import LitEstimator
-from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3, MemorisationMetric
+from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3, MemorisationMetric, measure_samples
 from lit_knn.metrics.features import are_pictures
-from lit_knn.metrics.hybrid import HybridMeasure, HybridSamples
+from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.latents import check_at_least, try_estimator
 from lit_knn.metrics.memorisation import check_search
 from lit_knn.results import ResultsTable, Row
@@ -110,8 +110,6 @@ class HybridSampling(pl.Callback):
             hybrid_sigmas(t, self.num_steps, pl_module.grid)
         reference = data_reference("HybridSampling", trainer).to(trainer.strategy.root_device)
         self._samples = HybridSamples(self.network, reference, self.num_steps, pl_module.grid, h.seed)
-        options = (self.num_samples, self.batch_size, self.threshold)
-        self._point = HybridMeasure(self._samples, self.distance, *options)
         check_new("HybridSampling", trainer, "hybrid_sampling.png", "hybrid_sampling.pdf")
         with prefixed("HybridSampling"):
             try_estimator("network", self.network, reference, h.sigma_max)
@@ -149,7 +147,9 @@ class HybridSampling(pl.Callback):
                 self._save_grid(point, samples[:GRID_SAMPLES], trainer)
             bar.update(min(len(seeds) * trainer.world_size, bar.total - bar.n))
 
-        measured = self._point(self.estimators[method], t_switch, show, partial(measuring_bar, trainer))
+        draw, reference = partial(self._samples.draw, self.estimators[method], t_switch), self._samples.reference
+        options = (self.num_samples, self.batch_size, self.threshold, show, partial(measuring_bar, trainer))
+        measured = measure_samples(draw, reference, self.distance, *options)
         row: Row = {**self._key(point), **measured, "num_samples": self.num_samples, "num_steps": self.num_steps}
         row |= {"seed": self._samples.seed, "seconds": round(time.monotonic() - start, 2)}
         if trainer.is_global_zero:

@@ -1,9 +1,9 @@
-"""The one door to network files: EDM's published pickles, their conversion to safetensors, and our own checkpoints.
+"""Loads network files (EDM's published pickles, safetensors, our own checkpoints) and converts pickles to safetensors.
 
-`load_edm_pickle` and `load_network` make the denoiser; `read_*` give its parts, (config, state dict): the constructor
-arguments that the file stores (`model_type`, `img_resolution`, `img_channels`, `label_dim`, `sigma_min`,
-`model_channels`, ...) and the weights, named as in the published files ("model.enc.16x16_conv.weight").
-`python -m lit_knn.edm_checkpoint in.pkl out.safetensors` converts a published pickle. Nothing of a file is executed.
+`load_edm_pickle` and `load_network` make the denoiser. `read_*` return its parts: the constructor arguments that the
+file stores (`model_type`, `img_resolution`, `img_channels`, `label_dim`, `sigma_min`, `model_channels`, ...), and the
+weights, named as in the published files ("model.enc.16x16_conv.weight"). `python -m lit_knn.edm_checkpoint in.pkl
+out.safetensors` converts a published pickle. No code of a file is run.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.edm_converted import read_converted, write_converted
 from lit_knn.nets.published.edm_pickle import Parts, checked_config, naming, read_edm_pickle
 
-# Where LitEDM keeps the preconditioned network, and the network in it.
+# Prefix of the inner network's weights in a checkpoint of LitEDM.
 OWN_PREFIX = "denoiser.model."
 SIGMAS = ("sigma_min", "sigma_max", "sigma_data")
-# Last part of the names of the published networks' buffers.
+# Buffers of the published networks have names that end in these.
 BUFFERS = ("resample_filter", "freqs")
 
 
@@ -35,17 +35,10 @@ BUFFERS = ("resample_filter", "freqs")
 
 
 def load_edm_pickle(path: str | os.PathLike[str], fp16: bool = False) -> EDMPrecond:
-    """Make the denoiser of a published EDM pickle, running nothing of the file.
-
-    Args:
-        path: the `.pkl`.
-        fp16: as `load_network`.
-
-    Returns:
-        As `load_network`.
+    """Make the denoiser of a published `.pkl` without running any of its code; otherwise as `load_network`.
 
     Raises:
-        InputError: as `read_edm_pickle`; an architecture that no published network has.
+        InputError: as `read_edm_pickle`; no published network has this architecture.
     """
     return _denoiser(path, *read_edm_pickle(path), None, fp16)
 
@@ -54,20 +47,20 @@ def load_network(path: str | os.PathLike[str], net: nn.Module | None = None, fp1
     """Make the denoiser D(z, σ) of any network file.
 
     Args:
-        path: a published `.pkl`, a `.safetensors` that `convert` wrote, or a `.ckpt` that training `LitEDM` wrote, of
-            which the averaged weights are taken.
-        net: the architecture, for a `.ckpt` that does not tell it; its weights are replaced. None builds what the file
-            tells.
-        fp16: compute the network in float16 but for its embedding, as EDM's own code does on GPUs for files with
+        path: a published `.pkl`, a `.safetensors` that `convert` wrote, or a `.ckpt` that training `LitEDM` wrote (its
+            averaged weights are used).
+        net: the architecture, for a `.ckpt` that does not store it; its weights are replaced. None builds the
+            architecture that the file stores.
+        fp16: compute the network, except its embedding, in float16, as EDM's own code does on GPUs for files with
             `use_fp16`. The weights stay in float32.
 
     Returns:
-        `denoiser(z, sigma, class_label=None)`, on the CPU, in evaluation mode, without gradients. A network that is
-        built has float32 weights, whatever the file has.
+        `denoiser(z, sigma, class_label=None)`, on the CPU, in evaluation mode, without gradients. If `net` is None, its
+        weights are float32.
 
     Raises:
-        InputError: what `load_network_parts` says; the file tells no architecture and `net` is None, or the weights do
-            not fit it.
+        InputError: as `load_network_parts`; the file stores no architecture and `net` is None; the weights do not fit
+            the architecture.
     """
     return _denoiser(path, *load_network_parts(path), net, fp16)
 
@@ -95,7 +88,7 @@ def _denoiser(
 
 
 def _empty_network(config: Mapping[str, Any], num_weights: int) -> nn.Module:
-    """Build the network without memory or random numbers, since the file has every weight."""
+    """Build the network without memory or random numbers, because the file has every weight."""
     blocks = config.get("num_blocks")
     if isinstance(blocks, int) and blocks > num_weights:  # building so many might not end
         raise InputError(f"num_blocks={blocks} is more than its {num_weights} weights can fill")
@@ -107,20 +100,19 @@ def _empty_network(config: Mapping[str, Any], num_weights: int) -> nn.Module:
 
 
 def convert(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> Parts:
-    """Convert a published EDM pickle to safetensors, the configuration in the metadata.
+    """Convert a published EDM pickle to safetensors, with the configuration in the metadata.
 
-    The file appears under its name only when it is complete; an existing one is never replaced.
+    The file appears under its name only when it is complete; an existing file is never replaced.
 
     Args:
         in_path: the `.pkl`.
         out_path: the `.safetensors` to write.
 
     Returns:
-        What was written, as `read_edm_pickle`.
+        The configuration and state dict that were written.
 
     Raises:
-        InputError: as `read_edm_pickle`; an output that exists already, cannot be written, or is not named
-            `.safetensors`.
+        InputError: as `read_edm_pickle`; the output exists already, cannot be written, or is not named `.safetensors`.
     """
     out_path = Path(out_path)
     if out_path.suffix != ".safetensors":
@@ -144,10 +136,10 @@ def load_network_parts(path: str | os.PathLike[str]) -> Parts:
         path: a published `.pkl`, a converted `.safetensors`, or a `.ckpt` that training `LitEDM` wrote.
 
     Returns:
-        As `read_edm_pickle`; of a `.ckpt` as `read_own_checkpoint`.
+        As `read_own_checkpoint` for a `.ckpt`, otherwise as `read_edm_pickle`.
 
     Raises:
-        InputError: another kind of file, or what its reader says.
+        InputError: the file is of another kind, or its reader refuses it.
     """
     readers = {".pkl": read_edm_pickle, ".safetensors": read_converted, ".ckpt": read_own_checkpoint}
     suffix = Path(path).suffix
@@ -161,26 +153,25 @@ def load_network_parts(path: str | os.PathLike[str]) -> Parts:
 def read_own_checkpoint(path: str | os.PathLike[str]) -> Parts:
     """Read the network of a checkpoint that training `LitEDM` wrote.
 
-    Its `state_dict` holds the averaged weights (EMA): while training, the averaging callback moves the current ones
-    elsewhere. Of these names, `denoiser.model.` becomes `model.`, and what is outside the denoiser is left out.
+    Its `state_dict` holds the averaged weights (EMA), because the averaging callback stores the current weights
+    elsewhere. In names, `denoiser.model.` becomes `model.`; weights outside the denoiser are left out.
 
     Args:
-        path: the `.ckpt`; only plain values and tensors of it are loaded.
+        path: the `.ckpt`; only plain values and tensors are loaded from it.
 
     Returns:
-        The configuration and the averaged weights. The configuration is what the checkpoint holds under
-        `network_config` (`LitEDM` writes it for DDPM++, NCSN++ and ADM) and, of its hyper-parameters, `sigma_min`,
-        `sigma_max` and `sigma_data`. With another network there is no `model_type`, and who reads the file has to
-        know it.
+        The configuration and the averaged weights. The configuration holds the checkpoint's `network_config`, which
+        `LitEDM` writes for DDPM++, NCSN++ and ADM, and the hyper-parameters `sigma_min`, `sigma_max` and `sigma_data`.
+        For other networks it has no `model_type`, so the caller must know the architecture.
 
     Raises:
-        InputError: no such file, damaged, a global that PyTorch does not allow in weights, or no denoiser in it.
+        InputError: the file is missing or damaged, names a global that PyTorch refuses in weights, or has no denoiser.
     """
     if not Path(path).is_file():
         raise InputError(f"{os.fspath(path)}: no such file")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # Damaged files raise anything.
+    except Exception as error:  # Damaged files can raise any exception.
         refused = re.search(r"GLOBAL (\S+)", str(error))
         problem = f"names the global {refused[1]}, which is refused" if refused else "is damaged, or no checkpoint"
         raise InputError(f"{os.fspath(path)} {problem}") from error
@@ -209,7 +200,7 @@ def _parts_of_own(checkpoint: object) -> Parts:
 
 
 def describe(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> str:
-    """One line: network kind, image size, classes and number of parameters."""
+    """Describe a network in one line: kind, image size, classes and number of parameters."""
     size, classes = config["img_resolution"], config["label_dim"]
     count = sum(value.numel() for name, value in state_dict.items() if not name.endswith(BUFFERS))
     return (

@@ -1,5 +1,6 @@
 """Errors that end a run in one line."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,3 +33,13 @@ def first_line(error: BaseException) -> str:
     """What an error says, in one line: the system's words without number and path, or the name of its class."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (said.splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def told_in_one_line() -> Iterator[None]:
+    """End a command with one line and exit status 2 where its input is bad."""
+    try:
+        yield
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

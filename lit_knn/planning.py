@@ -130,22 +130,19 @@ def make_plan(
     base = process_bytes() - (network[0].bytes if network else 0)
     estimators = _estimators(trainer, model)
     held, building = estimator_parts(estimators, datamodule, stored, device, parts_of_data)
-    size = math.prod(stored.shape)
+    loaded, on_device = _image_parts(stored)
     if getattr(model, "conditioning", None) and not stored.by_class and any(e.needs_reference for e in estimators):
-        held.insert(0, Part("images by class", size * stored.value_bytes, "copies; none of data sorted by class"))
-    place = "mapped from the disk, shared, given up when short" if stored.mapped else "in memory"
-    loaded = Part("images", 0 if stored.mapped else size * stored.value_bytes, f"{_shape(stored)}, {place}")
-    on_device = Part("images", size * stored.value_bytes, f"{_shape(stored)}, copied to the device")
+        held.insert(0, Part("images by class", on_device.bytes, "copies; none of data sorted by class"))
     if datamodule.sharded and not stored.mapped:
-        others = (N - stored.shape[0]) * math.prod(stored.shape[1:]) * stored.value_bytes
+        others = (N - stored.shape[0]) * on_device.bytes // stored.shape[0]
         building.append(Part("images of others", others, "until this rank has chosen its share", passing=True))
     order = Part("order of an epoch", 8 * N * (1 + datamodule.hflip), "")
     program = Part("program", max(base, 0), "Python, PyTorch, Lightning: this process now")
     host = [loaded, order, *building, program]
-    gpu = device.type != "cpu"
-    context = Part("CUDA context", CUDA_CONTEXT_BYTES, "about")
-    parts = [on_device, *held, *network, context] if gpu else [loaded, order, *held, *network, program]
-    if not gpu:
+    if device.type != "cpu":
+        parts = [on_device, *held, *network, Part("CUDA context", CUDA_CONTEXT_BYTES, "about")]
+    else:
+        parts = [loaded, order, *held, *network, program]
         # The index is built before there are gradients: only what is more than what training needs counts.
         later = sum(part.bytes for part in network[1:])
         sample = sum(part.bytes for part in building if part.passing)
@@ -170,10 +167,14 @@ def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: li
     return Stored(shape, mapped=datamodule.mapped) if known is None else known._replace(shape=shape)
 
 
-def _shape(stored: Stored) -> str:
+def _image_parts(stored: Stored) -> tuple[Part, Part]:
+    """The images as they are loaded, and on a device."""
     N, *shape = stored.shape
-    kind = "uint8" if stored.value_bytes == 1 else "float32"
-    return f"{N:,} x {'x'.join(map(str, shape))} {kind}"
+    what = f"{N:,} x {'x'.join(map(str, shape))} {'uint8' if stored.value_bytes == 1 else 'float32'}"
+    place = "mapped from the disk, shared, given up when short" if stored.mapped else "in memory"
+    size = math.prod(stored.shape) * stored.value_bytes
+    loaded = Part("images", 0 if stored.mapped else size, f"{what}, {place}")
+    return loaded, Part("images", size, f"{what}, copied to the device")
 
 
 def _estimators(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Random streams that depend on a key alone, so that a resumed run repeats the uninterrupted one."""
+"""Random streams that depend only on a key, so that a resumed run repeats the uninterrupted one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +8,13 @@ import torch
 
 
 def seed_from_key(*key: int) -> int:
-    """A 63-bit seed that is a function of the non-negative integers in `key`, well mixed (NumPy's SeedSequence)."""
-    # SeedSequence fills up with zeros, so without the length (5, 1) and (5, 1, 0, 0) would be one key.
+    """Hash the non-negative integers in `key` to a well-mixed 63-bit seed, by NumPy's SeedSequence."""
+    # SeedSequence pads with zeros. Without the length, (5, 1) and (5, 1, 0, 0) would give the same seed.
     return int(np.random.SeedSequence((len(key), *key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def keyed_generator(device: torch.device | str, *key: int) -> torch.Generator:
-    """A generator on `device` seeded from `key`, for instance (seed, rank, step)."""
+    """Make a generator on `device`, seeded from `key`, for instance (seed, rank, step)."""
     return torch.Generator(device).manual_seed(seed_from_key(*key))
 
 
@@ -22,11 +22,11 @@ def keyed_generator(device: torch.device | str, *key: int) -> torch.Generator:
 def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
     """Seed PyTorch's default generators from `key` inside the block and restore them after it.
 
-    Dropout draws from the default generator only, so this is how two forward passes share their masks.
+    Dropout draws only from the default generator, so this lets two forward passes share their masks.
     """
     cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
-        # Not torch.manual_seed, which seeds the generators of all GPUs.
+        # torch.manual_seed would seed the generators of all GPUs.
         torch.default_generator.manual_seed(seed_from_key(*key))
         if cuda:
             with torch.cuda.device(device):

@@ -1,4 +1,4 @@
-"""EDM's sampler, the hybrid and the consistency sampler, and latents that depend on their seed alone."""
+"""EDM's sampler, the hybrid sampler, the consistency sampler, and noise that depends only on its seed."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ EDM_GRID = NoiseGrid()
 
 @dataclass(frozen=True)
 class Churn:
-    """Noise that EDM's sampler adds on the way: Karras et al. 2022, Algorithm 2.
+    """Settings of the noise that EDM's sampler adds between steps: Karras et al. 2022, Algorithm 2.
 
     Attributes:
         S_churn: amount of noise added over the whole run; each step raises σ by at most a factor √2.
@@ -51,16 +51,13 @@ NO_CHURN = Churn()
 def seeded_noise(
     seeds: Sequence[int] | Tensor, shape: Sequence[int], draw: int = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Standard normal noise in which item i depends on (seeds[i], draw) alone, not on the batch or the device.
+    """Draw standard normal noise, (B, *shape) float32. Item i depends only on (seeds[i], draw).
 
     Args:
         seeds: (B,), non-negative integers.
         shape: shape of one item.
         draw: number of the draw, for samplers that need noise more than once.
-        device: where the result goes; the numbers are drawn on the CPU.
-
-    Returns:
-        (B, *shape), float32.
+        device: where the result goes. The numbers are always drawn on the CPU, so they do not depend on it.
     """
     seeds = seeds.tolist() if isinstance(seeds, Tensor) else seeds
     noise = [torch.randn(*shape, generator=keyed_generator("cpu", int(seed), draw)) for seed in seeds]
@@ -73,22 +70,19 @@ def consistency_sampler(
     sigmas: Sequence[float] = (80.0,),
     sigma_min: float = 0.002,
 ) -> Tensor:
-    """Multi-step consistency sampling (Song et al. 2023, Algorithm 1).
+    """Multi-step consistency sampling (Song et al. 2023, Algorithm 1): (B, *shape), model space.
 
-    Each step after the first re-noises the sample with sqrt(σ² − σ_min²), because the consistency function
-    returns data at noise level σ_min.
+    Each step after the first adds noise of size sqrt(σ² − σ_min²), because the consistency function returns data at
+    noise level σ_min.
 
     Args:
         consistency_function: (z (B, *shape), t (B,)) -> (B, *shape).
-        noise: (len(sigmas), B, *shape), standard normal, one draw a step.
+        noise: (len(sigmas), B, *shape), standard normal, one draw per step.
         sigmas: noise levels, descending; the first is the prior's.
         sigma_min: noise level at which the consistency function is the identity.
 
-    Returns:
-        (B, *shape), model space.
-
     Raises:
-        ValueError: sigmas empty, not descending, or not above sigma_min; another number of noise draws.
+        ValueError: `sigmas` is empty, not descending or not above sigma_min; `noise` has another length.
     """
     levels = [*sigmas, sigma_min]
     if len(levels) < 2 or any(high <= low for high, low in pairwise(levels)):
@@ -114,30 +108,27 @@ def heun_sampler(
     process: Process = EDM_PROCESS,
     progress: bool = False,
 ) -> Tensor:
-    """EDM's sampler: Karras et al. 2022, Algorithm 1, and with churn Algorithm 2; 2·num_steps − 1 evaluations.
+    """EDM's sampler: Karras et al. 2022, Algorithm 1, or with churn Algorithm 2; 2·num_steps − 1 evaluations.
 
-    Heun steps in float64 through the noise levels of their Eq. 5, which `process` turns into times; noise is added
-    to z / s(t). The last step, to t = 0, is the posterior mean at σ_min. In the EDM and flow-matching processes that
-    is Algorithm 1's Euler step; in the VP process, where σ ∝ √t near 0, an Euler step in t would leave noise behind.
+    It takes Heun steps in float64 through the noise levels of their Eq. 5, which `process` turns into times. Churn adds
+    noise to z / s(t). The last step, to t = 0, gives the posterior mean at σ_min. In the EDM and flow-matching
+    processes this equals Algorithm 1's Euler step. In the VP process, where σ ∝ √t near 0, an Euler step in t would
+    leave noise.
 
     Args:
-        denoiser: (y (B, *shape), sigma (B,) float64) -> E[x | x + σε = y]: `estimator.posterior_mean` or a network,
-            whatever the process. It gets the dtype of `latents`. One that draws at random makes an image depend on
-            its batch.
-        latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`.
+        denoiser: (y (B, *shape), sigma (B,) float64) -> E[x | x + σε = y], for any process: `estimator.posterior_mean`
+            or a network. It gets the dtype of `latents`. If it draws random numbers, an image depends on its batch.
+        latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`. The result has their dtype.
         num_steps: number of noise levels, at least 1.
-        grid: of the noise levels.
-        churn: noise that is added on the way.
-        seeds: (B,), seeds of the added noise, needed with S_churn > 0: the noise of item i is a function of
-            (seeds[i], step) and independent of `seeded_noise(seeds, shape)`.
-        process: the noise process whose PF-ODE is integrated; at t = 0 all end in model space.
+        grid: the grid of noise levels.
+        churn: noise added between steps.
+        seeds: (B,), seeds of the added noise, needed if S_churn > 0. The noise of item i depends only on
+            (seeds[i], step), and is independent of `seeded_noise(seeds, shape)`.
+        process: the noise process whose PF-ODE is integrated; every process ends in model space at t = 0.
         progress: whether to show a progress bar.
 
-    Returns:
-        (B, *shape), model space, in the dtype of `latents`.
-
     Raises:
-        InputError: num_steps < 1, S_churn > 0 without one seed for each item.
+        InputError: num_steps < 1; S_churn > 0 without one seed for each item.
     """
     sigmas = grid.descending(num_steps)
     seeds = () if seeds is None else seeds
@@ -167,18 +158,16 @@ def hybrid_sampler(
 ) -> Tensor:
     """Integrate the PF-ODE, Eq. 3 (eq:pfode), with one posterior mean above t_switch and another below (Figure 5).
 
-    Heun steps in float64 along `hybrid_sigmas`, in the EDM process, where t is σ; at t_switch both means are evaluated.
+    It takes Heun steps in float64 through `hybrid_sigmas`, in the EDM process (t is σ). At t_switch it evaluates both
+    means.
 
     Args:
         estimator_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t], for t >= t_switch. It gets the dtype of `latents`.
         network_mean: the same for t <= t_switch.
-        latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`.
+        latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`. The result has their dtype.
         t_switch: noise level between both ends of the grid.
-        num_steps: noise levels of the grid, t_switch not counted, at least 1.
-        grid: of the noise levels.
-
-    Returns:
-        (B, *shape), model space, in the dtype of `latents`.
+        num_steps: number of noise levels without t_switch, at least 1.
+        grid: the grid of noise levels.
 
     Raises:
         InputError: as `hybrid_sigmas`.
@@ -189,15 +178,15 @@ def hybrid_sampler(
 
 
 def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GRID) -> tuple[Tensor, Tensor]:
-    """EDM's grid cut in two at t_switch, which is put in if it is not one of its levels.
+    """Cut EDM's grid in two at t_switch, and insert t_switch if it is not a level yet.
 
-    The levels below t_switch are those of the whole grid, so the part below costs no more than it does in EDM's sampler
-    and is one and the same for everything that starts at t_switch.
+    The levels below t_switch stay the same as in the whole grid. So the lower part costs no more than in EDM's sampler,
+    and it is the same for all runs that start at t_switch.
 
     Args:
         t_switch: where to cut, sigma_min < t_switch < sigma_max.
-        num_steps: noise levels of the grid, t_switch not counted, at least 1.
-        grid: of the noise levels.
+        num_steps: number of noise levels without t_switch, at least 1.
+        grid: the grid of noise levels.
 
     Returns:
         Two descending float64 tensors: sigma_max … t_switch, and t_switch … sigma_min, 0.
@@ -219,16 +208,13 @@ def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GR
 def integrate_flow(
     posterior_mean: PosteriorMean, z: Tensor, sigmas: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Heun steps of the PF-ODE, Eq. 3 (eq:pfode), through given noise levels, in the EDM process.
+    """Integrate the EDM process's PF-ODE, Eq. 3 (eq:pfode), by Heun steps through `sigmas`: (B, *shape), float64.
 
     Args:
         posterior_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t].
         z: (B, *shape), at noise level sigmas[0].
-        sigmas: (L,), descending, above 0 but for the last, to which the step is Euler's: the posterior mean.
-        dtype: what `posterior_mean` gets z in.
-
-    Returns:
-        (B, *shape), float64, at noise level sigmas[-1].
+        sigmas: (L,), descending. Only the last may be 0; the step to 0 is Euler's and gives the posterior mean.
+        dtype: type of z in calls of `posterior_mean`.
     """
     z = z.double()
     for sigma, sigma_next in pairwise(sigmas):
@@ -237,7 +223,7 @@ def integrate_flow(
 
 
 def _add_noise(z: Tensor, t: Tensor, sigma_hat: Tensor, noise: Tensor, process: Process) -> tuple[Tensor, Tensor]:
-    """Raise the noise level of z from σ(t) to `sigma_hat`; returns the new z and its time (Algorithm 2, lines 4-6)."""
+    """Raise the noise level of z from σ(t) to `sigma_hat` (Algorithm 2, lines 4-6); returns the new z and its time."""
     t_hat = process.t_of_sigma(sigma_hat)
     spread = (sigma_hat.square() - process.sigma(t).square()).sqrt().item()
     scale, scale_hat = process.scale(t).item(), process.scale(t_hat).item()

@@ -12,7 +12,7 @@ from lit_knn.errors import InputError
 
 @dataclass(frozen=True)
 class NoiseGrid:
-    """The noise levels that training and sampling go through, Karras et al. 2022, Eq. 5.
+    """Noise levels for training and sampling, Karras et al. 2022, Eq. 5.
 
     Attributes:
         sigma_min: smallest noise level.
@@ -34,14 +34,14 @@ class NoiseGrid:
             raise InputError(f"rho must be above 0, got {self.rho}")
 
     def ascending(self, num_steps: int) -> Tensor:
-        """The levels of training, as in Eq. 7 (eq:CM): `karras_sigmas`, (num_steps,) float64."""
+        """Levels for training, as in Eq. 7 (eq:CM): `karras_sigmas`, (num_steps,) float64."""
         return karras_sigmas(num_steps, self.sigma_min, self.sigma_max, self.rho)
 
     def descending(self, num_steps: int) -> Tensor:
-        """The levels of a sampler, (num_steps,) float64; a single one is sigma_max.
+        """Levels for a sampler, (num_steps,) float64; a single level is sigma_max.
 
         Raises:
-            InputError: num_steps is no integer of at least 1.
+            InputError: num_steps is not an integer of at least 1.
         """
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
             raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r}")
@@ -72,7 +72,7 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
     ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
     low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
     sigmas = (low + ramp * (high - low)) ** rho
-    # The powers round; f(x, t_min) = x needs the end exactly.
+    # The powers round, but f(x, t_min) = x needs the exact ends.
     sigmas[0], sigmas[-1] = sigma_min, sigma_max
     return sigmas
 
@@ -84,7 +84,7 @@ def log_normal_sigmas(
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """EDM's training noise levels, ln σ ~ N(P_mean, P_std²) (Karras et al. 2022, Table 1).
+    """Draw EDM's training noise levels, ln σ ~ N(P_mean, P_std²), in float64 (Karras et al. 2022, Table 1).
 
     Args:
         size: number of levels, or the shape of the result.
@@ -92,9 +92,6 @@ def log_normal_sigmas(
         P_std: standard deviation of ln σ.
         generator: source of randomness, on `device`; by default PyTorch's own.
         device: where to draw; by default the device of `generator`, or the CPU.
-
-    Returns:
-        `size`, float64.
     """
     if device is None and generator is not None:
         device = generator.device
@@ -104,16 +101,15 @@ def log_normal_sigmas(
 
 
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
-    """iCT's number of grid points N(k): s0 doubling every K/(log2(s1/s0) + 1) iterations up to s1, plus 1.
+    """iCT's number of grid points N(k), from s0 + 1 to s1 + 1: one more than the number of intervals.
+
+    The number of intervals starts at s0 and doubles every K/(log2(s1/s0) + 1) iterations, up to s1.
 
     Args:
         step: training iteration k, from 0.
         total_steps: training iterations K.
         s0: intervals at the start.
         s1: intervals at the end.
-
-    Returns:
-        N(k), between s0 + 1 and s1 + 1.
 
     Raises:
         ValueError: not 1 <= s0 <= s1, or total_steps < 1.
@@ -138,8 +134,8 @@ def lognormal_step_probs(sigmas: Tensor, P_mean: float = -1.1, P_std: float = 2.
         P_std: standard deviation of ln t.
 
     Returns:
-        (N − 1,), float64, sums to 1; entry j belongs to the pair (t_{j+1}, t_{j+2}) in the paper's counting,
-        that is (sigmas[j], sigmas[j + 1]).
+        (N − 1,), float64, sums to 1. Entry j belongs to the pair (sigmas[j], sigmas[j + 1]), which the paper counts as
+        (t_{j+1}, t_{j+2}).
     """
     cdf = torch.erf((sigmas.double().log() - P_mean) / (math.sqrt(2) * P_std))
     mass = cdf.diff()
@@ -152,15 +148,12 @@ def consistency_weight(t: Tensor, t_prev: Tensor) -> Tensor:
 
 
 def pseudo_huber(a: Tensor, b: Tensor, c: float | None = None) -> Tensor:
-    """iCT's metric d(a, b) = sqrt(‖a − b‖² + c²) − c on the whole vector of each item.
+    """iCT's metric d(a, b) = sqrt(‖a − b‖² + c²) − c over the whole vector of each item, (B,).
 
     Args:
         a: (B, *shape).
         b: (B, *shape).
         c: smoothing, c > 0; by default 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
-
-    Returns:
-        (B,).
     """
     difference = (a - b).flatten(1)
     c = 0.00054 * math.sqrt(difference.shape[1]) if c is None else c

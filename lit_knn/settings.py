@@ -1,4 +1,4 @@
-"""Objects that tell the settings they were made with, and short hashes of settings."""
+"""Objects that report the settings they were made with, and short hashes of settings."""
 
 import hashlib
 import inspect
@@ -14,30 +14,30 @@ DIGITS = 12
 
 
 class TellsSettings:
-    """Records the arguments of its constructor, whatever the attributes are called that it keeps them in."""
+    """Records the arguments of the constructor, even if attributes store them under other names."""
 
     _arguments: Mapping[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Record the arguments; a copy has those of the original."""
+        """Record the arguments; a copy keeps the arguments of the original."""
         made = super().__new__(cls)
         try:
             bound = inspect.signature(cls.__init__).bind(made, *args, **kwargs)
-        except TypeError:  # `copy` gives none and sets the attributes itself; otherwise __init__ says what is wrong
+        except TypeError:  # `copy` passes no arguments and sets the attributes itself; other errors come from __init__
             return made
         bound.apply_defaults()
         made._arguments = dict(list(bound.arguments.items())[1:])
         return made
 
     def settings(self) -> dict[str, Any]:
-        """What the results depend on, by name: the constructor's arguments, as they are in effect now."""
+        """Return the settings that results depend on: the constructor's arguments, with their current values."""
         return {name: getattr(self, name, value) for name, value in self._arguments.items()}
 
 
 def describe(thing: TellsSettings) -> dict[str, Any]:
-    """Class and settings in types of JSON: numbers and names as they are, weights as a hash.
+    """Describe class and settings in JSON types: numbers and names as they are, weights as a hash.
 
-    What cannot be told gets a value that occurs once, so that no result is taken for that of another.
+    Any other value becomes a unique string, so different settings never look equal.
     """
     kind = type(thing)
     told = {name: _tell(value) for name, value in thing.settings().items()}
@@ -45,7 +45,7 @@ def describe(thing: TellsSettings) -> dict[str, Any]:
 
 
 def fingerprint(settings: Any) -> str:
-    """12 hexadecimal digits of anything that JSON can write."""
+    """Hash anything that JSON can write to 12 hexadecimal digits."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:DIGITS]
 
 

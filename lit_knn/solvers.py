@@ -1,7 +1,7 @@
 """Euler and Heun steps of the probability flow ODE, Eq. 3 (eq:pfode, eq:general_pfode), driven by a posterior mean.
 
-Both do their arithmetic in float64 and return the dtype of `z`: chain them on a float64 state to integrate in
-float64, or pass float32 latents and only the result is rounded. The posterior mean sees the dtype of `z`.
+Both steps compute in float64. They call the posterior mean with the dtype of `z` and return this dtype. To integrate
+in float64, pass float64 latents; with float32 latents, only the result of a step is rounded.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def euler_step(
 ) -> Tensor:
     """One Euler step of Eq. 3 (eq:pfode) from t to t_next: order 1, one evaluation.
 
-    In the EDM process, with the one-sample mean x, it lands on x + t_next·ε exactly, which makes consistency
-    matching the original consistency training (appendix, eq:z_prime).
+    In the EDM process, with the one-sample mean x, the step gives exactly x + t_next·ε. Consistency matching then
+    equals the original consistency training (appendix, eq:z_prime).
 
     Args:
         z: (B, *shape), latents at t.
         t: (B,) or scalar, t > 0.
         t_next: (B,) or scalar, t_next >= 0.
-        posterior_mean: E[x|z,t] under `process` or an estimate of it; of an estimator or a denoiser it is
+        posterior_mean: exact or estimated E[x|z,t] under `process`; for an estimator or denoiser, pass
             `under_process(estimator.posterior_mean, process)`.
         process: the noise process.
 
@@ -50,21 +50,10 @@ def heun_step(
     posterior_mean: PosteriorMean,
     process: Process = EDM_PROCESS,
 ) -> Tensor:
-    """One Heun step of Eq. 3 (eq:pfode) from t to t_next: order 2, two evaluations.
+    """One Heun step of Eq. 3 (eq:pfode) from t to t_next: order 2, two evaluations; otherwise as `euler_step`.
 
-    Where t_next = 0 the velocity is not defined and the step is Euler's; if that is so for all items, there
-    is no second evaluation.
-
-    Args:
-        z: (B, *shape), latents at t.
-        t: (B,) or scalar, t > 0.
-        t_next: (B,) or scalar, t_next >= 0.
-        posterior_mean: E[x|z,t] under `process` or an estimate of it; of an estimator or a denoiser it is
-            `under_process(estimator.posterior_mean, process)`.
-        process: the noise process.
-
-    Returns:
-        (B, *shape), latents at t_next, in the dtype of `z`.
+    If t_next = 0, the velocity there is not defined, so the step is Euler's. If t_next = 0 for all items, there is no
+    second evaluation.
     """
     t, t_next = _times(z, t), _times(z, t_next)
     step = per_item(t_next - t, z)
@@ -73,7 +62,7 @@ def heun_step(
     second = t_next > 0
     if not second.any():
         return euler.to(z.dtype)
-    # Items that have arrived at t = 0 are evaluated at their old t and the result is thrown away.
+    # Items that reach t = 0 are evaluated at their old t, and the result is discarded.
     t_eval = torch.where(second, t_next, t)
     mu_next = posterior_mean(euler.to(z.dtype), t_eval).double()
     velocity_next = pf_ode_velocity(euler, t_eval, mu_next, process)

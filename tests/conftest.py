@@ -1,6 +1,8 @@
 import json
+import sys
 import warnings
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,9 @@ def random_weights(tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "random.pth"
     write_random_weights(path)
     return str(path)
+
+
+def pytest_collection_finish(session):
+    # The server keeps the import path of its start, which some tests change.
+    if "tests.ranks" in sys.modules:
+        forkserver.ensure_running()

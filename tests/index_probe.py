@@ -1,4 +1,4 @@
-"""One process of a distributed run that builds an index: python -m tests.index_probe RANK WORLD_SIZE FOLDER HOW."""
+"""One process of a distributed run that builds an index."""
 
 import json
 import os
@@ -20,18 +20,21 @@ from tests.cached_index import images, queries
 
 
 class Spied(FaissIndex):
-    """Counts its builds; on request it fails or dies in a build."""
+    """Tells whether it was built, for which it takes samples; or fails, or dies, then."""
 
     builds = 0
     how = "well"
 
-    def _build(self, *args):
-        self.builds += 1
-        if self.how == "error":
-            raise MemoryError("no room")
-        if self.how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super()._build(*args)
+    def build(self, vectors):
+        def sample(size):
+            self.builds = 1
+            if self.how == "error":
+                raise MemoryError("no room")
+            if self.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return vectors.sample(size)
+
+        super().build(vectors._replace(sample=sample))
 
 
 def loaded(rank, index):
@@ -85,7 +88,3 @@ def main(rank, world_size, folder, how):
     dist.all_reduce(total)
     assert total == world_size
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

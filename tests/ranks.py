@@ -1,26 +1,106 @@
-"""Runs a module in one process for each rank."""
+"""Processes of a distributed run, forked from a server that has imported everything once: a start takes no seconds."""
 
+import multiprocessing
 import os
-import subprocess
+import socket
 import sys
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
+SECONDS = 120
+SERVER = multiprocessing.get_context("forkserver")
+PROBES = ["tests.index_probe", "tests.sharded_probe", "tests.ddp_probe"]
+SERVER.set_forkserver_preload(["main", "callbacks", "tests.ranks", *PROBES])
+
+
+class Done(NamedTuple):
+    """What processes have left.
+
+    Attributes:
+        codes: exit status of each rank.
+        outputs: of each rank.
+        errors: of each rank.
+    """
+
+    codes: list[int]
+    outputs: list[str]
+    errors: list[str]
+
+    @property
+    def stdout(self):
+        return "".join(self.outputs)
+
+    @property
+    def stderr(self):
+        return "".join(self.errors)
 
 
 def run_ranks(module, folder, how, ranks):
-    """Run `python -m MODULE RANK RANKS FOLDER HOW` for all ranks at once; return exit status and errors of each."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, str(rank), str(ranks), str(folder), how],
-            cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
+    """`module.main(rank, ranks, folder, how)` for each rank at once: exit status and errors of each."""
+    done = _run([(_probe, (module, rank, ranks, folder, how)) for rank in range(ranks)], ROOT, {})
+    return done.codes, done.errors
+
+
+def run_main(args, ranks=1, check=True):
+    """`python main.py ARGS` in the current folder, in one process for each device, as torchrun would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
+    args = [*map(str, args), "--trainer.devices", str(ranks), "--trainer.strategy", "ddp"]
+    done = _run([(_main, (args, rank)) for rank in range(ranks)], Path.cwd(), world)
+    assert not check or not any(done.codes), done.stderr[-3000:]
+    return done
+
+
+def _run(works, folder, environment):
+    with tempfile.TemporaryDirectory() as logs:
+        files = [[Path(logs, f"{rank}.{kind}") for kind in ("out", "err")] for rank in range(len(works))]
+        processes = [
+            SERVER.Process(target=_begin, args=(work, args, folder, environment, *paths))
+            for (work, args), paths in zip(works, files, strict=True)
+        ]
         for process in processes:
-            process.kill()
-    return [process.returncode for process in processes], errors
+            process.start()
+        try:
+            for process in processes:
+                process.join(SECONDS)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        outputs, errors = ([path.read_text() for path in kind] for kind in zip(*files, strict=True))
+    return Done([process.exitcode for process in processes], outputs, errors)
+
+
+def _begin(work, args, folder, environment, out, err):
+    import torch
+
+    os.chdir(folder)
+    os.environ.update(environment)
+    for path, stream in ((out, sys.stdout), (err, sys.stderr)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream.fileno())
+    torch.set_num_threads(1)
+    try:
+        work(*args)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _probe(module, *args):
+    __import__(module)
+    sys.modules[module].main(*args)
+
+
+def _main(args, rank):
+    from pytorch_lightning.utilities import rank_zero_only
+
+    from main import main
+
+    os.environ["LOCAL_RANK"] = str(rank)
+    rank_zero_only.rank = rank
+    sys.argv = ["main.py", *args]
+    main(args)

@@ -1,9 +1,8 @@
-"""One rank with a shard of a reference set: python -m tests.sharded_probe RANK WORLD_SIZE FOLDER SETTING."""
+"""One rank with a shard of a reference set."""
 
 import os
 import signal
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -113,12 +112,12 @@ class Failing(FaissIndex):
 
     how = ""
 
-    def _build(self, *args):
+    def build(self, vectors):
         if dist.get_rank() == 1 and self.how == "error":
             raise MemoryError("no room")
         if dist.get_rank() == 1 and self.how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._build(*args)
+        super().build(vectors)
 
 
 def shard_of(setting, rank, world_size, index):
@@ -182,7 +181,3 @@ def traffic(reference):
         call()
         sent.append(reference.exchange.bytes_sent - before)
     return sent
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

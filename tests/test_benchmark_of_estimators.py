@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.estimators import (
-    PLAIN,
-    cell,
-    entries,
-    mean_and_error,
-    measure,
-    pareto_figure,
-    share_and_error,
-    table,
-    write_csv,
-)
+from benchmarks.common import cell
+from benchmarks.estimators import PLAIN, entries, measure, pareto_figure, share_and_error, table
+from lit_knn.figures import save_figure
+from lit_knn.metrics import mean_and_error
+from lit_knn.results import write_rows
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
@@ -60,10 +54,10 @@ def test_every_estimator_is_measured_with_standard_errors(tmp_path):
     (line,) = [line for line in text.splitlines() if line.startswith("| STF |") and "MiB" in line]
     stf = by_name["STF", 12.0]
     assert f"{stf['mse']:.1e} ± {stf['mse_se']:.1e}" in line
-    write_csv(rows, tmp_path / "x.csv")
+    write_rows(tmp_path / "x.csv", rows)
     again = list(csv.DictReader((tmp_path / "x.csv").open()))
     assert table(again, dict.fromkeys(entries(100, 16), 0)) == text
-    pareto_figure(rows, tmp_path / "x.png")
+    save_figure(pareto_figure(rows), tmp_path / "x")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 

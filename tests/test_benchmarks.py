@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from benchmarks import generate_images, ivf_bias, scale, sharded, warped
+from benchmarks.common import Entry, load, prepared_set
 from benchmarks.generate_images import generated_source, resizing
-from benchmarks.scale_entries import Entry, measure, measure_truth, open_reference, recall
+from benchmarks.scale_entries import measure, measure_truth, recall
 from lit_knn.estimators import KNN, ExactFloat64
 from lit_knn.images.mapped import read_prepared
 from lit_knn.images.writer import write_prepared
 from lit_knn.index import FaissIndex
+from lit_knn.index.base import Vectors
 from tests.image_files import encoded, labels_json, pixels, write_zip
 
 
@@ -26,7 +28,7 @@ def prepared(tmp_path):
     images, labels = source_images(40, 8)
     source = generated_source(images, labels, 300, None, None, 0)
     path = tmp_path / "x.npy"
-    write_prepared(source, "random", {"generated": 300}, path)
+    write_prepared(source, path)
     return path
 
 
@@ -97,9 +99,18 @@ def test_options_out_of_range_are_one_line(tmp_path, capsys, option, value):
     assert str(value) in error
 
 
+def test_images_are_read_from_prepared_files_arrays_and_folders(prepared, tmp_path):
+    images = load(prepared)
+    assert images.shape == (300, 3, 8, 8)
+    np.save(tmp_path / "array.npy", images.numpy())
+    assert torch.equal(load(tmp_path / "array.npy"), images)
+    write_zip(tmp_path / "x.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)})
+    assert torch.equal(load(tmp_path / "x.zip"), images)
+
+
 def test_the_truth_is_that_of_enumeration(prepared):
     (level, known), _ = measure_truth(prepared, [0.5, 3.0], 10, 20)
-    reference = open_reference(prepared)
+    reference = prepared_set(prepared)
     sq_dist = torch.cdist(known.z.flatten(1).double(), reference.gather(torch.arange(300)).flatten(1).double()).square()
     nearest = sq_dist.sort(dim=1).indices[:, :20]
     assert level == 0.5
@@ -199,7 +210,7 @@ def test_a_remembered_search_is_made_once():
     index = Counting()
     remembered = ivf_bias.RememberedSearch(index)
     x = torch.randn(50, 4)
-    remembered.build(lambda: [x], lambda m: x[:m], 50, str)
+    remembered.build(Vectors(lambda: [x], lambda m: x[:m], 50, str))
     first = remembered.search(x[:3], 5)
     assert all(torch.equal(a, b) for a, b in zip(remembered.search(x[:3].clone(), 5), first, strict=True))
     assert index.searches == 1

@@ -5,8 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +19,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.results import read_rows
 from lit_knn.training.kept_checkpoints import kept_checkpoints
 from main import main
+from tests.ranks import run_main
 
 ROOT = Path(__file__).parent.parent
 RUN = "runs/table1_digits/version_0"
@@ -175,12 +174,9 @@ def test_two_ranks_share_each_checkpoint(run):
         path.unlink()
     # If one rank cannot read a checkpoint, both leave it out.
     (run / "checkpoints" / "images_seen=400.ckpt").write_bytes(b"nothing")
-    command = [sys.executable, str(ROOT / "main.py"), "best", "--run", RUN, "--trainer.devices", "2"]
-    command += ["--trainer.strategy", "ddp"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = run_main(["best", "--run", RUN], ranks=2, check=False)
     assert done.stdout.count("Best of 4 checkpoints") == 1
-    assert done.returncode == 2
+    assert done.codes == [2, 2]
     assert "images_seen=400.ckpt is damaged" in done.stderr
     for ours, theirs in zip(rows(), expected, strict=True):
         assert ours["checkpoint"] == theirs["checkpoint"]

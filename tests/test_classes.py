@@ -283,9 +283,9 @@ class Watched(FaissIndex):
 
     sizes: list[int] = []  # noqa: RUF012  shared by all copies
 
-    def build(self, chunks, sample, N, *more):
-        self.sizes.append(N)
-        super().build(chunks, sample, N, *more)
+    def build(self, vectors):
+        self.sizes.append(vectors.N)
+        super().build(vectors)
 
 
 def test_binding_builds_all_classes_and_not_the_whole():

@@ -26,8 +26,8 @@ from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented
 from lit_knn.training.conditioning import Conditioning
 from main import main
+from tests.ranks import run_main
 from tests.test_classes import enumerate_class_mean
-from tests.test_ddp import run
 from tests.test_ict import TRAINER, train
 from tests.toys import unwarped
 
@@ -337,11 +337,9 @@ def test_two_processes_train_a_conditional_model(tmp_path):
         "    - {class_path: callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
         f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {tmp_path}}}}}\n"
     )
-    command = [sys.executable, "main.py", "fit", "-c", CONFIGS["table1"], *TINY, "-c", str(probe)]
-    command += ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.max_steps", "4"]
-    command += ["--trainer.val_check_interval", "4", "--trainer.logger.save_dir", str(tmp_path)]
-    command += ["--data.index.cache_dir", str(tmp_path / "cache")]
-    run(command)
+    command = ["fit", "-c", CONFIGS["table1"], *TINY, "-c", probe, "--trainer.max_steps", "4"]
+    command += ["--trainer.val_check_interval", "4", "--trainer.logger.save_dir", tmp_path]
+    run_main([*command, "--data.index.cache_dir", tmp_path / "cache"], ranks=2)
     ranks = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
     assert ranks[0]["weights"] == ranks[1]["weights"]
     # Each of the ten classes has an index, the whole set has none; both processes map the same files.

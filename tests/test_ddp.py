@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from main import main
+from tests.ranks import run_main
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,8 +21,8 @@ def run(command, check=True):
     return done
 
 
-def run_demo(folder, devices, batch_size, *options):
-    """Train the demo for a few steps in new processes; return the report of each rank."""
+def run_demo(folder, devices, batch_size, *options, launched=False):
+    """Train the demo for a few steps in processes of their own; what each rank reports."""
     folder.mkdir()
     probe = folder / "probe.yaml"
     probe.write_text(
@@ -32,17 +33,19 @@ def run_demo(folder, devices, batch_size, *options):
         "      init_args: {monitor: fd_pixels, mode: min, filename: best}\n"
         f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {folder}}}}}\n"
     )
-    command = [sys.executable, "main.py", "fit", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "-c", str(probe)]
-    command += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp", "--trainer.max_steps", "4"]
+    command = ["fit", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "-c", str(probe), "--trainer.max_steps", "4"]
     command += ["--trainer.val_check_interval", "2", "--data.batch_size", str(batch_size)]
     command += ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
     command += ["--trainer.logger.save_dir", str(folder), *options]
-    run(command)
+    if launched:  # by Lightning, as a user's command is
+        run([sys.executable, "main.py", *command, "--trainer.devices", str(devices), "--trainer.strategy", "ddp"])
+    else:
+        run_main(command, devices)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(devices)]
 
 
 def test_two_processes_train_the_demo(tmp_path):
-    ranks = run_demo(tmp_path / "two", devices=2, batch_size=16)
+    ranks = run_demo(tmp_path / "two", devices=2, batch_size=16, launched=True)
     (single,) = run_demo(tmp_path / "one", devices=1, batch_size=32)
     assert [rank["world_size"] for rank in ranks] == [2, 2]
     # Each rank builds its own index once.
@@ -70,29 +73,13 @@ def test_two_processes_train_the_demo(tmp_path):
 
 
 def test_two_processes_train_an_edm_model_on_half_of_the_images_each(tmp_path):
-    # The augmentation warps most items, so often one rank needs estimates and the other needs none.
-    command = [sys.executable, "main.py", "fit", "-c", "configs/table2/digits.yaml", "-c", "tests/tiny.yaml"]
-    command += [
-        "--model.augmentation",
-        "lit_knn.training.augmentation.GeometricAugmentation",
-        "--model.augmentation.p",
-        "0.4",
-    ]
+    # Most items are warped by the augmentation: often one rank asks for estimates and the other for none.
+    command = ["fit", "-c", "configs/table2/digits.yaml", "-c", "tests/tiny.yaml", "--model.augmentation.p", "0.4"]
     command += ["--model.net", "lit_knn.nets.DDPMpp", "--model.net.image_size", "8", "--model.net.in_channels", "1"]
     command += ["--model.net.channels", "8", "--model.net.multipliers", "[1]", "--model.net.blocks", "1"]
     command += ["--model.net.attention_at", "[]", "--model.net.augment_dim", "9", "--data.sharded", "true"]
-    command += [
-        "--trainer.devices",
-        "2",
-        "--trainer.strategy",
-        "ddp",
-        "--trainer.max_steps",
-        "12",
-        "--data.batch_size",
-        "2",
-    ]
-    command += ["--trainer.val_check_interval", "12", "--trainer.logger.save_dir", str(tmp_path)]
-    run(command)
+    command += ["--trainer.max_steps", "12", "--data.batch_size", "2"]
+    run_main([*command, "--trainer.val_check_interval", "12", "--trainer.logger.save_dir", tmp_path], ranks=2)
     assert list(tmp_path.rglob("last.ckpt"))
 
 
@@ -174,10 +161,9 @@ def test_two_processes_measure_what_one_does(tmp_path):
     values = []
     for devices in (1, 2):
         folder = tmp_path / str(devices)
-        command = [sys.executable, "main.py", "validate", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml"]
-        command += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp", "--model.net.channels", "8"]
-        command += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(folder)]
-        run([*command, "--ckpt_path", str(checkpoint)])
+        command = ["validate", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "--model.net.channels", "8"]
+        command += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", folder]
+        run_main([*command, "--ckpt_path", checkpoint], devices)
         (metrics,) = folder.rglob("metrics.csv")
         header, row = metrics.read_text().splitlines()[:2]
         values.append(float(dict(zip(header.split(","), row.split(","), strict=True))["fd_pixels"]))
@@ -185,11 +171,10 @@ def test_two_processes_measure_what_one_does(tmp_path):
 
 
 def test_the_other_rank_says_that_the_one_that_built_the_index_was_killed(tmp_path):
-    command = [sys.executable, "main.py", "fit", "-c", "configs/demo.yaml", "--trainer.devices", "2"]
-    command += ["--trainer.strategy", "ddp", "--data.index.cache_dir", str(tmp_path / "cache")]
+    command = ["fit", "-c", "configs/demo.yaml", "--data.index.cache_dir", tmp_path / "cache"]
     command += ["--trainer.callbacks+", "tests.ddp_probe.KilledWhileBuilding", "--trainer.logger", "false"]
-    done = run(command, check=False)
-    assert done.returncode == -signal.SIGKILL
+    done = run_main(command, ranks=2, check=False)
+    assert done.codes == [-signal.SIGKILL, 2]
     errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert len(errors) == 1
     assert errors[0].startswith("error: rank 1: another process ended while")

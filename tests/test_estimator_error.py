@@ -3,9 +3,6 @@
 import csv
 import itertools
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +21,7 @@ from lit_knn.metrics.measure import fixed_source, measure, posterior_source
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from main import main
+from tests.ranks import run_main
 
 ROOT = Path(__file__).parent.parent
 
@@ -296,12 +294,7 @@ def without_time(rows):
 
 
 def test_two_processes_measure_what_one_does(finished, tmp_path):
-    two = [*command(tmp_path, resample_source=True), "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "main.py", *two], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_main(command(tmp_path, resample_source=True), ranks=2)
     for ours, theirs in zip(without_time(read(tmp_path)), without_time(read(finished)), strict=True):
         for column, value in ours.items():
             if column == "estimator" or value == "":

@@ -1,10 +1,8 @@
 """The examples of docs/extending.md: every subcommand runs classes outside the project, from another folder."""
 
 import csv
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from lit_knn.estimators import ByClass
 from lit_knn.index import FaissIndex
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
 from main import main
+from tests.ranks import run_main
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -76,17 +75,10 @@ def test_samples_are_drawn_with_an_own_estimator(outside):
 
 def test_on_shards_it_is_refused_with_a_line(outside):
     own = "--model.estimator mine.Nearest --model.estimator.k 4 --data.sharded true"
-    command = f"{ROOT}/main.py fit -c {ROOT}/configs/demo.yaml {own}".split()
-    done = subprocess.run(
-        [sys.executable, *command, *TINY, *SHORT, "--trainer.devices", "2", "--trainer.strategy", "ddp"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 2
-    # The other rank may repeat the line if it does not know whether the first rank is alive.
+    command = f"fit -c {ROOT}/configs/demo.yaml {own}".split()
+    done = run_main([*command, *TINY, *SHORT], ranks=2, check=False)
+    assert done.codes == [2, 2]
+    # The other rank may repeat it, where it cannot tell whether the first still speaks.
     line, *_ = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert line == "error: Nearest needs the whole reference set on each rank, this one is sharded"
 

@@ -1,8 +1,5 @@
 """The Fidelity callback from the command line: logs, table, cache, best checkpoint, ranks, and bad input."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,7 @@ from PIL import Image
 from lit_knn.results import read_rows
 from main import main
 from tests.inception import blobs
+from tests.ranks import run_main
 
 ROOT = Path(__file__).parent.parent
 DEMO = ["-c", str(ROOT / "configs" / "demo.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
@@ -190,15 +188,10 @@ def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation(capsys):
 
 
 def validate_on_ranks(folder, ranks):
-    command = [sys.executable, "main.py", "validate", "--data", "Digits", *QUICK, "--trainer.devices", str(ranks)]
-    # KNN's draws depend on the batch, so each rank must get whole batches.
+    command = ["validate", "--data", "Digits", *QUICK]
+    # KNN draws at random, so that its images depend on the batch: whole batches must go to a rank.
     command += ["--model.estimator", "KNN", "--model.estimator.k", "64", "--model.estimator.n", "4"]
-    command += ["--trainer.strategy", "ddp", "-c", str(folder.parent / "two.yaml")]
-    command += ["--trainer.logger.save_dir", str(folder)]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_main([*command, "-c", folder.parent / "two.yaml", "--trainer.logger.save_dir", folder], ranks)
     return read_rows(next(folder.rglob("fidelity.csv")))
 
 

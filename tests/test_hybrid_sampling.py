@@ -1,9 +1,6 @@
 """The sweep of Figure 5 and the memorisation callback, from the command line."""
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +19,7 @@ from lit_knn.results import ResultsTable
 from lit_knn.settings import describe
 from main import main
 from tests.networks import write_own, write_published
+from tests.ranks import run_main
 
 ROOT = Path(__file__).parent.parent
 RUN = str(ROOT / "configs" / "figure5" / "digits.yaml")
@@ -253,13 +251,6 @@ def test_bad_input_ends_in_one_line_before_sampling(options, words, drawn, capsy
     assert not RESULTS.exists()
 
 
-def run_on(devices, args):
-    command = [sys.executable, str(ROOT / "main.py"), *args, "--trainer.devices", str(devices)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 MEMORISATION = {"class_path": "callbacks.Memorisation"}
 MEMORISATION["init_args"] = {"num_samples": 60, "batch_size": 15, "num_pairs": 12}
 
@@ -275,7 +266,8 @@ def test_two_processes_measure_what_one_does():
         config["trainer"]["logger"] = {"class_path": "pytorch_lightning.loggers.CSVLogger"}
         config["trainer"]["logger"]["init_args"] = {"save_dir": str(folder)}
         Path("small.yaml").write_text(yaml.safe_dump(config))
-        run_on(devices, [*args, "--model.estimator", "STF", "--model.estimator.n", "8", "--model.sampling_steps", "3"])
+        args += ["--model.estimator", "STF", "--model.estimator.n", "8", "--model.sampling_steps", "3"]
+        run_main(args, devices)
         tables.append(rows(folder / RESULTS.name))
         (metrics,) = folder.rglob("metrics.csv")
         logged.append({name: float(value) for name, value in rows(metrics)[0].items() if "d" in name})

@@ -297,6 +297,24 @@ def test_a_json_that_does_not_fit_is_refused(whole, change, words):
     assert words in refusal(prepare, whole.with_name("source"), whole)
 
 
+def test_a_preparation_killed_before_its_last_step_is_finished(whole):
+    content, partial = whole.read_bytes(), whole.with_name("whole.npy.partial")
+    origin = json.loads(whole.with_suffix(".json").read_text())["origin"]
+    whole.rename(partial)
+    partial.with_name("whole.npy.partial.json").write_text(json.dumps({"origin": origin, "done": 20}))
+    assert "is not finished" in refusal(read_prepared, whole)
+    prepare(whole.with_name("source"), whole)
+    assert whole.read_bytes() == content
+    assert not list(whole.parent.glob("*partial*"))
+
+
+@pytest.mark.parametrize("origin", [{}, 5, None])
+def test_a_file_of_unknown_origin_is_kept(whole, origin):
+    beside = whole.with_suffix(".json")
+    beside.write_text(json.dumps(json.loads(beside.read_text()) | {"origin": origin}))
+    assert "is there already" in refusal(prepare, whole.with_name("source"), whole)
+
+
 def test_nothing_that_is_there_is_overwritten(whole):
     content = whole.with_suffix(".json").read_bytes()
     whole.unlink()

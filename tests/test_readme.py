@@ -63,6 +63,8 @@ def test_every_file_that_the_page_names_exists():
     links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
     configs = re.findall(r"configs/[\w/]+\.yaml", README)
     modules = re.findall(r"python -m ((?:lit_knn|benchmarks|callbacks)[\w.]*)", README)
-    files = [*links, *configs, *(f"{module.replace('.', '/')}.py" for module in modules)]
+    # A package that runs has a file __main__.py.
+    paths = [module.replace(".", "/") for module in modules]
+    files = [*links, *configs, *(f"{p}/__main__.py" if (ROOT / p).is_dir() else f"{p}.py" for p in paths)]
     assert len(files) > 40
     assert [name for name in files if not (ROOT / name).exists()] == []

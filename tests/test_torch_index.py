@@ -87,13 +87,11 @@ def test_pixels_take_a_quarter_of_the_memory_and_lose_nothing():
     x = pixels()
     chunks = lambda: (rows.flatten(1).float() / 127.5 - 1 for rows in x.split(70))  # noqa: E731
     codes = quantise(chunks, len(x))
-    assert codes.exact
     assert codes.values.element_size() * codes.values.numel() == x.numel()
     restored = (codes.values.float() + codes.offset) * codes.scale
     torch.testing.assert_close(restored, torch.cat(list(chunks())))
     latents = torch.randn(50, 8, generator=torch.Generator().manual_seed(0)) * 3
     codes = quantise(lambda: iter(latents.split(20)), 50)
-    assert not codes.exact
     assert ((codes.values * codes.scale) - latents).abs().max() <= codes.scale / 2 * 1.001
 
 

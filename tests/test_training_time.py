@@ -13,6 +13,7 @@ from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
 from lit_knn.ict import LitICT
 from lit_knn.nets import UNet
+from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import euler_step
 from lit_knn.training.monitor import TrainingMonitor
 from lit_knn.training.time_table import main
@@ -125,7 +126,7 @@ def test_a_checkpoint_without_a_record_counts_from_there(tmp_path, clock):
 
 def test_reading_in_between_changes_nothing(clock):
     device = torch.device("cpu")
-    monitor = TrainingMonitor(0.002, 80.0, device)
+    monitor = TrainingMonitor(NoiseGrid(), device)
     clock.now += 7
     monitor.restart()
     for _ in range(3):

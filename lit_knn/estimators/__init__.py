@@ -1,4 +1,4 @@
-"""Score estimators: each estimates the posterior mean E[x|z,t] over a reference set."""
+"""Score estimators. Each estimates the posterior mean E[x|z,t] over a reference set."""
 
 from lit_knn.estimators.adaptive import Adaptive
 from lit_knn.estimators.base import Estimator, Holdings

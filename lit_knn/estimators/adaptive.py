@@ -1,4 +1,4 @@
-"""As many images for each z as its own error asks for."""
+"""Wrapper that uses more images for each z until its estimated error is small enough."""
 
 import copy
 import math
@@ -16,35 +16,37 @@ from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.reference import Reference
 from lit_knn.theory.warp import Warp
 
-# A gathered image costs about as much as the exact mean's product with 10 to 40 images, which a batch shares.
+# Gathering one image costs as much as 10 to 40 images in the exact mean's product, which serves a whole batch.
 GATHERED_SHARE = 16
 
 
 class Adaptive(CertifiedEstimator):
-    """Another estimator, repeated with more images for just those z whose certificate is above a tolerance.
+    """Repeats another estimator with more images for every z whose estimated error is above a tolerance.
 
-    Each repetition is a fresh estimate from `growth` times as many images. What is still above the tolerance with the
+    Each repetition is a fresh estimate from `growth` times more images. A z that is still above the tolerance with the
     most images allowed gets the exact posterior mean, Eq. 8 (eq:posterior_mean). So the error per dimension is near
-    the tolerance where the certificate tells the truth, and an estimate that is good enough is that of the plain
-    estimator, bit for bit.
+    the tolerance if the certificates are right. An estimate within the tolerance equals the plain estimator's, bit for
+    bit.
 
-    A certificate is an estimate, not a bound, and what is not among the draws it cannot see: where one draw has all
-    the weight it is 0, which is no proof that no likelier image was missed. Keeping the estimates that seem certain
-    prefers those that missed something, a bias of its own beside that of the estimator, which `growth` cannot remove.
-    Wrap an estimator whose proposal covers the posterior (SubspaceKNN, KNN), not the uniform ones.
+    A certificate is an estimate, not a bound. It cannot see images that were not drawn: if one draw has all the weight,
+    the estimated error is 0, although a likelier image may be missing. Estimates that missed something are therefore
+    kept more often. This adds a bias, which `growth` cannot remove. So wrap an estimator whose proposal covers the
+    posterior (SubspaceKNN, KNN), not a uniform one.
 
-    One generator gives one result; the later draws for a z depend on which others of its batch are repeated.
+    The result depends only on the generator's state and the batch. Later draws for a z depend on which other z of its
+    batch are repeated.
 
     Args:
-        estimator: what is wrapped, with its n images for a start; anything with a certificate. It is copied.
+        estimator: the estimator to wrap, which must give certificates; it starts with its own n. It is copied.
         tolerance: squared error per dimension that is good enough.
         growth: factor of n from one attempt to the next.
-        max_n: images gathered for each z at most; null for N/16, beyond which a product with all images is cheaper.
-            Nothing is repeated where n·growth is more.
+        max_n: most images gathered per z; null for N/16, above which a product with all images is cheaper. If
+            n·growth is larger than this, nothing is repeated.
 
     Raises:
-        InputError: `estimator` has no certificate, n < 2 (one image has no spread), or adapts itself; tolerance not
-            above 0 and finite, growth < 2, max_n < n; at `bind`, max_n > N, or what the estimator refuses.
+        InputError: `estimator` gives no certificates, has n < 2 (one image has no spread), or is itself Adaptive;
+            tolerance is not above 0 and finite; growth < 2; max_n < n; at `bind`, max_n > N, or the estimator refuses
+            the set.
     """
 
     def __init__(
@@ -72,11 +74,11 @@ class Adaptive(CertifiedEstimator):
 
     @property
     def last_counts(self) -> tuple[int, ...]:
-        """How many z of the last call were settled with n, n·growth, … images, and, last, exactly."""
+        """Counts of z in the last call, by what settled them: n images, n·growth images, …, the exact mean."""
         return self._last_counts
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`; binds a copy of the wrapped estimator for each n."""
+        """See `Estimator.bind`; binds one copy of the wrapped estimator per n."""
         super().bind(reference)
         if self.max_n is not None and self.max_n > reference.N:
             raise InputError(f"Adaptive: max_n={self.max_n} is more than the {reference.N} images of the reference set")
@@ -93,18 +95,18 @@ class Adaptive(CertifiedEstimator):
 
     @property
     def can_warp(self) -> bool:
-        """Whether the wrapped estimator can."""
+        """Whether the wrapped estimator can warp."""
         return self.estimator.can_warp
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """See `Estimator.holds`: what the wrapped estimator holds, and the exact mean."""
+        """See `Estimator.holds`: the arrays of the wrapped estimator and of the exact mean."""
         wrapped, exact = self.estimator.holds(N, d, pixels, device), Exact().holds(N, d, pixels, device)
         return None if wrapped is None else Holdings(wrapped.neighbours, {**wrapped.arrays, **exact.arrays})
 
     def _exact_mean(self, z: Tensor, t: Tensor) -> Tensor:
-        """The exact mean, bound when it is first needed."""
+        """Compute the exact mean; its estimator is bound at the first call."""
         if self._exact is None:
-            # What integers are off must be less than the tolerance, too.
+            # The error of integer sums must be below the tolerance, too.
             kind = Exact if self.tolerance >= LARGEST_SQ_ERROR else ExactFloat64
             self._exact = kind().bind(self.reference)
         return self._exact.posterior_mean(z, t)
@@ -117,12 +119,12 @@ class Adaptive(CertifiedEstimator):
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """That of the wrapped estimator, not repeated: means of warped images have no certificate."""
+        """Use the wrapped estimator once, because means of warped images have no certificate."""
         self._last_counts = (len(z), *[0] * len(self._attempts))
         return self._attempts[0].warped_mean(z, t, warp, x_source, generator)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
-        """As `certified_mean`; for exact rows the error is 0, and the weights are those of the last attempt."""
+        """See `certified_mean`; exact rows have error 0 and the weight statistics of the last attempt."""
         first, *others = self._attempts
         result = first.certified_mean(z, t, x_source, generator)
         rows, counts = self._above(result), [len(z)]
@@ -142,5 +144,5 @@ class Adaptive(CertifiedEstimator):
         return result
 
     def _above(self, certificate: Certificate) -> Tensor:
-        """Indices of the rows above the tolerance, also those whose error is not a number."""
+        """Indices of rows whose error is above the tolerance or NaN."""
         return (~(certificate.sq_error <= self.tolerance)).nonzero()[:, 0]

@@ -17,11 +17,11 @@ from lit_knn.theory.warp import Warp
 
 
 class Holdings(NamedTuple):
-    """Memory that an estimator takes beside the images.
+    """Memory that an estimator needs in addition to the images.
 
     Attributes:
-        neighbours: number searched for each z; 0 if it needs no index.
-        arrays: bytes by name; arrays that estimators share have one name.
+        neighbours: neighbours searched per z; 0 if the estimator needs no index.
+        arrays: bytes by array name; arrays that estimators share have the same name.
     """
 
     neighbours: int = 0
@@ -31,34 +31,34 @@ class Holdings(NamedTuple):
 class Estimator(TellsSettings, ABC):
     """Estimates the posterior mean E[x|z,t] (Eq. 8, eq:posterior_mean), and with it the score (Eq. 5).
 
-    A plain object, not a module: it has no state to learn or to save. A subclass implements `_posterior_mean`, and
-    sets those of the four flags below whose default does not hold. `docs/extending.md` shows one.
+    An estimator is a plain object, not a module, because it has no state to learn or to save. A subclass implements
+    `_posterior_mean` and overrides the four flags below where their defaults are wrong. See `docs/extending.md`.
     """
 
     needs_reference = True
     """Whether `bind` must be called before use."""
 
     deterministic = False
-    """Whether equal z, t and x_source give equal estimates, whatever the generator."""
+    """Whether equal z, t and x_source always give equal estimates; then the generator has no effect."""
 
     uses_source = False
     """Whether the estimate depends on `x_source`."""
 
     shardable = False
-    """Whether it gives the same estimates on a `ShardedReferenceSet`, of which a process holds a part.
+    """Whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
 
-    An estimator is shardable if it asks the set by `search`, `gather`, `fetch` and `over_shards` alone, on every rank
-    equally often, and never reads `images`.
+    A shardable estimator accesses the set only through `search`, `gather`, `fetch` and `over_shards`. It calls them
+    equally often on every rank, and never reads `images`.
     """
 
     _reference: Reference | None = None
 
     def bind(self, reference: Reference) -> Self:
-        """Give the estimator the set it averages over; returns self.
+        """Set the reference set that the estimator averages over; returns self.
 
         Raises:
-            InputError: the estimator's settings do not fit the set, for instance k > N; it does not work with a sharded
-                set.
+            InputError: the settings do not fit the set, for instance k > N; the set is sharded and the estimator is not
+                shardable.
         """
         if reference.sharded and not self.shardable:
             raise InputError(f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded")
@@ -67,36 +67,32 @@ class Estimator(TellsSettings, ABC):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """What it will hold on `device` for a set of N images; None if it does not tell.
+        """Predict the memory that the estimator will hold on `device`; None if it cannot tell.
 
         Args:
-            N: number of images, mirrored ones and those of other ranks included.
-            d: flattened dimension of one.
+            N: number of images, including mirrored images and images on other ranks.
+            d: flattened dimension of one image.
             pixels: whether the images are uint8.
             device: where the images are.
 
         Raises:
-            InputError: the settings do not fit such a set.
+            InputError: the settings do not fit this set.
         """
         return None
 
     @property
     def knows_classes(self) -> bool:
-        """Whether `posterior_mean` takes labels: whether `_by_label` is overridden."""
+        """Whether `posterior_mean` takes labels: true if a subclass overrides `_by_label`."""
         return type(self)._by_label is not Estimator._by_label
 
     @property
     def can_warp(self) -> bool:
-        """Whether `warped_mean` works: whether it is implemented, by `_warped_mean`."""
+        """Whether `warped_mean` works: true if a subclass implements `_warped_mean`."""
         return type(self)._warped_mean is not Estimator._warped_mean
 
     @property
     def reference(self) -> Reference:
-        """The bound reference set.
-
-        Raises:
-            InputError: `bind` was not called.
-        """
+        """The bound reference set; raises InputError if `bind` was not called."""
         if self._reference is None:
             raise InputError(f"{type(self).__name__} is used before bind(reference)")
         return self._reference
@@ -115,21 +111,21 @@ class Estimator(TellsSettings, ABC):
         Args:
             z: (B, *shape), noisy latents, on the device of the reference set.
             t: (B,) or scalar, noise level, finite and t > 0.
-            x_source: (B, *shape), the clean x each z was made from; only some estimators use it.
+            x_source: (B, *shape), the clean x that each z was made from; only some estimators use it.
             generator: source of randomness, on the device of `z`; by default PyTorch's own.
-            labels: (B,), int64, the class of each z, for estimators that know classes: `ByClass`, `Network`.
+            labels: (B,), int64, the class of each z, for estimators that know classes (`ByClass`, `Network`).
 
         Returns:
             (B, *shape), in the dtype of `z`.
 
         Raises:
-            InputError: wrong shapes or devices, t <= 0, NaN or infinite values, no `bind`, no `x_source` where the
-                estimator cannot do without, or labels that it does not know, or needs.
+            InputError: wrong shapes or devices; t <= 0; NaN or infinite values; `bind` was not called; `x_source` or
+                labels are missing though the estimator needs them; labels are unknown or not supported.
         """
         t = self._check(z, t, x_source, labels)
         if self._nothing_to_do(z):
             return z.clone()
-        # Scores and weights stay in full precision whatever the network trains in.
+        # Scores and weights stay in full precision, even if the network trains in a lower one.
         with torch.autocast(z.device.type, enabled=False):
 
             def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
@@ -150,14 +146,14 @@ class Estimator(TellsSettings, ABC):
     ) -> Tensor:
         """Estimate E[Ax|z,t], the posterior mean over the reference set warped by each item's own map A.
 
-        This is what a network is to output that sees z = A·x_source + tε and is told A. Each gathered image is
-        resampled once; their weights are exact, so sampling estimators stay consistent.
+        This is the target of a network that sees z = A·x_source + tε and knows A. Each gathered image is resampled
+        once. The weights are exact, so sampling estimators stay consistent.
 
         Args:
             z: (B, C, H, W), noisy latents of warped images, on the device of the reference set.
             t: (B,) or scalar, noise level, finite and t > 0.
             warp: the maps A of the B items.
-            x_source: (B, C, H, W), the clean images, not warped.
+            x_source: (B, C, H, W), the clean images before warping.
             generator: as `posterior_mean`.
             labels: as `posterior_mean`.
 
@@ -165,8 +161,8 @@ class Estimator(TellsSettings, ABC):
             (B, C, H, W), in the dtype of `z`.
 
         Raises:
-            InputError: the estimator has no such mean (`can_warp`), z are no images, another number of maps, no
-                `x_source`, or as `posterior_mean`.
+            InputError: `can_warp` is false; z are not images; the number of maps is not B; `x_source` is missing; or as
+                `posterior_mean`.
         """
         if not self.can_warp:
             raise InputError(f"{type(self).__name__} cannot estimate the posterior of warped images")
@@ -174,7 +170,7 @@ class Estimator(TellsSettings, ABC):
         self._check_warp(z, warp, x_source)
         if self._nothing_to_do(z):
             return z.clone()
-        # The proposal is made by arithmetic on both, which half precision would round.
+        # The proposal comes from arithmetic on z and x_source, which half precision would round.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         with torch.autocast(z.device.type, enabled=False):
 
@@ -187,7 +183,7 @@ class Estimator(TellsSettings, ABC):
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """As `warped_mean`, with checked arguments and `t` (B,) float64 on the device of `z`."""
+        """Hook for `warped_mean`: gets checked arguments, with `t` (B,) float64 on the device of `z`."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -202,11 +198,11 @@ class Estimator(TellsSettings, ABC):
     ) -> Tensor:
         """Estimate the score ∇ log p_t(z), Eq. 5 (eq:clean_score), under any noise process (ap:general_diffusion).
 
-        With z = s(t)·(x + σ(t)·ε) it is (s·μ − z) / (s·σ)², where μ is the posterior mean at z/s and noise level σ.
+        For z = s(t)·(x + σ(t)·ε) it is (s·μ − z) / (s·σ)², where μ is the posterior mean at z/s and noise level σ.
 
         Args:
             z: (B, *shape), noisy latents of the process.
-            t: (B,) or scalar, time of the process; in the EDM process the noise level.
+            t: (B,) or scalar, time of the process (the noise level in the EDM process).
             x_source: as `posterior_mean`.
             generator: as `posterior_mean`.
             labels: as `posterior_mean`.
@@ -216,14 +212,14 @@ class Estimator(TellsSettings, ABC):
             (B, *shape), in the dtype of `z`.
 
         Raises:
-            InputError: as `posterior_mean`, or a time at which the process has no finite noise level above 0.
+            InputError: as `posterior_mean`; the process has no finite noise level above 0 at t.
         """
         t = self._check(z, t, x_source, labels)
         sigma = process.sigma(t)
         if not ((sigma > 0) & sigma.isfinite()).all():
             bad = t[~((sigma > 0) & sigma.isfinite())][0].item()
             raise InputError(f"{type(self).__name__}: {type(process).__name__} has no finite noise level at t={bad}")
-        # A mean in half precision is off by more than t is large, and the score would be that rounding divided by t².
+        # Half precision rounds the mean by more than a small t. The score would be this error divided by t².
         wide = z.to(torch.promote_types(z.dtype, torch.float32))
         mean = under_process(self.posterior_mean, process)(wide, t, x_source, generator, labels)
         return score_from_mean(mean.double(), z.double(), t, process).to(z.dtype)
@@ -232,10 +228,10 @@ class Estimator(TellsSettings, ABC):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """The hook that a subclass implements: `posterior_mean` with checked arguments.
+        """Hook for `posterior_mean`, which a subclass implements; gets checked arguments.
 
         Args:
-            z: (B, *shape), B >= 1 but on sharded sets.
+            z: (B, *shape); B >= 1, but B may be 0 on sharded sets.
             t: (B,), float64, on the device of `z`; `lit_knn.theory.noise.per_item(t, z)` is (B, 1, …, 1).
             x_source: (B, *shape) or None.
             generator: source of all randomness, or None.
@@ -245,18 +241,14 @@ class Estimator(TellsSettings, ABC):
         """
 
     def _by_label(self, labels: Tensor | None, answer: Callable[["Estimator", Tensor | slice], Tensor]) -> Tensor:
-        """Let the estimator of each label answer for its rows; here one estimator answers for all rows.
-
-        Raises:
-            InputError: labels are given.
-        """
+        """Let the estimator of each label answer for its rows; by default one answers for all and refuses labels."""
         if labels is not None:
             name = type(self).__name__
             raise InputError(f"{name}: labels are given, but it averages over all classes; use ByClass({name}(...))")
         return answer(self, slice(None))
 
     def _nothing_to_do(self, z: Tensor) -> bool:
-        """Whether there is no z; of a sharded set the other ranks wait for this one's answers all the same."""
+        """Whether z is empty and may be skipped; on a sharded set it may not, because other ranks wait for answers."""
         return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
 
     def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None, labels: Tensor | None = None) -> Tensor:
@@ -275,7 +267,7 @@ class Estimator(TellsSettings, ABC):
         t = per_item(t, z).flatten().double()
         if t.shape not in ((1,), (len(z),)):
             raise InputError(f"{name}: t must be a scalar or ({len(z)},), got {tuple(t.shape)}")
-        # One transfer of two bits, not two.
+        # Stacked, so that both bits come from the GPU in one transfer.
         bad_t, bad_z = torch.stack([~((t > 0) & t.isfinite()).all(), ~z.isfinite().all()]).tolist()
         if bad_t:
             raise InputError(f"{name}: t must be finite and above 0, got {t[~((t > 0) & t.isfinite())][0].item()}")

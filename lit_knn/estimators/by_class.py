@@ -1,4 +1,4 @@
-"""Any estimator, over the images of one class for each z."""
+"""Wrapper that lets any estimator average over the images of each z's class."""
 
 import copy
 from collections.abc import Callable
@@ -15,20 +15,20 @@ from lit_knn.reference.classes import rows_by_label
 
 
 class ByClass(Estimator):
-    """Estimates E[x|z,t,class], the mean over the images of each z's class: `posterior_mean` needs `labels`.
+    """Estimates E[x|z,t,class], the mean over the images of each z's class; `posterior_mean` needs `labels`.
 
-    A copy of the wrapped estimator is bound to each class of the reference set, with an index of its own. A count that
-    was given, such as k, must not be more than the smallest class has; a default is taken down in each class.
+    `bind` binds a copy of the wrapped estimator to each class of the reference set, with its own index. A given count
+    such as k must not exceed the size of any class; a default count is reduced to the size of each class.
 
     Args:
-        estimator: what is wrapped; it is copied.
+        estimator: the estimator to wrap; it is copied.
 
     Attributes:
-        parts: after `bind`, the copies by label.
+        parts: the copies by label; filled by `bind`.
 
     Raises:
-        InputError: the estimator takes labels itself; at `bind`, a set without
-            labels or in shards, or settings that do not fit a class, which is named.
+        InputError: the estimator takes labels itself; at `bind`, the set has no labels or is sharded, or the settings
+            do not fit a class, which the message names.
     """
 
     def __init__(self, estimator: Estimator) -> None:
@@ -40,7 +40,7 @@ class ByClass(Estimator):
 
     @property
     def can_warp(self) -> bool:
-        """Whether the wrapped estimator can."""
+        """Whether the wrapped estimator can warp."""
         return self.estimator.can_warp
 
     def bind(self, reference: Reference) -> Self:
@@ -62,7 +62,7 @@ class ByClass(Estimator):
         return images.images
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """See `Estimator.holds`; all classes together hold about what the whole set would."""
+        """See `Estimator.holds`; all classes together need about as much memory as the whole set."""
         return self.estimator.holds(N, d, pixels, device)
 
     def _posterior_mean(

@@ -1,4 +1,4 @@
-"""Options that count images or components: what the user gave, or a default that a small reference set takes down."""
+"""Options that count images or components. A given count is fixed; a small reference set reduces a default."""
 
 import copy
 import warnings
@@ -12,25 +12,25 @@ from lit_knn.reference import Reference
 
 T = TypeVar("T")
 
-# The paper's, in its table of hyperparameters (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256".
+# The paper's hyperparameters (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256".
 DEFAULT_K, DEFAULT_N = 2048, 256
-# Ours: with r = 256 the error on CIFAR-10 is 3 to 8 times as large at t >= 2, and the time 0.9 times as long.
+# This default is our own: on CIFAR-10 at t >= 2, r = 256 has 3 to 8 times the error and takes 0.9 times as long.
 DEFAULT_R = 512
 
 
 class Limit(NamedTuple):
-    """The most that a reference set has of something.
+    """Upper limit of a count, which depends on the reference set.
 
     Attributes:
-        of: the number for a set of N images of dimension d.
-        text: what it is, with places for N, d and where.
+        of: function (N, d) -> limit for a set of N images of dimension d.
+        text: description of the limit, with placeholders for N, d and where.
     """
 
     of: Callable[[int, int], int]
     text: str
 
     def named(self, N: int, d: int, where: str = "the reference set") -> str:
-        """What it is in a set of N images, which is called `where`."""
+        """Describe the limit for a set that is called `where`."""
         return self.text.format(N=N, d=d, where=where)
 
 
@@ -39,14 +39,14 @@ COMPONENTS = Limit(min, "min(N, d) = min({N}, {d}) of {where}")
 
 
 class Count:
-    """An option of an estimator, a class attribute: how many images or components it takes.
+    """Descriptor for an estimator option that counts images or components.
 
-    Read from an estimator it is the number in effect: what was given; or the default, or all that the bound reference
-    set has where that is less. It can be set to a number, or to None for the default.
+    Reading it from an estimator gives the number in effect: the given number, or else the default, reduced to the limit
+    of the bound reference set. Set it to a number, or to None for the default.
 
     Args:
-        default: the number where none is given.
-        limit: the most that is possible; None where any number is.
+        default: the number if none is given.
+        limit: the largest possible number; None if there is no limit.
     """
 
     def __init__(self, default: int, limit: Limit | None = None) -> None:
@@ -73,10 +73,10 @@ class Count:
         vars(estimator)[self.name] = given
 
     def within(self, estimator: Any, N: int, d: int) -> int:
-        """The number for a set of N images of dimension d.
+        """Return the number for a set of N images of dimension d.
 
         Raises:
-            InputError: what was given is more than the set has.
+            InputError: the given number is above the limit of the set.
         """
         wanted = self._wanted(estimator)
         if self.limit is None:
@@ -100,26 +100,26 @@ class Count:
 
 
 def fit_counts(estimator: Any, reference: Reference) -> None:
-    """Check the counts of an estimator against a set; a line tells of each default that is taken down.
+    """Check the counts of an estimator against a set, and warn about each default that is reduced.
 
     Raises:
-        InputError: a count that was given is more than the set has.
+        InputError: a given count is above the limit of the set.
     """
-    # All are checked before a line tells of one.
+    # Check all counts before the first warning.
     fitted = [(count, count.within(estimator, reference.N, reference.d)) for count in counts_of(estimator)]
     for count, number in fitted:
-        # One line for all classes of a set.
+        # Warn once for all classes of a set.
         about = f"{type(estimator).__name__}.{count.name}"
         if number < count._wanted(estimator) and about not in reference.told:
             if reference.label is not None:
                 reference.told.add(about)
             if not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0):
-                # The line is about the caller of `bind`.
+                # This stack level is the caller of `bind`.
                 warnings.warn(_line(estimator, count, number, reference), stacklevel=4)
 
 
 def counts_of(estimator: Any) -> Iterator[Count]:
-    """The counts of an estimator."""
+    """Yield the counts of an estimator."""
     for name in vars(estimator):
         count = getattr(type(estimator), name, None)
         if isinstance(count, Count):
@@ -127,7 +127,7 @@ def counts_of(estimator: Any) -> Iterator[Count]:
 
 
 def settled(estimator: T) -> T:
-    """A copy of a bound estimator to which the counts in effect are given, so that it keeps them in any set."""
+    """Copy a bound estimator and fix its counts at the numbers in effect, so that no other set changes them."""
     made = copy.copy(estimator)
     for count in counts_of(made):
         setattr(made, count.name, getattr(made, count.name))
@@ -135,11 +135,7 @@ def settled(estimator: T) -> T:
 
 
 def check_count(owner: str, option: str, value: int) -> int:
-    """Return `value` if it is an integer of at least 1.
-
-    Raises:
-        InputError: another type, or value < 1.
-    """
+    """Return `value`, or raise InputError if it is not an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{owner}: {option} must be an integer, got {value!r}")
     if value < 1:

@@ -1,4 +1,4 @@
-"""The images that a sampling estimator draws for each z, and what their weights are."""
+"""The images that a sampling estimator draws for each z, and their weights."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import snis_weights, weighted_deviation
 from lit_knn.theory.stratified import StratifiedDraws
 
-# Divides where there is nothing to divide.
+# This replaces a divisor of 0 where the numerator is 0 too.
 TINY = 1e-300
 
 
@@ -18,15 +18,15 @@ class Draws(NamedTuple):
     """Images drawn for each z. Their weights are likelihoods times a correction, normalised.
 
     Attributes:
-        ids: (B, p), the images; places from `used` on hold any.
-        log_correction: (B, p), or (B, 1 + p) with a source: logarithm of what multiplies the likelihood in the weight,
-            float64; −inf at places that are not used.
-        used: (B,), number of used places; None for all.
-        multiplicity: (B, p), how many independent draws a place stands for, float64; None for one each.
-        inclusion: (B, p), probability that the image is among draws without repetition, 1 of a kept one, float64;
-            None for independent draws.
-        x_source: (B, *shape), one more image for each z, put in front of the drawn ones, or None.
-        of_posterior: whether the posterior itself drew: weights are then the correction alone.
+        ids: (B, p), the images; places from `used` on hold arbitrary ids.
+        log_correction: (B, p), or (B, 1 + p) with a source, float64: logarithm of the factor that multiplies the
+            likelihood; −inf at unused places.
+        used: (B,), number of used places; None if all are used.
+        multiplicity: (B, p), float64, number of independent draws that a place stands for; None if always 1.
+        inclusion: (B, p), float64, probability that draws without repetition contain the image (1 if it is kept); None
+            for independent draws.
+        x_source: (B, *shape), one more image per z, placed before the drawn images; or None.
+        of_posterior: whether the images are draws from the posterior; then the weights are the correction alone.
     """
 
     ids: Tensor
@@ -38,7 +38,7 @@ class Draws(NamedTuple):
     of_posterior: bool = False
 
     def rows(self, rows: Tensor, places: int) -> "Draws":
-        """What weighs the images of some rows and first places; the source is not handed on."""
+        """Select some rows and the first places, without the source, to compute their weights."""
 
         def some(part: Tensor | None) -> Tensor | None:
             return None if part is None else part[rows, :places] if part.ndim == 2 else part[rows]
@@ -54,28 +54,20 @@ class Draws(NamedTuple):
 
 
 def uniform_ids(reference: Reference, batch: int, n: int, generator: torch.Generator | None) -> Tensor:
-    """(batch, n) independent uniform draws of image ids, with replacement, where the images are."""
+    """Draw (batch, n) image ids uniformly, with replacement, on the device of the images."""
     return torch.randint(reference.N, (batch, n), device=reference.device, generator=generator)
 
 
 def uniform_draws(ids: Tensor, x_source: Tensor | None = None) -> Draws:
-    """Draws of the uniform proposal, and a source, which is weighted as if it were one of them.
-
-    Args:
-        ids: (B, n), the draws.
-        x_source: as in `Draws`.
-    """
+    """Make uniform draws `ids` (B, n) into `Draws`; a source is weighted as if it were one of them."""
     places = ids.shape[1] + (x_source is not None)
     return Draws(ids, torch.zeros(len(ids), places, dtype=torch.float64, device=ids.device), x_source=x_source)
 
 
 def merged_draws(ids: Tensor, log_correction: Tensor, of_posterior: bool = False) -> Draws:
-    """Independent draws with each image once, so that it is gathered once: at small t all draws are one image.
+    """Merge repeated images of independent draws, to gather each only once; at small t all draws are one image.
 
-    Args:
-        ids: (B, n), the draws.
-        log_correction: (B, n), float64, equal for equal ids.
-        of_posterior: as in `Draws`.
+    `ids` is (B, n); `log_correction` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
     """
     ids, order = ids.sort(1)
     new = torch.ones_like(ids, dtype=torch.bool)
@@ -88,20 +80,21 @@ def merged_draws(ids: Tensor, log_correction: Tensor, of_posterior: bool = False
 
 
 def draws_without_repetition(draws: StratifiedDraws) -> Draws:
-    """Kept and sampled images; what a sampled one stands for is one over the probability that it is sampled."""
+    """Turn stratified draws into `Draws`; the inclusion probability of a sampled image is one over its correction."""
     inclusion = torch.where(draws.sampled, (-draws.log_correction).exp(), 1.0)
     return Draws(draws.ids, draws.log_correction, draws.used, inclusion=inclusion)
 
 
 def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
-    """Estimated squared error per dimension of the mean of draws: (B,), float64.
+    """Estimate the squared error per dimension of the mean of draws: (B,), float64.
 
-    Independent draws have the variance of Eq. 12 (eq:SNIS_Var) with their weights in the place of the posterior. Draws
-    without repetition have Hájek's: s/(s − 1)·Σ (1 − π)·|c − c̄|² over the s images that are not kept, with inclusion
-    probabilities π, contributions c = w (x − μ̂), and c̄ their mean weighted by 1 − π. Of a single one c itself is taken.
+    For independent draws it is the variance of Eq. 12 (eq:SNIS_Var), with their weights in place of the posterior. For
+    draws without repetition it is Hájek's estimate s/(s − 1)·Σ (1 − π)·|c − c̄|² over the s images that are not kept.
+    Each image has inclusion probability π and contributes c = w (x − μ̂); c̄ is the mean of c weighted by 1 − π. If
+    s = 1, the estimate is (1 − π)·|c|².
 
     Args:
-        draws: of these rows.
+        draws: the draws of these rows.
         weights: (B, p), float64, normalised.
         x: (B, p, *shape).
         mean: (B, *shape), their weighted mean.
@@ -109,7 +102,7 @@ def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
     sq_deviation, d = direct_sq_dist(mean.to(x.dtype), x), mean.shape[1:].numel()
     if draws.inclusion is None:
         sq_weights = weights * per_draw(draws, weights)
-        # The mean is itself that of the draws: for equal weights this is the n − 1 of a sample variance.
+        # The mean comes from the same draws. For equal weights this is the n − 1 of a sample variance.
         left = 1 - sq_weights.sum(1)
         return torch.where(left > 0, (sq_weights * sq_deviation).sum(1) / left, 0.0) / d
     chance = 1 - draws.inclusion
@@ -120,5 +113,5 @@ def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
 
 
 def per_draw(draws: Draws, weights: Tensor) -> Tensor:
-    """The weight of each of the draws that a place stands for, (B, p)."""
+    """Weight of a single draw at each place, (B, p): a place may stand for several equal draws."""
     return weights if draws.multiplicity is None else weights / draws.multiplicity.clamp(min=1)

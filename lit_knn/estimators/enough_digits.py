@@ -1,4 +1,4 @@
-"""How many digits integer sums need for the images at hand, by comparison with float64."""
+"""Measures how many digits integer sums need for given images, by comparison with float64."""
 
 import torch
 
@@ -8,27 +8,28 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import forward_noise
 
-# What an exact mean may be off, squared and per dimension.
+# Largest squared error per dimension of a mean that counts as exact.
 LARGEST_SQ_ERROR = 1e-9
-# The largest error of so few latents, of so few images, must stay this much below it.
+# The measured error must be this factor smaller, because few latents and few images are measured.
 MARGIN = 5
-# Pixels are in [−1, 1], so between these noise levels one image is all of the posterior at the one end, and all of them
-# are likely at the other.
+# Pixels are in [−1, 1]: at the lowest of these noise levels one image has the whole posterior, at the highest all
+# images are likely.
 LEVELS = torch.logspace(-1, 1.9, 16, dtype=torch.float64)
 LATENTS_PER_LEVEL = 4
-# Values of the images that are compared.
+# Number of pixel values in the subset of images.
 SUBSET_VALUES = 2**24
 
 
 def enough_digits(reference: ReferenceSet, candidates: tuple[int, ...] = (2, 3)) -> int | None:
-    """The fewest digits of the latents with which `integer_sums` is exact enough; None if it is with none of them.
+    """Find the fewest digits of z for which `integer_sums` is exact enough; None if no candidate is.
 
-    It is measured at latents made from the images, over the noise levels between one likely image and all of them. Of a
-    large set a random subset is taken, which costs a second at most. Splitting z into digits is rounding it, by δ: the
-    mean moves by J·δ, where J = Cov[x|z]/t² is its derivative. J is largest where the posterior has just spread to many
-    images, and those of a subset are as far apart as those of the set: what differs is the noise level where that
-    happens. On CIFAR-10 the error with two digits is 2.0e-11 over 2,000 images and 2.7e-11 over 50,000. What would grow
-    with the set is the rounding of the weights, and these always have three digits.
+    The error is measured at latents made from the images. The noise levels range from one likely image to all images
+    likely. A random subset replaces a large set, so the measurement takes a second at most.
+
+    The subset is enough: digits round z by some δ, and this moves the mean by J·δ, where J = Cov[x|z]/t². J is largest
+    where the posterior has just spread to many images. A subset has the same distances between images; only the noise
+    level of the largest J differs. On CIFAR-10 the error with two digits is 2.0e-11 over 2,000 images and 2.7e-11 over
+    50,000. Only the rounding of the weights grows with the set, and weights always have three digits.
 
     Args:
         reference: uint8 images on a CPU that multiplies int8.

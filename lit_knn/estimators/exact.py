@@ -1,4 +1,4 @@
-"""The exact posterior mean over all images of the reference set: three classes that differ in their numbers."""
+"""The exact posterior mean over all images of the reference set: three classes that differ in number type."""
 
 from typing import Self
 
@@ -17,22 +17,22 @@ from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.theory.warp import Warp
 
 MAX_DIGITS = 4
-# The default where fewer digits are not exact enough.
+# The default if fewer digits are not exact enough.
 MOST_CHOSEN = 3
 
 
 class ExactFloat64(Estimator):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), in float64: no bias and no variance, cost O(N·d) per z.
 
-    The reference that everything else is compared with. It streams the images with a running maximum, normaliser and
-    weighted sum, so that memory stays bounded whatever B and N.
+    All other estimators are compared with this one. It streams the images with a running maximum, normaliser and
+    weighted sum, so memory stays bounded for any B and N.
     """
 
     deterministic = True
     shardable = True
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: nothing beside the images."""
+        """See `Estimator.holds`: nothing except the images."""
         return Holdings()
 
     def _posterior_mean(
@@ -44,45 +44,45 @@ class ExactFloat64(Estimator):
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """In float64, every image resampled for each z: N times the cost of warping a batch."""
+        """Compute in float64 and resample every image for each z: N times the cost of warping a batch."""
 
         def mean(reference: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
             return float_sums(reference, z, t, Warp(flips.bool(), theta))
 
-        # Backends of torch.distributed differ in whether they send bool.
+        # Some backends of torch.distributed cannot send bool.
         means, log_normalisers = self.reference.over_shards(mean, z, t, warp.flips.byte(), warp.theta)
         return warp.apply(_join(means, log_normalisers).to(x_source.dtype))
 
     def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The exact mean over a set, or a shard, (B, *shape), and the logarithm of its normaliser, (B,); float64."""
+        """The exact mean over a set or shard, (B, *shape), and the log of its normaliser, (B,); float64."""
         return float_sums(reference, z, t)
 
 
 class Exact(ExactFloat64):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), in the fastest type that is exact enough.
 
-    That is the type that keeps the squared error per dimension below 1e-9 for the images at hand, which `bind`
-    measures: `ExactInt8` for pixels on a CPU that multiplies 8-bit integers, or else `ExactFloat64`.
+    It computes like `ExactInt8` for pixels on a CPU that multiplies 8-bit integers, if `bind` measures a squared error
+    per dimension below 1e-9 on the images. Otherwise it computes like `ExactFloat64`.
     """
 
     _digits: int | None = None
 
     @property
     def digits_in_use(self) -> int | None:
-        """8-bit digits of z, after `bind`; None for float64."""
+        """Number of 8-bit digits of z, after `bind`; None for float64."""
         return self._digits
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`; finds out which type is exact enough."""
+        """See `Estimator.bind`; measures which type is exact enough."""
         super().bind(reference)
-        # Each shard has a mean of its own; all are computed alike.
+        # Each shard computes its own mean, and all must use the same type.
         each = in_every_process(lambda: self._digits_for(reference.local)) if reference.sharded else None
         found = [self._digits_for(reference.local)] if each is None else each
         self._digits = max(found) if None not in found else None  # type: ignore[type-var]
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: the norms of the images, for integers."""
+        """See `Estimator.holds`: the norms of the images, if the products use integers."""
         integers = pixels and is_native(torch.int8, device)
         return Holdings(arrays={"norms of the images": 4 * N} if integers else {})
 
@@ -90,7 +90,7 @@ class Exact(ExactFloat64):
         return enough_digits(reference) if _suits_integers(reference) else None
 
     def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        # After `bind` the images may have been moved.
+        # The images may have moved to another device after `bind`.
         if self._digits is None or not _suits_integers(reference):
             return super()._mean(reference, z, t)
         return integer_sums(reference, z, t, self._digits)
@@ -99,12 +99,11 @@ class Exact(ExactFloat64):
 class ExactInt8(Exact):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), by products of 8-bit integers, for pixels on a CPU.
 
-    Both products are those of pixels, which are integers, with z and the weights split into digits of 8 bits: several
-    times faster than `ExactFloat64`. On CIFAR-10 two digits keep the squared error below 1e-9.
+    Pixels are integers already; z and the weights are split into 8-bit digits. This is several times faster than
+    `ExactFloat64`. On CIFAR-10 two digits keep the squared error below 1e-9.
 
     Args:
-        digits: of z, at most 4: a float32 has no more. null for 2 or 3, the fewest that are exact enough; 3 where
-            neither is.
+        digits: digits of z, at most 4, because a float32 has no more. null for 2 if that is exact enough, or else 3.
 
     Raises:
         InputError: digits outside [1, 4]; at `bind`, images that are not uint8, or a device that does not multiply
@@ -117,7 +116,7 @@ class ExactInt8(Exact):
             raise InputError(f"ExactInt8: digits must be at most {MAX_DIGITS}, got {digits}: a float32 has no more")
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`; finds out how many digits are enough."""
+        """See `Estimator.bind`; measures how many digits are enough."""
         if not _suits_integers(reference.local):
             raise InputError(
                 f"ExactInt8: needs uint8 images and a CPU that multiplies int8, got {reference.local.images.dtype} on "
@@ -130,7 +129,7 @@ class ExactInt8(Exact):
 
 
 def _join(means: Tensor, log_normalisers: Tensor) -> Tensor:
-    """The mean over all shards, (B, *shape), from each one's, (shards, B, *shape), and their normalisers."""
+    """Join the means of the shards, (shards, B, *shape), by their normalisers, (shards, B), to (B, *shape)."""
     shares = torch.softmax(log_normalisers, dim=0)
     return (shares.unsqueeze(-1) * means.flatten(2)).sum(0).reshape(means.shape[1:])
 

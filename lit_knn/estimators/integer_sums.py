@@ -10,33 +10,27 @@ from lit_knn.reference.pixel_codes import codes_of, half_sq_norms_of
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_mean
 
-# At small t the weights of the nearest images hang on digits that the product does not have, and only they matter.
+# Nearest images whose distances are recomputed: at small t only they matter, and the products have too few digits.
 RECOMPUTED = 32
-# Images outside the recomputed ones are left out where they have less than this share of the posterior.
+# All other images are left out if they have less than this share of the posterior.
 NEGLIGIBLE_SHARE = 1e-12
-# Digits of the weights. Images whose weights are below the last digit of the largest are lost, and their number grows
-# with the set: on CIFAR-10 two digits would lose 30 times as much as two digits of z do.
+# Digits of the weights. Weights below the last digit of the largest weight are lost, and larger sets have more of
+# them. On CIFAR-10, two digits of the weights would lose 30 times more than two digits of z.
 WEIGHT_DIGITS = 3
-# Latents at a time times images, in float32, and images at a time.
+# Size of the float32 scores (latents times images) of one group of latents.
 SCORE_BYTES = 64 * 2**20
-# But so many latents at least: each group of them reads all images once, or twice.
+# Minimum latents per group, because every group reads all images once or twice.
 MIN_LATENTS = 64
+# Images per product.
 CHUNK = 8192
-# At less noise than this is of, float32 could not hold the logarithms.
+# Largest factor (PIXEL_SCALE / t)² of a score, because float32 could not hold larger logarithms.
 MOST_PER_SCORE = 1e28
 
 
 def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """E[x|z,t], Eq. 8 (eq:posterior_mean), over a set of uint8 images, on a CPU.
+    """E[x|z,t], Eq. 8 (eq:posterior_mean), over a set of uint8 images, on a CPU; arguments and result as `float_sums`.
 
-    Args:
-        reference: the set.
-        z: (B, *shape).
-        t: (B,).
-        count: digits of 8 bits into which z is split; three are about float32.
-
-    Returns:
-        The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.
+    z is split into `count` 8-bit digits; three are about as precise as float32.
     """
     mu, log_normaliser = torch.empty(z.shape, dtype=torch.float64), torch.empty(len(z), dtype=torch.float64)
     step = max(SCORE_BYTES // (4 * reference.N), MIN_LATENTS)
@@ -52,16 +46,16 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Te
     nearest = scores.topk(min(RECOMPUTED, reference.N), dim=1).indices
     exact_parts, near_parts = [], []
     for rows, x in gather(reference, nearest):
-        # In float64: at small t the weights hang on the last digits of a distance in float32.
+        # Use float64, because at small t the weights depend on the last digits of a float32 distance.
         exact_parts.append(unnormalised_log_likelihood(direct_sq_dist(z[rows].double(), x), t[rows]))
         near_parts.append(weighted_mean(torch.softmax(exact_parts[-1], dim=1), x.double()))
     exact = torch.cat(exact_parts)
     rest = scores.scatter_(1, nearest, -torch.inf)
     best = rest.amax(1, keepdim=True)
     log_best = (best.double() - half_sq_norm) * per_score
-    # Of large scores only the differences are precise. Without a rest the best is −inf.
+    # Only differences of large scores are precise. If no rest is left, `best` is −inf.
     rest.sub_(best.clamp(min=torch.finfo(best.dtype).min)).mul_(per_score.float()).exp_()
-    # Copies of one image, more than are recomputed, share a rounding that at small t may put them far above the exact.
+    # If an image has more copies than are recomputed, rounding at small t may put the others far above the exact ones.
     maximum = torch.maximum(exact.amax(1, keepdim=True), log_best)
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
     total_rest = rest.sum(1, keepdim=True, dtype=torch.float64) * (log_best - maximum).exp()
@@ -74,9 +68,9 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Te
 
 
 def _scores(reference: ReferenceSet, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """u·c − ‖c‖²/2 of z as codes u and all N images c, (B, N) float32, and ‖u‖²/2, (B, 1) float64.
+    """u·c − ‖c‖²/2 for z as codes u and all N images as codes c, (B, N) float32; and ‖u‖²/2, (B, 1) float64.
 
-    Their difference is −‖u − c‖²/2, the log-likelihood in units of (PIXEL_SCALE / t)² up to a constant.
+    The first minus the second is −‖u − c‖²/2: the log-likelihood in units of (PIXEL_SCALE / t)², up to a constant.
     """
     out = torch.empty(len(z), reference.N, dtype=torch.float32)
     stored, half_sq_norms = len(reference.images), half_sq_norms_of(reference)
@@ -92,7 +86,7 @@ def _scores(reference: ReferenceSet, z: Tensor, count: int) -> tuple[Tensor, Ten
 
 
 def _weighted_sum(reference: ReferenceSet, weights: Tensor) -> Tensor:
-    """Σ w x / Σ w over all N images, (B, d) float64, weights rounded to `WEIGHT_DIGITS`."""
+    """Σ w x / Σ w over all N images, (B, d) float64, with weights rounded to `WEIGHT_DIGITS`."""
     stored = len(reference.images)
     mu = torch.zeros(len(weights), reference.d, dtype=torch.float64)
     digits, _ = digits_of(weights, WEIGHT_DIGITS)

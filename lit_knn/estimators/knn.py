@@ -13,30 +13,30 @@ from lit_knn.reference import Reference
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
 
-# At small t the likelihood ratio of two near neighbours hangs on digits that a search does not have, and only a
-# few images matter. Their distances are recomputed, so that the proposal is right where it is concentrated.
+# The nearest neighbours get exact distances. At small t only a few images matter, and the likelihood ratio of two near
+# neighbours depends on digits that a search does not have.
 RECOMPUTED_NEIGHBOURS = 16
 
 
 class KNN(SampledEstimator):
     """SNIS (Eq. 11) with the nearest-neighbour proposal (Eq. 13, eq:proposal): Algorithm 1 (alg:estimator).
 
-    Biased, O(1/n); the variance is that of `MonteCarlo` times at most Z_q/p_t(z) (Theorem 4.1). The search may be
-    approximate: the likelihoods of the draws are exact, and images it misses belong to the flat tail, so the estimate
-    is consistent as n → ∞. At a finite n it can be off where the search misses likely images at small t (an `IVF`
-    index with a low nprobe), for there the tail is hardly ever drawn.
+    It is biased, O(1/n). Its variance is at most Z_q/p_t(z) times the variance of `MonteCarlo` (Theorem 4.1). The
+    search may be approximate: likelihoods of the draws are exact, and missed images belong to the flat tail, so the
+    estimate is consistent as n → ∞. At small t and finite n it can be far off if the search misses likely images (an
+    `IVF` index with a low nprobe), because the tail is hardly ever drawn.
 
-    What is likeliest at small t is the image that z was made from, which training knows. With `include_source` the
-    proposal has it among the neighbours where the search missed it and it is nearer than the farthest that was found.
-    Unlike STF's it is a draw like any other, weighted by p/q, so the estimate stays consistent, and with exact search
-    it is that of the paper to the last bit.
+    At small t the likeliest image is the source of z, which training knows. With `include_source`, the source becomes
+    a neighbour if the search missed it and it is nearer than the farthest one found. Unlike in STF it is weighted by
+    p/q like any other draw, so the estimate stays consistent. With exact search nothing changes, to the last bit.
 
     Args:
-        k: neighbours searched per z; null for the paper's 2048, or N where that is less. It is also the most that FAISS
-            finds on a GPU.
+        k: neighbours searched per z; null for the paper's 2048, or N if that is less. FAISS on a GPU finds at most
+            2048.
         n: draws per z; null for the paper's 256.
-        include_source: propose also `x_source`, where it is given and in the set; it costs a search for one vector,
-            which is cheap where the index has lists and as expensive as the other where it is exact and needs it not.
+        include_source: also propose `x_source`, if it is given and in the set. This costs one more search for a single
+            neighbour: it is cheap if the index has lists, but as expensive as the first search (and useless) if the
+            index is exact.
 
     Raises:
         InputError: k < 1, n < 1; at `bind`, k > N.
@@ -54,7 +54,7 @@ class KNN(SampledEstimator):
         """See `Estimator.bind`; builds the neighbour index of the set."""
         super().bind(reference)
         reference.build_index(self.k)
-        # One query brings out what the index refuses before training does.
+        # One query shows at once whether the index refuses the settings, before training starts.
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
         return self
 
@@ -63,7 +63,7 @@ class KNN(SampledEstimator):
         return Holdings(neighbours=KNN.k.within(self, N, d))
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
-        """The proposal that draws for z (B, *shape) at t (B,) come from, Eq. 13 (eq:proposal)."""
+        """Build the proposal for z (B, *shape) at t (B,), Eq. 13 (eq:proposal)."""
         sq_dist, neighbours = self.reference.search(z, self.k)
         sq_dist = self._recompute_nearest(z, sq_dist, neighbours)
         if self.include_source and x_source is not None:
@@ -75,11 +75,11 @@ class KNN(SampledEstimator):
         return merged_draws(ids, -log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the source of each z as one more neighbour, or as a missing one where nothing would change."""
+        """Add the source of each z as one more neighbour, or a missing neighbour (id −1) if it is not needed."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = direct_sq_dist(z, self.reference.gather(source.clamp(min=0)))
         found = ids >= 0
-        # Farther than all neighbours it would lower the tail, whose likelihood is that of the farthest.
+        # A source beyond all neighbours is not added, because as the farthest neighbour it would lower the tail.
         farthest = torch.where(found, sq_dist, -torch.inf).amax(1, keepdim=True)
         nearer = (source_sq_dist < farthest) | ~found.any(1, keepdim=True)
         missed = (source >= 0) & (ids != source).all(1, keepdim=True) & nearer
@@ -98,14 +98,13 @@ class KNN(SampledEstimator):
 class StratifiedKNN(KNN):
     """`KNN` with draws without repetition from the same proposal, Eq. 13 (eq:proposal).
 
-    Neighbours that are sure to be drawn are kept. The other places are spread evenly over the rest of the proposal, its
-    other neighbours and its tail, and an image's weight is p/q times the share of q that it stands for. So no place
-    goes to an image that is drawn already, and n = N is the exact mean. The gain over `KNN` is the price of the
-    paper's independent draws.
+    Neighbours that are sure to be drawn are kept. The other places are spread evenly over the rest of the proposal (its
+    other neighbours and its tail). An image's weight is p/q times the share of q that it represents. So no image takes
+    two places, and n = N gives the exact mean. The gain over `KNN` shows the cost of the paper's independent draws.
 
     Args:
         k: as `KNN`.
-        n: images drawn per z; null for 256, or N where that is less.
+        n: images drawn per z; null for 256, or N if that is less.
         include_source: as `KNN`.
 
     Raises:

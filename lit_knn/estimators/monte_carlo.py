@@ -14,7 +14,8 @@ from lit_knn.theory.warp import Warp
 class MonteCarlo(SampledEstimator):
     """μ̂ = (1/n) Σ x_i with x_i drawn from the exact posterior: Eq. 9 (eq:simple_mc).
 
-    Unbiased, variance Var(x|z)/n. As expensive as `ExactFloat64()`: a yardstick of sampling estimators, not for use.
+    It is unbiased, with variance Var(x|z)/n. It costs as much as `ExactFloat64()`, so it is only a yardstick for other
+    sampling estimators.
 
     Args:
         n: draws per z; null for 256.
@@ -27,7 +28,7 @@ class MonteCarlo(SampledEstimator):
         self.n = n
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: nothing beside the images."""
+        """See `Estimator.holds`: nothing except the images."""
         return Holdings()
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
@@ -45,9 +46,9 @@ class MonteCarlo(SampledEstimator):
     def posterior_ids(
         self, z: Tensor, t: Tensor, generator: torch.Generator | None, warp: Warp | None = None
     ) -> Tensor:
-        """Draw n ids for each z (B, *shape) at t (B,) from p_t(x|z), Eq. 2 (eq:posterior); (B, n).
+        """Draw n ids for each z (B, *shape) at t (B,) from p_t(x|z), Eq. 2 (eq:posterior): (B, n).
 
-        With `warp` the posterior is that of the images that the map of each z warps.
+        With `warp`, the posterior is over images warped by each z's map.
         """
         ids = torch.empty(len(z), self.n, dtype=torch.long, device=z.device)
         for rows in batches_of(z, self.reference.N):

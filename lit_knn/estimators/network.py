@@ -16,19 +16,19 @@ from lit_knn.estimators.base import Estimator, Holdings
 class Network(Estimator):
     """The denoiser D(z, σ) of a trained EDM network, which estimates E[x|z,σ]: biased, deterministic.
 
-    Needs no reference set and no randomness. Class-conditional networks take `labels`, and are used without a class
-    where there are none.
+    It needs no reference set and no randomness. Class-conditional networks take `labels`; without labels they run
+    unconditionally.
 
     Args:
         path: a published `.pkl` (none of its code is run), a file converted from it by `python -m
-            lit_knn.edm_checkpoint`, or a `.ckpt` of `LitEDM`, of which the averaged weights are taken.
-        net: the architecture, for a `.ckpt` that does not tell it; null for published networks.
-        fp16: compute the network in float16 but for its embedding, as EDM's own code does on GPUs for files with
-            `use_fp16`; the weights stay in float32.
+            lit_knn.edm_checkpoint`, or a `.ckpt` of `LitEDM`, whose averaged weights are used.
+        net: the architecture, for a `.ckpt` that does not store it; null for published networks.
+        fp16: compute the network, except its embedding, in float16, as EDM's own code does on GPUs for files with
+            `use_fp16`. The weights stay in float32.
 
     Raises:
-        InputError: the file is missing, cannot be read, holds another architecture, or tells none and `net` is not
-            given.
+        InputError: the file is missing, cannot be read, or holds another architecture; it stores no architecture and
+            `net` is not given.
     """
 
     needs_reference = False
@@ -45,15 +45,15 @@ class Network(Estimator):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes that the network knows, 0 if it is unconditional."""
+        """Number of classes; 0 if the network is unconditional."""
         return getattr(self.denoiser.model, "num_classes", 0)
 
     def settings(self) -> dict[str, Any]:
-        """See `TellsSettings.settings`; the weights, wherever they were read from."""
+        """See `TellsSettings.settings`; the weights count, not the path."""
         return {"denoiser": self.denoiser}
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: nothing, for networks are counted apart."""
+        """See `Estimator.holds`: nothing, because networks are counted separately."""
         return Holdings()
 
     def _posterior_mean(

@@ -13,8 +13,8 @@ from lit_knn.theory.warp import Warp
 class OneSample(Estimator):
     """μ̂ = x, the clean x that z was made from: Eq. 9 (eq:simple_mc) with n = 1.
 
-    Unbiased over the draw of (x, z), with the variance of the whole posterior. Free; needs no reference set, and no
-    labels, for x is of the class already.
+    It is unbiased over the draw of (x, z), with the variance of the whole posterior. It costs nothing and needs no
+    reference set. It ignores labels, because x already belongs to the class.
     """
 
     needs_reference = False

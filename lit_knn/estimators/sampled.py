@@ -1,4 +1,4 @@
-"""What the sampling estimators share: gathering the drawn images and averaging them, in bounded memory."""
+"""Base of the sampling estimators: gathers the drawn images and averages them, in bounded memory."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -16,19 +16,19 @@ from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.snis import weighted_mean
 from lit_knn.theory.warp import Warp
 
-# Images gathered at a time on a CPU, as float32: near the size of its cache, where passes over them are cheapest.
+# Bytes of float32 images gathered at a time on a CPU: passes over them are fastest near the size of its cache.
 GATHER_BYTES = 4 * 2**20
 
 
 class Certificate(NamedTuple):
-    """An estimate with what it knows of its own error.
+    """An estimate of the posterior mean, with an estimate of its error.
 
     Attributes:
         mean: (B, *shape), the estimate of the posterior mean.
         effective_sample_size: (B,), float64, 1 / Σ w_i², between 1 and n.
         largest_weight: (B,), float64, max w_i.
-        sq_error: (B,), float64, estimated squared error per dimension. What is not among the draws it cannot see: where
-            one draw has all the weight it is 0. Infinite where the estimator knows that it cannot tell.
+        sq_error: (B,), float64, estimated squared error per dimension. It cannot see images that were not drawn: if one
+            draw has all the weight, it is 0. It is infinite if the estimator cannot estimate the error.
     """
 
     mean: Tensor
@@ -38,10 +38,10 @@ class Certificate(NamedTuple):
 
 
 class CertifiedEstimator(Estimator):
-    """An estimator from n weighted images that can tell how far off it may be; subclasses implement `_certify`."""
+    """An estimator that averages n weighted images and estimates its own error; subclasses implement `_certify`."""
 
     n = Count(DEFAULT_N)
-    """Images drawn for each z, with repetition, so that there may be more of them than images in the set."""
+    """Images drawn for each z, with repetition; n may therefore exceed the size of the set."""
 
     @torch.no_grad()
     def certified_mean(
@@ -51,9 +51,10 @@ class CertifiedEstimator(Estimator):
         x_source: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Certificate:
-        """`posterior_mean` of the same arguments, and a generator in the same state, with its estimated error.
+        """Compute `posterior_mean` together with an estimate of its error.
 
-        The error is the variance of Eq. 12 (eq:SNIS_Var) with the weights of the draws in the place of the posterior.
+        The mean equals `posterior_mean` if the generator is in the same state. The error is the variance of Eq. 12
+        (eq:SNIS_Var), with the weights of the draws in place of the posterior.
         """
         t = self._check(z, t, x_source)
         if self._nothing_to_do(z):
@@ -64,7 +65,7 @@ class CertifiedEstimator(Estimator):
 
     @abstractmethod
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
-        """As `certified_mean`, with checked arguments."""
+        """Hook for `certified_mean`; gets checked arguments."""
 
 
 class SampledEstimator(CertifiedEstimator):
@@ -92,7 +93,7 @@ class SampledEstimator(CertifiedEstimator):
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Draws]]:
         """Yield rows of z (b,), the images drawn for them (b, p, *shape), their weights (b, p) and draws.
 
-        With `warp` the weights are those of the warped images.
+        With `warp`, the likelihoods are computed from the warped images.
         """
         for rows, x in gather_used(self.reference, draws.ids, draws.used, draws.x_source):
             part = draws.rows(rows, x.shape[1])
@@ -106,7 +107,7 @@ class SampledEstimator(CertifiedEstimator):
         draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), x_source, generator)
         for rows, x, weights, _ in self._weighted(draws, z, t, warp):
             mean[rows] = weighted_mean(weights, x).to(mean.dtype)
-        # The mean of warped images is the warped mean, so n images need one resampling here.
+        # The mean of warped images is the warped mean, so one resampling serves all n images.
         return warp.apply(mean)
 
     @abstractmethod
@@ -115,36 +116,31 @@ class SampledEstimator(CertifiedEstimator):
 
 
 def in_order(parts: Sequence[Certificate], rows: Sequence[Tensor]) -> Certificate:
-    """The certificates of `rows`, which together are 0 to B − 1, as one certificate of B rows."""
+    """Join certificates of parts into one; `rows` gives the row numbers of each part, in total 0 to B − 1."""
     position = torch.cat(list(rows)).argsort()
     return Certificate(*(torch.cat(part)[position] for part in zip(*parts, strict=True)))
 
 
 def weight_spread(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Effective sample size and largest weight of weights (B, n) that sum to 1: (B,) each."""
+    """Effective sample size and largest weight, (B,) each, of weights (B, n) that sum to 1."""
     return 1 / weights.square().sum(1), weights.amax(1)
 
 
 def gather_used(
     reference: Reference, ids: Tensor, used: Tensor | None, x_source: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows (b,), in some order, and the images of their used places, (b, places, *shape), in bounded memory.
+    """Yield rows (b,), in any order, and the images of their used places, (b, places, *shape), in bounded memory.
 
-    Rows that need few images are gathered together, so that they do not pay for those that need many.
-
-
-    Args:
-        reference: the set.
-        ids: (B, p).
-        used: (B,), how many of the first places of a row are used, at least 1; None for all.
-        x_source: as in `gather`; not together with `used`.
+    `ids` is (B, p). `used` (B,) counts the used places of each row, at least 1, which come first; None means all.
+    `x_source` is as in `gather`, and excludes `used`. Rows with similar numbers of used places are gathered together,
+    so that short rows are not padded to long ones.
     """
     every_row = torch.arange(len(ids), device=ids.device)
     if used is None:
         for part, x in gather(reference, ids, x_source):
             yield every_row[part], x
         return
-    # Places that are not used have any image; the first of the row costs no other one.
+    # Unused places may hold any image. The row's first image is fetched anyway, so it costs nothing more.
     is_used = torch.arange(ids.shape[1], device=ids.device) < used.unsqueeze(1)
     reference, ids = reference.fetch(torch.where(is_used, ids, ids[:, :1]))
     size_class = used.double().log2().ceil().long()
@@ -156,9 +152,9 @@ def gather_used(
 
 
 def gather(reference: Reference, ids: Tensor, x_source: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield rows of `ids` (B, n) and their images, (b, n, *shape), in bounded memory; the source first if given.
+    """Yield rows of `ids` (B, n) and their images, (b, n, *shape), in bounded memory; a given source comes first.
 
-    Of a sharded set this process then holds all of them, but each once and as it is stored.
+    With a sharded set, this process first fetches all images at once: each image once, in its stored type.
     """
     reference, ids = reference.fetch(ids)
     n = ids.shape[1] + (x_source is not None)

@@ -9,17 +9,15 @@ from lit_knn.estimators.sampled import SampledEstimator
 
 
 class STF(SampledEstimator):
-    """The stable target field: uniform SNIS over a random batch into which the source of z is put.
+    """The stable target field: uniform SNIS over a random batch that also contains the source of z.
 
-    The source was not drawn from the proposal yet is weighted as if it were, so that for a given source the estimate is
-    biased towards it, most at intermediate t; this bias vanishes as n → ∞. Averaged over the sources that z may have
-    been made from, which are draws of p_t(x|z), there is no bias at any n: the expectation of w_1/Z · Σ w_i x_i / Σ w_i
-    over uniform draws is the same with w_2, …, w_n in the place of w_1, and in their sum Σ w_i cancels. Batches of
-    different z are independent.
+    The source is weighted as if it were drawn from the proposal. For a given source, the estimate is therefore biased
+    towards it, most at intermediate t; this bias vanishes as n → ∞. On average over the possible sources of z, which
+    are draws of p_t(x|z), there is no bias at any n. Proof: E[w_1/Z · Σ w_i x_i / Σ w_i] over uniform draws does not
+    change if any w_j replaces w_1, and in the sum over j the Σ w_i cancels. Batches of different z are independent.
 
     Args:
-        n: images averaged per z, the source included when it is given; null for 256. Without a source it is
-            `UniformSNIS`.
+        n: images averaged per z, including the source if given; null for 256. Without a source, STF is `UniformSNIS`.
 
     Raises:
         InputError: n < 1.
@@ -32,7 +30,7 @@ class STF(SampledEstimator):
         self.n = n
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: nothing beside the images."""
+        """See `Estimator.holds`: nothing except the images."""
         return Holdings()
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:

@@ -1,4 +1,4 @@
-"""The subspace estimator: propose from all images in their leading principal components, and correct with them."""
+"""The subspace estimator: the leading principal components of all images give the proposal and a correction."""
 
 import math
 from collections.abc import Iterator
@@ -21,19 +21,19 @@ from lit_knn.theory.snis import weighted_deviation, weighted_mean
 from lit_knn.theory.stratified import stratified_draws
 from lit_knn.theory.warp import Warp
 
-# Images are left out that have less than this share of the proposal, all of them together. So much of the posterior is
-# expected in them, and the squared error of leaving them out is at most that times a squared distance in the data.
+# Images that together have less than this share of the proposal are left out. They hold the same share of the posterior
+# on average. The squared error of leaving them out is at most this share times a squared distance in the data.
 NEGLIGIBLE_SHARE = 1e-8
-# Pieces may be this many times as large as other work arrays; on a CPU just below what is fresh memory at each use.
+# Size of a piece relative to other work arrays; on a CPU a larger piece would need fresh memory at each use.
 PIECE_FACTOR = 2
-# But so many latents at least: with fewer, reading the coordinates takes longer than multiplying them.
+# Minimum latents per piece: with fewer, reading the coordinates takes longer than multiplying them.
 MIN_ROWS = 32
-# Variance of the noise below which the proposal does not get narrower: float32 could not hold its logarithms.
+# Minimum noise variance of the proposal: below it, float32 could not hold the logarithms.
 LEAST_NOISE = 1e-30
 
 
 class SubspaceDraws(NamedTuple):
-    """What is gathered for each z: see `StratifiedDraws`, but for `rest_mean` (B, r), the exact E_q[y] of the rest."""
+    """Images drawn for each z: as `StratifiedDraws`, but with `rest_mean` (B, r), the exact E_q[y] over the rest."""
 
     ids: Tensor
     log_correction: Tensor
@@ -42,7 +42,7 @@ class SubspaceDraws(NamedTuple):
     rest_mean: Tensor
 
     def rows(self, rows: Tensor | slice, places: int) -> "SubspaceDraws":
-        """Some rows, with their first places."""
+        """Select some rows and their first places."""
         ids, log_correction, sampled = (part[rows, :places] for part in self[:3])
         return SubspaceDraws(ids, log_correction, sampled, self.used[rows], self.rest_mean[rows])
 
@@ -50,22 +50,23 @@ class SubspaceDraws(NamedTuple):
 class SubspaceKNN(CertifiedEstimator):
     """SNIS (Eq. 11) that proposes from the posterior given P'z over all images and is corrected by its exact mean.
 
-    In r leading principal components, y = P'(x − mean), the posterior of the images given P'z alone,
+    The r leading principal components of an image are y = P'(x − mean). The posterior of the images given P'z alone,
     q_i ∝ exp(−‖P'(z − mean) − y_i‖²/2t²), costs a product of r dimensions instead of d, and so does its mean of y.
-    Of n gathered images the most probable are kept, the others drawn from the rest of q in proportion to it; all are
-    weighted by exact likelihood over q. What drawing changed about the mean of y is known, and is subtracted: the
-    control variate π·P(mean of the drawn y − E_q[y]), both over the rest, with π the estimated posterior share of the
-    rest.
+    Of n gathered images, the most probable are kept and the others are drawn from the rest of q in proportion to q.
+    All are weighted by exact likelihood over q. A control variate then subtracts the known effect of the drawing on
+    the mean of y: π·P(mean of the drawn y − E_q[y]), both over the rest, where π is the rest's estimated posterior
+    share.
 
-    Biased, O(1/n) in the sampled part, consistent; exact where n images hold the whole posterior, and where r = d. The
-    images are never searched, so there is no k. `docs/subspace_knn.md` derives it.
+    The sampled part is biased, O(1/n), and consistent. The estimate is exact if n images hold the whole posterior, or
+    if r = d. There is no search, so there is no k. `docs/subspace_knn.md` derives the estimator.
 
     Args:
-        r: principal components; null for 512, or min(N, d) where that is less. Error falls and time grows with it.
-        m: most probable images kept for each z; null for as many as a draw of n without repetition is sure to contain.
-        n: images gathered for each z at most; null for 256, or N where that is less. Where fewer hold the whole
-            posterior, only these are.
-        compute: type of the two products: `float32`, `bfloat16`, or `auto` for the fastest that the device has.
+        r: principal components; null for 512, or min(N, d) if that is less. A larger r lowers the error and takes
+            longer.
+        m: most probable images kept per z; null keeps those that n draws without repetition are sure to contain.
+        n: most images gathered per z; null for 256, or N if that is less. If fewer hold the whole posterior, only
+            these are gathered.
+        compute: type of the two products: `float32`, `bfloat16`, or `auto` for the fastest type of the device.
 
     Raises:
         InputError: r, m or n < 1, m > n, an unknown type; at `bind`, r > min(N, d), n > N, or a type that the device
@@ -112,13 +113,13 @@ class SubspaceKNN(CertifiedEstimator):
         for rows, x, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
             mu[rows] = weighted_mean(weights, x).to(mu.dtype)
             excess[rows] = self._excess(weights, draws)
-        # For all rows at once: P is larger than what a few rows need of it.
+        # One product for all rows: P is large, and reading it for a few rows at a time would be slow.
         return mu - self._projection().components.expand(excess).view(mu.shape)
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        # The proposal is only near the posterior of warped images, so what is negligible to it may be likely.
+        # The proposal only approximates the posterior of warped images, so its negligible images may be likely.
         draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), generator, negligible_share=0.0)
         mean = torch.empty_like(x_source)
         for rows, x, weights, part in self._weighted(draws, z, t, warp):
@@ -142,7 +143,7 @@ class SubspaceKNN(CertifiedEstimator):
         """Choose the images of each z from the posterior given P'z alone."""
         projection = self._projection()
         y = projection.components.project(z)
-        # The largest array of a piece is (b, N) in float64. Few pieces: each reads all coordinates twice.
+        # The largest array of a piece is (b, N) in float64. Pieces should be few: each reads all coordinates twice.
         rows_of_piece = max(PIECE_FACTOR * work_bytes(z.device) // (8 * self.reference.N), MIN_ROWS)
         num_pieces = max(-(-len(z) // rows_of_piece), 1)
         log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
@@ -157,7 +158,7 @@ class SubspaceKNN(CertifiedEstimator):
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, SubspaceDraws]]:
         """Yield rows (b,), their images (b, places, *shape), weights (b, places) and draws, in some order.
 
-        With `warp` the weights are those of the warped images.
+        With `warp`, the likelihoods are computed from the warped images.
         """
         for rows, x in gather_used(self.reference, draws.ids, draws.used):
             chosen = draws.rows(rows, x.shape[1])
@@ -172,28 +173,28 @@ class SubspaceKNN(CertifiedEstimator):
         coordinates, half_sq_norms = projection.coordinates, projection.half_sq_norms
         log_q = (y.to(coordinates.dtype) @ coordinates.T).float().sub_(half_sq_norms)
         log_q.div_(t.square().unsqueeze(1).float().clamp(min=LEAST_NOISE))
-        # A product in few digits can be off by this; nothing is negligible that rounding may have hidden.
+        # Largest rounding error of the low-precision product. Rounding must not make likely images look negligible.
         rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * (2 * half_sq_norms.max()).sqrt() / t.square()
         log_negligible = log_share - 2 * rounding.double()
         draws = stratified_draws(log_q, self.n, log_negligible, self.m, generator)
         return SubspaceDraws(*draws[:4], _mean_of_rest(draws.rest, coordinates))
 
     def _excess(self, weights: Tensor, draws: SubspaceDraws) -> Tensor:
-        """By how much the drawn images move the mean of y for being these and not others: (b, r), float32."""
+        """Known error in the mean of y that the choice of drawn images causes, (b, r), float32."""
         projection, sampled = self._projection(), draws.sampled
         count = sampled.sum(1, keepdim=True)
         drawn = projection.coordinates[draws.ids].float()
         mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1) / count.clamp(min=1)
         share = (weights * sampled).sum(1, keepdim=True).float()
-        # Where nothing is drawn its share is 0.
+        # If nothing is drawn, its share is 0.
         return share * (mean - draws.rest_mean)
 
     def _sq_error(self, weights: Tensor, x: Tensor, mean: Tensor, excess: Tensor, draws: SubspaceDraws) -> Tensor:
-        """Estimated squared error per dimension, (b,), float64: the spread of what single draws contribute.
+        """Estimate the squared error per dimension, (b,), float64, from the spread of the draws' contributions.
 
-        A draw contributes c = w(x − μ̂) − π/s·P(y − E_q[y]), with s draws that together weigh π. Their sum has the
-        variance s/(s − 1)·Σ|c − c̄|² if they are independent; draws without repetition spread less. Of a single draw c
-        itself is taken; it is infinite where there is a rest and m = n leaves no place to draw from it.
+        Each of s draws, which together weigh π, contributes c = w(x − μ̂) − π/s·P(y − E_q[y]). If the draws were
+        independent, their sum would have the variance s/(s − 1)·Σ|c − c̄|²; draws without repetition vary less. For
+        s = 1 the estimate is |c|². It is infinite if m = n leaves no place to draw from an existing rest.
         """
         projection, sampled = self._projection(), draws.sampled
         count = sampled.sum(1)
@@ -207,7 +208,7 @@ class SubspaceKNN(CertifiedEstimator):
             - 2 * weights * share * (from_mean * from_rest).sum(2)
             + share.square() * from_rest.square().sum(2)
         ).sum(1)
-        # Kept images balance the draws, so Σc is not 0, and it does not vary: it is no error.
+        # Kept images balance the draws, so Σc is not 0. It does not vary, so it is no error and is subtracted.
         total = (weighted_deviation(weights, x, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
         variance = torch.where(count > 1, centred.clamp(min=0) * count / (count - 1).clamp(min=1), squares)
@@ -216,11 +217,11 @@ class SubspaceKNN(CertifiedEstimator):
 
 
 def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
-    """The mean of the coordinates (N, r) over each row's rest (B, N), which is overwritten: (B, r); 0 of an empty rest.
+    """Mean of the coordinates (N, r) over each row's rest (B, N): (B, r), 0 if the rest is empty. Overwrites `rest`.
 
-    All rows share one product, and some processors let a NaN in one row of it reach others: no row may hold one.
+    All rows share one product. No row may hold a NaN, because on some processors it would spread to other rows.
     """
-    # Relative to its largest, for bfloat16 ends before float32 does and might round all of the rest to 0.
+    # Divide by the largest value, because bfloat16 might round all of a small rest to 0.
     largest = rest.amax(1, keepdim=True)
     rest = rest.div_(torch.where(largest > 0, largest, 1.0)).to(coordinates.dtype)
     total = rest.sum(1, keepdim=True, dtype=torch.float32)

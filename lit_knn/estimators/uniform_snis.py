@@ -11,7 +11,7 @@ from lit_knn.estimators.sampled import SampledEstimator
 class UniformSNIS(SampledEstimator):
     """Eq. 11 (eq:SNIS_estimator) with q = 1/N, the μ̂_U of Theorem 4.2 (thm:knn_vs_stf).
 
-    Biased, O(1/n), and useless below the t at which n random images include likely ones.
+    It is biased, O(1/n). It is useless at small t, where n random images rarely include likely ones.
 
     Args:
         n: draws per z; null for 256.
@@ -26,7 +26,7 @@ class UniformSNIS(SampledEstimator):
         self.n = n
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: nothing beside the images."""
+        """See `Estimator.holds`: nothing except the images."""
         return Holdings()
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:

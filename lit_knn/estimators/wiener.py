@@ -13,18 +13,19 @@ from lit_knn.theory.noise import per_item
 
 
 class Wiener(Estimator):
-    """The posterior mean of a Gaussian with the mean and the covariance of the data: the Wiener filter.
+    """The Wiener filter: the posterior mean of a Gaussian with the data's mean and covariance.
 
     μ̂ = m + P·Λ(Λ + t²)⁻¹·P'(z − m) + c/(c + t²)·(I − PP')(z − m), with the r leading principal components P, their
-    variances Λ, and one variance c for all other directions. Deterministic, and at r = d the best linear estimate, so
-    its error does not vanish with any budget. It does with t, because the posterior mean becomes linear in z: at r = d
-    the squared error falls as t⁻⁴, with the third cumulants κ of the data its leading term Σ κ_ijk² / 2t⁴, and as t⁻⁶
-    where these vanish, as for symmetric data; at r < d it falls as t⁻² at last, as far as the variances outside P
-    differ from c. The cheapest estimator, the best one at very large t, useless at small t. Of sets larger than 128 MiB
-    in float32 the covariance is that of a subset, which costs some per cent of error at r = d.
+    variances Λ, and one variance c for all other directions. It is the cheapest estimator, best at very large t and
+    useless at small t. It is deterministic. At r = d it is the best linear estimate, so no budget removes its error.
+
+    The error vanishes as t grows, because the posterior mean becomes linear in z. At r = d the squared error falls as
+    t⁻⁴, with leading term Σ κ_ijk² / 2t⁴ for third cumulants κ of the data, or as t⁻⁶ if these vanish (symmetric
+    data). At r < d it finally falls as t⁻² unless all variances outside P equal c. For sets above 128 MiB in float32
+    the covariance comes from a subset, which increases the error at r = d by some per cent.
 
     Args:
-        r: principal components; null for 512, or min(N, d) where that is less.
+        r: principal components; null for 512, or min(N, d) if that is less.
 
     Raises:
         InputError: r < 1; at `bind`, r > min(N, d).
@@ -56,7 +57,7 @@ class Wiener(Estimator):
         noise = per_item(t, z.flatten(1)).float().square()
         centred = z.flatten(1).float() - p.mean
         y = centred @ p.basis
-        # The filter is c/(c + t²) everywhere and more than that along P.
+        # Apply c/(c + t²) everywhere, then add the difference along P.
         outside = p.residual_variance / (p.residual_variance + noise)
         along = p.variances / (p.variances + noise) - outside
         return (p.mean + outside * centred + p.expand(along * y)).reshape(z.shape)

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,13 +66,14 @@ class Source(NamedTuple):
         names: one for each image, for messages.
         read: the image of a number, (C, H, W) uint8, changed as asked; safe to call in several threads.
         labels: (N,) int64, or None.
-        fingerprint: another if any image, label or their order is another: 64 hexadecimal digits.
+        origin: what the images are, anything that JSON can write: the name of the `source`, the `options`, and a
+            `fingerprint`, which is another if any image, label or their order is another.
     """
 
     names: list[str]
     read: Callable[[int], np.ndarray]
     labels: np.ndarray | None
-    fingerprint: str
+    origin: dict[str, Any]
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
         def image(i: int) -> np.ndarray:
             return decode(path, names[i], read, lambda image: options.apply(image, f"{path}: {names[i]}"))
 
-        yield Source(names, image, labels, _fingerprint(_stamps(path, names), labels))
+        yield Source(names, image, labels, _origin(path, options, _stamps(path, names), labels))
 
 
 def _folder_labels(path: Path, names: list[str]) -> np.ndarray:
@@ -139,12 +140,14 @@ def _cifar10(path: Path, options: Options) -> Source:
     def image(i: int) -> np.ndarray:
         return np.asarray(options.apply(Image.fromarray(dataset.data[i]), names[i])).transpose(2, 0, 1)
 
-    return Source(names, image, labels, _fingerprint(iter([hashlib.sha256(dataset.data).hexdigest()]), labels))
+    pixels = hashlib.sha256(dataset.data).hexdigest()
+    return Source(names, image, labels, _origin(path, options, [pixels], labels))
 
 
-def _fingerprint(stamps: Iterator[str], labels: np.ndarray | None) -> str:
+def _origin(path: Path, options: Options, stamps: Iterable[str], labels: np.ndarray | None) -> dict[str, Any]:
     digest = hashlib.sha256()
     for stamp in stamps:
         digest.update(stamp.encode(errors="surrogateescape") + b"\n")
     digest.update(b"no labels" if labels is None else labels.astype("<i8").tobytes())
-    return digest.hexdigest()
+    how = {name: value for name, value in vars(options).items() if value}
+    return {"source": path.name, "options": how, "fingerprint": digest.hexdigest()}

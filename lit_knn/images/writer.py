@@ -55,36 +55,20 @@ def prepare(
         InputError: what is wrong with the source or one of its images; images that differ in size or channels; `out`
             named otherwise or made of something else; another process preparing it; a full disk.
     """
-    out, options = npy_path(out), options or Options()
+    out = npy_path(out)
     if workers is not None and workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
-    how = {name: value for name, value in vars(options).items() if value}
-    with open_source(source, options) as images:
-        return write_prepared(images, Path(source).name, how, out, workers, block_images)
+    with open_source(source, options or Options()) as images:
+        return write_prepared(images, out, workers, block_images)
 
 
 def write_prepared(
-    images: Source,
-    name: str,
-    how: dict[str, Any],
-    out: str | os.PathLike[str],
-    workers: int | None = None,
-    block_images: int | None = None,
+    images: Source, out: str | os.PathLike[str], workers: int | None = None, block_images: int | None = None
 ) -> Description:
-    """Write the images of any source, see `prepare`.
-
-    Args:
-        images: the source.
-        name: of the source, for the `.json`.
-        how: what was done to the images, for the `.json`; anything that JSON can write.
-        out: see `prepare`.
-        workers: see `prepare`.
-        block_images: see `prepare`.
-    """
+    """Write the images of any source; arguments as `prepare`."""
     out, workers = npy_path(out), workers or os.cpu_count() or 1
-    origin = {"source": name, "options": how, "fingerprint": images.fingerprint}
     labels = None if images.labels is None else images.labels.tolist()
-    planned = Description((len(images.names), *images.read(0).shape), "", origin, labels)
+    planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels)
     if out.exists():
         return _finished(out, planned)
     header, image_bytes = _npy_header(planned.shape), math.prod(planned.shape[1:])
@@ -99,8 +83,7 @@ def write_prepared(
             file.write(pixels)
             _to_disk(file)
             digest.update(pixels)
-            record = {"origin": origin, "done": start + len(pixels) // image_bytes}
-            _write_json(_record_file(out), record)
+            _write_json(_record_file(out), {"origin": images.origin, "done": start + len(pixels) // image_bytes})
         file.truncate(len(header) + math.prod(planned.shape))
         _to_disk(file)
         description = planned._replace(sha256=digest.hexdigest())
@@ -117,15 +100,17 @@ def _npy_header(shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
-def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def _same(found: Any, planned: dict[str, Any]) -> bool:
     """Whether two origins are of the same images, whatever the name of the source, made in the same way."""
-    return all(a[key] == b[key] for key in ("options", "fingerprint"))
+    return isinstance(found, dict) and found | {"source": ""} == planned | {"source": ""}
 
 
 def _finished(out: Path, planned: Description) -> Description:
     found = read_description(out)
     if found.shape != planned.shape or not _same(found.origin, planned.origin):
-        raise InputError(f"{out} is there already, made of other images or in another way: delete it, or name another")
+        raise InputError(
+            f"{out} is there already, made of other images or in another way: delete both files, or name another"
+        )
     _forget(out)
     return found
 

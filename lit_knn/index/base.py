@@ -2,12 +2,30 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from lit_knn.settings import TellsSettings
+
+
+class Vectors(NamedTuple):
+    """What an index is built from.
+
+    Attributes:
+        chunks: yields all N vectors in order, (c, d) float32 each; may be called again.
+        sample: (m) -> (m, d) float32, a seeded random subset of m <= N vectors, to train on.
+        N: number of vectors.
+        fingerprint: a name that these vectors have and no others; may take seconds.
+        shared: whether all processes of a distributed run build from these vectors.
+    """
+
+    chunks: Callable[[], Iterable[Tensor]]
+    sample: Callable[[int], Tensor]
+    N: int
+    fingerprint: Callable[[], str]
+    shared: bool = True
 
 
 class Index(TellsSettings, ABC):
@@ -39,23 +57,8 @@ class Index(TellsSettings, ABC):
         """
 
     @abstractmethod
-    def build(
-        self,
-        chunks: Callable[[], Iterable[Tensor]],
-        sample: Callable[[int], Tensor],
-        N: int,
-        fingerprint: Callable[[], str],
-        shared: bool = True,
-    ) -> None:
-        """Build from all vectors, or find what an earlier run has built from them.
-
-        Args:
-            chunks: yields all N vectors in order, (c, d) float32 each; may be called again.
-            sample: (m) -> (m, d) float32, a seeded random subset of m <= N vectors, to train on.
-            N: number of vectors.
-            fingerprint: a name that these vectors have and no others; may take seconds.
-            shared: whether all processes of a distributed run build from these vectors.
-        """
+    def build(self, vectors: Vectors) -> None:
+        """Build from all vectors, or find what an earlier run has built from them."""
 
     @abstractmethod
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from lit_knn.atomic_files import locked, remove_partial, written_whole
 from lit_knn.distributed import once_per_machine
 from lit_knn.errors import InputError, first_line
+from lit_knn.index.base import Vectors
 
 # Few enough to stay in the processor's cache between being read and being summed.
 CHECK_BYTES = 2**20
@@ -44,50 +45,44 @@ class IndexCache:
         self._write = write
         self._read = read
 
-    def check(self) -> None:
-        """Refuse a folder that nothing can be written to; makes none, for a plan leaves nothing behind.
-
-        Raises:
-            InputError: its name and the reason.
-        """
+    def _check_folder(self) -> None:
+        """Refuse a folder that nothing can be written to, or that cannot be made."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
         if not there.is_dir():
             raise InputError(f"cache_dir={self.folder} is no folder and cannot be made: {there} is a file")
         if not os.access(there, os.W_OK | os.X_OK):
             raise InputError(f"cache_dir={self.folder} cannot be written to")
 
-    def get(
-        self, fingerprint: Callable[[], str], settings: Settings, versions: Settings, build: Callable, shared: bool
-    ) -> Any:
+    def get(self, vectors: Vectors, settings: Settings, versions: Settings, build: Callable[[Vectors], Any]) -> Any:
         """The index from the folder or, where that has none that is whole and fits, a new one, which is kept there.
 
         Args:
-            fingerprint: of the data; called by one process of each machine.
+            vectors: the data; their fingerprint is asked by one process of each machine. If they are those of all
+                processes of a distributed run, each of them must call this; one of each machine builds, the others map
+                its file.
             settings: what else the index depends on, with its `factory`; they and the data give the file its name.
             versions: of the programs that wrote the file; another one's file is built anew.
             build: makes the index.
-            shared: whether the data is that of all processes of a distributed run. Each of them must then call this;
-                one of each machine builds, the others map its file.
 
         Raises:
-            InputError: see `check`; another process failed.
+            InputError: the folder cannot be written to; another process failed.
         """
         index: Any = None
 
         def lead() -> Path | None:
             nonlocal index
             # Here, so that a folder that one process cannot write to stops the others, too.
-            self.check()
-            label = {**settings, "data": fingerprint()}
+            self._check_folder()
+            label = {**settings, "data": vectors.fingerprint()}
             path = self.folder / file_name(label)
-            index, kept = self._get(path, {**label, **versions}, build)
+            index, kept = self._get(path, {**label, **versions}, lambda: build(vectors))
             return path if kept else None
 
         def follow(path: Path | None) -> None:
             nonlocal index
-            index = build() if path is None else self._read(path)
+            index = build(vectors) if path is None else self._read(path)
 
-        if shared:
+        if vectors.shared:
             once_per_machine(lead, follow)
         else:
             lead()

@@ -1,7 +1,7 @@
 """Neighbour search by FAISS (Johnson et al. 2019), the search of the paper. The only file that imports faiss."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.index.base import Index, with_progress
+from lit_knn.index.base import Index, Vectors, with_progress
 from lit_knn.index.cache import IndexCache
 
 # FAISS trains k-means on at most this many points per list; more are thrown away by it.
@@ -89,33 +89,23 @@ class FaissIndex(Index):
         if device is not None and device.type != "cpu":
             self._check_device(index, device, k)
 
-    def build(
-        self,
-        chunks: Callable[[], Iterable[Tensor]],
-        sample: Callable[[int], Tensor],
-        N: int,
-        fingerprint: Callable[[], str],
-        shared: bool = True,
-    ) -> None:
+    def build(self, vectors: Vectors) -> None:
         """See `Index.build`; trains the lists and the quantiser on a subset, then adds all vectors."""
-
-        def built() -> Any:
-            return self._build(chunks, sample, N)
-
         if self._cache is None:
-            index = built()
+            index = self._build(vectors)
         else:
             settings = {"factory": self.factory, "lossless": self.lossless}
-            index = self._cache.get(fingerprint, settings, {"faiss": _import_faiss().__version__}, built, shared)
-            self._set_nprobe(index, N)
+            index = self._cache.get(vectors, settings, {"faiss": _import_faiss().__version__}, self._build)
+            self._set_nprobe(index, vectors.N)
         self._index, self._on_gpu, self._projections = index, False, _projections(index)
 
-    def _build(self, chunks: Callable[[], Iterable[Tensor]], sample: Callable[[int], Tensor], N: int) -> Any:
-        probe = self._checked(sample(min(N, 16)))
+    def _build(self, vectors: Vectors) -> Any:
+        N = vectors.N
+        probe = self._checked(vectors.sample(min(N, 16)))
         index = self._create(N, probe.shape[1])
         try:
-            self._train(index, sample, N)
-            for chunk in with_progress(chunks(), N, f"building FAISS index {self.factory}"):
+            self._train(index, vectors.sample, N)
+            for chunk in with_progress(vectors.chunks(), N, f"building FAISS index {self.factory}"):
                 index.add(self._checked(chunk.cpu().contiguous()))
         except RuntimeError as error:
             raise InputError(f"FaissIndex: FAISS cannot build factory={self.factory!r}: {_reason(error)}") from error
@@ -312,14 +302,19 @@ def _inverted_lists(index: Any) -> Any:
         return None
 
 
-def _projections(index: Any) -> list[tuple[Tensor, Tensor]]:
-    """Centre (d,) and orthonormal rows (r, d) of each projection that vectors go through first, as in `PCA256,…`."""
+def _transforms(index: Any) -> list[Any]:
+    """What vectors go through before an index."""
     faiss = _import_faiss()
     if not isinstance(index, faiss.IndexPreTransform):
         return []
-    steps = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+    return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+
+
+def _projections(index: Any) -> list[tuple[Tensor, Tensor]]:
+    """Centre (d,) and orthonormal rows (r, d) of each projection that vectors go through first, as in `PCA256,…`."""
+    faiss = _import_faiss()
     found = []
-    for step in steps:
+    for step in _transforms(index):
         if not isinstance(step, faiss.LinearTransform) or not step.is_orthonormal:
             return []  # of a step that stretches, the distances are other ones anyway
         rows = torch.from_numpy(faiss.vector_to_array(step.A).reshape(step.d_out, step.d_in))
@@ -334,9 +329,8 @@ def _held_bytes(index: Any, N: int) -> int | None:
     faiss = _import_faiss()
     if isinstance(index, faiss.IndexPreTransform):
         held = _held_bytes(faiss.downcast_index(index.index), N)
-        steps = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
         # A PCA also keeps all its components.
-        transforms = sum(4 * s.d_in * (s.d_out + s.d_in * isinstance(s, faiss.PCAMatrix)) for s in steps)
+        transforms = sum(4 * s.d_in * (s.d_out + s.d_in * isinstance(s, faiss.PCAMatrix)) for s in _transforms(index))
         return None if held is None else held + transforms
     if isinstance(index, faiss.IndexIVF):
         centres = _held_bytes(faiss.downcast_index(index.quantizer), index.nlist)
@@ -371,12 +365,9 @@ def _runs_on_gpu(index: Any) -> bool:
 
 
 def _most_components(index: Any) -> int:
-    """Of the principal component analyses before an index, which FAISS would refuse after minutes; 0 without any."""
-    faiss = _import_faiss()
-    if not isinstance(index, faiss.IndexPreTransform):
-        return 0
-    steps = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
-    return max((step.d_out for step in steps if isinstance(step, faiss.PCAMatrix)), default=0)
+    """Most components of a PCA before an index, which FAISS would refuse after minutes; 0 without any."""
+    steps, pca = _transforms(index), _import_faiss().PCAMatrix
+    return max((step.d_out for step in steps if isinstance(step, pca)), default=0)
 
 
 def _is_plain_sq8(index: Any) -> bool:

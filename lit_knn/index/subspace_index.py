@@ -1,12 +1,10 @@
 """Brute-force neighbour search in PyTorch in the leading principal components of the vectors."""
 
-from collections.abc import Callable, Iterable
-
 import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.index.base import with_progress
+from lit_knn.index.base import Vectors, with_progress
 from lit_knn.index.product_search import ProductSearch
 from lit_knn.linalg.pca import principal_components, project_images, sample_size
 
@@ -40,20 +38,13 @@ class SubspaceIndex(ProductSearch):
         if self.r > min(N, d):
             raise InputError(f"SubspaceIndex: r={self.r} is more than min(N, d) = min({N}, {d})")
 
-    def build(
-        self,
-        chunks: Callable[[], Iterable[Tensor]],
-        sample: Callable[[int], Tensor],
-        N: int,
-        fingerprint: Callable[[], str],
-        shared: bool = True,
-    ) -> None:
+    def build(self, vectors: Vectors) -> None:
         """See `Index.build`; always builds, which takes about as long as reading a file would."""
-        device, d = next(iter(chunks())).device, sample(1).shape[1]
-        rows = sample(sample_size(N, d, self.r))
+        device, d = next(iter(vectors.chunks())).device, vectors.sample(1).shape[1]
+        rows = vectors.sample(sample_size(vectors.N, d, self.r))
         self._components = principal_components(rows, rows.mean(0), self.r).to(device)
-        pieces = with_progress(chunks(), N, f"building SubspaceIndex, r={self.r}")
-        projection = project_images(pieces, N, self._components, self._product_type(device))
+        pieces = with_progress(vectors.chunks(), vectors.N, f"building SubspaceIndex, r={self.r}")
+        projection = project_images(pieces, vectors.N, self._components, self._product_type(device))
         self._hold(projection.coordinates, projection.half_sq_norms)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,9 @@
 """Brute-force neighbour search in PyTorch among 8-bit vectors, in the fastest type that the device multiplies."""
 
-from collections.abc import Callable, Iterable
-
 import torch
 from torch import Tensor
 
-from lit_knn.index.base import with_progress
+from lit_knn.index.base import Vectors, with_progress
 from lit_knn.index.product_search import ProductSearch
 from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms, quantise
 
@@ -30,16 +28,9 @@ class TorchIndex(ProductSearch):
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """See `Index.check`; every set will do."""
 
-    def build(
-        self,
-        chunks: Callable[[], Iterable[Tensor]],
-        sample: Callable[[int], Tensor],
-        N: int,
-        fingerprint: Callable[[], str],
-        shared: bool = True,
-    ) -> None:
+    def build(self, vectors: Vectors) -> None:
         """See `Index.build`; always builds, which takes about as long as reading a file would."""
-        codes = quantise(lambda: with_progress(chunks(), N, "building TorchIndex"), N)
+        codes = quantise(lambda: with_progress(vectors.chunks(), vectors.N, "building TorchIndex"), vectors.N)
         self._scale, self._offset = codes.scale, codes.offset
         self._hold(codes.values, half_sq_norms(codes.values.split(HALF_SQ_NORM_ROWS)))
 

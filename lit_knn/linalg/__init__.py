@@ -1,1 +1,1 @@
-"""Products in few digits, principal components, and the number types a device multiplies."""
+"""Low-precision products, principal components, and the number types that a device multiplies."""

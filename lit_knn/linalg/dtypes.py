@@ -1,4 +1,4 @@
-"""Number types for the products that only find or propose images."""
+"""Number types for products that only find or propose images."""
 
 import torch
 from torch import Tensor
@@ -9,11 +9,7 @@ COMPUTE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 
 
 def check_compute(owner: str, compute: str, *more: str) -> str:
-    """Return `compute` if it is `auto`, a type with the range of float32, or one of `more`.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Return `compute`, or raise InputError unless it is `auto`, a type with float32's range, or one of `more`."""
     known = ("auto", "float32", "bfloat16", *more)
     if compute not in known:
         raise InputError(f"{owner}: compute={compute!r} must be one of {', '.join(known)}")
@@ -21,11 +17,11 @@ def check_compute(owner: str, compute: str, *more: str) -> str:
 
 
 def compute_dtype(owner: str, compute: str, device: torch.device, int8: bool = False) -> torch.dtype:
-    """The type that a checked option `compute` means on a device.
+    """Find the type that a checked option `compute` means on a device.
 
     Args:
-        owner: for the error message.
-        compute: a type, or `auto` for the fastest that the device multiplies natively.
+        owner: class name for the error message.
+        compute: a type, or `auto` for the fastest type that the device multiplies natively.
         device: where the products run.
         int8: whether `auto` may be int8.
 
@@ -42,7 +38,7 @@ def compute_dtype(owner: str, compute: str, device: torch.device, int8: bool = F
 
 
 def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of matrices of one type as float32; not rounded to that type on the way where the device can do that."""
+    """Return a @ b in float32 for matrices of one type; on CUDA the result is never rounded to that type."""
     if a.dtype == torch.float32 or not a.is_cuda:
         return (a @ b).float()
     return torch.mm(a, b, out_dtype=torch.float32)
@@ -54,7 +50,7 @@ def is_native(dtype: torch.dtype, device: torch.device) -> bool:
         return True
     if device.type == "cuda":
         if dtype == torch.int8:
-            return False  # PyTorch's product of integers wants shapes that searches do not have
+            return False  # PyTorch's integer product needs shapes that searches do not have
         major, _ = torch.cuda.get_device_capability(device)
         return major >= (8 if dtype == torch.bfloat16 else 7)
     if device.type == "cpu" and dtype == torch.int8:
@@ -65,7 +61,7 @@ def is_native(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def planned_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype:
-    """As `compute_dtype`, for a device that may be of another machine, whose GPU is taken for a current one."""
+    """Like `compute_dtype`, but for plans: if this machine has no GPU, a CUDA device counts as a current GPU."""
     if device.type == "cuda" and not torch.cuda.is_available():
         return torch.bfloat16 if compute == "auto" else getattr(torch, compute)
     return compute_dtype(owner, compute, device)

@@ -1,4 +1,4 @@
-"""Vectors as 8-bit integers, and exact products with them: what modern processors multiply fastest."""
+"""Vectors as 8-bit integers, which modern processors multiply fastest, and exact products with them."""
 
 from collections.abc import Callable, Iterable
 from functools import reduce
@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# A pixel p is p/127.5 − 1 in model space, and (p − 128) + 1/2 in units of 1/127.5.
+# Pixel p is p/127.5 − 1 in model space. In units of 1/127.5 this is (p − 128) + 1/2.
 PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
-# A digit of a query is an integer of at most this size; the next digit counts 1/254 of it.
+# Each digit of a query is an integer from −127 to 127, and the unit of the next digit is 254 times smaller.
 DIGIT = 127
 BASE = 254
-# So many products of a digit and a code stay below 2^31 in sum, whatever their values.
+# The sum of this many products of a digit and a code is always below 2^31.
 TERMS = 2**17
-# Vectors that are taken at a time for their norms, and bytes of them that are converted to float32 at a time.
+# Computation of norms: vectors that are read at a time, and bytes that are converted to float32 at a time.
 HALF_SQ_NORM_ROWS = 8192
 HALF_SQ_NORM_BYTES = 16 * 2**20
 
@@ -24,25 +24,23 @@ class Codes(NamedTuple):
 
     Attributes:
         values: (N, d), int8.
-        scale: of one unit.
+        scale: model-space size of one code unit.
         offset: added to each code.
-        exact: whether this loses nothing, as with pixels.
     """
 
     values: Tensor
     scale: float
     offset: float
-    exact: bool
 
 
 def half_sq_norms(pieces: Iterable[Tensor]) -> Tensor:
-    """‖code‖²/2 of each of N vectors, which come in pieces (c, d) of any type: (N,), float32."""
+    """Compute ‖code‖²/2 of N vectors, (N,) float32, from pieces (c, d) of any type."""
     norms, work = [], torch.empty(0)
     for piece in pieces:
         step = max(HALF_SQ_NORM_BYTES // (4 * piece.shape[1]), 1)
         for rows in piece.split(step):
-            # One array for all: with one for each, the small results between them keep the heap from using it again,
-            # and it grows to a float32 copy of all vectors.
+            # All pieces share one work array. With an array per piece, the small results in between would fragment
+            # the heap, and it would grow to a float32 copy of all vectors.
             if work.numel() == 0:
                 work = torch.empty(step, piece.shape[1], device=piece.device)
             norms.append(work[: len(rows)].copy_(rows).square_().sum(1) / 2)
@@ -66,16 +64,16 @@ def quantise(chunks: Callable[[], Iterable[Tensor]], N: int) -> Codes:
         values[start : start + len(chunk)] = rounded.to(torch.int8)
     else:
         assert values is not None
-        return Codes(values, PIXEL_SCALE, PIXEL_OFFSET, exact=True)
+        return Codes(values, PIXEL_SCALE, PIXEL_OFFSET)
     scale = max(float(chunk.abs().max()) for chunk in chunks()) / DIGIT or 1.0
     values = _empty(N, chunk)
     for start, chunk in _numbered(chunks()):
         values[start : start + len(chunk)] = (chunk / scale).round().to(torch.int8)
-    return Codes(values, scale, 0.0, exact=False)
+    return Codes(values, scale, 0.0)
 
 
 def digits_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Split each row into integers: row = unit·Σ_j digit_j / 254^j, up to unit/2/254^(count − 1).
+    """Split each row into integers: row = unit·Σ_j digit_j / 254^j, with error at most unit/2/254^(count − 1).
 
     Args:
         rows: (B, d), float32.
@@ -95,14 +93,11 @@ def digits_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def product(digits: Tensor, matrix: Tensor) -> Tensor:
-    """Σ_j digit_j @ matrix / 254^j.
+    """Σ_j digit_j @ matrix / 254^j, (B, N), float32; each digit's product is exact before this rounding.
 
     Args:
         digits: (count, B, d), int8.
         matrix: (d, N), int8.
-
-    Returns:
-        (B, N), float32; each digit's product is exact before it is rounded to that.
     """
     blocks = zip(digits.split(TERMS, dim=2), matrix.split(TERMS), strict=True)
     return reduce(Tensor.add_, (_product_of_few(*block) for block in blocks))

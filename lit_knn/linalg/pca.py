@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_knn.rng import keyed_default_rng
 
-# The components come from a subset of the images: they need not be the best ones, only orthonormal.
+# A subset of the images gives the components, because they must be orthonormal but not optimal.
 SAMPLE_BYTES = 128 * 2**20
 OVERSAMPLING = 32
 
@@ -18,9 +18,9 @@ class PrincipalComponents(NamedTuple):
 
     Attributes:
         mean: (d,), mean of all images, float32.
-        basis: (d, r), P, float32, orthonormal columns.
-        variances: (r,), variance along them of the images that they come from, about `mean`, float32.
-        residual_variance: likewise, per dimension outside them, on average over the d − r others; 0 if r = d.
+        basis: (d, r), P, float32, orthonormal columns, leading components first.
+        variances: (r,), float32, variance about `mean` along each component, over the sampled images.
+        residual_variance: mean of this variance over the d − r other directions; 0 if r = d.
     """
 
     mean: Tensor
@@ -29,15 +29,15 @@ class PrincipalComponents(NamedTuple):
     residual_variance: float
 
     def project(self, z: Tensor) -> Tensor:
-        """P'(z − mean): (B, *shape) to (B, r), float32."""
+        """Compute P'(z − mean): (B, *shape) to (B, r), float32."""
         return (z.flatten(1).float() - self.mean) @ self.basis
 
     def to(self, device: torch.device) -> "PrincipalComponents":
-        """A copy on another device."""
+        """Copy to another device."""
         return self._replace(**{name: getattr(self, name).to(device) for name in ("mean", "basis", "variances")})
 
     def expand(self, y: Tensor) -> Tensor:
-        """P·y, without the mean: (B, r) to (B, d), float32."""
+        """Compute P·y, without the mean: (B, r) to (B, d), float32."""
         return y.float() @ self.basis.T
 
 
@@ -46,8 +46,8 @@ class Projection(NamedTuple):
 
     Attributes:
         components: P and the mean.
-        coordinates: (N, r), y_i, in the type they are multiplied in. Rounded to it they still define a distribution
-            over the images, so whoever uses them must use the rounded values throughout.
+        coordinates: (N, r), y_i rounded to the type of the products. The rounded values define a valid distribution
+            over the images if they are used throughout.
         half_sq_norms: (N,), ‖y_i‖²/2 of the rounded values, float32.
     """
 
@@ -57,30 +57,27 @@ class Projection(NamedTuple):
 
 
 def sample_size(N: int, d: int, r: int) -> int:
-    """How many of N vectors of dimension d the r principal components are taken from."""
+    """Number of vectors, out of N of dimension d, that are sampled to compute r principal components."""
     return min(N, max(SAMPLE_BYTES // (4 * d), 2 * r))
 
 
 def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalComponents:
-    """The r leading principal components of a sample, by randomised SVD (Halko et al. 2011).
+    """Compute the r leading principal components of a sample, by randomised SVD (Halko et al. 2011).
 
     Args:
         sample: (m, d), float32.
-        mean: (d,), about which variances are taken.
+        mean: (d,); variances are taken about it.
         r: number of components, r <= min(m, d).
-
-    Returns:
-        The components, leading ones first.
     """
     centred = sample - mean
     with keyed_default_rng(sample.device, r):
         _, _, v = torch.svd_lowrank(centred, q=min(r + OVERSAMPLING, *sample.shape), niter=2)
-    # Once more orthonormal in full precision: the estimators split a vector into P·P'v and the rest.
+    # Orthonormalise again in full precision, because estimators split a vector into P·P'v and the rest.
     basis = torch.linalg.qr(v[:, :r])[0]
     variances = (centred @ basis).square().mean(0)
     d = len(mean)
     outside = centred.square().sum(1, dtype=torch.float64).mean() - variances.sum(dtype=torch.float64)
-    # Where nothing is left outside, rounding of the two sums may be negative; a variance is not.
+    # If no variance is left outside, rounding may make the difference of the two sums negative.
     return PrincipalComponents(mean, basis, variances, max(outside.item(), 0.0) / (d - r) if r < d else 0.0)
 
 
@@ -88,10 +85,10 @@ def project_images(chunks: Iterable[Tensor], N: int, components: PrincipalCompon
     """Project a stream of images.
 
     Args:
-        chunks: images (c, *shape) of each piece; all N in order.
+        chunks: all N images in order, in pieces (c, *shape).
         N: number of images.
-        components: to project on.
-        dtype: of the coordinates.
+        components: principal components to project on.
+        dtype: type of the coordinates.
     """
     coordinates = components.basis.new_empty(N, components.basis.shape[1], dtype=dtype)
     half_sq_norms, start = components.basis.new_empty(N), 0

@@ -1,7 +1,14 @@
 """Metrics of estimators and of generated samples."""
 
 from lit_knn.metrics.error_curve import ErrorCurve, error_curve
-from lit_knn.metrics.estimator_error import ErrorTerms, LatentMeans, MeanAndError, bias_share, error_terms
+from lit_knn.metrics.estimator_error import (
+    ErrorTerms,
+    LatentMeans,
+    MeanAndError,
+    bias_share,
+    error_terms,
+    mean_and_error,
+)
 from lit_knn.metrics.features import DINOv2, EfficientNetLite0, FeatureExtractor, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import (
     FeatureStatistics,
@@ -23,6 +30,7 @@ from lit_knn.metrics.memorisation import (
     memorisation,
     nearest_images,
 )
+from lit_knn.metrics.samples import measure_samples
 
 __all__ = [
     "DINOv2",
@@ -49,7 +57,9 @@ __all__ = [
     "inception_score",
     "is_copied",
     "kernel_distance",
+    "mean_and_error",
     "mean_pictures",
+    "measure_samples",
     "memorisation",
     "nearest_images",
     "precision_recall",

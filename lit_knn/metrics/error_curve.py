@@ -42,23 +42,9 @@ def error_curve(
     seed: int = 0,
     resample_source: bool = False,
 ) -> list[Row]:
-    """Measure estimators against the exact posterior mean, with a progress bar on a terminal.
+    """Measure estimators over noise levels: the rows that `figure3` draws. Shows a progress bar on a terminal.
 
-    Args:
-        estimators: by name; they are bound to `reference`.
-        reference: the data set.
-        noise_levels: the levels t.
-        num_z: see `ErrorCurve`, as all that follow.
-        repeats: estimates at each latent.
-        batch_size: latents at a time.
-        seed: of every draw.
-        resample_source: draw the source anew for each repeat.
-
-    Returns:
-        A row for each noise level and estimator, as `figure3` draws it; see `ErrorCurve.levels`.
-
-    Raises:
-        InputError: an option out of its range, or an estimator that does not fit the data.
+    Arguments, rows and errors are those of `ErrorCurve` and its `levels`.
     """
     curve = ErrorCurve(estimators, noise_levels, num_z, repeats, batch_size, resample_source)
     with progress_bar(curve.estimates, "Estimator error", " estimates") as bar:
@@ -107,11 +93,7 @@ class ErrorCurve:
         return latents * len(self.noise_levels) * sum(map(self._repeats, self.estimators.values()))
 
     def check(self, reference: ReferenceSet) -> None:
-        """Refuse a set of fewer images than latents, before anything long begins.
-
-        Raises:
-            InputError: `num_z` is more than N.
-        """
+        """Refuse a set of fewer images than latents, before anything long begins."""
         if self.num_z > reference.N:
             raise InputError(f"num_z={self.num_z} is more than the {reference.N} images of the reference set")
 
@@ -126,9 +108,13 @@ class ErrorCurve:
             advance: told the number of estimates after each batch of them, for instance `tqdm.update`.
 
         Yields:
-            The rows of a noise level, one for each estimator: MSE, squared bias and variance per dimension of the
-            posterior mean (`mu_`) and of the score (`score_`), and what else `measure` finds; means over the latents,
-            of the errors with standard errors (`_se`). What an estimator does not have is "".
+            The rows of a noise level, one for each estimator. Columns, means over the latents: MSE, squared bias
+            (plain, and corrected for the finite number of repeats) and variance per dimension, of the posterior mean
+            (`mu_`) and of the score (`score_`), with standard errors over the latents (`_se`); the share of the MSE
+            that is squared bias, corrected (`bias_share`); of sampling estimators the effective sample size, the
+            largest weight and what they estimate of their own MSE (`certified_mse`); of KNN the search recall, the
+            posterior mass found, Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d. What an estimator
+            does not have is "".
         """
         self.check(reference)
         bind_all(self.estimators, reference, max(self.noise_levels))

@@ -51,6 +51,11 @@ class MeanAndError(NamedTuple):
     standard_error: float
 
 
+def mean_and_error(values: Tensor) -> MeanAndError:
+    """The mean of values at each latent, (B,), and its standard error."""
+    return MeanAndError(values.mean().item(), (values.std() / len(values) ** 0.5).item())
+
+
 def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: MeanAndError) -> MeanAndError:
     """The share of the MSE that is squared bias: a ratio of means over latents, with its standard error.
 

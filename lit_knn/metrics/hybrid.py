@@ -1,18 +1,11 @@
-"""One point of Figure 5: how its samples are drawn and measured."""
+"""One point of Figure 5: how its samples are drawn."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_knn.estimators import Estimator
-from lit_knn.metrics.fidelity_measure import FidelityMeasure
-from lit_knn.metrics.memorisation import MemorisationMetric, nearest_images
-from lit_knn.metrics.progress import Bar, progress_bar
-from lit_knn.metrics.samples import draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import hybrid_sampler, hybrid_sigmas, integrate_flow, seeded_noise
@@ -68,54 +61,3 @@ class HybridSamples:
         ids = torch.randint(self.reference.N, (len(seeds),), generator=drawn)
         z = forward_noise(self.reference.gather(ids.to(device)), t_switch, noise)
         return integrate_flow(self.network.posterior_mean, z, below).float()
-
-
-@dataclass(frozen=True)
-class HybridMeasure:
-    """Measures samples of the hybrid sampler: their distance to the data, and how many are copies.
-
-    Args:
-        samples: draws them.
-        distance: compares them with the data, after its `prepare`.
-        num_samples: of each point, with the seeds 0 to num_samples − 1.
-        batch_size: samples drawn at a time; what an estimator draws depends on it.
-        threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
-    """
-
-    samples: HybridSamples
-    distance: FidelityMeasure
-    num_samples: int
-    batch_size: int
-    threshold: float = 1 / 3
-
-    def __call__(
-        self,
-        estimator: Estimator | None,
-        t_switch: float,
-        watch: Callable[[Tensor, Tensor], Any] = lambda seeds, samples: None,
-        bar: Bar = progress_bar,
-    ) -> dict[str, float]:
-        """Measure one point; all ranks must ask, which split its batches.
-
-        Args:
-            estimator: see `HybridSamples.draw`.
-            t_switch: where the network takes over.
-            watch: sees the seeds and samples of each batch of this rank.
-            bar: makes the progress bar of the pass over the data.
-
-        Returns:
-            The distance by its name, `copied_fraction` and `mean_nearest_distance`.
-        """
-        reference = self.samples.reference
-        memorisation = MemorisationMetric(self.threshold).to(reference.device)
-
-        def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            draw = partial(self.samples.draw, estimator, t_switch)
-            for seeds, samples in draw_samples(draw, self.num_samples, self.batch_size):
-                memorisation.update(nearest_images(samples, reference))
-                watch(seeds, samples)
-                yield seeds, samples
-
-        distances = self.distance(reference, batches(), None, reference.device, bar)
-        metric = self.distance.extractor.metric
-        return {metric: distances[metric], **memorisation.compute()}

@@ -1,11 +1,13 @@
 """Memorisation: how near generated samples are to the images they were learnt from, and how many are copies."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lit_knn.distributed import Exchange
 from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
@@ -154,7 +156,7 @@ class MemorisationMetric(Metric):
         }
 
 
-class LikestPairs(Metric):
+class LikestPairs:
     """The samples with the smallest ratios, and their nearest images, over batches and ranks.
 
     Args:
@@ -162,40 +164,27 @@ class LikestPairs(Metric):
         reference: the data.
     """
 
-    full_state_update = False
-    ratio: Tensor
-    samples: Tensor
-    ids: Tensor
-
     def __init__(self, number: int, reference: ReferenceSet) -> None:
-        super().__init__()
         self.number = number
         # Full from the start, so that all ranks have the same shapes to exchange.
-        for name, empty in {
-            "ratio": torch.full((number,), torch.inf, dtype=torch.float64),
-            "samples": torch.zeros(number, *reference.shape),
-            "ids": torch.zeros(number, dtype=torch.int64),
-        }.items():
-            self.add_state(name, empty, dist_reduce_fx=_in_one_row)
-        self.to(reference.device)
+        ratio = torch.full((number,), torch.inf, dtype=torch.float64)
+        parts = ratio, torch.zeros(number, *reference.shape), torch.zeros(number, dtype=torch.int64)
+        self._parts = [part.to(reference.device) for part in parts]
 
     def update(self, samples: Tensor, nearest: NearestImages) -> None:
         """Compare a batch with the likest so far."""
-        ratio, ids = torch.cat([self.ratio, nearest.ratio]), torch.cat([self.ids, nearest.ids])
-        self.ratio, self.samples, self.ids = self._likest(ratio, torch.cat([self.samples, samples]), ids)
+        self._keep([[*pair] for pair in zip(self._parts, (nearest.ratio, samples, nearest.ids), strict=True)])
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Samples (n, *shape) and the ids (n,) of their nearest images, the smallest ratio first; n may be smaller."""
-        ratio, samples, ids = self._likest(self.ratio, self.samples, self.ids)
+        """Samples (n, *shape) and ids (n,) of their nearest images, the smallest ratio first; a collective."""
+        exchange = Exchange()
+        self._keep([exchange.all_gather(part) for part in self._parts])
+        ratio, samples, ids = self._parts
         found = int(ratio.isfinite().sum())
         return samples[:found], ids[:found]
 
-    def _likest(self, ratio: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    def _keep(self, parts: Sequence[Sequence[Tensor]]) -> None:
+        joined = [torch.cat(list(part)) for part in parts]
         # Stable, so that ties do not depend on the number of ranks more than they must.
-        order = ratio.sort(stable=True).indices[: self.number]
-        return ratio[order], *(other[order] for other in others)
-
-
-def _in_one_row(of_ranks: Tensor) -> Tensor:
-    """The states of all ranks, (ranks, n, ...), in the order of the ranks."""
-    return of_ranks.flatten(0, 1)
+        order = joined[0].sort(stable=True).indices[: self.number]
+        self._parts = [part[order] for part in joined]

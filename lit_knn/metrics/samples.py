@@ -1,28 +1,63 @@
-"""Drawing the samples that are measured."""
+"""Samples of a model, drawn and measured."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_knn.distributed import own_batches
+from lit_knn.metrics.fidelity_measure import FidelityMeasure
+from lit_knn.metrics.memorisation import MemorisationMetric, nearest_images
+from lit_knn.metrics.progress import Bar, progress_bar
+from lit_knn.reference import ReferenceSet
+
+Sample = Callable[[Tensor], Tensor]
+"""Seeds (B,) int64 -> images (B, *shape), model space."""
 
 
-def draw_samples(
-    sample: Callable[[Tensor], Tensor], num_samples: int, batch_size: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's share of the samples with the seeds 0 to num_samples − 1.
+def draw_samples(sample: Sample, num_samples: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield this rank's share of the samples with the seeds 0 to num_samples − 1: seeds (B,), images (B, *shape).
 
     Ranks share whole batches: where an image depends on its batch, it is the same for any number of ranks.
-
-    Args:
-        sample: seeds (B,) int64 -> images (B, *shape), model space.
-        num_samples: over all ranks.
-        batch_size: samples drawn at a time.
-
-    Yields:
-        Seeds (B,) and images (B, *shape).
     """
     for _, numbers in own_batches(num_samples, batch_size):
         seeds = torch.arange(numbers.start, numbers.stop)
         yield seeds, sample(seeds)
+
+
+def measure_samples(
+    sample: Sample,
+    reference: ReferenceSet,
+    distance: FidelityMeasure,
+    num_samples: int,
+    batch_size: int,
+    threshold: float = 1 / 3,
+    watch: Callable[[Tensor, Tensor], Any] = lambda seeds, samples: None,
+    bar: Bar = progress_bar,
+) -> dict[str, float]:
+    """Measure how near samples are to the data and how many are copies; all ranks must ask, which share the batches.
+
+    Args:
+        sample: draws them, on the device of `reference`.
+        reference: the data.
+        distance: compares samples with the data.
+        num_samples: with the seeds 0 to num_samples − 1.
+        batch_size: samples drawn at a time.
+        threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
+        watch: sees the seeds and samples of each batch of this rank.
+        bar: makes the progress bar of the pass over the data.
+
+    Returns:
+        The distance by its name, `copied_fraction` and `mean_nearest_distance`.
+    """
+    memorisation = MemorisationMetric(threshold).to(reference.device)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for seeds, samples in draw_samples(sample, num_samples, batch_size):
+            memorisation.update(nearest_images(samples, reference))
+            watch(seeds, samples)
+            yield seeds, samples
+
+    values, metric = distance(reference, batches(), None, reference.device, bar), distance.extractor.metric
+    return {metric: values[metric], **memorisation.compute()}

@@ -1,4 +1,4 @@
-"""Networks: any module `net(z_scaled, noise_label, class_label=None)` can take their place."""
+"""Networks. Any module `net(z_scaled, noise_label, class_label=None)` can replace them."""
 
 from lit_knn.nets.adm import ADM
 from lit_knn.nets.published.configs import network_from_config

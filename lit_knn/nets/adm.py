@@ -13,7 +13,7 @@ NORM_EPS = 1e-5
 
 
 class ADMBlock(ResidualBlock):
-    """Residual block of ADM: the embedding scales and shifts, and the block starts as its shortcut."""
+    """Residual block of ADM: the embedding scales and shifts the features; an untrained block equals its shortcut."""
 
     norm_eps = NORM_EPS
     residual_scale = 1.0
@@ -26,7 +26,7 @@ class ADMBlock(ResidualBlock):
         return self.norm1(h) * (1 + scale) + shift
 
     def start(self) -> None:
-        """Zero what ends the two residual branches; the rest keeps PyTorch's start."""
+        """Zero the last layer of each residual branch; other layers keep PyTorch's initial weights."""
         for layer in (self.conv1, self.proj) if self.heads else (self.conv1,):
             zero_(layer)
 
@@ -39,19 +39,19 @@ def zero_(layer: nn.Conv2d) -> None:
 
 
 class ADM(ResidualUNet):
-    """ADM; the defaults are EDM's for ImageNet at 64x64, but for `num_classes`, which is 1000 there.
+    """ADM. The defaults are EDM's for ImageNet at 64x64, except `num_classes`, which is 1000 there.
 
-    Loads the published EDM checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half precision use
-    autocast: the embedding stays in float32 there. `torch.compile` makes one graph of it
-    (tried with inductor on the CPU).
+    The network loads the published EDM checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half
+    precision use autocast: it keeps the embedding in float32. `torch.compile` makes one graph (tried with inductor on
+    the CPU).
 
     Args:
         image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
         in_channels: channels of the images.
-        channels: width in units of which `multipliers` count; even.
-        multipliers: width at each resolution; each entry after the first halves the image.
+        channels: base width; even.
+        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image.
         blocks: residual blocks per resolution in the encoder; the decoder has one more.
-        attention_at: image sides at which blocks attend. The middle of the network always does.
+        attention_at: image sides at which blocks attend. The middle of the network always attends.
         dropout: dropout probability inside the blocks.
         num_classes: number of class labels, 0 for an unconditional network.
         label_dropout: probability of training an item without its class label.
@@ -112,7 +112,7 @@ class ADM(ResidualUNet):
             nn.init.normal_(self.map_label.weight)  # a table of class embeddings
 
     def heads(self, width: int) -> int:
-        """As many as have `head_width` channels each."""
+        """Number of attention heads, with `head_width` channels each."""
         if self.head_width < 1 or width % self.head_width:
             raise InputError(
                 f"ADM: head_width must divide the {width} channels of a block that attends, got {self.head_width}"
@@ -120,7 +120,7 @@ class ADM(ResidualUNet):
         return width // self.head_width
 
     def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
-        """An MLP of the noise embedding, to which the class embedding is added."""
+        """Apply an MLP to the noise embedding, then add the class embedding."""
         features = self.map_noise(noise_label)
         if self.map_augment is not None and augment_label is not None:
             features = features + linear(self.map_augment, augment_label)
@@ -130,5 +130,5 @@ class ADM(ResidualUNet):
         return F.silu(embedding)
 
     def output(self, h: Tensor) -> Tensor:
-        """Norm and convolution."""
+        """Normalise and convolve."""
         return self.out_conv(F.silu(self.out_norm(h)))

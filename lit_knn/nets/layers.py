@@ -17,7 +17,7 @@ def fir_kernel(taps: Sequence[float]) -> Tensor:
     """Separable low-pass filter that sums to one, (1, 1, n, n) float32 for n taps.
 
     Raises:
-        InputError: an odd number of taps or none, taps that are not symmetric or sum to zero.
+        InputError: no taps or an odd number of them; taps that are not symmetric or sum to zero.
     """
     symmetric = list(taps) == list(reversed(taps))
     if not taps or len(taps) % 2 or not symmetric or sum(taps) == 0:
@@ -30,7 +30,7 @@ def fir_kernel(taps: Sequence[float]) -> Tensor:
 def resample(h: Tensor, kernel: Tensor, direction: Direction) -> Tensor:
     """Double or halve each channel of h (B, C, H, W) through the low-pass `kernel` (1, 1, n, n), n even.
 
-    Two symmetric taps can only be the box filter: the mean of 2x2 pixels down, repeated pixels up.
+    Two symmetric taps are always the box filter: it averages 2x2 pixels to halve, and repeats pixels to double.
     """
     taps, channels = kernel.shape[-1], h.shape[1]
     if taps == 2:
@@ -39,7 +39,7 @@ def resample(h: Tensor, kernel: Tensor, direction: Direction) -> Tensor:
     per_channel = kernel.to(h.dtype).expand(channels, 1, taps, taps)
     if direction == "down":
         return F.conv2d(h, per_channel, stride=2, padding=margin, groups=channels)
-    # A zero goes between any two pixels: four times the filter keeps the brightness.
+    # Doubling puts zeros between the pixels, so four times the filter keeps the brightness.
     return F.conv_transpose2d(h, 4 * per_channel, stride=2, padding=margin, groups=channels)
 
 
@@ -54,12 +54,12 @@ class Resample(nn.Module):
         self.register_buffer("resample_filter", fir_kernel(taps))
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C, 2H, 2W) or (B, C, H/2, W/2)."""
+        """Map (B, C, H, W) to (B, C, 2H, 2W) or (B, C, H/2, W/2)."""
         return resample(h, self.resample_filter, self.direction)
 
 
 class ResamplingConv(nn.Conv2d):
-    """Convolution of the doubled or halved image."""
+    """Double or halve the image, then convolve it."""
 
     resample_filter: Tensor
 
@@ -69,12 +69,12 @@ class ResamplingConv(nn.Conv2d):
         self.register_buffer("resample_filter", fir_kernel(taps))
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, in_width, H, W) to (B, width, 2H, 2W) or (B, width, H/2, W/2)."""
+        """Map (B, in_width, H, W) to (B, width, 2H, 2W) or (B, width, H/2, W/2)."""
         return super().forward(resample(h, self.resample_filter, self.direction))
 
 
 class BlurredStridedConv(nn.Conv2d):
-    """Convolution with stride 2 of the low-passed image: the image is padded once, for both."""
+    """Low-pass the image, then convolve it with stride 2; the image is padded once, for both."""
 
     resample_filter: Tensor
 
@@ -84,17 +84,13 @@ class BlurredStridedConv(nn.Conv2d):
         self.register_buffer("resample_filter", fir_kernel(taps))
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, in_width, H, W) to (B, width, H/2, W/2)."""
+        """Map (B, in_width, H, W) to (B, width, H/2, W/2)."""
         kernel = self.resample_filter.to(image.dtype).expand(image.shape[1], -1, -1, -1)
         return super().forward(F.conv2d(image, kernel, padding=self.margin, groups=image.shape[1]))
 
 
 def group_norm(width: int, eps: float) -> nn.GroupNorm:
-    """Group norm of at most 32 groups of at least 4 channels.
-
-    Raises:
-        InputError: the width cannot be split into so many groups.
-    """
+    """Group norm with at most 32 groups of at least 4 channels; raises InputError if they do not divide the width."""
     groups = max(min(32, width // 4), 1)
     if width % groups:
         raise InputError(f"channels: a layer of {width} channels cannot be normalised in {groups} groups")
@@ -102,7 +98,7 @@ def group_norm(width: int, eps: float) -> nn.GroupNorm:
 
 
 def attention(qkv: Tensor, heads: int) -> Tensor:
-    """Softmax attention of every position to all; (B, 3·C, H, W) to (B, C, H, W).
+    """Softmax attention from every position to all positions: (B, 3·C, H, W) to (B, C, H, W).
 
     Args:
         qkv: channels ordered by head, then by feature, then query, key, value.
@@ -116,13 +112,13 @@ def attention(qkv: Tensor, heads: int) -> Tensor:
 
 
 class ResidualBlock(nn.Module):
-    """Norm, convolution, modulated norm, dropout, convolution, beside a shortcut; then, with heads, self-attention.
+    """Norm, convolution, modulated norm, dropout and convolution, plus a shortcut; then optional self-attention.
 
-    Subclasses say how the embedding modulates the second norm, and start the weights.
+    Subclasses define how the embedding modulates the second norm, and initialise the weights.
 
     Args:
-        in_width: channels that come in.
-        width: channels that go out.
+        in_width: input channels.
+        width: output channels.
         embedding: features of the embedding.
         direction: double or halve the image in the first convolution and the shortcut.
         taps: low-pass filter of the resampling.
@@ -131,8 +127,8 @@ class ResidualBlock(nn.Module):
     """
 
     norm_eps: ClassVar[float]
-    residual_scale: ClassVar[float]  # after each addition
-    modulations: ClassVar[int]  # features of the embedding per channel
+    residual_scale: ClassVar[float]  # factor after each addition
+    modulations: ClassVar[int]  # numbers that the embedding gives per channel
     weighs_resampled_shortcut: ClassVar[bool]
 
     def __init__(
@@ -169,7 +165,7 @@ class ResidualBlock(nn.Module):
         raise NotImplementedError
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """(B, in_width, H, W) and (B, embedding) to (B, width, H', W')."""
+        """Map h (B, in_width, H, W) and the embedding (B, embedding) to (B, width, H', W')."""
         out = self.conv0(F.silu(self.norm0(h)))
         out = F.silu(self.modulate(out, self.affine(embedding)[:, :, None, None]))
         out = self.conv1(F.dropout(out, self.dropout, self.training))
@@ -191,7 +187,7 @@ class PositionalEmbedding(nn.Module):
     Args:
         features: number of features, even.
         endpoint: whether the lowest frequency is 1/10,000 itself, or one step above it.
-        sines_first: order of the two halves.
+        sines_first: whether the sines come before the cosines.
     """
 
     def __init__(self, features: int, *, endpoint: bool, sines_first: bool) -> None:
@@ -201,7 +197,7 @@ class PositionalEmbedding(nn.Module):
         self.sines_first = sines_first
 
     def forward(self, noise_label: Tensor) -> Tensor:
-        """(B,) to (B, features) float32."""
+        """Map (B,) to (B, features) float32."""
         half = self.features // 2
         exponents = torch.arange(half, dtype=torch.float32, device=noise_label.device) / (half - self.endpoint)
         angles = noise_label.float()[:, None] * (1 / 10_000) ** exponents
@@ -224,6 +220,6 @@ class FourierEmbedding(nn.Module):
         self.register_buffer("freqs", torch.randn(features // 2) * scale)
 
     def forward(self, noise_label: Tensor) -> Tensor:
-        """(B,) to (B, features) float32."""
+        """Map (B,) to (B, features) float32."""
         angles = noise_label.float()[:, None] * (2 * math.pi * self.freqs.float())
         return torch.cat([angles.sin(), angles.cos()], 1)

@@ -1,4 +1,4 @@
-"""Preconditioning of a raw network: into a consistency function (Song et al. 2023) or a denoiser (EDM)."""
+"""Preconditioning: turns a raw network into a consistency function (Song et al. 2023) or a denoiser (EDM)."""
 
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from lit_knn.theory.noise import per_item
 
 
 class Coefficients(NamedTuple):
-    """F -> c_skip·z + c_out·F(c_in·z, c_noise); each (B,)."""
+    """Coefficients that turn a network F into c_skip·z + c_out·F(c_in·z, c_noise); (B,) each, in the dtype of t."""
 
     c_skip: Tensor
     c_out: Tensor
@@ -25,9 +25,6 @@ def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: floa
         t: (B,), noise level, t >= sigma_min.
         sigma_data: standard deviation of the data.
         sigma_min: smallest noise level t_min.
-
-    Returns:
-        Four (B,) tensors, in the dtype of `t`.
     """
     total = (t.square() + sigma_data**2).sqrt()
     above_min = t - sigma_min
@@ -45,9 +42,6 @@ def edm_coefficients(sigma: Tensor, sigma_data: float = 0.5) -> Coefficients:
     Args:
         sigma: (B,), noise level, sigma > 0.
         sigma_data: standard deviation of the data.
-
-    Returns:
-        Four (B,) tensors, in the dtype of `sigma`.
     """
     variance = sigma.square() + sigma_data**2
     return Coefficients(
@@ -78,7 +72,7 @@ class ConsistencyFunction(nn.Module):
 
         The coefficients are computed in float64: t − t_min must be exactly 0 at t = t_min.
         """
-        # Rounded as t is: float32's 0.002 is not float64's.
+        # Round sigma_min to the type of t, because 0.002 in float32 differs from 0.002 in float64.
         sigma_min = torch.tensor(self.sigma_min, dtype=t.dtype).item()
         c = consistency_coefficients(t.double(), self.sigma_data, sigma_min)
         c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
@@ -88,13 +82,13 @@ class ConsistencyFunction(nn.Module):
 
 
 class EDMPrecond(nn.Module):
-    """D_θ(z, σ): a raw network under EDM's preconditioning, a denoiser, which estimates the mean E[x | z, σ] (Eq. 8).
+    """D_θ(z, σ): a raw network under EDM's preconditioning. It is a denoiser: it estimates E[x | z, σ] (Eq. 8).
 
-    Its `state_dict` has the names of the published EDM checkpoints.
+    Its `state_dict` uses the names of the published EDM checkpoints.
 
     Args:
-        model: any module `model(z_scaled, noise_label, class_label=None)`, with `noise_label` (B,) = ln(σ)/4. Only a
-            model that takes `augment_label` too can be given augmentation labels.
+        model: any module `model(z_scaled, noise_label, class_label=None)`, with `noise_label` (B,) = ln(σ)/4. To use
+            augmentation labels, it must take `augment_label` too.
         sigma_data: standard deviation of the data.
         fp16: run the model under autocast to float16.
     """
@@ -120,7 +114,7 @@ class EDMPrecond(nn.Module):
         c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
         z = z.float()
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
-        # `enabled=False` would switch off the autocast of a training in half precision.
+        # `autocast(enabled=self.fp16)` would be wrong: if disabled, it switches off the trainer's own autocast.
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
             output = self.model(c_in * z, c.c_noise.float(), *labels)
         return c_skip * z + c_out * output.to(torch.float32)

@@ -1,4 +1,4 @@
-"""What the published networks share: the U-shape of residual blocks, its names, and the checks of its input."""
+"""Base of the published networks: the U-shape of residual blocks, its module names and its input checks."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -14,26 +14,12 @@ from lit_knn.nets.layers import Direction, ResidualBlock
 class ResidualUNet(nn.Module):
     """Encoder and decoder of residual blocks; subclasses add the embedding and the output.
 
-    Modules are named as in the published EDM checkpoints (`enc.16x16_block0.conv0`, `dec.8x8_in0.qkv`, ...).
-
-    Args:
-        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
-        in_channels: channels of the images.
-        channels: width in units of which `multipliers` count; even.
-        multipliers: width at each resolution; each entry after the first halves the image.
-        blocks: residual blocks per resolution in the encoder; the decoder has one more.
-        attention_at: image sides at which blocks attend. The middle of the network always does.
-        dropout: dropout probability inside the blocks.
-        num_classes: number of class labels, 0 for an unconditional network.
-        label_dropout: probability of training an item without its class label.
-        augment_dim: features of the augmentation label, 0 for none.
-
-    Raises:
-        InputError: an option outside its range.
+    Modules are named as in the published EDM checkpoints (`enc.16x16_block0.conv0`, `dec.8x8_in0.qkv`, ...). `ADM`
+    documents the arguments.
     """
 
     block: ClassVar[type[ResidualBlock]]
-    taps: ClassVar[tuple[float, ...]]  # of the low-pass filter under all resampling
+    taps: ClassVar[tuple[float, ...]]  # low-pass filter of all resampling
     last_decoder_block_attends_alone: ClassVar[bool]
 
     def __init__(
@@ -93,11 +79,11 @@ class ResidualUNet(nn.Module):
         raise NotImplementedError
 
     def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
-        """(B,), one-hot (B, num_classes) or None, (B, augment_dim) or None to (B, embedding_width)."""
+        """Map noise (B,), one-hot classes (B, classes) or None, augmentations (B, features) or None to (B, width)."""
         raise NotImplementedError
 
     def output(self, h: Tensor) -> Tensor:
-        """Last features (B, widths[0], H, W) to the image (B, in_channels, H, W)."""
+        """Map the last features (B, widths[0], H, W) to the image (B, in_channels, H, W)."""
         raise NotImplementedError
 
     def _make_block(
@@ -144,14 +130,14 @@ class ResidualUNet(nn.Module):
         self.upwards = list(self.dec)
 
     def encode(self, image: Tensor, embedding: Tensor) -> list[Tensor]:
-        """Features after every step of the encoder, the coarsest last."""
+        """Return the features after every encoder step, the coarsest last."""
         features = [self.enc[self.stem](image)]
         for name in self.downwards:
             features.append(self.enc[name](features[-1], embedding))
         return features
 
     def decode(self, features: list[Tensor], embedding: Tensor) -> Tensor:
-        """Features of the encoder, which are used up, to (B, widths[0], H, W)."""
+        """Map the encoder's features to (B, widths[0], H, W); this empties the list."""
         h = features[-1]
         for name in self.upwards:
             joins_features = "_block" in name
@@ -170,9 +156,9 @@ class ResidualUNet(nn.Module):
         Args:
             z_scaled: images divided by about their standard deviation.
             noise_label: ln(t)/4, float.
-            class_label: (B,) integers, or (B, num_classes) float, of which a row of zeros is an item without
-                label; None gives no item a label. On a GPU integers wait for their range check, floats do not.
-            augment_label: (B, augment_dim) float; None, like zeros, says that nothing was augmented.
+            class_label: (B,) integers, or (B, num_classes) float. A row of zeros is an item without label; None
+                means that no item has a label. On a GPU, integers wait for a range check; floats do not.
+            augment_label: (B, augment_dim) float; zeros or None mean that nothing was augmented.
 
         Raises:
             InputError: images of another size or channel count, labels out of range or of another width.
@@ -213,7 +199,7 @@ class ResidualUNet(nn.Module):
         return class_label
 
     def _one_hot(self, class_label: Tensor) -> Tensor:
-        # A compiled network cannot stop at a value: there the check is the data's.
+        # A compiled network cannot branch on a value, so there the data module must check the labels.
         if not torch.compiler.is_compiling() and class_label.numel() > 0:
             lowest, highest = int(class_label.min()), int(class_label.max())
             if lowest < 0 or highest >= self.num_classes:
@@ -234,5 +220,5 @@ class ResidualUNet(nn.Module):
 
 
 def linear(layer: nn.Linear, features: Tensor) -> Tensor:
-    """The layer in its own precision, for embeddings computed in float32."""
+    """Apply the layer in the precision of its weights, because embeddings are computed in float32."""
     return F.linear(features.to(layer.weight.dtype), layer.weight, layer.bias)

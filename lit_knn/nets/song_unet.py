@@ -13,21 +13,21 @@ from lit_knn.nets.residual_unet import ResidualUNet, linear
 
 NORM_EPS = 1e-6
 NEARLY_ZERO = 1e-5
-HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
-# Song et al. start query, key and value with a tenth of Glorot's variance each; stored as one layer of three
-# outputs, whose mean fan is twice theirs, they need twice that of it.
+HALF = math.sqrt(0.5)  # keeps the variance when two features are added
+# Song et al. initialise query, key and value with a tenth of Glorot's variance each. Here one layer holds all three.
+# Its mean fan is twice as large, so it needs a fifth of its own Glorot variance.
 ATTENTION_GAIN = math.sqrt(0.2)
 
 
 def glorot_(layer: nn.Conv2d | nn.Linear, gain: float = 1.0) -> None:
-    """Start the weights uniform with Glorot's variance, and the bias at zero, in place."""
+    """Initialise a layer in place: uniform weights with gain² times Glorot's variance, and bias zero."""
     nn.init.xavier_uniform_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
 class SongBlock(ResidualBlock):
-    """Residual block of DDPM++ and NCSN++: the embedding shifts, sums are divided by √2."""
+    """Residual block of DDPM++ and NCSN++: the embedding shifts the features, and sums are divided by √2."""
 
     norm_eps = NORM_EPS
     residual_scale = HALF
@@ -39,7 +39,7 @@ class SongBlock(ResidualBlock):
         return self.norm1(h + modulation)
 
     def start(self) -> None:
-        """Start the weights so that the block is nearly its shortcut."""
+        """Initialise the weights so that the block is nearly its shortcut."""
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 glorot_(layer)
@@ -50,17 +50,16 @@ class SongBlock(ResidualBlock):
 
 
 class SongUNet(ResidualUNet):
-    """The U-Net of DDPM++ and NCSN++, which subclass it.
+    """Base class of DDPM++ and NCSN++.
 
-    One attention head; in the decoder only the last block of a resolution attends. Loads the published EDM
-    checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half precision use autocast: the embedding
-    stays in float32 there, and so do NCSN++'s frequencies. `torch.compile` makes one graph of it
-    (tried with inductor on the CPU).
+    Attention has one head; in the decoder only the last block of a resolution attends. The network loads the published
+    EDM checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half precision use autocast: it keeps the
+    embedding and NCSN++'s frequencies in float32. `torch.compile` makes one graph (tried with inductor on the CPU).
 
     Args:
         map_noise: module from noise labels (B,) to (B, noise_width).
         noise_width: features of the noise embedding; class and augmentation labels are added to it.
-        **options: those of `ResidualUNet`.
+        **options: arguments of `ResidualUNet`, see `DDPMpp`.
     """
 
     block = SongBlock
@@ -91,24 +90,24 @@ class SongUNet(ResidualUNet):
         glorot_(last, NEARLY_ZERO)
 
     def heads(self, width: int) -> int:
-        """One head, of any width."""
+        """Number of attention heads: always one."""
         return 1
 
     def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
-        """Labels are added to the noise embedding, and an MLP follows."""
+        """Add the labels to the noise embedding, then apply an MLP."""
         features = self.map_noise(noise_label)
         if self.map_label is not None:
             if classes is None:
-                # The layer has a bias: an item without label is a row of zeros, not no row.
+                # The layer has a bias, so an item without label must still pass a row of zeros through it.
                 classes = features.new_zeros(len(features), self.num_classes)
-            # One-hot labels of unit variance, whatever their number.
+            # This scales one-hot labels to unit variance for any number of classes.
             features = features + linear(self.map_label, classes * math.sqrt(self.num_classes))
         if self.map_augment is not None and augment_label is not None:
             features = features + linear(self.map_augment, augment_label)
         return F.silu(self.map_layer1(F.silu(linear(self.map_layer0, features))))
 
     def output(self, h: Tensor) -> Tensor:
-        """Norm and convolution."""
+        """Normalise and convolve."""
         return self.dec[f"{self.ends}_conv"](F.silu(self.dec[f"{self.ends}_norm"](h)))
 
 
@@ -118,9 +117,9 @@ class DDPMpp(SongUNet):
     Args:
         image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
         in_channels: channels of the images.
-        channels: width in units of which `multipliers` count; even.
-        multipliers: width at each resolution; each entry after the first halves the image. EDM takes (1, 2, 2, 2)
-            at 64x64.
+        channels: base width; even.
+        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
+            uses (1, 2, 2, 2) at 64x64.
         blocks: residual blocks per resolution.
         attention_at: image sides at which blocks attend.
         dropout: dropout probability inside the blocks.
@@ -169,19 +168,19 @@ class NCSNpp(SongUNet):
     Args:
         image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
         in_channels: channels of the images.
-        channels: width in units of which `multipliers` count; even.
-        multipliers: width at each resolution; each entry after the first halves the image. EDM takes (1, 2, 2, 2)
-            at 64x64.
+        channels: base width; even.
+        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
+            uses (1, 2, 2, 2) at 64x64.
         blocks: residual blocks per resolution.
         attention_at: image sides at which blocks attend.
         dropout: dropout probability inside the blocks.
         num_classes: number of class labels, 0 for an unconditional network.
         label_dropout: probability of training an item without its class label.
         augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
-        fourier_scale: standard deviation of the frequencies. The default, 0.02, is that of improved consistency
-            training (Song & Dhariwal 2023, Section 3.1) and of the paper's release: student and teacher, one step
-            apart, must see nearly the same embedding. Diffusion models have 16 (Song et al. 2021, EDM's VE networks),
-            which `network_from_config` takes; with it the embeddings of neighbouring levels are unrelated.
+        fourier_scale: standard deviation of the frequencies. Improved consistency training (Song & Dhariwal 2023,
+            Section 3.1) and the paper's release use 0.02, the default: student and teacher, one step apart, must see
+            nearly the same embedding. Diffusion models use 16 (Song et al. 2021, EDM's VE networks), and so does
+            `network_from_config`; with 16 the embeddings of neighbouring levels are unrelated.
 
     Raises:
         InputError: an option outside its range.
@@ -231,7 +230,7 @@ class NCSNpp(SongUNet):
             width = next_width
 
     def encode(self, image: Tensor, embedding: Tensor) -> list[Tensor]:
-        """After each halving the shrunken image joins the features; their sum is what shrinks next."""
+        """Encode the image. After each halving, the shrunken image is added to the features; this sum shrinks next."""
         features = [self.enc[self.stem](image)]
         for name in self.downwards:
             h = self.enc[name](features[-1], embedding)

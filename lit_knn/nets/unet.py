@@ -89,7 +89,7 @@ class UNet(nn.Module):
     ) -> Tensor:
         """Map z_scaled (B, C, H, W), noise_label (B,) = ln(t)/4 and class_label (B,) int to (B, C, H, W).
 
-        `augment_label` is (B, augment_dim); None is that of images that are not augmented, zeros.
+        `augment_label` is (B, augment_dim); None, like zeros, means that nothing was augmented.
 
         Raises:
             InputError: another number of channels, or sides that cannot be halved as often as needed.
@@ -117,8 +117,9 @@ class UNet(nn.Module):
 class Waves(nn.Module):
     """Sines and cosines of the noise label at `half` frequencies from 1 down to 1/30, radians per unit of the label.
 
-    The label, ln(t)/4, spans 2.65 units from t = 0.002 to 80, of which one step of a grid of 11 levels is up to 0.53. A
-    consistency model must see neighbours nearly alike (Song & Dhariwal 2023, Section 3.1), so no frequency is above 1.
+    The label ln(t)/4 spans 2.65 units from t = 0.002 to 80, and one step of an 11-level grid takes up to 0.53 units.
+    To a consistency model, neighbouring levels must look nearly alike (Song & Dhariwal 2023, Section 3.1), so no
+    frequency is above 1.
     """
 
     frequencies: Tensor
@@ -128,7 +129,7 @@ class Waves(nn.Module):
         self.register_buffer("frequencies", torch.linspace(0, -math.log(30.0), half).exp(), persistent=False)
 
     def forward(self, noise_label: Tensor) -> Tensor:
-        """(B,) to (B, 2·half)."""
+        """Map (B,) to (B, 2·half)."""
         angles = noise_label.unsqueeze(1) * self.frequencies
         return torch.cat([angles.sin(), angles.cos()], 1)
 
@@ -145,8 +146,8 @@ class NoiseEmbedding(nn.Module):
         self.augmentation = nn.Linear(augment_dim, width, bias=False) if augment_dim > 0 else None
 
     def forward(self, noise_label: Tensor, class_label: Tensor | None, augment_label: Tensor | None) -> Tensor:
-        """(B,), (B,) or None, and (B, augment_dim) or None to (B, width)."""
-        # Neighbouring noise levels of a fine grid would be one in half precision.
+        """Map noise (B,), classes (B,) or None, and augmentations (B, augment_dim) or None to (B, width)."""
+        # Half precision would merge neighbouring noise levels of a fine grid.
         with torch.autocast(noise_label.device.type, enabled=False):
             embedding = self.mlp(self.waves(noise_label))
             if self.classes is not None and class_label is not None:
@@ -170,7 +171,7 @@ class ResBlock(nn.Module):
         self.skip = nn.Conv2d(in_width, width, 1) if in_width != width else nn.Identity()
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """(B, in_width, H, W) to (B, width, H, W)."""
+        """Map (B, in_width, H, W) to (B, width, H, W)."""
         scale, shift = self.modulation(embedding)[:, :, None, None].chunk(2, dim=1)
         out = self.norm2(self.conv1(F.silu(self.norm1(h)))) * (1 + scale) + shift
         return self.skip(h) + self.conv2(self.dropout(F.silu(out)))
@@ -186,7 +187,7 @@ class Attention(nn.Module):
         self.out = _zero(nn.Conv2d(width, width, 1))
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """(B, width, H, W) to the same shape; the embedding is not used."""
+        """Map (B, width, H, W) to the same shape; the embedding is not used."""
         q, k, v = self.qkv(self.norm(h)).flatten(2).transpose(1, 2).chunk(3, dim=2)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(h.shape)
         return h + self.out(attended)
@@ -200,19 +201,19 @@ class Downsample(nn.Module):
         self.conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """(B, width, H, W) to (B, width, H/2, W/2); the embedding is not used."""
+        """Map (B, width, H, W) to (B, width, H/2, W/2); the embedding is not used."""
         return self.conv(h)
 
 
 class Upsample(nn.Module):
-    """Double the image by repeating pixels, then a convolution."""
+    """Double the image by repeating pixels, then convolve it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """(B, width, H, W) to (B, width, 2H, 2W); the embedding is not used."""
+        """Map (B, width, H, W) to (B, width, 2H, 2W); the embedding is not used."""
         return self.conv(F.interpolate(h, scale_factor=2.0, mode="nearest"))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex, Index
+from lit_knn.index.base import Vectors
 from lit_knn.reference.base import Reference
 from lit_knn.rng import keyed_generator
 
@@ -98,8 +99,8 @@ class ReferenceSet(Reference):
 
     def _build_index(self, k: int) -> None:
         self.index.check(len(self.images), self.d, self.device, min(k, len(self.images)))
-        sources = (self._stored_chunks, self._training_sample, len(self.images), self.fingerprint)
-        self.index.build(*sources, self._index_shared)
+        sources = (self._stored_chunks, self._training_sample, len(self.images), self.fingerprint, self._index_shared)
+        self.index.build(Vectors(*sources))
         self.index.to(self.device)
 
     def _search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:

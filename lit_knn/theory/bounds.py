@@ -1,8 +1,8 @@
-"""Theorems 4.1 (thm:knn_bound) and 4.2 (thm:knn_vs_stf): bounds of the variance of the nearest-neighbour estimator.
+"""Theorems 4.1 (thm:knn_bound) and 4.2 (thm:knn_vs_stf): variance bounds of the nearest-neighbour estimator.
 
-Both are about traces of covariances in the sense of Eq. 12 (eq:SNIS_Var), the asymptotic variance, and take p_t(z) as
-the plain sum of the likelihoods over the data set; with the 1/N of Eq. 1 Theorem 4.2 would not hold. Everything is by
-enumeration over the N images, in log space, so that nothing underflows at small t.
+The bounds concern traces of the asymptotic covariance, Eq. 12 (eq:SNIS_Var). They take p_t(z) as the plain sum of the
+likelihoods over the data set; with the 1/N of Eq. 1, Theorem 4.2 would not hold. All functions enumerate the N images
+in log space, so nothing underflows at small t.
 """
 
 import math
@@ -12,16 +12,13 @@ from torch import Tensor
 
 
 def snis_trace(log_posterior: Tensor, log_q: Tensor | float, sq_deviation: Tensor, n: int) -> Tensor:
-    """Tr Cov of the SNIS posterior mean, the trace of Eq. 12 (eq:SNIS_Var): (1/n) Σ_i p_i²/q_i ‖x_i − μ‖².
+    """Trace of the covariance of the SNIS mean, Eq. 12 (eq:SNIS_Var): (1/n) Σ_i p_i²/q_i ‖x_i − μ‖², (B,).
 
     Args:
         log_posterior: (B, N), log p_t(x_i|z) of Eq. 2.
         log_q: (B, N) or scalar, log-probabilities of the proposal.
         sq_deviation: (B, N), ‖x_i − μ‖² with the exact posterior mean μ of each z.
         n: number of draws.
-
-    Returns:
-        (B,).
     """
     return ((2 * log_posterior - log_q).exp() * sq_deviation).sum(1) / n
 
@@ -32,49 +29,35 @@ def monte_carlo_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Te
 
 
 def uniform_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Tensor:
-    """Tr Cov(μ̂_U), that of SNIS with q = 1/N (Eq. eq:uniform_trace); arguments as `snis_trace`."""
+    """Tr Cov(μ̂_U), the trace for SNIS with q = 1/N (eq:uniform_trace); arguments as `snis_trace`."""
     return snis_trace(log_posterior, -math.log(log_posterior.shape[1]), sq_deviation, n)
 
 
 def normaliser_ratio(log_likelihood: Tensor, log_Zq: Tensor) -> Tensor:
-    """Z_q / p_t(z), at least 1 when q is built from the k nearest images.
+    """Z_q / p_t(z), (B,); it is at least 1 if q is built from the k nearest images.
 
     Args:
         log_likelihood: (B, N), log p_t(z|x_i) up to a constant of each row.
-        log_Zq: (B,), log of the normaliser of Eq. 13 (eq:proposal) with the same constant.
-
-    Returns:
-        (B,).
+        log_Zq: (B,), log of the normaliser in Eq. 13 (eq:proposal), up to the same constant.
     """
     return (log_Zq - torch.logsumexp(log_likelihood, dim=1)).exp()
 
 
 def theorem_4_1_bound(ratio: Tensor, trace_mc: Tensor) -> Tensor:
-    """Right-hand side of Theorem 4.1 (thm:knn_bound), Z_q / p_t(z) · Tr Cov(μ̂_MC).
-
-    Args:
-        ratio: (B,), see `normaliser_ratio`.
-        trace_mc: (B,), see `monte_carlo_trace`.
-
-    Returns:
-        (B,).
-    """
+    """Right-hand side of Theorem 4.1 (thm:knn_bound), (B,): `normaliser_ratio` times `monte_carlo_trace`, (B,) each."""
     return ratio * trace_mc
 
 
 def theorem_4_2_bound(neighbour_mass: Tensor, trace_mc: Tensor, trace_uniform: Tensor, k: int, N: int) -> Tensor:
-    """Right-hand side of Theorem 4.2 (thm:knn_vs_stf).
+    """Right-hand side of Theorem 4.2 (thm:knn_vs_stf), (B,).
 
     (1 − Σ_{x ∉ K} p_t(z|x) / p_t(z)) · Tr Cov(μ̂_MC) + (N − k)/N · Tr Cov(μ̂_U).
 
     Args:
-        neighbour_mass: (B,), posterior probability of the k neighbours, which is the factor in brackets.
+        neighbour_mass: (B,), the factor in brackets: the posterior probability of the k neighbours.
         trace_mc: (B,), see `monte_carlo_trace`.
         trace_uniform: (B,), see `uniform_trace`.
         k: number of neighbours.
         N: number of images.
-
-    Returns:
-        (B,).
     """
     return neighbour_mass * trace_mc + (N - k) / N * trace_uniform

@@ -1,7 +1,7 @@
 """Noise processes z = s(t)·(x + σ(t)·ε): EDM's (σ(t) = t, s(t) = 1) and others (appendix, ap:general_diffusion).
 
-Divided by s(t), every process is the EDM process at noise level σ(t). So an estimator knows one posterior mean,
-μ(y, σ) = E[x | x + σε = y], and `under_process` asks it for (z / s(t), σ(t)).
+Dividing z by s(t) turns every process into the EDM process at noise level σ(t). So an estimator needs only one
+posterior mean, μ(y, σ) = E[x | x + σε = y], and `under_process` evaluates it at (z / s(t), σ(t)).
 """
 
 from abc import ABC, abstractmethod
@@ -13,16 +13,12 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 
-# Halvings of an interval until float64 has no number left in it, for times down to 1e-14.
+# Bisection steps: enough for float64 to resolve times down to 1e-14.
 BISECTIONS = 100
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
-    """Reshape `t`, () or (B,), so that it broadcasts over `like`, (B, *shape).
-
-    Returns:
-        A float tensor on the device of `like`, (B, 1, ..., 1) or ().
-    """
+    """Reshape `t`, () or (B,), to () or (B, 1, ..., 1), on the device of `like`, (B, *shape), to broadcast over it."""
     if not isinstance(t, Tensor):
         t = torch.tensor(t, dtype=torch.float64)
     t = t.to(like.device)
@@ -32,20 +28,20 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
 class Process(ABC):
     """A noise process, given by its scale s(t) and its noise level σ(t), increasing from σ(0) = 0.
 
-    A subclass implements `sigma` and `scale`. Derivatives and the inverse of σ are found from these two; closed forms
-    override them where they are known, because they are faster and lose no digits at the ends.
+    A subclass implements `sigma` and `scale`. The base class computes their derivatives and the inverse of σ from
+    them. Subclasses override these with closed forms, which are faster and lose no digits at the ends.
 
-    The forward likelihood is p_t(z|x) = N(z; s(t)·x, s(t)²σ(t)²·I) (eq:general_forward). All methods are elementwise
-    on float tensors of any shape; ẋ is the derivative with respect to t.
+    The forward likelihood is p_t(z|x) = N(z; s(t)·x, s(t)²σ(t)²·I) (eq:general_forward). All methods work elementwise
+    on float tensors of any shape. A dot marks the derivative with respect to t.
     """
 
     @abstractmethod
     def sigma(self, t: Tensor) -> Tensor:
-        """σ(t), the noise level of z / s(t)."""
+        """σ(t), the noise level in z / s(t)."""
 
     @abstractmethod
     def scale(self, t: Tensor) -> Tensor:
-        """s(t), the factor of the clean data in z."""
+        """s(t), the factor that multiplies the clean data in z."""
 
     def sigma_derivative(self, t: Tensor) -> Tensor:
         """σ̇(t)."""
@@ -56,7 +52,7 @@ class Process(ABC):
         return _derivative(self.scale, t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """The time at which the noise level is `sigma`: the inverse of σ, by bisection."""
+        """Find the time at which σ(t) equals `sigma`, by bisection."""
         high = torch.ones_like(sigma)
         while (self.sigma(high) < sigma).any():
             high = torch.where(self.sigma(high) < sigma, 2 * high, high)
@@ -72,7 +68,7 @@ class Process(ABC):
         return self.scale(t) * self.sigma(t)
 
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
-        """dz/dt of the probability flow ODE, (ṡ/s)·z + (σ̇/σ)·(z − s·μ), for t > 0.
+        """dz/dt of the probability flow ODE for t > 0: (ṡ/s)·z + (σ̇/σ)·(z − s·μ), (B, *shape).
 
         This is Eq. 4 of Karras et al. 2022 (eq:general_pfode) with ∇_z log p(z/s; σ) = (μ − z/s) / (s·σ²).
 
@@ -80,16 +76,13 @@ class Process(ABC):
             z: (B, *shape), latents.
             t: time, broadcasts over `z`.
             mu: (B, *shape), posterior mean E[x | z/s(t), σ(t)].
-
-        Returns:
-            (B, *shape).
         """
         s = self.scale(t)
         return self.scale_derivative(t) / s * z + self.sigma_derivative(t) / self.sigma(t) * (z - s * mu)
 
 
 def _derivative(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-    """The derivative of an elementwise function; forward mode refuses expanded tensors, so t is copied."""
+    """Differentiate an elementwise function. Forward mode refuses expanded tensors, so t is copied."""
     t = t.clone(memory_format=torch.contiguous_format)
     return torch.func.jvp(function, (t,), (torch.ones_like(t),))[1]
 
@@ -164,7 +157,7 @@ class VP(Process):
         return -self._u_derivative(t) * self.scale(t) / 2
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """The positive root of β_d·t²/2 + β_min·t = ln(1 + σ²), in the form that loses no digits at small σ."""
+        """The positive root of β_d·t²/2 + β_min·t = ln(1 + σ²), in a form that loses no digits at small σ."""
         u = torch.log1p(sigma.square())
         return 2 * u / ((self.beta_min**2 + 2 * self.beta_d * u).sqrt() + self.beta_min)
 
@@ -197,58 +190,54 @@ class LinearInterpolant(Process):
         return t
 
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
-        """(z − μ) / t = E[ε − x | z], for 0 < t <= 1: the factors that diverge at t = 1 cancel."""
+        """(z − μ) / t = E[ε − x | z], for 0 < t <= 1. The factors that diverge at t = 1 cancel."""
         return (z - mu) / t
 
 
 EDM_PROCESS = EDM()
-"""The process that functions use where none is given."""
+"""The default process."""
 
 
 def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process = EDM_PROCESS) -> Tensor:
-    """Draw z = s(t)·(x + σ(t)·ε) from the forward likelihood p_t(z|x) (below Eq. 2, eq:posterior; eq:general_forward).
+    """Draw z = s(t)·(x + σ(t)·ε), (B, *shape) in the dtype of `x`, from the forward likelihood p_t(z|x).
+
+    The likelihood is defined below Eq. 2 (eq:posterior; eq:general_forward).
 
     Args:
         x: (B, *shape), clean data.
-        t: (B,) or scalar, time; in the EDM process the noise level.
+        t: (B,) or scalar, time (the noise level in the EDM process).
         noise: (B, *shape), standard normal ε.
         process: the noise process.
-
-    Returns:
-        (B, *shape), in the dtype of `x`.
     """
     t = per_item(t, x).double()
     return process.scale(t).to(x.dtype) * x + process.noise_std(t).to(x.dtype) * noise
 
 
 def pf_ode_velocity(z: Tensor, t: Tensor | float, mu: Tensor, process: Process = EDM_PROCESS) -> Tensor:
-    """dz/dt of the probability flow ODE, Eq. 3 (eq:pfode; eq:general_pfode), driven by a posterior mean.
+    """dz/dt of the probability flow ODE, Eq. 3 (eq:pfode; eq:general_pfode), from a posterior mean: (B, *shape).
 
     Args:
         z: (B, *shape), noisy latents.
         t: (B,) or scalar, t > 0.
-        mu: (B, *shape), posterior mean E[x|z,t] or an estimate of it.
+        mu: (B, *shape), exact or estimated posterior mean E[x|z,t].
         process: the noise process.
-
-    Returns:
-        (B, *shape).
     """
     return process.velocity(z, per_item(t, z), mu)
 
 
 def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Callable[..., Tensor]:
-    """Turn the posterior mean of the EDM process into that of `process` (appendix, alg:general_estimator).
+    """Turn a posterior mean of the EDM process into one of `process` (appendix, alg:general_estimator).
 
-    E[x|z,t] under `process` is the EDM process's mean at z / s(t) and noise level σ(t). So every estimator and
-    denoiser works under every process: `under_process(estimator.posterior_mean, VP())`.
+    E[x|z,t] under `process` is the EDM mean at z / s(t) and noise level σ(t). So every estimator and denoiser works
+    under every process: `under_process(estimator.posterior_mean, VP())`.
 
     Args:
         posterior_mean: (y (B, *shape), sigma (B,) or scalar, float64, ...) -> E[x | x + σε = y].
         process: the noise process.
 
     Returns:
-        A function (z (B, *shape), t (B,) or scalar, ...) -> E[x|z,t] (B, *shape), which hands further arguments
-        (`x_source`, `generator`) on as they are.
+        A function (z (B, *shape), t (B,) or scalar, ...) -> E[x|z,t] (B, *shape). It passes further arguments
+        (`x_source`, `generator`) on unchanged.
     """
 
     def mean(z: Tensor, t: Tensor | float, *args: Any, **kwargs: Any) -> Tensor:

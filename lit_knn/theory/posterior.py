@@ -1,7 +1,7 @@
 """The posterior over a finite data set: Eqs. 1, 2, 5 and 8, in log space.
 
-Every function is pure. Distances are squared L2 in model space; likelihoods are those of the EDM process,
-p_t(z|x) = N(z; x, t²I), but for what takes a `process`.
+Distances are squared L2 in model space. Likelihoods belong to the EDM process, p_t(z|x) = N(z; x, t²I), except in
+functions that take a `process`.
 """
 
 import math
@@ -11,22 +11,19 @@ from torch import Tensor
 
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item
 
-# Terms that float32 adds up by itself.
+# Block size: float32 sums the terms of a block, and float64 sums the blocks.
 TERMS_PER_SUM = 64
 
 
 def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
-    """‖z − x‖² from the difference itself, so that no digits are lost when z is close to x.
+    """‖z − x‖², (B, n) float64, from the difference z − x, so no digits are lost when z is close to x.
 
     Args:
         z: (B, *shape).
         x: (B, n, *shape), n candidates of each z.
-
-    Returns:
-        (B, n), float64.
     """
     difference = (x - z.unsqueeze(1)).flatten(2)
-    # Every weight hangs on this sum, and one in float32 alone loses a digit or two: its blocks are summed in float64.
+    # Every weight depends on this sum. In float32 alone it would lose a digit or two, so float64 adds the blocks.
     whole = difference.shape[2] // TERMS_PER_SUM * TERMS_PER_SUM
     blocks = torch.linalg.vector_norm(difference[..., :whole].unflatten(2, (-1, TERMS_PER_SUM)), dim=3)
     rest = torch.linalg.vector_norm(difference[..., whole:], dim=2)
@@ -34,16 +31,14 @@ def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
 
 
 def cross_sq_dist(z: Tensor, x: Tensor) -> Tensor:
-    """‖z − x‖² of every z with every x, as ‖z‖² + ‖x‖² − 2 z·x in float64.
+    """‖z − x‖² between every z and every x, (B, N) float64, as ‖z‖² + ‖x‖² − 2 z·x.
 
-    In float32 this form loses all digits at small t (t_min = 0.002); in float64 it keeps about nine.
+    At small t (t_min = 0.002) this form would lose all digits in float32; in float64 it keeps about nine. Rounding may
+    make tiny values negative.
 
     Args:
         z: (B, d).
         x: (N, d).
-
-    Returns:
-        (B, N), float64, never negative beyond rounding.
     """
     z, x = z.double(), x.double()
     norms = z.square().sum(1, keepdim=True) + x.square().sum(1)
@@ -51,98 +46,80 @@ def cross_sq_dist(z: Tensor, x: Tensor) -> Tensor:
 
 
 def unnormalised_log_likelihood(sq_dist: Tensor, t: Tensor | float) -> Tensor:
-    """log p_t(z|x) up to the constant of the Gaussian, −‖z − x‖² / 2t² (line 2 of Algorithm 1).
+    """log p_t(z|x) without the Gaussian's constant: −‖z − x‖² / 2t², (B, n) float64 (line 2 of Algorithm 1).
 
     The constant is the same for all x, so posteriors, proposals and importance weights do not need it.
 
     Args:
         sq_dist: (B, n), squared L2, model space.
         t: (B,) or scalar, t > 0.
-
-    Returns:
-        (B, n), float64.
     """
     return sq_dist.double() / (-2.0 * per_item(t, sq_dist).double().square())
 
 
 def log_likelihood(sq_dist: Tensor, t: Tensor | float, d: int) -> Tensor:
-    """log p_t(z|x) = log N(z; x, t²I), the forward likelihood (below Eq. 2, eq:posterior).
+    """log p_t(z|x) = log N(z; x, t²I), (B, n) float64, the forward likelihood (below Eq. 2, eq:posterior).
 
     Args:
         sq_dist: (B, n), squared L2, model space.
         t: (B,) or scalar, t > 0.
         d: flattened dimension.
-
-    Returns:
-        (B, n), float64.
     """
     log_t = per_item(t, sq_dist).double().log()
     return unnormalised_log_likelihood(sq_dist, t) - d * (0.5 * math.log(2 * math.pi) + log_t)
 
 
 def log_marginal(sq_dist: Tensor, t: Tensor | float, d: int) -> Tensor:
-    """log p_t(z), Eq. 1 (eq:marginal), from the distances to all N images.
+    """log p_t(z), (B,) float64, Eq. 1 (eq:marginal), from the distances to all N images.
 
     Args:
         sq_dist: (B, N), squared L2, model space.
         t: (B,) or scalar, t > 0.
         d: flattened dimension.
-
-    Returns:
-        (B,), float64.
     """
     return torch.logsumexp(log_likelihood(sq_dist, t, d), dim=1) - math.log(sq_dist.shape[1])
 
 
 def log_posterior(sq_dist: Tensor, t: Tensor | float) -> Tensor:
-    """log p_t(x_i|z), Eq. 2 (eq:posterior), from the distances to all N images.
+    """log p_t(x_i|z), (B, N) float64, Eq. 2 (eq:posterior), from the distances to all N images.
 
     Args:
         sq_dist: (B, N), squared L2, model space.
         t: (B,) or scalar, t > 0.
-
-    Returns:
-        (B, N), float64; the exponentials of a row sum to 1.
     """
     return torch.log_softmax(unnormalised_log_likelihood(sq_dist, t), dim=1)
 
 
 def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
-    """E[x|z,t], Eq. 8 (eq:posterior_mean), by enumeration: exact, for sets that fit in memory at once.
+    """E[x|z,t], (B, *shape) float64, Eq. 8 (eq:posterior_mean), by exact enumeration of a set that fits in memory.
 
-    `lit_knn.estimators.ExactFloat64()` computes the same by streaming over a reference set of any size.
+    `lit_knn.estimators.ExactFloat64()` computes the same mean, but streams over a reference set of any size.
 
     Args:
         z: (B, *shape), noisy latents.
         x: (N, *shape), the data set.
         t: (B,) or scalar, t > 0.
-
-    Returns:
-        (B, *shape), float64.
     """
     weights = log_posterior(cross_sq_dist(z.flatten(1), x.flatten(1)), t).exp()
     return (weights @ x.flatten(1).double()).reshape(z.shape)
 
 
 def score_from_mean(mu: Tensor, z: Tensor, t: Tensor | float, process: Process = EDM_PROCESS) -> Tensor:
-    """∇ log p_t(z) = (s·E[x|z/s,σ] − z) / (s·σ)² (appendix, ap:general_diffusion), in the EDM process Eq. 5.
+    """The score ∇ log p_t(z) = (s·E[x|z/s,σ] − z) / (s·σ)², (B, *shape) (appendix, ap:general_diffusion).
 
-    There it is (E[x|z,t] − z) / t² (eq:clean_score), for s(t) = 1 and σ(t) = t.
+    In the EDM process (s(t) = 1, σ(t) = t) it is (E[x|z,t] − z) / t², Eq. 5 (eq:clean_score).
 
     Args:
-        mu: (B, *shape), posterior mean of the clean x or an estimate of it.
+        mu: (B, *shape), exact or estimated posterior mean of the clean x.
         z: (B, *shape), noisy latents.
         t: (B,) or scalar, t > 0.
         process: the noise process.
-
-    Returns:
-        (B, *shape).
     """
     t = per_item(t, z)
     return (process.scale(t) * mu - z) / process.noise_std(t).square()
 
 
 def mean_from_score(score: Tensor, z: Tensor, t: Tensor | float, process: Process = EDM_PROCESS) -> Tensor:
-    """E[x|z,t] = (z + (s·σ)²·∇ log p_t(z)) / s: `score_from_mean` solved for the mean; shapes as there."""
+    """Invert `score_from_mean`: E[x|z,t] = (z + (s·σ)²·∇ log p_t(z)) / s, with the same shapes."""
     t = per_item(t, z)
     return (z + process.noise_std(t).square() * score) / process.scale(t)

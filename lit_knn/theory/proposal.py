@@ -9,18 +9,18 @@ from torch import Tensor
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.stratified import StratifiedDraws, num_sure, num_used, systematic_draws
 
-# Draws without repetition leave out images that have less than this share of the proposal, all of them together: the
-# chance that one of n independent draws is among them is n times this.
+# Draws without repetition skip images that together have less than this share of the proposal. The chance that one of
+# n independent draws hits them is n times this.
 NEGLIGIBLE_SHARE = 1e-16
 
 
 class Proposal(NamedTuple):
-    """q_t(x|z) over N images: the neighbours' likelihoods and one flat value for all the others.
+    """q_t(x|z) over N images: the neighbours' likelihoods, and one flat value for all other images (the tail).
 
     Attributes:
         ids: (B, k), neighbours' ids; −1 where the search found fewer than k.
         log_q: (B, k), log q of each neighbour, float64; −inf where `ids` is −1.
-        log_q_tail: (B,), log q of each single image that is not a neighbour, float64.
+        log_q_tail: (B,), log q of any one image in the tail, float64.
         log_Zq: (B,), log of the normaliser Z_q of the unnormalised likelihoods exp(−‖z − x‖²/2t²), float64.
         N: number of images.
     """
@@ -33,20 +33,17 @@ class Proposal(NamedTuple):
 
 
 def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int) -> Proposal:
-    """Build q_t(x|z) of Eq. 13 (eq:proposal) from the result of a neighbour search.
+    """Build the normalised q_t(x|z) of Eq. 13 (eq:proposal) from the result of a neighbour search.
 
-    The distances may be approximate and in any order, and neighbours may be missing (id −1): q stays a
-    distribution with full support on the N images, so importance weights p/q remain valid. The tail takes the
-    likelihood of the farthest neighbour found; where none was found at all, q is uniform.
+    The distances may be approximate and in any order, and neighbours may be missing (id −1). q still has full support
+    on the N images, so importance weights p/q remain valid. Each tail image gets the likelihood of the farthest
+    neighbour found. If none was found, q is uniform.
 
     Args:
         sq_dist: (B, k), squared L2, model space.
         ids: (B, k), distinct ids in [0, N), or −1 for a missing neighbour.
         t: (B,) or scalar, t > 0.
         N: number of images.
-
-    Returns:
-        The normalised proposal.
     """
     found = ids >= 0
     log_neighbour = unnormalised_log_likelihood(sq_dist, t).masked_fill(~found, -math.inf)
@@ -59,9 +56,9 @@ def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int) 
 
 
 def dense_log_q(proposal: Proposal) -> Tensor:
-    """log q of all N images, for enumeration; (B, N), float64."""
+    """Expand log q to all N images, for enumeration: (B, N), float64."""
     dense = proposal.log_q_tail.unsqueeze(1).repeat(1, proposal.N + 1)
-    # Missing neighbours write into a column that is cut off.
+    # Missing neighbours write into an extra column, which is cut off.
     columns = torch.where(proposal.ids >= 0, proposal.ids, proposal.N)
     return dense.scatter(1, columns, proposal.log_q)[:, : proposal.N]
 
@@ -69,11 +66,11 @@ def dense_log_q(proposal: Proposal) -> Tensor:
 def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """Draw n independent images from the proposal of each z (line 5 of Algorithm 1).
 
-    A draw first picks a neighbour or "the tail" by inverting the cumulative distribution, then, in the tail,
-    one of the images that are not neighbours, uniformly.
+    Each draw inverts the cumulative distribution to pick a neighbour or "the tail". In the tail it then picks one
+    image uniformly.
 
     Args:
-        proposal: of B latents.
+        proposal: proposals of B latents.
         n: draws per latent.
         generator: on the device of the proposal.
 
@@ -82,9 +79,9 @@ def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | Non
     """
     log_tail_mass = proposal.log_q_tail.unsqueeze(1) + _tail_size(proposal).double().log()
     cdf = torch.cat([proposal.log_q, log_tail_mass], dim=1).exp().cumsum(1)
-    # Dividing makes the last entry exactly 1, so that a u < 1 never lands on a category of no mass.
+    # Dividing makes the last entry exactly 1, so u < 1 never picks a category without mass.
     cdf = cdf / cdf[:, -1:]
-    # The second number places a draw within the tail.
+    # `tail_share` places a draw within the tail.
     u, tail_share = (
         torch.rand(len(cdf), n, dtype=torch.float64, device=cdf.device, generator=generator) for _ in range(2)
     )
@@ -98,30 +95,30 @@ def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | Non
 
 
 def _tail_ids(proposal: Proposal, share: Tensor) -> Tensor:
-    """The images that are not neighbours at these shares (B, n) of their sequence by id, of which 0 is the first.
+    """Ids of the tail images at positions `share` (B, n), from 0 to 1, in the tail sorted by id.
 
-    With the neighbours' ids sorted as s_0 < s_1 < …, the r-th image that is not a neighbour has id r + j, where
-    j counts the neighbours with s_j − j ≤ r.
+    If the neighbours' sorted ids are s_0 < s_1 < …, the r-th tail image has id r + j, where j counts the neighbours
+    with s_j − j ≤ r.
     """
     ids, tail_size = proposal.ids, _tail_size(proposal)
     # The product may round up to tail_size itself.
     rank = torch.minimum((share * tail_size).long(), (tail_size - 1).clamp(min=0))
-    # A missing neighbour sorts behind every rank.
+    # Missing neighbours get an id that sorts after every rank.
     ordered = torch.where(ids >= 0, ids, 2 * proposal.N).sort(1).values
     gaps = ordered - torch.arange(ids.shape[1], device=ids.device)
     return rank + torch.searchsorted(gaps, rank, right=True)
 
 
 def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | None = None) -> StratifiedDraws:
-    """Draw n images of the proposal of each z without repetition: the sure neighbours, and a systematic sample.
+    """Draw n images per z without repetition: keep the sure neighbours and sample the rest systematically.
 
-    The expected base weight of every image is its probability under Eq. 13 (eq:proposal). A neighbour is kept if a draw
-    of n without repetition is sure to contain it. The other places are spread evenly over the rest of the proposal: the
-    other neighbours by decreasing probability as the search gave them, then the flat tail by id.
+    The expected base weight of every image is its probability under Eq. 13 (eq:proposal). A neighbour is kept if n
+    draws without repetition are sure to contain it. The other places are spread evenly over the rest of the proposal:
+    the other neighbours in the order of the search (decreasing probability), then the flat tail by id.
 
     Args:
-        proposal: of B latents.
-        n: draws per latent, n <= N; n = N are all images, and no randomness.
+        proposal: proposals of B latents.
+        n: draws per latent, n <= N; n = N takes every image, without randomness.
         generator: on the device of the proposal.
     """
     if n == proposal.N:
@@ -129,12 +126,12 @@ def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Gene
     k = proposal.ids.shape[1]
     top, kept, used = _largest(proposal, n)
     is_kept = torch.arange(n, device=top.device) < kept.unsqueeze(1)
-    # One column more takes what is written for places that are not kept.
+    # Places that are not kept write into an extra column, which is cut off.
     columns = torch.where(is_kept, top, k)
     log_rest = torch.nn.functional.pad(proposal.log_q, (0, 1)).scatter(1, columns, -math.inf)[:, :k]
     num_tail, log_q_tail = _tail_size(proposal), proposal.log_q_tail.unsqueeze(1)
     log_tail_mass = log_q_tail + num_tail.double().log()
-    # Relative to its largest the rest does not underflow, however little it is.
+    # Dividing the rest by its largest value keeps it from underflowing.
     largest = torch.maximum(log_rest.amax(1, keepdim=True), log_tail_mass)
     rest, image_q = ((torch.cat([log_rest, tail], 1) - largest).exp() for tail in (log_tail_mass, log_q_tail))
     draws, heights = systematic_draws(top, kept, used, rest, image_q, generator)
@@ -146,11 +143,11 @@ def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Gene
 
 
 def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The columns of the n likeliest neighbours (B, n), k beyond them, and how many places are kept and used, (B,)."""
+    """Columns of the n likeliest neighbours (B, n), padded with k, and the counts of kept and used places, (B,)."""
     k, log_q_tail = proposal.ids.shape[1], proposal.log_q_tail.unsqueeze(1)
     log_top, top = proposal.log_q.topk(min(n, k), dim=1)
     beyond = n - top.shape[1]
-    # Images of the tail come after the neighbours, and in the place of missing ones.
+    # Tail images fill the places after the neighbours, and replace missing neighbours.
     log_top = torch.cat([torch.maximum(log_top, log_q_tail), log_q_tail.expand(-1, beyond)], dim=1)
     used = num_used(log_top, proposal.N, torch.full_like(proposal.log_Zq, math.log(NEGLIGIBLE_SHARE)))
     kept = torch.where(used < n, used, num_sure(log_top.exp()))
@@ -159,7 +156,7 @@ def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _all_images(proposal: Proposal) -> StratifiedDraws:
-    """Every image of the set once, each for itself."""
+    """Draw every image of the set once; each stands only for itself."""
     batch, N, device = len(proposal.ids), proposal.N, proposal.ids.device
     nothing = torch.zeros(batch, N, dtype=torch.float64, device=device)
     ids, used = torch.arange(N, device=device).expand(batch, N), torch.full((batch,), N, device=device)
@@ -167,5 +164,5 @@ def _all_images(proposal: Proposal) -> StratifiedDraws:
 
 
 def _tail_size(proposal: Proposal) -> Tensor:
-    """Number of images that are not neighbours, (B, 1)."""
+    """Number of images in the tail, (B, 1)."""
     return proposal.N - (proposal.ids >= 0).sum(1, keepdim=True)

@@ -3,50 +3,42 @@
 import torch
 from torch import Tensor
 
-# A matrix-vector product may add its terms one after the other: in float32 its error grows with their number.
+# Draws per float32 product. A product may add its terms one by one, so its error grows with their number.
 DRAWS_PER_SUM = 256
 
 
 def snis_weights(log_p: Tensor, log_q: Tensor | float) -> Tensor:
-    """Normalised importance weights w_i / Σ w_j with w = p_t(z|x) / q(x), Eq. 11 (eq:SNIS_estimator).
+    """Importance weights w_i / Σ w_j with w = p_t(z|x) / q(x), (B, n) float64, Eq. 11 (eq:SNIS_estimator).
 
     Args:
         log_p: (B, n), log-likelihood of each draw, up to a constant per row.
-        log_q: (B, n) or scalar, log-probability of each draw under the proposal, up to a constant per row.
-
-    Returns:
-        (B, n), float64; rows sum to 1.
+        log_q: (B, n) or scalar, log proposal probability of each draw, up to a constant per row.
     """
     return torch.softmax(log_p.double() - log_q, dim=1)
 
 
 def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
-    """Σ_i w_i x_i, the numerator of Eq. 11 with weights that sum to 1, as x_c + Σ_i w_i (x_i − x_c).
+    """Σ_i w_i x_i (Eq. 11) for weights that sum to 1, computed as x_c + Σ_i w_i (x_i − x_c).
 
-    x_c is the image of the largest weight. Rounding is then relative to the spread of the images and not to the images
-    themselves: copies of one image have that image as their mean, to the last bit.
+    x_c is the image with the largest weight. Rounding errors then scale with the spread of the images, not with their
+    size: the mean of copies of one image is that image, to the last bit. The result is (B, *shape), float64. Only the
+    last sum is in float64, because float32 would round it relative to x_c.
 
     Args:
         weights: (B, n), rows sum to 1.
         x: (B, n, *shape), finite.
-
-    Returns:
-        (B, *shape), float64, for the last sum alone: rounded to float32 it would have an error of that of x_c.
     """
     centre = x[torch.arange(len(x), device=x.device), weights.argmax(1)]
     return centre.double() + weighted_deviation(weights, x, centre)
 
 
 def weighted_deviation(weights: Tensor, x: Tensor, centre: Tensor) -> Tensor:
-    """Σ_i w_i (x_i − c), whatever the weights sum to.
+    """Σ_i w_i (x_i − c), (B, *shape) in the dtype of `x`; the weights need not sum to 1.
 
     Args:
         weights: (B, n).
         x: (B, n, *shape).
         centre: c, (B, *shape), near the images.
-
-    Returns:
-        (B, *shape), in the dtype of `x`.
     """
     weights = weights.to(x.dtype).unsqueeze(1)
     deviation = (x - centre.to(x.dtype).unsqueeze(1)).flatten(2)
@@ -56,20 +48,19 @@ def weighted_deviation(weights: Tensor, x: Tensor, centre: Tensor) -> Tensor:
 
 
 def snis_variance(posterior: Tensor, q: Tensor, x: Tensor, n: int) -> Tensor:
-    """Asymptotic variance of the SNIS posterior mean, Eq. 12 (eq:SNIS_Var) times t⁴, by enumeration.
+    """Asymptotic variance of the SNIS posterior mean, Eq. 12 (eq:SNIS_Var) times t⁴, by enumeration: (B, *shape).
+
+    This is the diagonal of the covariance, (1/n) Σ_i p_i²/q_i (x_i − μ)².
 
     Args:
         posterior: (B, N), p_t(x_i|z) of Eq. 2.
-        q: (B, N), proposal probabilities, positive where `posterior` is.
+        q: (B, N), proposal probabilities, positive wherever `posterior` is positive.
         x: (N, *shape), the data set.
         n: number of draws.
-
-    Returns:
-        (B, *shape): the diagonal of the covariance, (1/n) Σ_i p_i²/q_i (x_i − μ)².
     """
     flat = x.flatten(1).to(posterior.dtype)
     mu = posterior @ flat
     ratio = torch.where(posterior > 0, posterior.square() / q, 0.0)
-    # Σ r(x − μ)² = Σ r x² − 2μ Σ r x + μ² Σ r would cancel; N is small here, so take the difference.
+    # The expanded square, Σ r x² − 2μ Σ r x + μ² Σ r, would lose digits. N is small, so take the difference itself.
     variance = torch.einsum("bn,bnd->bd", ratio, (flat - mu.unsqueeze(1)).square()) / n
     return variance.reshape(posterior.shape[0], *x.shape[1:])

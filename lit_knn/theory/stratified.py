@@ -1,7 +1,7 @@
-"""Draws without repetition from a discrete distribution: its largest probabilities are kept, the rest is sampled.
+"""Draws without repetition from a discrete distribution: keep the largest probabilities and sample the rest.
 
-This is optimal resampling (Fearnhead & Clifford 2003): of all ways to represent a distribution by n weighted points
-without bias, it has the least expected squared error of the weights.
+This is optimal resampling (Fearnhead & Clifford 2003). Among all unbiased representations of a distribution by n
+weighted points, it has the smallest expected squared error of the weights.
 """
 
 import math
@@ -12,15 +12,15 @@ from torch import Tensor
 
 
 class StratifiedDraws(NamedTuple):
-    """n places for each row, of which the last may be unused.
+    """n drawn images per row; the last places of a row may be unused.
 
     Attributes:
-        ids: (B, n); where m is None distinct within the used places of a row, up to rounding.
-        log_correction: (B, n), float64, log of base weight over proposal probability, up to a constant of each row. An
-            image's weight is its exact likelihood times the exponential of this; −inf at unused places.
-        sampled: (B, n), bool: drawn from the rest, not kept.
+        ids: (B, n). If m is None, the used places of a row hold distinct ids, up to rounding.
+        log_correction: (B, n), float64, log(base weight / proposal probability) up to a constant per row; −inf at
+            unused places. An image's weight is its exact likelihood times exp(log_correction).
+        sampled: (B, n), bool, whether the image was drawn from the rest instead of kept.
         used: (B,), number of used places.
-        rest: (B, K), the proposal without what is kept, not normalised; K = N, or k + 1 with a flat tail in the last
+        rest: (B, K), the unnormalised proposal without the kept images. K = N, or k + 1 with a flat tail in the last
             column.
     """
 
@@ -36,15 +36,16 @@ def stratified_draws(
 ) -> StratifiedDraws:
     """Represent each row's distribution by n weighted images.
 
-    With m images kept the expected base weight of every image is its probability: kept ones have it as their weight,
-    and n − m places are spread over the others in proportion to it, by systematic sampling, each with 1/(n − m) of
-    their mass. Where fewer than n images hold all but a negligible part, only these are used, and nothing is sampled.
+    The m most probable images are kept; their weights are their probabilities. Systematic sampling spreads the other
+    n − m places over the rest in proportion to probability; each place weighs 1/(n − m) of the rest's mass. So the
+    expected base weight of every image is its probability. If fewer than n images hold all but a negligible part of
+    the mass, only these are used and nothing is sampled.
 
     Args:
-        log_q: (B, N), float32, log-probabilities up to a constant of each row. Overwritten.
+        log_q: (B, N), float32, log-probabilities up to a constant per row. Overwritten.
         n: places, n <= N.
         log_negligible: (B,), log of the part of the distribution that may be left out.
-        m: images kept; None for the number that is sure to be drawn when n are drawn without repetition.
+        m: number of images to keep; None keeps those that n draws without repetition are sure to contain.
         generator: on the device of `log_q`.
     """
     log_top, top = log_q.topk(n, dim=1)
@@ -54,7 +55,7 @@ def stratified_draws(
     q_top = log_top.exp() / rest.sum(1, keepdim=True, dtype=torch.float64)
     used = num_used(log_top, rest.shape[1], log_negligible)
     if m is None:
-        # With a place for every image all are kept: rounding must not make some of them random.
+        # n = N keeps every image: rounding must not make some of them random.
         sure = num_sure(q_top) if n < rest.shape[1] else torch.full_like(used, n)
     else:
         sure = torch.full_like(used, m)
@@ -67,18 +68,18 @@ def stratified_draws(
 def systematic_draws(
     top: Tensor, kept: Tensor, used: Tensor, rest: Tensor, image_q: Tensor, generator: torch.Generator | None = None
 ) -> tuple[StratifiedDraws, Tensor]:
-    """Keep the first images and spread the other used places evenly over the rest, by one random number for each row.
+    """Keep the first images and spread the other used places evenly over the rest, by one random number per row.
 
     Args:
-        top: (B, n), columns of `rest`, those that are kept first.
+        top: (B, n), columns of `rest`; the kept ones come first.
         kept: (B,), number of kept places.
         used: (B,), number of used places.
-        rest: (B, K), mass of each column without what is kept, not normalised.
-        image_q: (B, K), what a single image has of it: `rest` itself where each column is one image.
+        rest: (B, K), unnormalised mass of each column without the kept images.
+        image_q: (B, K), mass of a single image in each column; `rest` itself if each column is one image.
         generator: on the device of `rest`.
 
     Returns:
-        The draws, with columns as ids, and their heights in the cumulative sum of `rest`, (B, n), float64.
+        The draws, whose ids are columns, and their heights in the cumulative sum of `rest`, (B, n), float64.
     """
     place = torch.arange(top.shape[1], device=rest.device)
     is_kept, is_used = place < kept.unsqueeze(1), place < used.unsqueeze(1)
@@ -89,10 +90,10 @@ def systematic_draws(
     drawn = torch.searchsorted(cdf, heights, right=True)
     # Unused and kept places have heights outside the distribution.
     drawn = drawn.clamp(max=rest.shape[1] - 1)
-    # A rest that underflows has nothing to draw, and rounding of the cdf or a height can hit what has no probability.
+    # Reject columns of probability 0: rounding can hit them, and an underflowed rest has only such columns.
     drawn_q = image_q.gather(1, drawn).double()
     sampled = is_used & ~is_kept & (drawn_q > 0)
-    # Where nothing is drawn, 1 stands for the probability and for the mass: no 0 is divided by 0.
+    # Where nothing is drawn, the probability and the mass are set to 1, to avoid 0/0.
     each = torch.where(num_drawn > 0, mass, 1.0) / num_drawn.clamp(min=1)
     log_drawn = each.log() - torch.where(sampled, drawn_q, 1.0).log()
     log_correction = torch.where(sampled, log_drawn, torch.where(is_kept, 0.0, -math.inf))
@@ -100,8 +101,8 @@ def systematic_draws(
 
 
 def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
-    """How many of the largest hold all but a negligible part; n where n do not."""
-    # Mass behind each place: of the later ones, and at most N times the last one's for all that are not among the n.
+    """Count the largest probabilities that together hold all but a negligible part, (B,); n if all n hold less."""
+    # Bound on the mass after each place: the later places, plus N times the last one for all images outside the n.
     bound = log_top[:, -1:] + math.log(N)
     later = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1).flip(1)
     enough = later < log_negligible.unsqueeze(1)
@@ -109,9 +110,9 @@ def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
 
 
 def num_sure(q_top: Tensor) -> Tensor:
-    """How many of the largest a draw of n without repetition is sure to contain, at most n − 1.
+    """Count the largest probabilities that n draws without repetition are sure to contain, (B,), at most n − 1.
 
-    The i-th is sure if it has at least its share of the n − i + 1 places that are left for itself and all smaller ones.
+    n − i + 1 places are left for the i-th and all smaller ones. The i-th is sure if its share of them is at least 1.
     """
     n = q_top.shape[1]
     left = 1 - q_top.cumsum(1) + q_top

@@ -1,4 +1,4 @@
-"""Affine warps of images: what augmentation does to an image, as a linear map that is each item's own."""
+"""Affine warps of images: augmentation as a linear map, one for each item of a batch."""
 
 from typing import NamedTuple
 
@@ -14,50 +14,47 @@ class Warp(NamedTuple):
     of warped images is the warped mean.
 
     Attributes:
-        flips: (B, 2), bool, whether the last axis and the one before are mirrored.
-        theta: (B, 2, 3), float, from places of the result to places of the mirrored image, in the coordinates of
-            `torch.nn.functional.affine_grid`.
+        flips: (B, 2), bool, whether to mirror the last axis (W) and the axis before it (H).
+        theta: (B, 2, 3), float, affine map from positions in the result to positions in the mirrored image, in the
+            coordinates of `torch.nn.functional.affine_grid`.
     """
 
     flips: Tensor
     theta: Tensor
 
     def rows(self, rows: Tensor | slice) -> "Warp":
-        """The maps of some items."""
+        """Select the maps of some items."""
         return Warp(self.flips[rows], self.theta[rows])
 
     def apply(self, images: Tensor) -> Tensor:
-        """A x, each map to all images of its item: (B, C, H, W) or (B, n, C, H, W) to the same shape."""
+        """Apply each map to all images of its item: (B, C, H, W) or (B, n, C, H, W) to the same shape."""
         return _resample(flip(images, self.flips), self.theta)
 
     def adjoint(self, images: Tensor) -> Tensor:
-        """A'v of each item: (B, C, H, W) to the same shape; ⟨A'v, x⟩ = ⟨v, A x⟩."""
+        """Apply the adjoint A' to each item, (B, C, H, W) to the same shape; ⟨A'v, x⟩ = ⟨v, A x⟩."""
         pull_back = torch.func.vjp(self.apply, torch.zeros_like(images))[1]
         return pull_back(images)[0]
 
     def query(self, z: Tensor, t: Tensor, x_source: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """A latent of unwarped images whose posterior over the set is near that of `z` over the warped set.
+        """Find z' (B, C, H, W) and t' (B,) such that the plain set's posterior is near z's over the warped set.
 
-        With x_s the source and Δ = x_i − x_s, −‖z − A x_i‖²/2t² is (⟨A'(z − A x_s), Δ⟩ − ‖AΔ‖²/2)/t² up to a constant.
-        Only ‖AΔ‖² needs a resampling for each image. With ρ‖Δ‖² in its place, where ρ = ‖A(x_s − m)‖²/‖x_s − m‖² is
-        the share that A leaves of the source's distance from the data mean m, this is −‖z' − x_i‖²/2t'² with
-        z' = x_s + A'(z − A x_s)/ρ and t' = t/√ρ. Searching with the inverse map of z would find other images at small
-        t, because interpolation has blurred the source.
+        x_s is the source and Δ = x_i − x_s. Up to a constant, −‖z − A x_i‖²/2t² = (⟨A'(z − A x_s), Δ⟩ − ‖AΔ‖²/2)/t².
+        Only ‖AΔ‖² needs a resampling per image, so ρ‖Δ‖² replaces it. The share ρ = ‖A(x_s − m)‖²/‖x_s − m‖² tells how
+        much A keeps of the source's distance from the data mean m. The result is −‖z' − x_i‖²/2t'² with
+        z' = x_s + A'(z − A x_s)/ρ and t' = t/√ρ. The inverse map of z would find other images at small t, because
+        interpolation blurs the source.
 
         Args:
             z: (B, C, H, W), made from A x_source.
             t: (B,).
             x_source: (B, C, H, W), unwarped.
             mean: (d,), data mean.
-
-        Returns:
-            z' (B, C, H, W) and t' (B,).
         """
         centred = x_source - mean.reshape(x_source.shape[1:])
         before, after = (
             part.flatten(1).square().sum(1, dtype=torch.float64) for part in (centred, self.apply(centred))
         )
-        # A source that is the mean, or that A maps to the mean's image, has no share to measure.
+        # The share is undefined if the source equals the mean, or if A maps both to one image.
         share = torch.where((before > 0) & (after > 0), after / before, 1.0)
         noise = self.adjoint(z - self.apply(x_source))
         query = x_source + noise / share.to(noise.dtype).reshape(-1, *[1] * (z.ndim - 1))
@@ -65,20 +62,17 @@ class Warp(NamedTuple):
 
 
 def flip(images: Tensor, flips: Tensor) -> Tensor:
-    """Mirror the last axis of each item of `images` (B, ..., H, W) where flips[:, 0], the one before where flips[:, 1].
-
-    Its own inverse.
-    """
+    """Mirror `images` (B, ..., H, W) along W where flips[:, 0] and along H where flips[:, 1]; its own inverse."""
     for column, axis in ((0, -1), (1, -2)):
         images = torch.where(flips[:, column].reshape(-1, *[1] * (images.ndim - 1)), images.flip(axis), images)
     return images
 
 
 def _resample(images: Tensor, theta: Tensor) -> Tensor:
-    """Bilinear interpolation at the places of `theta` (B, 2, 3), the same for all planes of an item."""
+    """Interpolate bilinearly at the positions that `theta` (B, 2, 3) gives, the same for all planes of an item."""
     if len(images) == 0:
-        return images  # affine_grid refuses it
-    # In half precision the places would be off by a tenth of a pixel, and not every device could resample.
+        return images  # affine_grid refuses an empty batch
+    # In half precision the positions would be off by a tenth of a pixel, and not every device could resample.
     dtype = torch.promote_types(images.dtype, torch.float32)
     # All planes of an item share its grid, which is computed once.
     planes = images.flatten(1, -3).to(dtype)

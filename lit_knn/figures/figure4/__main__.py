@@ -6,11 +6,10 @@ folders of `validate` runs, one for each checkpoint, do as well.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.figures.figure4 import figure4
 from lit_knn.figures.figure4.curves import read_curves
 from lit_knn.figures.save import save_figure
@@ -34,12 +33,9 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--metric", default="fid", help="column of the table")
     parser.add_argument("--output", default="figure4", help="path of the pictures, without .png and .pdf")
     options = parser.parse_args(args)
-    try:
+    with told_in_one_line():
         check_absent(options.output)
         paths = save_figure(figure4(read_curves(options.folders, options.metric), options.metric), Path(options.output))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
     print("\n".join(map(str, paths)))
 
 

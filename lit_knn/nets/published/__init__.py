@@ -1,1 +1,1 @@
-"""Networks published as files: their configurations, and a reader of their pickles that runs nothing."""
+"""Networks published as files: their configurations, and a pickle reader that runs none of their code."""

@@ -1,4 +1,4 @@
-"""From the constructor arguments stored in a published EDM checkpoint to the network they describe."""
+"""Conversion between our networks and the constructor arguments that published EDM checkpoints store."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ OPTIONS = {
     "label_dropout": "label_dropout",
     "augment_dim": "augment_dim",
 }
-# What the published constructors take when the option is not stored.
+# Defaults of the published constructors, for options that a file does not store.
 DEFAULTS = {
     "SongUNet": {"model_channels": 128, "channel_mult": [1, 2, 2, 2], "num_blocks": 4, "attn_resolutions": [16]},
     "DhariwalUNet": {
@@ -32,7 +32,7 @@ DEFAULTS = {
         "attn_resolutions": [32, 16, 8],
     },
 }
-# The options that tell the two families of SongUNet apart; the first are the published constructor's defaults.
+# These options distinguish the two families of SongUNet. DDPM++'s are the published constructor's defaults.
 DDPMPP_OPTIONS = {
     "embedding_type": "positional",
     "encoder_type": "standard",
@@ -47,9 +47,9 @@ NCSNPP_OPTIONS = {
     "channel_mult_noise": 2,
     "resample_filter": [1, 3, 3, 1],
 }
-# Of the published NCSN++, whose constructor does not take it.
+# The published NCSN++ fixes this value; its constructor has no such argument.
 PUBLISHED_FOURIER_SCALE = 16.0
-# Options of the preconditioning around the network, and of the precision it was trained in.
+# Options of the preconditioning and of the training precision.
 NOT_OF_THE_NETWORK = {"sigma_min", "sigma_max", "sigma_data", "use_fp16"}
 
 
@@ -58,11 +58,11 @@ def network_from_config(config: Mapping[str, Any]) -> ResidualUNet:
 
     Args:
         config: published constructor arguments: `model_type` ("SongUNet" or "DhariwalUNet"), `img_resolution`,
-            `img_channels`, and what else is stored. Options of the preconditioning (`sigma_data`, ...) are left to
-            the caller; `use_fp16` is not needed, since precision is the trainer's.
+            `img_channels`, and any others that are stored. Options of the preconditioning (`sigma_data`, ...) and
+            `use_fp16` are ignored: the caller handles the first, and the trainer sets the precision.
 
     Raises:
-        InputError: a model type, an option or a combination of options that no published network has.
+        InputError: no published network has this model type, option or combination of options.
     """
     config = dict(config)
     model_type = config.pop("model_type", None)
@@ -95,7 +95,7 @@ def network_from_config(config: Mapping[str, Any]) -> ResidualUNet:
 
 
 def network_to_config(net: nn.Module) -> dict[str, Any] | None:
-    """The published constructor arguments that describe a network, for `network_from_config`; None for other kinds."""
+    """Describe a network by the arguments that `network_from_config` takes; None for networks of other kinds."""
     families = {DDPMpp: ("SongUNet", DDPMPP_OPTIONS), NCSNpp: ("SongUNet", NCSNPP_OPTIONS), ADM: ("DhariwalUNet", {})}
     if type(net) not in families:
         return None
@@ -104,7 +104,7 @@ def network_to_config(net: nn.Module) -> dict[str, Any] | None:
 
 
 def _song_family(config: dict[str, Any]) -> type[DDPMpp] | type[NCSNpp]:
-    """Take the family's options out of `config`."""
+    """Choose DDPM++ or NCSN++ by the family options in `config`, and remove these options."""
     chosen = {name: config.pop(name, default) for name, default in DDPMPP_OPTIONS.items()}
     if isinstance(chosen["resample_filter"], tuple):
         chosen["resample_filter"] = list(chosen["resample_filter"])

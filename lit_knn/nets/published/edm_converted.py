@@ -1,4 +1,4 @@
-"""Safetensors files of EDM networks, the configuration in the metadata."""
+"""Safetensors files of EDM networks, with the configuration in the metadata."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def write_converted(path: Path, config: Mapping[str, Any], state_dict: dict[str,
 
     Args:
         path: the `.safetensors`.
-        config: plain values, as JSON takes them.
+        config: values that JSON can hold.
         state_dict: parameters and buffers by name.
 
     Raises:
@@ -37,16 +37,10 @@ def write_converted(path: Path, config: Mapping[str, Any], state_dict: dict[str,
 
 
 def read_converted(path: str | os.PathLike[str]) -> Parts:
-    """Read what `write_converted` wrote.
-
-    Args:
-        path: the `.safetensors`.
-
-    Returns:
-        As `read_edm_pickle`.
+    """Read the `.safetensors` at `path` that `write_converted` wrote; returns the same as `read_edm_pickle`.
 
     Raises:
-        InputError: no such file, damaged or truncated, or a safetensors file of something else.
+        InputError: the file is missing, damaged or truncated, or holds something else.
     """
     from safetensors import SafetensorError, safe_open
 

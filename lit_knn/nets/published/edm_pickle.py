@@ -1,4 +1,4 @@
-"""The network of a published EDM pickle: from inert records to a configuration and a state dict."""
+"""Reader of published EDM pickles: turns inert records into a configuration and a state dict."""
 
 import os
 import re
@@ -17,28 +17,28 @@ from lit_knn.nets.published.inert_pickle import TensorRecord, load_inert
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
 
 PRECONDITIONING = "EDMPrecond"
-# Attributes of the preconditioned network that hold a constructor argument, given or by default.
+# Attributes of the preconditioned network that hold constructor arguments, given or default.
 ATTRIBUTES = ("img_resolution", "img_channels", "label_dim", "use_fp16", "sigma_min", "sigma_max", "sigma_data")
-# Order of its constructor's arguments.
+# Order of the arguments of the preconditioned network's constructor.
 POSITIONAL = (*ATTRIBUTES, "model_type")
-# The inner network's names of what the preconditioned network calls img_channels.
+# Names that the inner network uses for img_channels of the preconditioned network.
 INNER_ONLY = {"in_channels", "out_channels"}
-# Larger than any network; smaller than what a malicious file makes of modules and lists that hold each other.
+# No real network exceeds these limits. A malicious file could, with modules and lists that contain each other.
 MAX_MODULES, MAX_DEPTH, MAX_CONFIG_VALUES, MAX_CONFIG_DEPTH = 20_000, 24, 5_000, 8
 
 
 def read_edm_pickle(path: str | os.PathLike[str]) -> Parts:
-    """Read the averaged network of a published EDM pickle, executing nothing of the file.
+    """Read the averaged network of a published EDM pickle without running any code of the file.
 
     Args:
         path: the `.pkl`: a dict with the network under `ema`, or the network itself.
 
     Returns:
-        The configuration, plain values only, and the state dict, on the CPU, in the dtypes of the file.
+        The configuration (plain values only), and the state dict on the CPU in the file's dtypes.
 
     Raises:
-        InputError: no such file; not a pickle, damaged or truncated; a global outside the allow-list, by its name;
-            no `ema`; another preconditioning than EDM's; missing parameters or constructor arguments.
+        InputError: the file is missing, truncated, damaged or no pickle; it names a global outside the allow-list; it
+            has no `ema`, another preconditioning than EDM's, or lacks parameters or constructor arguments.
     """
     loaded = load_inert(path)
     with naming(path):
@@ -48,7 +48,7 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> Parts:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Put the file's name before an InputError."""
+    """Prefix an InputError with the file's name."""
     try:
         yield
     except InputError as error:
@@ -64,7 +64,7 @@ def _averaged_network(loaded: object) -> Record:
     if not isinstance(loaded, Record):
         raise InputError(f"'ema' must be a network, got {type(loaded).__name__}")
     if loaded.class_name != PRECONDITIONING:
-        # Under another preconditioning the same weights are another denoiser, and nothing would tell.
+        # Under another preconditioning the same weights would silently give a wrong denoiser.
         raise InputError(
             f"the network must be an {PRECONDITIONING}, got {loaded.class_name[:40]!r}: "
             "other preconditionings, as in the published baseline-*.pkl, are not supported"
@@ -73,7 +73,7 @@ def _averaged_network(loaded: object) -> Record:
 
 
 def _config_of(network: Record) -> dict[str, Any]:
-    """Constructor arguments of the inner network, overridden by those of the preconditioned one."""
+    """Merge the constructor arguments of both networks; the preconditioned network's override the inner one's."""
     inner = _children(network, "_modules", "the network").get("model")
     if not isinstance(inner, Record):
         raise InputError("the network has no submodule 'model'")
@@ -97,11 +97,10 @@ def _arguments(record: Record, positional: Sequence[str], where: str) -> dict[st
 
 
 def checked_config(config: Mapping[Any, Any]) -> dict[str, Any]:
-    """A copy of a stored configuration, `label_dim` filled in.
+    """Check and copy a stored configuration, and fill in `label_dim`.
 
     Raises:
-        InputError: values that are not plain (numbers, text, lists, dicts), an argument that is missing or of the
-            wrong type.
+        InputError: a value is not plain (number, text, list, dict); an argument is missing or of the wrong type.
     """
     budget = [MAX_CONFIG_VALUES]
     plain = _plain(dict(config), "", budget, MAX_CONFIG_DEPTH)
@@ -116,7 +115,7 @@ def checked_config(config: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object, name: str, budget: list[int], depth: int) -> Any:
-    """Copy plain values, tuples as lists, as JSON would; `budget` and `depth` bound what shared lists can grow to."""
+    """Copy plain values, with tuples as lists like JSON; `budget` and `depth` bound the growth of shared lists."""
     budget[0] -= 1
     if budget[0] < 0 or depth < 0 or (isinstance(value, ArrayRecord) and value.count > budget[0]):
         raise InputError(f"the constructor argument {name} holds too many values")
@@ -136,7 +135,7 @@ def _is_name(key: object) -> bool:
 
 
 def _state_dict_of(network: Record, max_bytes: int) -> dict[str, Tensor]:
-    """Parameters and persistent buffers of the tree of modules, each with memory of its own."""
+    """Collect parameters and persistent buffers of all modules; each tensor gets its own memory."""
     tensors: dict[str, Tensor] = {}
     for prefix, module in _modules(network):
         transient = module.state.get("_non_persistent_buffers_set")
@@ -156,7 +155,7 @@ def _state_dict_of(network: Record, max_bytes: int) -> dict[str, Tensor]:
 
 
 def _modules(network: Record) -> Iterator[tuple[str, Record]]:
-    """Every module after its parent, with the prefix of its parameters' names."""
+    """Yield every module, parents first, with the prefix of its parameter names."""
     pending, count = [("", network)], 0
     while pending:
         prefix, module = pending.pop()

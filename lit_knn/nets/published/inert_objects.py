@@ -1,4 +1,4 @@
-"""Sealed stand-ins for what a pickle names: it could set attributes on anything else that it has got hold of."""
+"""Sealed stand-ins for the objects that a pickle names. On unsealed objects, a pickle could set attributes."""
 
 import pickle
 from collections.abc import Callable
@@ -8,18 +8,18 @@ MAX_DIMENSIONS = 16
 
 
 class Refused(pickle.UnpicklingError):
-    """The pickle asks for something it is not given; says what."""
+    """The pickle asks for something that is refused; the message says what."""
 
 
 class _Sealed(type):
-    """Metaclass of types whose attributes a pickle cannot set."""
+    """Metaclass that keeps a pickle from setting attributes of a class."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise Refused("sets an attribute of a class, which is refused")
 
 
 class Inert(metaclass=_Sealed):
-    """Base of everything a pickle can get hold of beside plain containers, numbers and text."""
+    """Base of all objects that a pickle can reach, except plain containers, numbers and text."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class Inert(metaclass=_Sealed):
 
 
 class Record(Inert):
-    """What was an object: the name of its class, without the module (empty for PyTorch's own), and its attributes."""
+    """Stand-in for an object: its attributes and its class name, without the module (empty for PyTorch's classes)."""
 
     __slots__ = ("class_name", "state")
 
@@ -36,7 +36,7 @@ class Record(Inert):
     state: dict[str, Any]
 
     def __new__(cls) -> "Record":
-        """Unpickling calls `__new__` alone."""
+        """Make an empty record here, because unpickling does not call `__init__`."""
         self = super().__new__(cls)
         self.class_name, self.state = "", {}
         return self
@@ -48,16 +48,16 @@ class Record(Inert):
 
 
 class InertDict(dict, metaclass=_Sealed):
-    """What was a dict of another class; drops attributes."""
+    """Stand-in for an object of a dict subclass; it drops attributes."""
 
     __slots__ = ()
 
     def __setstate__(self, state: object) -> None:
-        """A pickle could otherwise put its own `items` in the place of the method."""
+        """Ignore the state, because a pickle could use it to replace methods such as `items`."""
 
 
 class Function(Inert):
-    """A function without attributes to set."""
+    """A function whose attributes a pickle cannot set."""
 
     __slots__ = ("_call",)
 
@@ -65,12 +65,12 @@ class Function(Inert):
         self._call = call
 
     def __call__(self, *args: object) -> object:
-        """Call it; a pickle has positional arguments alone."""
+        """Call the function; a pickle passes only positional arguments."""
         return self._call(*args)
 
 
 class Name(Inert):
-    """A global that is only compared with."""
+    """A global that is only compared, never called."""
 
     __slots__ = ()
 
@@ -81,5 +81,5 @@ def is_size(number: object) -> bool:
 
 
 def printable(text: object) -> str:
-    """One line without control characters, whatever a file calls its globals."""
+    """Escape the first 200 characters of a file's text, so that it prints as one line without control characters."""
     return str(text)[:200].encode("unicode_escape").decode("ascii")

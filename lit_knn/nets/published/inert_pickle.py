@@ -1,7 +1,7 @@
-"""A pickle reader that runs none of the file's code: what it names becomes inert records, or the file is refused.
+"""A pickle reader that runs no code of the file: it turns objects into inert records or refuses the file.
 
-Nothing is imported, looked up by name or called that the tables below do not hold, and these hold only functions and
-types of this package. They are sealed, because a pickle can also set attributes on whatever it has got hold of.
+It imports nothing, and looks up and calls only the entries of the tables below, which are functions and types of this
+package. They are sealed, because a pickle can also set attributes of every object that it reaches.
 """
 
 import io
@@ -32,11 +32,11 @@ from lit_knn.nets.published.inert_objects import (
     printable,
 )
 
-# Opcodes that reach objects of the running process past `find_class`.
+# Opcodes that reach objects of the running process without `find_class`.
 REFUSED_OPCODES = {"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"}
 PERSISTENT_OPCODES = {"PERSID", "BINPERSID"}
 MEMO_OPCODES = {"PUT", "BINPUT", "LONG_BINPUT"}
-# The header of what `torch.save` wrote before its zip format, and still writes for a storage inside a pickle.
+# Header of the format before zip files, which `torch.save` still writes for a storage inside a pickle.
 STORAGE_MAGIC = 0x1950A86A20F9469CFC6C
 STORAGE_VERSION = 1001
 
@@ -51,7 +51,7 @@ class _Storage(Inert):
 
 
 class TensorRecord(Inert):
-    """What a tensor is made of: a pickle that had the tensor could use its methods."""
+    """Parts of a tensor; from a real tensor, a pickle could call its methods."""
 
     __slots__ = ("offset", "size", "storage", "stride")
 
@@ -60,11 +60,11 @@ class TensorRecord(Inert):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the tensor."""
+        """Size of the tensor in bytes."""
         return math.prod(self.size) * self.storage.dtype.itemsize
 
     def to_tensor(self) -> Tensor:
-        """Make the tensor, contiguous and in memory of its own, on the CPU."""
+        """Make the tensor on the CPU, contiguous and with its own memory."""
         dtype = self.storage.dtype
         if not self.nbytes:
             return torch.empty(self.size, dtype=dtype)
@@ -75,7 +75,7 @@ class TensorRecord(Inert):
 
 
 class _StorageType(Inert):
-    """A global of PyTorch's that stands for an element type."""
+    """Stand-in for a PyTorch storage class; it holds the element type."""
 
     __slots__ = ("dtype",)
 
@@ -93,24 +93,24 @@ class _StorageHeader(Inert):
 
 
 def load_inert(path: str | os.PathLike[str]) -> Any:
-    """Read a pickle of EDM networks without running anything of it.
+    """Read a pickle of EDM networks without running any code of it.
 
     Args:
         path: the file, of any pickle protocol.
 
     Returns:
-        Dicts, lists, tuples, sets, numbers and text, NumPy's scalars among the numbers; objects as `Record`, tensors
-        as `TensorRecord`, NumPy's arrays as `ArrayRecord`.
+        Dicts, lists, tuples, sets, text and numbers (NumPy scalars become numbers); objects as `Record`, tensors as
+        `TensorRecord`, NumPy arrays as `ArrayRecord`.
 
     Raises:
-        InputError: no such file; not a pickle, damaged or truncated; a global outside the allow-list, by its name.
+        InputError: the file is missing, truncated, damaged or no pickle; it names a global outside the allow-list.
     """
     path = Path(path)
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise InputError(f"{path} is empty")
-            # Mapped, a count of bytes that the file does not hold allocates nothing.
+            # With a memory map, a byte count beyond the end of the file allocates nothing.
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _load_file(path, data)
     except OSError as error:
@@ -122,14 +122,14 @@ def _load_file(path: Path, data: mmap.mmap) -> Any:
         return _load_next(data, ALLOWED)  # type: ignore[arg-type]
     except Refused as error:
         raise InputError(f"{path} {error}") from error
-    except Exception as error:  # Bad pickles raise anything.
+    except Exception as error:  # Bad pickles can raise any exception.
         if data.tell() >= len(data) and data[:1] == pickle.PROTO:
             raise InputError(f"{path} is truncated, or damaged") from error
         raise InputError(f"{path} is not a pickle, or a damaged one") from error
 
 
 def _load_next(stream: BinaryIO, allowed: Mapping[tuple[str, str], object], persistent: bool = False) -> Any:
-    """Read the one pickle that starts at the position of `stream`, and stop after it."""
+    """Read one pickle from the current position of `stream`, and stop after it."""
     start = stream.tell()
     _check_opcodes(stream, persistent)
     end = stream.tell()
@@ -141,7 +141,7 @@ def _load_next(stream: BinaryIO, allowed: Mapping[tuple[str, str], object], pers
 
 
 def _check_opcodes(stream: BinaryIO, persistent: bool) -> None:
-    """Refuse opcodes that avoid `find_class`, and memo indices that would allocate more than the file is worth."""
+    """Refuse opcodes that bypass `find_class`, and memo indices that would allocate far more than the file's size."""
     for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         name = opcode.name
         if name in REFUSED_OPCODES or (name in PERSISTENT_OPCODES and not persistent):
@@ -158,17 +158,13 @@ class _Unpickler(pickle.Unpickler):
         self._allowed = allowed
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in for a global.
-
-        Raises:
-            Refused: a global outside the table.
-        """
+        """Return the stand-in for a global, or raise Refused if the table has none."""
         if (module, name) not in self._allowed:
             raise Refused(f"names the global {printable(f'{module}.{name}')}, which is refused; nothing of it ran")
         return self._allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _StorageHeader:
-        """The header of a storage: ("storage", type, key, location, number of elements, view)."""
+        """Read the header of a storage: ("storage", type, key, location, number of elements, view)."""
         if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage":
             raise Refused("holds a tensor in an unknown format, which is refused")
         if not isinstance(pid[1], _StorageType) or type(pid[4]) is not int or any(view is not None for view in pid[5:]):
@@ -176,11 +172,11 @@ class _Unpickler(pickle.Unpickler):
         return _StorageHeader(pid[1].dtype, pid[4])
 
 
-# What the allowed globals do here.
+# Stand-ins for the allowed functions.
 
 
 def _persistent_object(meta: object) -> Record:
-    """EDM's reduction of an object; the source text in `module_src` is dropped unread."""
+    """Rebuild an object of EDM's persistence module; its source text, `module_src`, is dropped unread."""
     if not isinstance(meta, dict) or meta.get("type") != "class":
         raise Refused("holds a persistent object that is not of type 'class', which is refused")
     class_name, state = meta.get("class_name"), meta.get("state")
@@ -192,21 +188,21 @@ def _persistent_object(meta: object) -> Record:
 
 
 def _reconstructor(cls: object, base: object, state: object) -> object:
-    """Objects of pickle protocols 0 and 1, which get their state after."""
+    """Rebuild an object of pickle protocol 0 or 1; its state follows."""
     if cls not in (Record, InertDict):
         raise Refused("reconstructs an object of an unknown class, which is refused")
     return Record() if cls is Record else InertDict(state if isinstance(state, dict) else {})
 
 
 def _encode(text: object, encoding: object = "") -> bytes:
-    """Bytes of pickle protocols 0 to 2."""
+    """Rebuild bytes of pickle protocols 0 to 2."""
     if not isinstance(text, str) or encoding != "latin1":
         raise Refused("encodes bytes in another way than as latin1, which is refused")
     return text.encode("latin1")
 
 
 def _storage(data: object) -> _Storage:
-    """What `torch.save` wrote of one storage: five small pickles, a count and the raw values."""
+    """Rebuild a storage that `torch.save` wrote: five small pickles, a count and the raw values."""
     if not isinstance(data, bytes):
         raise Refused("holds a tensor whose values are not bytes, which is refused")
     stream = io.BytesIO(data)
@@ -223,7 +219,7 @@ def _storage(data: object) -> _Storage:
 
 
 def _tensor(storage: object, offset: object, size: object, stride: object, *ignored: object) -> TensorRecord:
-    """A view of a storage; gradients, hooks and metadata are dropped."""
+    """Rebuild a tensor as a view of a storage; gradients, hooks and metadata are dropped."""
     if not isinstance(storage, _Storage) or not isinstance(size, tuple) or not isinstance(stride, tuple):
         raise Refused("rebuilds a tensor from other things than a storage, a size and a stride, which is refused")
     if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or not all(map(is_size, (offset, *size, *stride))):
@@ -231,7 +227,7 @@ def _tensor(storage: object, offset: object, size: object, stride: object, *igno
     assert isinstance(offset, int)
     count = math.prod(size)
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    # Strides of 0 would make a large tensor of a small storage.
+    # With strides of 0, a small storage could become a huge tensor.
     if count and (count > storage.size or last >= storage.size):
         raise Refused("rebuilds a tensor that is larger than its storage, which is refused")
     return TensorRecord(storage, offset, size, stride)

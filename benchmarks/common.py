@@ -1,0 +1,133 @@
+"""What the benchmarks share: data, entries, latents with their exact means, and what they write."""
+
+import math
+import multiprocessing
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_knn.atomic_files import written_whole
+from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.estimators import Estimator
+from lit_knn.images.files import read_array_file, read_image_files
+from lit_knn.images.mapped import read_prepared
+from lit_knn.index import Index
+from lit_knn.memory import process_bytes
+from lit_knn.reference import ReferenceSet
+from lit_knn.results import write_rows
+
+SECONDS_BETWEEN_SAMPLES = 0.05
+
+Rows = list[dict[str, Any]]
+
+
+class Entry(NamedTuple):
+    """An estimator, and the index it searches.
+
+    Attributes:
+        estimator: makes it.
+        search: makes its index, which searches so many lists; None where it searches none.
+        probes: numbers of lists searched, one after the other; [None] where the index has no lists.
+    """
+
+    estimator: Callable[[], Estimator]
+    search: Callable[[int | None], Index] | None = None
+    probes: Sequence[int | None] = (None,)
+
+    def make_index(self, probe: int | None = None) -> Index | None:
+        """The index, which searches `probe` lists."""
+        return None if self.search is None else self.search(probe)
+
+
+def load(path: Path) -> Tensor:
+    """Images of a zip or folder, or of an .npy or .npz file; prepared ones, with a .json beside them, are mapped."""
+    if path.suffix == ".npy" and path.with_suffix(".json").exists():
+        return prepared_set(path).images
+    read = read_array_file if path.suffix in (".npy", ".npz") else read_image_files
+    return torch.as_tensor(read(path)[0])
+
+
+def prepared_set(path: Path, index: Index | None = None) -> ReferenceSet:
+    """The images of a prepared file, mapped."""
+    prepared = read_prepared(path)
+    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.sha256)
+
+
+def in_own_process(work: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]]:
+    """What `work(*args)` returns in a process of its own, and the peaks of that process's memory, MiB.
+
+    Raises:
+        InputError: the process failed, and has told why.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, work, args))
+    process.start()
+    assert process.pid is not None
+    peak = private = 0
+    while process.is_alive() and not receiver.poll(SECONDS_BETWEEN_SAMPLES):
+        peak = max(peak, process_bytes("VmHWM", process.pid))
+        private = max(private, process_bytes("RssAnon", process.pid))
+    if not receiver.poll():
+        raise InputError(f"{args[0]} failed with status {process.exitcode}, see above")
+    result = receiver.recv()
+    process.join()
+    return result, {"peak_mib": peak // 2**20, "private_mib": private // 2**20}
+
+
+def _send(sender: Connection, work: Callable[..., Any], args: Sequence[Any]) -> None:
+    with told_in_one_line():
+        sender.send(work(*args))
+
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """A table, its head first."""
+    lines = ["| " + " | ".join(row) + " |" for row in table]
+    return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]])
+
+
+def cell(mean: float, standard_error: float) -> str:
+    """A number with its standard error, where that is known."""
+    if math.isnan(mean):
+        return ""
+    return f"{mean:.1e}" + ("" if math.isnan(standard_error) else f" ± {standard_error:.1e}")
+
+
+class Output:
+    """The files STEM.csv, STEM.md and so on that a benchmark writes; none without a stem.
+
+    Args:
+        stem: of their paths, or None.
+        ends: of their names.
+
+    Raises:
+        InputError: one of them is there already.
+    """
+
+    def __init__(self, stem: Path | None, *ends: str) -> None:
+        self.stem = stem
+        taken = next((path for path in map(self.path, ends) if path is not None and path.exists()), None)
+        if taken is not None:
+            raise InputError(f"--output: {taken} exists; nothing is overwritten")
+        if stem is not None:
+            stem.parent.mkdir(parents=True, exist_ok=True)
+
+    def path(self, end: str) -> Path | None:
+        """STEM.end, or None."""
+        return None if self.stem is None else self.stem.with_name(f"{self.stem.name}.{end}")
+
+    def write_rows(self, rows: Rows) -> None:
+        """Write the rows so far."""
+        if (path := self.path("csv")) is not None:
+            write_rows(path, rows)
+
+    def tell(self, text: str) -> None:
+        """Print the tables, and write them."""
+        print(text)
+        if (path := self.path("md")) is not None:
+            with written_whole(path) as partial:
+                partial.write_text(f"{text}\n")

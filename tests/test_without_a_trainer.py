@@ -1,0 +1,154 @@
+"""Figures and metrics from plain Python, as in a notebook, against numbers that are worked out otherwise."""
+
+import io
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import sqrtm
+from scipy.stats import sem
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import Exact, ExactFloat64, MonteCarlo, OneSample
+from lit_knn.figures import figure3
+from lit_knn.metrics import (
+    ErrorCurve,
+    FidelityMeasure,
+    Pixels,
+    error_curve,
+    frechet_distance,
+    frechet_distance_of_statistics,
+    image_statistics,
+    measure_samples,
+    memorisation,
+)
+from lit_knn.metrics.hybrid import HybridSamples
+from lit_knn.reference import ReferenceSet
+from lit_knn.schedules import NoiseGrid
+
+ROOT = Path(__file__).parent.parent
+N, d, n, LEVELS = 40, 3, 16, [0.4, 2.0]
+
+
+class Watched(OneSample):
+    """Keeps the latents that it is asked about, in float64."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def posterior_mean(self, z, t, x_source=None, generator=None, labels=None):
+        if x_source is not None and x_source is not z:
+            self.seen.setdefault(t, []).append((z.double().numpy(), x_source.double().numpy()))
+        return super().posterior_mean(z, t, x_source, generator, labels)
+
+
+def enumerated(x, z, t):
+    """The posterior mean of each z and its variance per dimension, by all x."""
+    sq_dist = ((z[:, None] - x) ** 2).sum(2)
+    p = np.exp(-(sq_dist - sq_dist.min(1, keepdims=True)) / (2 * t**2))
+    p /= p.sum(1, keepdims=True)
+    mean = p @ x
+    return mean, (p @ x**2 - mean**2).mean(1)
+
+
+@pytest.fixture(scope="module")
+def points():
+    return np.random.default_rng(0).normal(size=(N, d)).astype(np.float32)
+
+
+def test_figure_3_is_two_calls_and_its_errors_are_those_of_enumeration(points):
+    watched = Watched()
+    estimators = {"source": watched, "drawn": MonteCarlo(n=n), "exact": ExactFloat64()}
+    rows = error_curve(estimators, ReferenceSet(points), LEVELS, num_z=N, repeats=200, batch_size=9, seed=1)
+    by_name = {(row["estimator"], row["t"]): row for row in rows}
+    assert list(by_name) == [(name, t) for t in LEVELS for name in estimators]
+    for t in LEVELS:
+        z, x = (np.concatenate(parts) for parts in zip(*watched.seen[t], strict=True))
+        # Each image once, in batches of 9.
+        assert len(watched.seen[t]) == 5
+        np.testing.assert_array_equal(np.sort(x, 0), np.sort(points.astype(float), 0))
+        mean, variance = enumerated(points.astype(float), z, t)
+        errors = ((x - mean) ** 2).mean(1)
+        source, drawn, exact = (by_name[name, t] for name in estimators)
+        assert source["mu_mse"] == pytest.approx(errors.mean(), rel=1e-5)
+        assert source["mu_mse_se"] == pytest.approx(sem(errors), rel=1e-5)
+        assert source["score_mse"] == pytest.approx(errors.mean() / t**4, rel=1e-5)
+        # The sample variance of 200 repeats at 40 z is known to some per cent.
+        assert drawn["mu_variance"] == pytest.approx(variance.mean() / n, rel=0.1)
+        assert drawn["effective_sample_size"] == pytest.approx(n)
+        assert exact["mu_mse"] < 1e-12
+        assert exact["repeats"] == 1
+    figure = figure3(rows)
+    figure.savefig(io.BytesIO(), format="png")
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert list(lines["drawn"].get_ydata()) == [by_name["drawn", t]["score_mse"] for t in LEVELS]
+
+
+def test_levels_come_one_by_one_and_tell_how_far_they_are(points):
+    curve = ErrorCurve({"drawn": MonteCarlo(n=4)}, LEVELS, num_z=10, repeats=3, batch_size=4)
+    told = []
+    levels = curve.levels(ReferenceSet(points), advance=told.append)
+    first = next(levels)
+    assert [row["t"] for row in first] == LEVELS[:1]
+    assert told == [12, 12, 6]
+    assert [row["t"] for row in next(levels)] == LEVELS[1:]
+    assert sum(told) == curve.estimates == 2 * 10 * 3
+    with pytest.raises(InputError, match="num_z=41 is more than the 40 images"):
+        error_curve({"exact": Exact()}, ReferenceSet(points), LEVELS, num_z=41, repeats=1)
+
+
+def by_scipy(a, b):
+    """The Fréchet distance of two arrays (N, F)."""
+    cov_a, cov_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
+    return ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov_a + cov_b - 2 * sqrtm(cov_a @ cov_b).real)
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+def test_a_frechet_distance_is_one_call_and_that_of_scipy(hflip):
+    rng = np.random.default_rng(2)
+    data = rng.integers(0, 256, (300, 1, 4, 4), np.uint8)
+    samples = torch.tensor(rng.normal(0.1, 0.4, (200, 1, 4, 4)), dtype=torch.float32)
+    expected = by_scipy(samples.flatten(1).double().numpy(), data.reshape(300, -1) / 127.5 - 1)
+    reference, extractor = ReferenceSet(data, hflip=hflip), Pixels()
+    assert frechet_distance(samples, reference, extractor) == pytest.approx(expected, rel=1e-6)
+    assert frechet_distance(samples, data, extractor) == pytest.approx(expected, rel=1e-6)
+    known = image_statistics(reference, extractor, batch_size=64)
+    again = frechet_distance_of_statistics(image_statistics(samples, extractor), known)
+    assert again == pytest.approx(expected, rel=1e-6)
+    # What the callback does is the same number.
+    measure = FidelityMeasure(extractor)
+    values = measure(reference, [(torch.arange(200), samples)], total=200)
+    assert values == {"fd_pixels": pytest.approx(expected, rel=1e-6)}
+
+
+def test_copies_are_counted_in_one_call(points):
+    reference = ReferenceSet(points)
+    far = reference.gather(torch.arange(6)) + 100
+    near = reference.gather(torch.arange(10)) + 1e-4
+    found = memorisation(torch.cat([near, far]), reference, batch_size=5)
+    assert found["copied_fraction"] == 10 / 16
+    distance = np.linalg.norm(torch.cat([near, far]).numpy()[:, None] - points, axis=2).min(1)
+    assert found["mean_nearest_distance"] == pytest.approx(distance.mean(), rel=1e-4)
+
+
+def test_a_point_of_figure_5_is_measured(points):
+    # From a little noise the exact flow goes back to the images that it started from.
+    reference = ReferenceSet(points)
+    samples = HybridSamples(ExactFloat64().bind(reference), reference, 12, NoiseGrid(), seed=0)
+    seen = []
+    draw, distance = partial(samples.draw, None, 0.01), FidelityMeasure(Pixels())
+    found = measure_samples(draw, reference, distance, 30, 8, watch=lambda seeds, batch: seen.append(batch))
+    assert found["copied_fraction"] == 1
+    assert found["mean_nearest_distance"] < 1e-3
+    expected = by_scipy(torch.cat(seen).double().numpy(), points.astype(float))
+    assert found["fd_pixels"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_metrics_and_figures_load_without_lightning():
+    code = "import sys, lit_knn.metrics, lit_knn.figures; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"pytorch_lightning", "lightning", "jsonargparse"}
