@@ -61,6 +61,6 @@ def random_weights(tmp_path_factory):
 
 
 def pytest_collection_finish(session):
-    # The server keeps the import path of its start, which some tests change.
+    # Some tests change the import path, and the server keeps the path that it started with.
     if "tests.ranks" in sys.modules:
         forkserver.ensure_running()

@@ -20,7 +20,7 @@ from tests.cached_index import images, queries
 
 
 class Spied(FaissIndex):
-    """Tells whether it was built, for which it takes samples; or fails, or dies, then."""
+    """Records in `builds` whether it took samples for a build; on request it fails or dies there."""
 
     builds = 0
     how = "well"

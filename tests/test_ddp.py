@@ -22,7 +22,7 @@ def run(command, check=True):
 
 
 def run_demo(folder, devices, batch_size, *options, launched=False):
-    """Train the demo for a few steps in processes of their own; what each rank reports."""
+    """Train the demo for a few steps in new processes; return the report of each rank."""
     folder.mkdir()
     probe = folder / "probe.yaml"
     probe.write_text(
@@ -37,7 +37,7 @@ def run_demo(folder, devices, batch_size, *options, launched=False):
     command += ["--trainer.val_check_interval", "2", "--data.batch_size", str(batch_size)]
     command += ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
     command += ["--trainer.logger.save_dir", str(folder), *options]
-    if launched:  # by Lightning, as a user's command is
+    if launched:  # Lightning starts the other processes, as for a user's command
         run([sys.executable, "main.py", *command, "--trainer.devices", str(devices), "--trainer.strategy", "ddp"])
     else:
         run_main(command, devices)
@@ -73,7 +73,7 @@ def test_two_processes_train_the_demo(tmp_path):
 
 
 def test_two_processes_train_an_edm_model_on_half_of_the_images_each(tmp_path):
-    # Most items are warped by the augmentation: often one rank asks for estimates and the other for none.
+    # The augmentation warps most items, so often one rank needs estimates and the other needs none.
     command = ["fit", "-c", "configs/table2/digits.yaml", "-c", "tests/tiny.yaml", "--model.augmentation.p", "0.4"]
     command += ["--model.net", "lit_knn.nets.DDPMpp", "--model.net.image_size", "8", "--model.net.in_channels", "1"]
     command += ["--model.net.channels", "8", "--model.net.multipliers", "[1]", "--model.net.blocks", "1"]

@@ -189,7 +189,7 @@ def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation(capsys):
 
 def validate_on_ranks(folder, ranks):
     command = ["validate", "--data", "Digits", *QUICK]
-    # KNN draws at random, so that its images depend on the batch: whole batches must go to a rank.
+    # KNN's draws depend on the batch, so each rank must get whole batches.
     command += ["--model.estimator", "KNN", "--model.estimator.k", "64", "--model.estimator.n", "4"]
     run_main([*command, "-c", folder.parent / "two.yaml", "--trainer.logger.save_dir", folder], ranks)
     return read_rows(next(folder.rglob("fidelity.csv")))

@@ -63,7 +63,7 @@ def test_every_file_that_the_page_names_exists():
     links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
     configs = re.findall(r"configs/[\w/]+\.yaml", README)
     modules = re.findall(r"python -m ((?:lit_knn|benchmarks|callbacks)[\w.]*)", README)
-    # A package that runs has a file __main__.py.
+    # A package can be run if it has a file __main__.py.
     paths = [module.replace(".", "/") for module in modules]
     files = [*links, *configs, *(f"{p}/__main__.py" if (ROOT / p).is_dir() else f"{p}.py" for p in paths)]
     assert len(files) > 40
