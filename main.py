@@ -20,26 +20,26 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-# Imported so that the command line knows classes by their bare names: `--data ImageFiles`, `--model.help LitICT`.
+# These imports let the command line know classes by their bare names: `--data ImageFiles`, `--model.help LitICT`.
 from callbacks import StepProgressBar
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
 from lit_knn.trainer import Trainer
 from lit_knn.training.kept_checkpoints import config_of_run
 
-# Lines of a parser's message that frame the reason without being it.
+# A parser's message has these lines around the actual reason.
 FRAMES = (
     *("Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path"),
     "Expected a <class 'NoneType'>",
 )
 
-# Of the configuration of a run: the rest is how its training was started.
+# `best` uses these parts of a run's configuration; the other parts say how its training was started.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 
 _load_yaml = jsonargparse.get_loader("yaml")
 
 
 def _load(text: str) -> Any:
-    """YAML; `None` is null, too, for that is what jsonargparse makes of it on the way to an option of an option."""
+    """Load YAML; `None` also means null, because jsonargparse turns null into `None` inside nested options."""
     value = _load_yaml(text)
     return None if value == "None" else value
 
@@ -48,28 +48,28 @@ jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
 
 
 class CLI(LightningCLI):
-    """LightningCLI with one seed for everything, whose options win over those saved in a checkpoint."""
+    """LightningCLI with one seed for everything; its options override the options saved in a checkpoint."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """`--seed_everything` also keys the random streams of the model and the order of the data."""
+        """Let `--seed_everything` also set the random streams of the model and the order of the data."""
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Those of Lightning that have a meaning here, `plan` and `best`."""
+        """Lightning's subcommands without `test`, and `plan` and `best`."""
         kept = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "test"}
         return {**kept, "plan": {"model", "datamodule"}, "best": {"model", "datamodule"}}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """`best` takes the configuration of its run."""
+        """Parse the arguments; `best` also reads the configuration of its run."""
         self.config = parser.parse_args(with_config_of_run(sys.argv[1:] if args is None else args))
 
     def _parse_ckpt_path(self) -> None:
-        """Look for the checkpoint before anything long begins.
+        """Check that the checkpoint exists before anything long begins.
 
-        Lightning's version would let the options saved in the checkpoint win over those of the command line, so that
-        neither the sampling steps of `predict` nor the length of a resumed run could be set.
+        In Lightning's version, the options saved in the checkpoint override the command line. Then users could set
+        neither the sampling steps of `predict` nor the length of a resumed run.
         """
         command = self.config.get("subcommand")
         if command in (None, "plan", "best"):
@@ -87,12 +87,12 @@ class CLI(LightningCLI):
             raise InputError(f"--ckpt_path {path}: not a checkpoint, or a damaged one")
 
     def before_instantiate_classes(self) -> None:
-        """Let `predict` keep no samples in memory: the writer has them."""
+        """Make `predict` keep no samples in memory, because the writer saves them."""
         if self.subcommand == "predict" and self.config.predict.return_predictions is None:
             self.config.predict.return_predictions = False
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Show progress over the whole run, unless another bar, or none, was asked for."""
+        """Show progress over the whole run, unless the options set another bar or no bar."""
         options = self._get(self.config_init, "trainer")
         callbacks = options["callbacks"] or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
@@ -100,20 +100,20 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, StepProgressBar()]
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
-        except (ValueError, RuntimeError) as error:  # of options that do not go together
+        except (ValueError, RuntimeError) as error:  # the options do not fit together
             raise InputError(f"trainer: {' '.join(str(error).split())}") from error
         _check_processes(trainer)
         return trainer
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
-    """Parse a command line and, if `run`, carry it out; otherwise instantiate model, data and trainer only.
+    """Parse a command line and run it, or only instantiate model, data and trainer.
 
     Args:
-        args: subcommand and options, without the subcommand if not `run`; `sys.argv` if None.
-        run: whether to carry out the subcommand.
+        args: subcommand and options; only options if `run` is False; `sys.argv` if None.
+        run: False instantiates only.
     """
-    raising = {"exit_on_error": False}  # so that `main` can say it in one line
+    raising = {"exit_on_error": False}  # so that `main` can print the error in one line
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
@@ -130,10 +130,10 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
 
 
 def with_config_of_run(args: Sequence[str]) -> list[str]:
-    """The command line `best --run RUN …` with the configuration of that run before its other options.
+    """Insert the configuration of the run into the command line `best --run RUN …`, before the other options.
 
     Raises:
-        InputError: the folder has no such configuration.
+        InputError: the run's folder has no configuration of a training run.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--run")
@@ -146,7 +146,7 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
-    # Classes in files of the folder that a user runs from have class paths, too.
+    # Users can then name classes from files in their current folder.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -158,14 +158,14 @@ def main(args: Sequence[str] | None = None) -> None:
         rank = rank_zero_only.rank  # type: ignore[attr-defined]
         if rank == 0:
             print(f"error: {message}", file=sys.stderr)
-        # Each machine has files of its own, each rank losses, and the process that was lost may be the first.
+        # Other ranks print, too: each machine has its own files, each rank its own loss, and rank 0 may be lost.
         elif _is_first_of_machine() or isinstance(error, (NonFiniteLossError, LostProcessError)) or _is_first_alive():
             print(f"error: rank {rank}: {message}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
 def _check_processes(trainer: pl.Trainer) -> None:
-    """Refuse options that would let each process of a launcher train a model of its own."""
+    """Refuse options with which each process of a launcher would train its own model."""
     asked = trainer.num_devices * trainer.num_nodes
     if torch.distributed.is_torchelastic_launched():
         launcher, started = "torchrun", int(os.environ["WORLD_SIZE"])
@@ -183,15 +183,15 @@ def _check_processes(trainer: pl.Trainer) -> None:
 
 
 def _is_first_of_machine() -> bool:
-    """Whether torchrun or SLURM has started this process first on its machine."""
+    """Whether this process is the first that torchrun or SLURM started on its machine."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
 
 
 def _is_first_alive() -> bool:
-    """Whether the first process goes on, a second after this one has failed, which then has to speak for itself.
+    """Whether the first process is still running one second after this one failed. If so, this one prints its error.
 
-    If the first has failed, too, it has spoken; torchrun has then ended this process, and Lightning, whose first
-    process starts the others, has left it without its parent.
+    If the first process failed too, it has printed the error. Torchrun then ends this process; with Lightning, the
+    first process was the parent of this one, so the parent changes.
     """
     parent = os.getppid()
     time.sleep(1)
@@ -205,7 +205,7 @@ def _seed(value: Any) -> int:
 
 
 def _message(error: BaseException) -> str | None:
-    """What to tell the user, in one line; None for an error that is not about the input."""
+    """The message for the user, in one line; None if the error is not about the input."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, InputError):
         cause = cause.__cause__ or cause.__context__
@@ -218,7 +218,7 @@ def _message(error: BaseException) -> str | None:
 
 
 def _condense(message: str) -> str:
-    """The option, the reason and the value of a parser's message of many lines."""
+    """Shorten a parser's long message to one line with the option, the reason and the value."""
     lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
     keys = [line.split('"')[1] for line in lines if line.startswith("Parser key")]
     option = ".".join(dict.fromkeys(keys))

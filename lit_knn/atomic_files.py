@@ -1,4 +1,4 @@
-"""Files that are there complete or not at all."""
+"""Writes files so that they are complete or absent."""
 
 import os
 import warnings
@@ -9,13 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a name to write to, in the same folder, that becomes `path` when the block ends without an error.
+    """Yield a temporary path; if the block ends without an error, the file there is renamed to `path`.
 
-    Args:
-        path: the file, of any kind; its folder is made.
-
-    Yields:
-        The name to write to, with the suffix of `path`.
+    The temporary path has the same folder, which is made if needed, and the same suffix.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,7 +19,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield partial
         with partial.open("rb") as file:
-            # Before the file gets its name: after a power cut that must not stand for blocks that were never written.
+            # Flush to disk before renaming: otherwise, after a power cut, the name could exist without the data.
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
@@ -31,18 +27,18 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def remove_partial(path: Path) -> None:
-    """Remove what processes that were killed inside `written_whole(path)` left; no other may be inside it."""
+    """Remove the files of processes that were killed inside `written_whole(path)`; no live one may be inside it."""
     for partial in path.parent.glob(f".{path.stem}.*.partial{path.suffix}"):
         partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes out of blocks with the same path; a process that ends, however, lets them in.
+    """Let one process at a time into blocks with the same path.
 
-    The lock is the file `.<name>.lock` beside `path`, which stays.
+    The lock is the file `.<name>.lock` beside `path`. The file stays, but a process that ends frees the lock.
     """
-    import fcntl  # of Unix: elsewhere all but the locks works
+    import fcntl  # Unix only; imported here, so that elsewhere everything but the locks works
 
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         try:

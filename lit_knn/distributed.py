@@ -1,4 +1,4 @@
-"""Distributed runs: work that processes do in turn or together, and the tensors that ranks exchange."""
+"""Distributed runs: processes work in turn or together, and ranks exchange tensors."""
 
 import socket
 import warnings
@@ -16,9 +16,9 @@ from lit_knn.errors import InputError, LostProcessError, first_line
 
 T = TypeVar("T")
 
-# A process that dies closes its connections, which the others see at once: waiting long is safe, and a build is long.
+# Building an index takes long. A long wait is safe, because the others notice at once when a connected process dies.
 PATIENCE = timedelta(days=7)
-# There are no connections yet: who has died before, as one without its data has, is missed only after so long.
+# A process may die before it connects, for instance without its data. The others notice this only after this time.
 ARRIVAL = timedelta(minutes=30)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -30,10 +30,10 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
-    """This rank's share of the numbers 0 to num − 1, in whole batches that are the same for any number of ranks.
+    """Split the numbers 0 to num − 1 into batches, the same for any number of ranks; yield this rank's batches.
 
     Yields:
-        The number of the batch and the numbers in it, of which only the last batch has fewer than `batch_size`.
+        The batch's index, and its numbers; only the last batch has fewer than `batch_size`.
     """
     rank, size = rank_and_size()
     for batch in range(rank, -(-num // batch_size), size):
@@ -41,7 +41,7 @@ def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
 
 
 def broadcast(value: T) -> T:
-    """What the first rank has, something picklable, on every rank; all ranks must call it."""
+    """Return the first rank's value, which must be picklable, on every rank; all ranks must call it."""
     values = [value]
     if not _is_alone():
         dist.broadcast_object_list(values)
@@ -49,10 +49,10 @@ def broadcast(value: T) -> T:
 
 
 def on_first_rank(work: Callable[[], T]) -> T:
-    """Do something on the first rank, for all; what goes wrong there stops every rank, which all must call this.
+    """Run `work` on the first rank and return its result on every rank; all ranks must call this.
 
     Raises:
-        InputError: what `work` raised, if it was an InputError or an OSError.
+        InputError: on every rank, if `work` raised an InputError or an OSError.
     """
     result, problem = None, None
     if rank_and_size()[0] == 0:
@@ -67,7 +67,7 @@ def on_first_rank(work: Callable[[], T]) -> T:
 
 
 def warn_on_first_rank(message: str) -> None:
-    """Warn once, not on every rank."""
+    """Warn on the first rank only."""
     if rank_and_size()[0] == 0:
         warnings.warn(message, stacklevel=3)
 
@@ -75,16 +75,13 @@ def warn_on_first_rank(message: str) -> None:
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
     """Run `lead` in the first process of each machine, and then `follow` in the others.
 
-    Every process of a distributed run must call it; without one it is `lead()`.
-
-    Args:
-        lead: gives something picklable.
-        follow: takes what the leader of its machine gave.
+    Every process of a distributed run must call it; outside one it only calls `lead()`. `lead` returns a picklable
+    result, and `follow` gets the result of its machine's leader.
 
     Raises:
-        InputError: another process failed, in either; the message is of the first that did, and names it.
+        InputError: another process failed in `lead` or `follow`; the message names the lowest such rank.
         LostProcessError: another process was killed.
-        Exception: what `lead` or `follow` raised in this process.
+        Exception: the exception that `lead` or `follow` raised in this process.
     """
     if _is_alone():
         lead()
@@ -97,15 +94,15 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
 
 
 def in_every_process(work: Callable[[], T]) -> list[T]:
-    """Run `work` in every process, which must all call this, and wait for the others; without others it is `work()`.
+    """Run `work` in every process and wait for all; every process must call this.
 
     Returns:
-        What each process gave, something picklable, in the order of the ranks.
+        The result of each process, which must be picklable, in the order of the ranks.
 
     Raises:
         InputError: another process failed; the message names it.
         LostProcessError: another process was killed.
-        Exception: what `work` raised in this process.
+        Exception: the exception that `work` raised in this process.
     """
     if _is_alone():
         return [work()]
@@ -119,10 +116,10 @@ def _is_alone() -> bool:
 
 @contextmanager
 def _patient_group() -> Iterator[Any]:
-    """A group of all processes, and not that of the training: NCCL gives up waiting after minutes."""
+    """A group of all processes, apart from the training's group, because NCCL stops waiting after minutes."""
     try:
-        # The first finds out whether all have come, the second waits for their work. Kept until the end, for who closes
-        # a group while another process still joins it is taken for lost.
+        # The first group checks that all processes have arrived, the second waits for their work. Both stay open until
+        # the end: a process that closes a group while another one joins it looks lost.
         groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
     except RuntimeError as error:
         raise _lost(error) from error
@@ -134,13 +131,13 @@ def _patient_group() -> Iterator[Any]:
 
 
 def machine_name() -> str:
-    """The same in all processes of a machine or container, and in no others."""
+    """A name that the processes of one machine or container share, and no other process has."""
     boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
     return f"{socket.gethostname()} {boot}"
 
 
 def _together(work: Callable[[], T] | None, group: Any) -> list[Any]:
-    """Run `work`, where there is any, and wait for the others: what each process gave."""
+    """Run `work`, if it is not None, wait for the others, and return the result of each process."""
     error, result = None, None
     try:
         result = work() if work is not None else None
@@ -170,16 +167,15 @@ def _lost(error: RuntimeError) -> LostProcessError:
 
 
 class Exchange:
-    """Collective operations on tensors whose first dimension may differ between ranks; the others must not.
+    """Collective operations on tensors; only the first dimension may differ between ranks.
 
-    Every rank must call each of them, in the same order, with tensors on the device that the backend of
-    torch.distributed sends from (gloo: CPU; NCCL: GPU). Without a distributed run there is one rank, which sends
-    nothing.
+    Every rank must call them in the same order, with tensors on the device of the torch.distributed backend
+    (gloo: CPU; NCCL: GPU). Without a distributed run there is one rank, and it sends nothing.
 
     Attributes:
-        rank: of this process.
+        rank: the rank of this process.
         size: number of ranks.
-        bytes_sent: by this rank to others so far, but for the numbers of rows, 8 bytes for each rank and call.
+        bytes_sent: bytes sent from this rank to others so far, without the row counts (8 bytes per rank and call).
     """
 
     def __init__(self) -> None:
@@ -187,7 +183,7 @@ class Exchange:
         self.bytes_sent = 0
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Send part r to rank r; returns what each rank has sent to this one, in the order of the ranks."""
+        """Send part r to rank r; return the parts that this rank received, in the order of the senders."""
         if self.size == 1:
             return list(parts)
         sent = torch.tensor([len(part) for part in parts], device=parts[0].device)
@@ -201,13 +197,13 @@ class Exchange:
         return list(out.split(received_rows))
 
     def all_gather(self, rows: Tensor) -> list[Tensor]:
-        """The rows of each rank, in the order of the ranks."""
+        """Return the rows of each rank, in the order of the ranks."""
         return self.all_to_all([rows] * self.size)
 
     def of_first(self, values: Tensor) -> Tensor:
-        """The values that the first rank has, of equal shapes."""
+        """Return the first rank's values on every rank; all ranks give tensors of one shape."""
         return self.all_to_all([values if self.rank == 0 else values[:0]] * self.size)[0]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over the ranks, of equal shapes, the same to the last bit on each."""
+        """Sum tensors of one shape over the ranks; the result is the same on each, bit for bit."""
         return torch.stack(self.all_gather(values.unsqueeze(0))).sum(0).squeeze(0)

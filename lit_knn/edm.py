@@ -1,4 +1,4 @@
-"""EDM diffusion models (Karras et al. 2022) whose regression target is any estimator's posterior mean: Table 2."""
+"""EDM diffusion models (Karras et al. 2022) trained towards the posterior mean of any estimator: Table 2."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,34 +20,36 @@ from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 from lit_knn.training.base import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
 
-# Early in training EDM shortens the half-life of the average to this share of the images seen.
+# Early in training EDM limits the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
 
 
 class LitEDM(EstimatorTraining):
-    """Denoising with D(z, σ) regressed on `estimator.posterior_mean(z, σ, x_source)`. Defaults are EDM's for CIFAR-10.
+    """Denoising: D(z, σ) is fitted to `estimator.posterior_mean(z, σ, x_source)`. Defaults are EDM's for CIFAR-10.
 
     With `OneSample` this is plain denoising score matching, Eq. 6 (eq:DSM). A better estimate of E[x|z,σ] has the same
     minimiser (eq:DSM_expanded) and less noise in its gradients.
 
-    The network is told how an item was augmented, so its target is the posterior mean over the reference set augmented
-    alike. Flipped items reach it by way of their mirror image: a flip only permutes pixels, so that E[x|z,σ] over the
-    mirrored set is the mirror image of the mean at the mirrored z. With EDM's p = 0.12, 1 − 0.88⁴ = 40 % of the items
-    are warped as well; the fraction is logged as `train/augmented`. They use `Estimator.warped_mean`, which resamples
-    each gathered image: n for each warped item.
+    The network gets the augmentation of an item as labels. So the target is the posterior mean over a reference set
+    with the same augmentation:
 
-    The loss is EDM's, the sum over pixels, averaged over items: with the mean over pixels many gradients would be below
-    Adam's ε = 1e-8. What is logged is the mean over pixels.
+    - Flipped items: z is mirrored, and its posterior mean is mirrored back. This is exact, because a flip only
+      permutes pixels.
+    - Warped items: `Estimator.warped_mean` resamples each gathered image, n for each item. With EDM's p = 0.12 these
+      are 1 − 0.88⁴ = 40 % of the items; `train/augmented` logs the fraction.
+
+    The loss is EDM's: the sum over pixels, averaged over items. With the mean over pixels, many gradients would be
+    below Adam's ε = 1e-8. The logged loss is the mean over pixels.
 
     Args:
-        net: any module `net(z_scaled, noise_label, class_label=None, augment_label=None)`; the last argument is only
-            given with `augmentation`, whose labels its `augment_dim` must fit.
-        estimator: score estimator, bound to the data module's reference set in `setup`.
+        net: any module `net(z_scaled, noise_label, class_label=None, augment_label=None)`; `augment_label` is given
+            only with `augmentation`, and the net's `augment_dim` must fit its labels.
+        estimator: score estimator; `setup` binds it to the data module's reference set.
         augmentation: `lit_knn.training.augmentation.GeometricAugmentation`, or null for none.
         warped: target of warped items: `posterior`, the mean over the warped reference set, or `source`, the item
             itself, as with `OneSample`.
-        class_conditional: give the net and the estimator class labels; the net must have as many `num_classes` as the
-            data, and the target is the mean over the images of the item's class.
+        class_conditional: give the net and the estimator class labels, so that the target is the mean over the images
+            of the item's class; the net's `num_classes` must fit the data.
         lr: learning rate of Adam.
         lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
         ema_half_life_images: half-life of the averaged weights.
@@ -58,13 +60,13 @@ class LitEDM(EstimatorTraining):
         sigma_max: largest noise level of the sampler.
         rho: exponent of the sampler's grid.
         sampling_steps: steps of the Heun sampler, for pictures and `predict`.
-        sampling_class: class to sample, of a class-conditional net; null draws one for each seed.
-        measure_target: at validation, log `val/target_mse`, the squared error per dimension of the estimator's target
-            against the exact posterior mean. Costs one call of `ExactFloat64` per batch.
+        sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        measure_target: at validation, log `val/target_mse`: the squared error per dimension of the target, against
+            the exact posterior mean. This costs one call of `ExactFloat64` per batch.
         seed: first part of the key of every random draw.
 
     Raises:
-        InputError: an option out of its range; at `setup`, no data to bind to or a net that does not accept it.
+        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
     """
 
     def __init__(
@@ -114,22 +116,22 @@ class LitEDM(EstimatorTraining):
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, as EDM."""
+        """Use Adam, as EDM does."""
         return torch.optim.Adam(self.parameters(), lr=self.hparams.lr, betas=(0.9, 0.999), eps=1e-8)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Linear ramp-up over the images seen, this step's included, so that the first rate is not 0."""
+        """Set the learning rate: it grows linearly with the images seen; this step's images count, so it is never 0."""
         ramp = self.hparams.lr_ramp_up_images
         for group in optimizer.param_groups:
             group["lr"] = self.hparams.lr * (min(self.images_seen / ramp, 1.0) if ramp else 1.0)
 
     def average_decay(self) -> float:
-        """EDM's: half as much after `ema_half_life_images`, or after 5 % of the images seen where that is less."""
+        """EDM's decay; the half-life is `ema_half_life_images` or 5 % of the images seen, whichever is less."""
         half_life = min(self.hparams.ema_half_life_images, AVERAGE_RAMP_UP * self.images_seen)
         return 0.5 ** (self.images_of_step / max(half_life, 1e-8))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """See `EstimatorTraining.on_save_checkpoint`; tells `Network` the architecture of a published kind."""
+        """See `EstimatorTraining.on_save_checkpoint`; also saves a published net's architecture, for `Network`."""
         super().on_save_checkpoint(checkpoint)
         config = network_to_config(self.denoiser.model)
         if config is not None:
@@ -140,7 +142,7 @@ class LitEDM(EstimatorTraining):
         return self.denoiser(z, t)
 
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """λ(σ)·‖D(z, σ) − μ̂‖²/d of each item, (B,), with λ = (σ² + σ_data²)/(σ·σ_data)², and σ, (B,) float64."""
+        """Compute λ(σ)·‖D(z, σ) − μ̂‖²/d of each item, (B,), and σ, (B,) float64; λ = (σ² + σ_data²)/(σ·σ_data)²."""
         h = self.hparams
         generator = keyed_generator(x.device, *key)
         sigma = log_normal_sigmas(len(x), h.P_mean, h.P_std, generator=generator, device=x.device)
@@ -160,7 +162,7 @@ class LitEDM(EstimatorTraining):
         return weight.float() * (denoised - target).square().flatten(1).mean(1), sigma
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
-        """EDM's: the sum over pixels, the mean over items."""
+        """EDM's loss: the sum over pixels, then the mean over items."""
         return loss.mean() * x[0].numel()
 
     def _target(
@@ -172,11 +174,11 @@ class LitEDM(EstimatorTraining):
         augmented: Augmented | None,
         generator: torch.Generator,
     ) -> Tensor:
-        """The posterior mean over the reference set, augmented as each item was; x is as it is in the set."""
+        """The posterior mean of each item over the reference set with the item's augmentation; x is not augmented."""
         if augmented is None:
             return self.posterior_mean(x, class_label, generator)(z, sigma)
         target = augmented.images
-        # Both are called even without any item: of a sharded reference set the other ranks ask this one.
+        # Both estimates run even for zero items, because a sharded reference set needs all ranks in each call.
         plain = (~augmented.warped).nonzero()[:, 0]
         flips, labels = augmented.warp.flips[plain], None if class_label is None else class_label[plain]
         mean = self.posterior_mean(x[plain], labels, generator)(flip(z[plain], flips), sigma[plain])
@@ -200,20 +202,12 @@ class LitEDM(EstimatorTraining):
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed by EDM's deterministic Heun sampler, of `sampling_class` or a class of the seed's.
-
-        Args:
-            seeds: (B,), non-negative integers.
-            num_steps: sampling steps; by default `sampling_steps`.
-
-        Returns:
-            (B, *shape), float32, model space.
-        """
+        """See `EstimatorTraining.sample`; uses EDM's deterministic Heun sampler."""
         noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
         denoiser = partial(self.denoiser, class_label=self.conditioning.of_samples(seeds, self.device))
         steps = self.hparams.sampling_steps if num_steps is None else num_steps
         return heun_sampler(denoiser, noise, steps, self.grid)
 
     def interval_metrics(self) -> dict[str, float]:
-        """The decay of the averaged weights."""
+        """The decay of the averaged weights, for the log."""
         return {"train/ema_decay": self.average_decay()}

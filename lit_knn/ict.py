@@ -20,25 +20,25 @@ from lit_knn.training.conditioning import Conditioning
 
 
 class LitICT(EstimatorTraining):
-    """Consistency matching in which any estimator supplies the score. Defaults are the paper's (tab:hyperparams).
+    """Consistency matching with the score of any estimator. Defaults are the paper's (tab:hyperparams).
 
-    The student is evaluated at (z, t_i), the stop-gradient teacher, the same weights with the same dropout mask,
-    at (ẑ, t_{i−1}), where ẑ is one solver step down the PF-ODE from z. Every random draw is a function of (seed,
+    The student is evaluated at (z, t_i). The stop-gradient teacher has the same weights and dropout mask and is
+    evaluated at (ẑ, t_{i−1}); ẑ is one solver step down the PF-ODE from z. Every random draw is a function of (seed,
     rank, batch number), so a resumed run repeats the uninterrupted one.
 
     Args:
         net: any module `net(z_scaled, noise_label, class_label=None)`.
-        estimator: score estimator, bound to the data module's reference set in `setup`.
+        estimator: score estimator; `setup` binds it to the data module's reference set.
         solver: `lit_knn.solvers.euler_step` or `lit_knn.solvers.heun_step`.
-        class_conditional: give the net and the estimator class labels; the net must have as many `num_classes` as the
-            data, and the probability flow is that of the item's class.
+        class_conditional: give the net and the estimator class labels, so that an item follows the probability flow of
+            its class; the net's `num_classes` must fit the data.
         lr: learning rate of RAdam.
-        ema_decay: decay of the averaged weights, which validation, sampling and checkpoints use.
+        ema_decay: decay of the averaged weights; validation, sampling and checkpoints use these weights.
         total_steps: K of the discretisation schedule N(k); the paper's number of training iterations.
-        s0: discretisation intervals at the start.
-        s1: discretisation intervals at the end.
+        s0: number of discretisation intervals at the start.
+        s1: number of discretisation intervals at the end.
         P_mean: mean of ln t in the discretised log-normal p(i).
-        P_std: standard deviation of ln t in it.
+        P_std: standard deviation of ln t in p(i).
         sigma_data: standard deviation of the data.
         sigma_min: smallest noise level t_min.
         sigma_max: largest noise level T.
@@ -46,11 +46,11 @@ class LitICT(EstimatorTraining):
         huber_c: c of the pseudo-Huber metric; None for 0.00054·sqrt(d).
         sampling_sigmas: noise levels of multi-step sampling; an m-step sample uses the first m.
         predict_steps: sampling steps of `predict`.
-        sampling_class: class to sample, of a class-conditional net; null draws one for each seed.
+        sampling_class: class to sample from a class-conditional net; null draws one for each seed.
         seed: first part of the key of every random draw.
 
     Raises:
-        InputError: an option out of its range; at `setup`, no data to bind to or a net that does not accept it.
+        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class LitICT(EstimatorTraining):
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """RAdam, as iCT."""
+        """Use RAdam, as iCT does."""
         return torch.optim.RAdam(self.parameters(), lr=self.hparams.lr)
 
     def average_decay(self) -> float:
-        """Constant, `ema_decay`."""
+        """The constant `ema_decay`."""
         return self.hparams.ema_decay
 
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
@@ -122,12 +122,12 @@ class LitICT(EstimatorTraining):
 
     @property
     def num_steps(self) -> int:
-        """Grid points N(k) at the current iteration."""
+        """Number of grid points N(k) at the current iteration."""
         h = self.hparams
         return ict_num_steps(self.step, h.total_steps, h.s0, h.s1)
 
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Eq. 7 (eq:CM): λ(t_i)·d(f(z, t_i), f⁻(ẑ, t_{i−1})) of each item, (B,), and t_i, (B,) float64."""
+        """Compute Eq. 7 (eq:CM), λ(t_i)·d(f(z, t_i), f⁻(ẑ, t_{i−1})), for each item, (B,), and t_i, (B,) float64."""
         generator = keyed_generator(x.device, *key)
         t, t_prev = self._draw_times(len(x), generator)
         z = forward_noise(x, t, torch.randn(x.shape, device=x.device, generator=generator))
@@ -140,7 +140,7 @@ class LitICT(EstimatorTraining):
         return weight * pseudo_huber(student, teacher, self.hparams.huber_c), t
 
     def _draw_times(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw t_i and t_{i−1} of `size` items from p(i); (size,) float64 each."""
+        """Draw t_i and t_{i−1} for `size` items from p(i); each is (size,) float64."""
         h = self.hparams
         sigmas = self.grid.ascending(self.num_steps)
         probs = lognormal_step_probs(sigmas, h.P_mean, h.P_std)
@@ -149,22 +149,12 @@ class LitICT(EstimatorTraining):
         return sigmas[lower + 1], sigmas[lower]
 
     def interval_metrics(self) -> dict[str, float]:
-        """N(k)."""
+        """The number of grid points N(k), for the log."""
         return {"train/num_steps": float(self.num_steps)}
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed, of `sampling_class` or a class of the seed's.
-
-        Image i depends on seeds[i] alone, not on the batch it is drawn in.
-
-        Args:
-            seeds: (B,), non-negative integers.
-            num_steps: sampling steps, at most the number of `sampling_sigmas`; by default `predict_steps`.
-
-        Returns:
-            (B, *shape), float32, model space.
-        """
+        """See `EstimatorTraining.sample`; num_steps is at most the number of `sampling_sigmas`."""
         shape = self.known_image_shape()
         num_steps = self.hparams.predict_steps if num_steps is None else num_steps
         sigmas = list(self.hparams.sampling_sigmas)[:num_steps]

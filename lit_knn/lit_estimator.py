@@ -1,4 +1,4 @@
-"""An estimator in the place of a trained model: `validate` measures estimators, `predict` samples with one."""
+"""An estimator replaces the trained model: `validate` measures estimators, `predict` samples with one."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,25 +19,24 @@ from lit_knn.training.run import data_reference
 
 
 class LitEstimator(pl.LightningModule):
-    """Nothing is trained: `validate` runs the callbacks, which do the measuring, and needs no checkpoint.
+    """A module without training: in `validate` the callbacks measure estimators, without a checkpoint.
 
     Args:
-        estimator: what `sample` integrates the probability flow ODE with, for `predict` and callbacks that sample:
-            a trained `Network`, or any other estimator (one that averages over the data set copies it); null if
-            nothing samples.
+        estimator: posterior mean for the sampler, used by `predict` and by callbacks that sample: a trained `Network`
+            or any other estimator (an average over the data set reproduces its images); null if nothing samples.
         sigma_min: smallest noise level of the sampler.
         sigma_max: largest noise level of the sampler.
         rho: exponent of the sampler's grid.
         sampling_steps: steps of the Heun sampler.
-        sampling_class: class to sample, of a class-conditional `Network`; null draws one for each seed.
+        sampling_class: class to sample from a class-conditional `Network`; null draws one for each seed.
         seed: first part of the key of every random draw.
 
     Raises:
-        InputError: an option out of its range; at `setup`, no reference set to bind to.
+        InputError: an option is out of its range; at `setup`, the data has no reference set, or a sharded one.
     """
 
     needs_checkpoint = False
-    """Whether `fit` makes sense, and `validate` and `predict` do not without a checkpoint."""
+    """False: there is nothing to `fit`, and `validate` and `predict` need no checkpoint."""
 
     hparams: Any
 
@@ -74,24 +73,17 @@ class LitEstimator(pl.LightningModule):
         return data_reference("LitEstimator", self.trainer)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Leave the measuring to the callbacks."""
+        """Do nothing, because the callbacks measure."""
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Samples for a batch of seeds (B,)."""
+        """Draw samples for a batch of seeds (B,)."""
         return self.sample(batch)
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed by EDM's deterministic Heun sampler, of `sampling_class` or a class of the seed's.
+        """See `EstimatorTraining.sample`; uses EDM's deterministic Heun sampler, by default with `sampling_steps`.
 
-        With a sampling estimator an image depends on the estimator's draws, too, and so on the batch.
-
-        Args:
-            seeds: (B,), non-negative integers.
-            num_steps: sampling steps; by default `sampling_steps`.
-
-        Returns:
-            (B, *shape), float32, model space.
+        With a random estimator an image also depends on the estimator's draws, and so on the batch.
         """
         if self.estimator is None:
             raise InputError("LitEstimator: estimator is null, so there is nothing to sample with")

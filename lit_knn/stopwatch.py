@@ -8,13 +8,9 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the time spent inside `measure()` blocks.
+    """Adds up the time of the work that `measure()` blocks do on a device.
 
-    On a CUDA device it records events and waits for nothing until it is read, so that measuring does not stall
-    the queue.
-
-    Args:
-        device: where the measured work runs.
+    On a CUDA device it records events, and it waits only when it is read, so that the queue does not stall.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +33,7 @@ class Stopwatch:
             self._seconds += time.perf_counter() - began
 
     def read_and_reset(self) -> float:
-        """Seconds measured since the last reading; waits for the device."""
+        """Return the seconds measured since the last reading; waits for the device."""
         for start, end in self._events:
             end.synchronize()
             self._seconds += start.elapsed_time(end) / 1000

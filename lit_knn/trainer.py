@@ -1,4 +1,4 @@
-"""Lightning's trainer with the subcommands `plan` and `best` of the application."""
+"""Lightning's trainer with two more subcommands, `plan` and `best`."""
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ProgressBar
@@ -10,7 +10,7 @@ from lit_knn.planning import Plan, make_plan
 
 
 class Trainer(pl.Trainer):
-    """Lightning's trainer, which can also plan a run, and measure the checkpoints that one kept."""
+    """Lightning's trainer; it can also plan a run, and measure the kept checkpoints of a run."""
 
     def plan(
         self,
@@ -21,19 +21,19 @@ class Trainer(pl.Trainer):
         gpu_gb: float | None = None,
         machine_gb: float | None = None,
     ) -> Plan:
-        """Tell what each rank of a fit would hold in memory, and whether it fits; nothing is loaded or built.
+        """Show the memory that each rank of a fit needs, and whether it fits; it loads and builds nothing.
 
         Args:
             model: the module.
             datamodule: the data.
-            images: plan for this many images instead of those of the data.
-            image_shape: plan for images of this shape, such as [3, 64, 64], instead of those of the data.
+            images: plan for this number of images instead of the data's.
+            image_shape: plan for this image shape, such as [3, 64, 64], instead of the data's.
             gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
-            machine_gb: plan for a machine with this many GB; if not given, this one, or unknown with `gpu_gb`.
+            machine_gb: plan for a machine with this many GB; by default this machine's, but unknown with `gpu_gb`.
 
         Raises:
-            InputError: the size of the data is not known before it is loaded, and not given.
-            SystemExit: with status 1, if it does not fit.
+            InputError: the size of the data is not given, and is not known before loading.
+            SystemExit: with status 1, if the run does not fit.
         """
         plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
         print(plan)
@@ -48,24 +48,24 @@ class Trainer(pl.Trainer):
         datamodule: ReferenceDataModule | None = None,
         checkpoints: str | None = None,
     ) -> None:
-        """Measure all kept checkpoints of a run, and tell which is the best; an interrupted measurement goes on.
+        """Measure all kept checkpoints of a run and name the best; an interrupted measurement continues.
 
-        Model, data and trainer are those of RUN/config.yaml; append what to measure, `-c configs/evaluate/fid.yaml`.
-        Without it the run's own `Fidelity` measures. One row for each checkpoint goes to RUN/checkpoints_fid.csv (named
-        by the metric), which `python -m lit_knn.figures.figure4` reads, and the curve to the .png and .pdf beside it.
-        The devices, `--trainer.devices`, share the samples of each checkpoint.
+        Model, data and trainer come from RUN/config.yaml. Add a metric with `-c configs/evaluate/fid.yaml`; without it
+        the run's own `Fidelity` measures. RUN/checkpoints_fid.csv (named after the metric) gets one row per checkpoint;
+        `python -m lit_knn.figures.figure4` reads it. The curve goes to the .png and .pdf beside it. The devices,
+        `--trainer.devices`, share the samples of each checkpoint.
 
         Args:
             model: the module.
-            run: folder of the training run, such as runs/table1/version_0, whose config.yaml has model, data and
-                trainer; rows and picture go there. Of a resumed training the last one: the others are found. Add what
-                measures, -c configs/evaluate/fid.yaml, if the run has no callbacks.Fidelity.
+            run: folder of the training run, such as runs/table1/version_0, with its config.yaml; rows and picture go
+                there. For a resumed training give the last folder: earlier ones are found. If the run has no
+                callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
             datamodule: the data.
             checkpoints: folder of the checkpoints, if it is not RUN/checkpoints.
 
         Raises:
-            InputError: nothing to measure with, no kept checkpoint, a table of other settings; and, when all others
-                are measured, damaged checkpoints.
+            InputError: there is no metric or no kept checkpoint, or the table is from other settings; at the end, if
+                checkpoints were damaged.
         """
         callbacks: list[pl.Callback] = self.callbacks  # type: ignore[has-type]
         measures = [callback for callback in callbacks if isinstance(callback, MeasuresSamples)]

@@ -16,7 +16,7 @@ def queries(seed=1):
 
 
 def started(folder, factory="IVF4,SQ8", pictures=None, **options):
-    """A reference set as a new start makes it, its index built or found."""
+    """Make the reference set as a new process does; its index is built or found."""
     index = FaissIndex(factory, cache_dir=str(folder), **options)
     reference = ReferenceSet(images() if pictures is None else pictures, index)
     reference.build_index()

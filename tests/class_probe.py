@@ -1,4 +1,4 @@
-"""One process of a distributed run that asks for classes of its own: python -m tests.class_probe RANK FOLDER."""
+"""One rank of a distributed run that uses its own classes: python -m tests.class_probe RANK FOLDER."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Run configs as plain dictionaries, their parts put in; nothing is parsed by the application."""
+"""Reads run configs as plain dictionaries with their parts filled in; the application parses nothing."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name not i
 
 
 def resolved(path):
-    """What a config file comes to: a string that names another config stands for what is in it."""
+    """Read a config file; replace each string that names another config by its contents."""
     return _with_parts(yaml.safe_load(Path(path).read_text()), Path(path).parent)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# Tensors in tests are tiny: a second thread costs more in waiting than it brings.
+# Tensors in tests are tiny: a second thread costs more waiting time than it saves.
 torch.set_num_threads(1)
 
 
@@ -22,9 +22,9 @@ def _quiet_and_deterministic():
 
 @pytest.fixture
 def every_u(monkeypatch):
-    """`with every_u(grid):` makes the one uniform number of each of `grid` rows run evenly through (0, 1).
+    """`with every_u(grid):` spreads the uniform random numbers of `grid` rows, one per row, evenly over (0, 1).
 
-    Averages over the rows are then integrals over that number, without sampling noise.
+    An average over the rows is then an integral over that number, without sampling noise.
     """
 
     @contextmanager
@@ -39,7 +39,7 @@ def every_u(monkeypatch):
 
 @pytest.fixture(scope="session")
 def small_network(tmp_path_factory):
-    """A network file for 16x16 images, as if converted from a published one."""
+    """A network file for 16x16 images, in the form of a converted published network."""
     from safetensors.torch import save_file
 
     from lit_knn.nets.published.edm_converted import FORMAT
@@ -61,6 +61,6 @@ def random_weights(tmp_path_factory):
 
 
 def pytest_collection_finish(session):
-    # The server keeps the import path of its start, which some tests change.
+    # Some tests change the import path, and the server keeps the path that it started with.
     if "tests.ranks" in sys.modules:
         forkserver.ensure_running()

@@ -10,7 +10,7 @@ from lit_knn.index import FaissIndex
 
 
 class DDPProbe(pl.Callback):
-    """Writes what each rank saw to rank_<r>.json: weights, data, noise and the index it built."""
+    """Writes the weights, data, noise and built index of each rank to rank_<r>.json."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Pickles in the format of EDM's published networks, and hostile ones. The stand-ins exist while writing alone."""
+"""Pickles in the format of EDM's published networks, and hostile ones; stand-in classes exist only during writing."""
 
 import contextlib
 import pickle
@@ -30,7 +30,7 @@ CONFIG = {
 
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_state_dict_hooks")
-# What EDM's constructors are given, and some of them keep: NumPy's numbers among Python's.
+# EDM's constructors get these arguments, and some keep them: NumPy's numbers among Python's.
 SCALARS = {"init_mode": "kaiming_uniform", "init_weight": np.sqrt(1 / 3), "init_bias": np.sqrt(1 / 3)}
 BLOCK = {"attention": False, "skip_scale": np.sqrt(0.5), "eps": 1e-6, "resample_filter": [1, 1], "init": SCALARS}
 BLOCK |= {"init_attn": {"init_mode": "xavier_uniform", "init_weight": np.sqrt(0.2)}}
@@ -59,7 +59,7 @@ class Call:
 
 
 class Pickler(pickle._Pickler):
-    """Writes globals by name, without looking them up; NumPy's as the given version of it does."""
+    """Writes globals by name, without looking them up; NumPy's globals get the names of the given NumPy version."""
 
     dispatch = pickle._Pickler.dispatch.copy()
 
@@ -84,7 +84,7 @@ class Pickler(pickle._Pickler):
         if obj is EasyDict:
             self.write_name("dnnlib.util", "EasyDict", obj)
         elif module.startswith((NUMPY_1, NUMPY_2)):
-            # The memo goes by identity: equal names must be one object.
+            # The memo compares by identity, so equal names must be one object.
             module = sys.intern(f"{self.numpy_core}.{module.rpartition('.')[2]}")
             self.write_name(module, name or obj.__name__, obj)
         else:
@@ -112,7 +112,7 @@ def write(path, obj, protocol=4, numpy_core=NUMPY_1):
 
 
 def persistent(class_name, parameters=(), buffers=(), modules=(), marker=None, args=(), kwargs=None, **attributes):
-    """A module as EDM reduces it; its source, were it run, would write the file `marker`."""
+    """A module as EDM reduces it; its source would write the file `marker` if it were run."""
     state = {
         "training": False,
         "_parameters": OrderedDict(parameters),
@@ -134,11 +134,11 @@ def persistent_object(class_name, marker=None, args=(), kwargs=None, **attribute
 
 
 def network(marker=None, deep=None, **outer):
-    """A small network, and what its state dict must be.
+    """A small network and its expected state dict.
 
     Args:
         marker: file that the source text would write.
-        deep: what takes the place of the deepest module.
+        deep: object that replaces the deepest module.
         outer: replaces arguments of `persistent` for the preconditioned network.
     """
     weight, bias = nn.Parameter(torch.randn(4, 3, 3, 3)), nn.Parameter(torch.randn(4))
@@ -176,7 +176,7 @@ def network(marker=None, deep=None, **outer):
 
 
 def edm_network(net, use_fp16=False, sigma_data=0.5):
-    """One of this project's networks in the place of EDM's, as a published file holds it: `net` can be read back."""
+    """One of this project's networks in the format of a published file, so that `net` can be read back."""
     config = network_to_config(net)
     options = {**config, "use_fp16": use_fp16}
     inner = {name: value for name, value in config.items() if name not in ("model_type", "img_channels")}
@@ -201,7 +201,7 @@ def _persistent_tree(module, class_name=None, kwargs=None):
 
 
 def published(ema, marker=None):
-    """The dict of a published file around a network."""
+    """The dict that a published file has around its network."""
     loss = persistent_object("EDMLoss", marker, P_mean=-1.2, P_std=1.2, sigma_data=0.5)
     options = {"p": 0.12, "xflip": 1e8, "yflip": 1, "scale": 1, "rotate_frac": 1, "aniso": 1, "translate_frac": 1}
     augment = persistent_object("AugmentPipe", marker, kwargs=options, **options, scale_std=0.2, rotate_int=0.0)
@@ -218,7 +218,7 @@ def published(ema, marker=None):
 
 @contextlib.contextmanager
 def module_that_records(name):
-    """A module of that name is importable and says whether it was touched; removed afterwards."""
+    """Make a module with this name importable for a while; it records whether it was touched."""
     touched = []
 
     class Trap(types.ModuleType):

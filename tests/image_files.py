@@ -1,4 +1,4 @@
-"""Small image files to read, and what is said of bad ones."""
+"""Small image files to read, and the error messages for bad files."""
 
 import io
 import json

@@ -20,7 +20,7 @@ from tests.cached_index import images, queries
 
 
 class Spied(FaissIndex):
-    """Tells whether it was built, for which it takes samples; or fails, or dies, then."""
+    """Records in `builds` whether it took samples for a build; on request it fails or dies there."""
 
     builds = 0
     how = "well"
@@ -54,14 +54,14 @@ def loaded(rank, index):
 
 def main(rank, world_size, folder, how):
     if how == "machines":
-        # Of two ranks each.
+        # Each machine has two ranks.
         name = socket.gethostname()
         socket.gethostname = lambda: f"{name}-{rank // 2}"
         cache = folder / f"cache-{rank // 2}"
     else:
         cache = folder / "cache"
     if how == "full":
-        # Stands for a full disk.
+        # A limit on file sizes simulates a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     if how == "folder" and rank == 0:
         cache = folder / "store" / "within a file"
@@ -83,7 +83,7 @@ def main(rank, world_size, folder, how):
     report = {"builds": index.builds, "sq_dist": sq_dist.tolist(), "ids": ids.tolist(), "mapped": sorted(set(mapped))}
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     (folder / f"rank_{rank}.json").write_text(json.dumps(report))
-    # The group of the run is still good.
+    # The run's process group still works.
     total = torch.ones(())
     dist.all_reduce(total)
     assert total == world_size

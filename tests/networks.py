@@ -1,4 +1,4 @@
-"""Files of untrained networks, for runs that ask for a trained one."""
+"""Writes files of untrained networks, for runs that need a trained one."""
 
 from pathlib import Path
 
@@ -21,14 +21,14 @@ def small_published(family=DDPMpp, image_size=32, in_channels=3, channels=8, **o
 
 
 def write_published(path, net=None, use_fp16=False, **options):
-    """A network as EDM publishes it, by default a small DDPM++ for 32x32 RGB images; `options` are those of `write`."""
+    """A network as EDM publishes it, by default a small DDPM++ for 32x32 RGB images; `options` go to `write`."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return write(path, published(edm_network(net or small_published(), use_fp16)), **options)
 
 
 def write_own(path, channels=8, image_channels=1, seed=0):
-    """A checkpoint of LitEDM with the U-Net of the digits, of other channels."""
+    """A checkpoint of LitEDM with the digits' U-Net, but another number of channels."""
     torch.manual_seed(seed)
     net = UNet(image_channels, channels=channels, multipliers=(1, 2), blocks=1)
     model = LitEDM(net, OneSample())

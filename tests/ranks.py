@@ -1,4 +1,4 @@
-"""Processes of a distributed run, forked from a server that has imported everything once: a start takes no seconds."""
+"""Starts the processes of a distributed run quickly: a server imports everything once, and they are its forks."""
 
 import multiprocessing
 import os
@@ -16,12 +16,12 @@ SERVER.set_forkserver_preload(["main", "callbacks", "tests.ranks", *PROBES])
 
 
 class Done(NamedTuple):
-    """What processes have left.
+    """The results of finished processes.
 
     Attributes:
         codes: exit status of each rank.
-        outputs: of each rank.
-        errors: of each rank.
+        outputs: stdout of each rank.
+        errors: stderr of each rank.
     """
 
     codes: list[int]
@@ -38,13 +38,13 @@ class Done(NamedTuple):
 
 
 def run_ranks(module, folder, how, ranks):
-    """`module.main(rank, ranks, folder, how)` for each rank at once: exit status and errors of each."""
+    """Run `module.main(rank, ranks, folder, how)` for all ranks at once; return exit status and errors of each."""
     done = _run([(_probe, (module, rank, ranks, folder, how)) for rank in range(ranks)], ROOT, {})
     return done.codes, done.errors
 
 
 def run_main(args, ranks=1, check=True):
-    """`python main.py ARGS` in the current folder, in one process for each device, as torchrun would start them."""
+    """Run `python main.py ARGS` in the current folder, with one process per device, as torchrun does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

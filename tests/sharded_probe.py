@@ -44,7 +44,10 @@ ESTIMATORS = {
 
 
 def images(setting):
-    """Random ones: no two are equally far from a latent. FAISS takes few queries one by one, so rounds them alike."""
+    """Random images: no two have the same distance to a latent, so the order of neighbours is certain.
+
+    FAISS searches a few queries one by one, so every rank rounds them alike.
+    """
     generator = keyed_generator("cpu", 4)
     if setting == "floats":
         return torch.randn(N, *SHAPES[setting], generator=generator)
@@ -52,7 +55,7 @@ def images(setting):
 
 
 def latents(setting, rank):
-    """The rank's own number of latents, and where they come from: rank 1 has none."""
+    """The rank's latents and their sources; the number differs between ranks, and rank 1 has none."""
     generator = keyed_generator("cpu", rank, 5)
     B = 0 if rank == 1 else 3 + rank
     x = torch.randn(B, *SHAPES[setting], generator=generator)
@@ -60,7 +63,7 @@ def latents(setting, rank):
 
 
 def answers(reference, setting, rank):
-    """What the rank finds, gathers and estimates, with generators that are a function of the rank."""
+    """The rank's results of searching, gathering and estimating; its generators depend on the rank."""
     z, x = latents(setting, rank)
     found = [reference.search(z, k) for k in (1, 7, K, reference.N)]
     ids = torch.randint(reference.N, (len(z), 9), generator=keyed_generator("cpu", rank, 6))
@@ -89,7 +92,7 @@ def answers(reference, setting, rank):
 
 
 def refusals(reference):
-    """What is refused on every rank."""
+    """The error messages of calls that every rank must refuse."""
     messages = []
     for attempt in (
         lambda: MonteCarlo().bind(reference),
@@ -105,7 +108,7 @@ def refusals(reference):
 
 
 class Failing(FaissIndex):
-    """On rank 1 the build fails, or dies."""
+    """An index whose build fails or dies on rank 1."""
 
     how = ""
 
@@ -138,17 +141,17 @@ def main(rank, world_size, folder, setting):
             for kind in SHAPES:
                 reference = shard_of(kind, rank, world_size, FaissIndex("Flat", cache_dir=str(folder / "cache")))
                 report[kind] = answers(reference, kind, rank)
-                # On one rank alone: the others need not take part.
+                # Only one rank calls it, because the others need not take part.
                 report[kind]["share"] = list(reference.share(rank, world_size, 10)) if rank == 0 else []
                 dist.barrier()
                 report[kind]["share"] = report[kind]["share"] or list(reference.share(rank, world_size, 10))
-            # The same query on every rank: TorchIndex rounds queries by the largest of a batch.
+            # Every rank has the same queries, because TorchIndex rounds a query relative to the largest of its batch.
             reference = shard_of("pixels", rank, world_size, TorchIndex("float32"))
             report["TorchIndex"] = reference.search(latents("pixels", 0)[0], K)
             report["refusals"] = refusals(reference)
             report["stored"] = (len(reference.images), reference.N, reference.images.nbytes)
             report["traffic"] = traffic(reference)
-            if rank == 1:  # stands for a processor that rounds otherwise
+            if rank == 1:  # simulates a processor that rounds differently
                 torch.svd_lowrank = mirrored_svd
             report["coordinates"] = projection_of(shard_of("pixels", rank, world_size, None), 4).coordinates
             report["fingerprint"] = reference.fingerprint()
@@ -166,7 +169,7 @@ def mirrored_svd(*args, **options):
 
 
 def traffic(reference):
-    """Bytes sent for B = 6 latents on each rank: of a search, a gather of distinct images, and the exact mean."""
+    """Bytes sent for B = 6 latents on each rank by a search, a gather of distinct images, and the exact mean."""
     z = torch.zeros(6, *reference.shape)
     sent, exact = [], Exact().bind(reference)
     for call in (

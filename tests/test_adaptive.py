@@ -1,4 +1,4 @@
-"""The adaptive estimator: its error, what it leaves alone, its limits, and what it refuses."""
+"""The adaptive estimator: its error, the rows it does not change, its limits, and its refusals."""
 
 import copy
 
@@ -28,7 +28,7 @@ def rng(seed=0):
 
 @pytest.fixture(scope="module")
 def toy():
-    """A reference set, and latents at noise levels from where one image is certain to where all are possible."""
+    """A reference set and latents; the noise levels range from one certain image to all images possible."""
     x = low_rank_vectors(N=N, seed=2)
     t = torch.logspace(-1.5, 1, 200, dtype=torch.float64)
     source = x[torch.arange(200) * 2]
@@ -47,9 +47,9 @@ def test_error_is_near_the_tolerance_where_the_plain_estimator_misses_it(name, t
     error = true_error(reference, adaptive.posterior_mean(z, t, generator=rng()), z, t)
     assert plain.mean() > 10 * TOLERANCE
     assert error.mean() < TOLERANCE
-    # The certificate of a single z is an estimate.
+    # The certificate of a single z is only an estimate, so a few z may have larger errors.
     assert (error < 3 * TOLERANCE).double().mean() > 0.98
-    # Every z is settled once: with 12, 48 or 192 images, or exactly, and all of these occur.
+    # Every z ends once, with 12, 48 or 192 images or exactly, and all four cases occur.
     assert len(adaptive.last_counts) == 4
     assert min(adaptive.last_counts) > 0
     assert sum(adaptive.last_counts) == 200
@@ -69,7 +69,7 @@ def test_what_is_good_enough_is_the_plain_estimate(name, toy):
 
 
 def test_what_is_not_is_the_next_estimate_from_the_same_generator(toy):
-    # With its source, which must stay with its z.
+    # Each source must stay with its z.
     reference, z, t, source = toy
     generator, tolerance = rng(4), 0.1
     first, second = (STF(n=n).bind(reference) for n in (20, 100))
@@ -88,7 +88,7 @@ def test_what_is_not_is_the_next_estimate_from_the_same_generator(toy):
 @EVERY
 def test_a_tolerance_of_almost_nothing_is_exact(name, toy):
     reference, z, t, _ = toy
-    uncertain = t > 1  # at smaller t a draw may have all the weight, and a certificate of 0
+    uncertain = t > 1  # at smaller t one draw may have all the weight; its certificate is then 0
     z, t = z[uncertain], t[uncertain]
     adaptive = Adaptive(MAKERS[name](), 1e-30, max_n=100).bind(reference)
     certificate = adaptive.certified_mean(z, t, generator=rng())
@@ -121,7 +121,7 @@ def test_the_certificate_is_that_of_the_mean(name, dtype, toy):
 
 
 def test_n_over_16_is_where_repeating_ends_by_default(toy):
-    # 400/16 = 25: with 6 and with 24 images, then exactly.
+    # max_n is 400/16 = 25: the estimator tries 6 and 24 images, then the exact mean.
     reference, z, t, _ = toy
     adaptive = Adaptive(KNN(k=40, n=6), TOLERANCE).bind(reference)
     adaptive.posterior_mean(z, t, generator=rng())

@@ -10,7 +10,7 @@ from lit_knn.reference import ReferenceSet
 
 
 def numbered(N: int, **options) -> ReferenceSet:
-    """A reference set whose image i is the number i."""
+    """A reference set in which image i is the number i."""
     return ReferenceSet(torch.arange(N, dtype=torch.float32)[:, None], **options)
 
 

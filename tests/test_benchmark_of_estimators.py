@@ -1,4 +1,4 @@
-"""The table of estimators: its standard errors, on a few random images, and results that were kept."""
+"""The table of estimators: its standard errors on a few random images, and its stored results."""
 
 import argparse
 import csv
@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
 
 def test_standard_errors_are_the_spread_of_repeated_measurements():
-    # Errors of two methods at the same latents rise and fall together: the share is known better than either.
+    # At the same latents two methods' errors rise and fall together, so their ratio is more precise than either.
     generator = torch.Generator().manual_seed(0)
     common = torch.rand(1000, 64, dtype=torch.float64, generator=generator)
     values = 0.3 * common * (0.8 + 0.4 * torch.rand(1000, 64, dtype=torch.float64, generator=generator))
@@ -27,7 +27,7 @@ def test_standard_errors_are_the_spread_of_repeated_measurements():
     shares = np.array([share_and_error(*pair) for pair in zip(values, common, strict=True)])
     assert shares[:, 0].mean() == pytest.approx(0.3, rel=0.01)
     assert shares[:, 1].mean() == pytest.approx(shares[:, 0].std(), rel=0.1)
-    # In closed form: uniform numbers have variance 1/12.
+    # Closed form: uniform numbers have variance 1/12.
     assert means[:, 1].mean() == pytest.approx((0.09 * (1 / 3 * (1 + 0.16 / 12) - 1 / 4) / 64) ** 0.5, rel=0.03)
 
 
@@ -48,7 +48,7 @@ def test_every_estimator_is_measured_with_standard_errors(tmp_path):
     assert by_name[PLAIN, 12.0]["share_se"] == 0
     assert by_name["KNN stratified, FAISS Flat", 12.0]["mse"] < by_name[PLAIN, 12.0]["mse"]
     assert all(row["mse_se"] > 0 for row in rows if row["t"] == 12.0)
-    # Far apart, images are told apart without any error, and there is nothing to be a share of.
+    # Images that are far apart give no error, so a share of the error does not exist.
     assert by_name[PLAIN, 0.1]["mse"] == by_name[PLAIN, 0.1]["mse_se"] == 0
     text = table(rows, dict.fromkeys(entries(100, 16), 0))
     (line,) = [line for line in text.splitlines() if line.startswith("| STF |") and "MiB" in line]

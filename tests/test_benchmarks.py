@@ -33,7 +33,7 @@ def prepared(tmp_path):
 
 
 def blends_of(images):
-    """All that a weight of 1 can make of some images: each mirrored or not, at each shift."""
+    """All blends in which one image has weight 1: each image, mirrored or not, at each shift."""
     padded = np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4)), mode="reflect")
     height, width = images.shape[2:]
     cuts = [padded[:, :, i : i + height, j : j + width] for i in range(9) for j in range(9)]
@@ -47,7 +47,7 @@ def test_a_generated_image_is_near_a_shifted_source_image_of_its_label_and_no_ne
     correlated = candidates - candidates.mean(2, keepdims=True)
     correlated /= np.linalg.norm(correlated, axis=2, keepdims=True)
     nearest = [(correlated @ (source.read(i).ravel() - 127.5)).max(1).argmax() for i in range(40)]
-    # The first image has at least half of the weight; of two equal halves either may be the nearest.
+    # The first image has at least half of the weight; with two equal halves either may be the nearest.
     assert np.mean(labels[nearest] == source.labels) > 0.9
 
 
@@ -155,7 +155,7 @@ def test_ivf_bias_ends_with_the_number_of_lists_that_is_enough(prepared, tmp_pat
     ivf_bias.main([*arguments, "--repeats", "4", "--k", "32", "--n", "16", "--r", "8", "--shares", "69", "1"])
     text = capsys.readouterr().out
     assert "c = 69 lists" in text
-    # All lists searched is exact search, whose bias is none.
+    # If all lists are searched, the search is exact and has no bias.
     (plain,) = [line for line in text.splitlines() if line.startswith("KNN: smallest p")]
     assert plain.split()[-1] in ("1", "69")
     assert "KNN with source: smallest p" in text
@@ -195,7 +195,7 @@ def test_a_bias_counts_only_where_it_can_be_told_from_none():
     rows += [row(few, 3, 1, 1e-3), row(few, 3, 5, 1e-3), row(few, 3, 80, 0.0)]
     rows += [row(many, 9, 1, 1e-12), row(many, 9, 5, 2e-2), row(many, 9, 80, 1e-6, variance=1e-3)]
     rows += [row(mended, 3, 1, 0.0), row(mended, 3, 5, 0.0), row(mended, 3, 80, 0.0)]
-    # What holds with the source in the proposal does not hold without, nor the other way.
+    # Rows with and without the source in the proposal are compared separately.
     assert ivf_bias.above(rows) == {"KNN": {3: [1], 9: [5]}, "KNN with source": {3: []}}
 
 
@@ -243,6 +243,6 @@ def test_warped_measures_targets_of_warped_items(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert (tmp_path / "warped.md").read_text() == printed
     low, high = ([float(cell.split("±")[0]) for cell in line.split("|")[2:-1]] for line in printed.splitlines()[4:6])
-    # At small noise every target is the item; at large noise the item itself is the farthest off, by more than draws.
+    # At small noise every target is the item. At large noise the item is by far the worst target.
     assert max(low) < 1e-9
     assert high[0] > 4 * max(high[1:])

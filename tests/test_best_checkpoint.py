@@ -1,4 +1,4 @@
-"""`python main.py best`: all kept checkpoints of a run measured, through interruptions, and the best one told."""
+"""`python main.py best` measures all kept checkpoints of a run, also after interruptions, and names the best."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ RUN = "runs/table1_digits/version_0"
 TABLE = "checkpoints_fd_pixels.csv"
 SIZES = ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
 STEPS, BATCH, EVERY = 11, 32, 96
-# Kept where a multiple of 96 is reached, and the end of the training.
+# Training keeps a checkpoint at each multiple of 96 images, and its end.
 KEPT = [96, 192, 288, 352]
 callbacks = [
     {"class_path": "callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70, "batch_size": 16}},
@@ -41,7 +41,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of eleven steps, made once."""
+    """The folder of a run of eleven steps; it is trained once."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
     before = Path.cwd()
@@ -55,7 +55,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def run(trained, tmp_path, monkeypatch):
-    """A copy of it in the working directory."""
+    """A copy of the trained run in the working directory."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return Path(RUN)
@@ -92,7 +92,7 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
         *(f"images_seen={n}.ckpt" for n in KEPT[:3]),
         "last.ckpt",
     ]
-    # The same number as `validate` has of this checkpoint.
+    # `validate` gives the same number for this checkpoint.
     main(["validate", "-c", str(run / "config.yaml"), "--ckpt_path", table[1]["checkpoint"]])
     (measured,) = read_rows(Path("runs/table1_digits/version_1/fidelity.csv"))
     assert float(table[1]["fd_pixels"]) == pytest.approx(float(measured["fd_pixels"]), rel=1e-5)
@@ -104,7 +104,7 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
     assert (run / "checkpoints_fd_pixels.pdf").read_bytes().startswith(b"%PDF")
     (curve,) = read_curves([run], "fd_pixels")
     assert curve.points == [(n, float(row["fd_pixels"])) for n, row in zip(KEPT, table, strict=True)]
-    # No folder of a run of its own.
+    # `best` makes no new run folder.
     assert sorted(path.name for path in run.parent.iterdir()) == ["version_0", "version_1"]
 
 
@@ -121,7 +121,7 @@ def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, mon
     assert (len(passes), len(measured)) == (1, 4)
     assert (run / TABLE).read_bytes() == before
     assert (run / "checkpoints_fd_pixels.png").exists()
-    # What is kept later is added.
+    # A checkpoint that is kept later is added.
     shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / "images_seen=384.ckpt")
     capsys.readouterr()
     best()
@@ -130,7 +130,7 @@ def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, mon
 
 
 def measure_until(killed_after):
-    """Measure slowly in this process, which is killed so many seconds after the first measurement began."""
+    """Measure slowly, and kill this process `killed_after` seconds after the first measurement began."""
     measure = FidelityMeasure.__call__
 
     def slow(self, *args):
@@ -172,7 +172,7 @@ def test_two_ranks_share_each_checkpoint(run):
     expected = rows()
     for path in run.glob("checkpoints_*"):
         path.unlink()
-    # One that a rank cannot read is left out by both.
+    # If one rank cannot read a checkpoint, both leave it out.
     (run / "checkpoints" / "images_seen=400.ckpt").write_bytes(b"nothing")
     done = run_main(["best", "--run", RUN], ranks=2, check=False)
     assert done.stdout.count("Best of 4 checkpoints") == 1
@@ -195,7 +195,7 @@ def test_damaged_checkpoints_are_named_and_the_others_measured(run, capsys):
     assert line.startswith("error: 2 checkpoint(s) are not measured: ")
     assert "images_seen=192.ckpt has weights that are not finite" in line
     assert [int(row["images_seen"]) for row in rows()] == KEPT[2:]
-    # Put right, it is measured with the others.
+    # Once they are repaired, they are measured, too.
     (folder / "images_seen=96.ckpt").write_bytes(whole)
     shutil.copy(folder / "images_seen=288.ckpt", folder / "images_seen=192.ckpt")
     best()
@@ -223,7 +223,7 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
 
 
 class Scored(Pixels):
-    """Pixels with logits, so that there is an Inception Score as with FID."""
+    """Pixels with logits, so that it has an Inception Score like FID."""
 
     metric = "fid"
     num_logits = 3
@@ -287,14 +287,14 @@ def found(run, **options):
 
 def test_the_folders_that_a_run_was_resumed_from_are_found(tmp_path):
     first = leave(tmp_path / "a", 10, 20, 30, last=33)
-    # Resumed before the end: what the first run kept after that is not of this one.
+    # The second run was resumed before the end of the first, so later checkpoints of the first do not count.
     second = leave(tmp_path / "b", 30, 40, last=44, resumed_from=first / "checkpoints" / "images_seen=20.ckpt")
     third = leave(tmp_path / "c", 50, last=55, resumed_from=second / "checkpoints" / "last.ckpt")
     expected = {10: "a/images_seen=10", 20: "a/images_seen=20", 30: "b/images_seen=30", 40: "b/images_seen=40"}
     assert found(second) == expected
     assert found(third) == {**expected, 50: "c/images_seen=50"}
     assert list(found(third)) == [10, 20, 30, 40, 50]
-    # The end of a training counts, the last checkpoint of one that goes on does not.
+    # The last checkpoint counts only if the training has ended.
     assert found(third, max_steps=55)[55] == "c/last"
     assert 55 not in found(third, max_steps=56)
     assert found(third, folder=first / "checkpoints") == {n: f"a/images_seen={n}" for n in (10, 20, 30)}
@@ -311,7 +311,7 @@ def test_an_earlier_folder_that_is_gone_is_told(tmp_path):
 def test_the_end_of_a_training_that_is_kept_already_is_not_counted_twice(tmp_path):
     run = leave(tmp_path / "a", 10, 20, last=20)
     assert found(run, max_steps=20) == {10: "a/images_seen=10", 20: "a/images_seen=20"}
-    # Names that Lightning makes where one is taken, and files that are no kept checkpoints.
+    # One name that Lightning makes if a name is taken, and two files that are not kept checkpoints.
     for name in ("images_seen=20-v1.ckpt", "best_fid.ckpt", "images_seen=x.ckpt"):
         shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / name)
     assert list(found(run, max_steps=20)) == [10, 20]

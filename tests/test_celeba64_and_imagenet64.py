@@ -1,4 +1,4 @@
-"""The runs at 64x64 from images in a folder to a trained network, at a size that a test can afford."""
+"""The runs at 64x64, from a folder of images to a trained network, at a size small enough for a test."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from lit_knn.prepare import main as prepare
 from main import main
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-N, LISTS, NPROBE = 120, 44, 1  # c = 4·sqrt(N) and at least c/50, as the paper's share of 202,599 and 1,281,167
+N, LISTS, NPROBE = 120, 44, 1  # c = 4·sqrt(N) and at least c/50, as in the paper for 202,599 and 1,281,167
 SMALL = {
     "celeba64": ["--model.net.channels", "16"],
     "imagenet64": ["--model.net.channels", "16", "--model.net.head_width", "16", "--model.net.attention_at", "[8]"],
@@ -24,7 +24,7 @@ STEPS = 20
 
 @pytest.fixture
 def smooth_images(tmp_path):
-    """Pictures of a few colours in folders of their classes, a third wider than high."""
+    """Pictures of a few colours, in one folder per class; their width is 4/3 of their height."""
     rng = np.random.default_rng(0)
     for i in range(N):
         folder = tmp_path / "source" / f"n{i % 3:02d}"
@@ -43,7 +43,7 @@ def test_a_run_trains_and_a_second_one_maps_the_index_of_the_first(name, smooth_
     assert (read_prepared(f"data/{name}.npy").labels is not None) == bool(labels)
     builds, original = [], FaissIndex._build
     monkeypatch.setattr(FaissIndex, "_build", lambda self, *args: builds.append(1) or original(self, *args))
-    # The pictures of the runs are 64 samples each, which take longer here than all steps.
+    # The runs' pictures need 64 samples each, and these would take longer than all steps.
     callbacks = [{"class_path": "callbacks.LastCheckpoint"}]
     Path("small.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks, "enable_progress_bar": False}}))
     args = ["fit", "-c", str(CONFIGS / name / "ict_knn.yaml"), "-c", "small.yaml", "--trainer.accelerator", "cpu"]

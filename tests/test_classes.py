@@ -1,4 +1,4 @@
-"""Means over the images of one class: enumeration in float64, limits, and what a class shares with the whole set."""
+"""Means over the images of one class: enumeration in float64, limits, and data shared with the whole set."""
 
 import copy
 
@@ -40,7 +40,7 @@ MAKERS = {
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
 WITH_REFERENCE = pytest.mark.parametrize("name", [name for name in MAKERS if name != "OneSample"])
-# Of unequal size, and not numbered from 0.
+# The classes have unequal sizes, and their labels do not start at 0.
 SIZES = {2: 11, 3: 40, 7: 25}
 
 
@@ -56,19 +56,19 @@ def toy_labels(sort=True):
 def toy_set(sort=True, **options):
     labels = toy_labels(sort)
     images = torch.randint(0, 200, (len(labels), 1, 4, 4), dtype=torch.uint8, generator=rng())
-    # Classes differ in brightness, so that a mean over another class is another mean.
+    # Classes differ in brightness, so that the mean over a wrong class is different.
     return ReferenceSet(images + labels[:, None, None, None].byte() * 7, labels=labels, **options)
 
 
 def batch(reference, t, size=12, seed=1):
-    """x, z and labels of some images of all classes, mixed."""
+    """x, z and labels of some images; the classes are mixed."""
     ids = torch.randperm(reference.N, generator=rng(seed))[:size]
     x = reference.gather(ids)
     return x, noisy(x, t, seed), reference.labels[ids]
 
 
 def enumerate_class_mean(reference, z, t, labels):
-    """Eq. 8 over the images with the label of each row, in float64."""
+    """Eq. 8 in float64; each row averages over the images with its label."""
     x = reference.gather(torch.arange(reference.N)).flatten(1).double()
     log_p = -torch.cdist(z.flatten(1).double(), x).square() / (2 * torch.as_tensor(t).double().reshape(-1, 1) ** 2)
     log_p = log_p.masked_fill(reference.labels != labels[:, None], -torch.inf)
@@ -104,7 +104,7 @@ def test_classes_of_floats_stay_floats_and_may_lie_together_by_chance():
 
 
 def test_classes_move_with_their_set():
-    # The meta device stands for a GPU: it has shapes, and no values.
+    # The meta device simulates a GPU: it has shapes but no values.
     for sort in (True, False):
         reference = toy_set(sort)
         own = reference.classes[3]
@@ -129,7 +129,7 @@ def test_a_class_has_an_index_of_its_own_in_the_settings_of_the_whole(index, fir
     assert type(own.index) is type(index)
     assert own.index is not reference.index
     _, z, _ = batch(reference, 0.5)
-    for part in (own, reference):  # neither is searched in the place of the other
+    for part in (own, reference):  # neither index replaces the other
         sq_dist, ids = part.search(z, 5)
         x = part.gather(torch.arange(part.N)).flatten(1)
         expected = torch.cdist(z.flatten(1), x).square().topk(5, largest=False)
@@ -145,7 +145,7 @@ def test_a_class_has_an_index_of_its_own_in_the_settings_of_the_whole(index, fir
 def test_classes_and_the_whole_set_have_files_of_their_own_in_a_cache(sha256, sort, tmp_path):
     def cached():
         labels = toy_labels(sort)
-        # Equal images in all classes: only the rows tell them apart where the hash of the file is known.
+        # With a known file hash all classes have equal images, and only their rows distinguish them.
         images = torch.zeros(len(labels), 1, 4, 4, dtype=torch.uint8)
         if sha256 is None:
             images = images + labels.byte()[:, None, None, None]
@@ -157,7 +157,7 @@ def test_classes_and_the_whole_set_have_files_of_their_own_in_a_cache(sha256, so
         part.build_index()
     parts = [reference, *reference.classes.values()]
     assert len({part.fingerprint() for part in parts}) == len(list(tmp_path.glob("*.index"))) == 4
-    # The names do not depend on whether the whole set was hashed before.
+    # The file names are the same whether or not the whole set was hashed before.
     again = cached()
     assert [again.classes[c].fingerprint() for c in again.classes] == [part.fingerprint() for part in parts[1:]]
     before = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("*.index"))
@@ -180,7 +180,7 @@ def test_exact_is_the_enumerated_mean_of_the_class(name, hflip, sort, t):
     mu = ByClass(MAKERS[name]()).bind(reference).posterior_mean(z, t, labels=labels)
     expected = enumerate_class_mean(reference, z, t, labels)
     torch.testing.assert_close(mu.double(), expected, rtol=1e-4, atol=1e-4)
-    # The classes differ, so another class would have been noticed.
+    # The classes differ, so the test would notice a wrong class.
     whole = Exact().bind(reference).posterior_mean(z, t)
     assert t < 1 or (whole - mu).abs().max() > 1e-2
 
@@ -208,7 +208,7 @@ def test_a_mixed_batch_is_what_each_class_gives_by_itself(name, hflip):
     generator = rng()
     for label in reference.classes:
         rows = labels == label
-        # A set made of these images alone, which knows nothing of classes.
+        # This set has only the images of one class, and no labels.
         own = ReferenceSet(reference.images[reference.labels[: len(reference.images)] == label], hflip=hflip)
         alone = MAKERS[name]().bind(own).posterior_mean(z[rows], t[rows], x[rows], generator)
         assert torch.equal(mixed[rows], alone)
@@ -234,18 +234,18 @@ def test_the_one_sample_estimate_is_of_the_class_already():
 
 @pytest.mark.parametrize("t", [0.5, 2.0, 10.0])
 def test_knn_with_all_images_of_a_class_draws_from_its_posterior(t):
-    # With k = N the proposal is the posterior, so the mean of many estimates is that of the class.
+    # With k = N the proposal is the posterior, so the mean of many estimates is the class mean.
     reference = toy_set()
     _, z, labels = batch(reference, t, size=1, seed=4)
     size, R = SIZES[labels.item()], 4000
-    # Only the class at hand has so many images.
+    # k = `size` is allowed for this class only; the others have other sizes.
     estimator = KNN(k=size, n=4).bind(reference.classes[labels.item()])
     repeated = z.expand(R, *z.shape[1:])
     estimates = estimator.posterior_mean(repeated, t, generator=rng()).double()
     mu = enumerate_class_mean(reference, z, t, labels)[0]
     spread = estimates.std(0) / R**0.5
     assert ((estimates.mean(0) - mu).abs() <= 5 * spread + 1e-5).all()
-    # Every draw weighs the same: the spread is that of n draws of the posterior.
+    # All draws have equal weights, so the spread is that of n draws from the posterior.
     own = reference.classes[labels.item()]
     images = own.gather(torch.arange(size)).double()
     log_p = -(images - z.double()).flatten(1).square().sum(1) / (2 * t**2)
@@ -279,9 +279,9 @@ def test_an_empty_batch_is_an_empty_mean():
 
 
 class Watched(FaissIndex):
-    """Remembers how many images each build was of."""
+    """Records the number of images of each build."""
 
-    sizes: list[int] = []  # noqa: RUF012  of all copies together
+    sizes: list[int] = []  # noqa: RUF012  shared by all copies
 
     def build(self, vectors):
         self.sizes.append(vectors.N)
@@ -297,7 +297,7 @@ def test_binding_builds_all_classes_and_not_the_whole():
     _, z, labels = batch(reference, 1.0)
     for _ in range(2):
         estimator.posterior_mean(z, 1.0, labels=labels)
-    # Another estimator finds what the first has built.
+    # Another estimator finds the indexes that the first one has built.
     ByClass(KNN(k=3, n=8)).bind(reference)
     assert Watched.sizes == list(SIZES.values())
 

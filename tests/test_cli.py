@@ -14,7 +14,7 @@ LAST = "runs/demo/version_0/checkpoints/last.ckpt"
 DEMO = str(ROOT / "configs" / "demo.yaml")
 ICT_KNN = str(ROOT / "configs" / "table1" / "ict_knn.yaml")
 TINY_RUN = ["-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
-# What Lightning itself says on stderr at every start.
+# Lightning writes these lines to stderr at every start.
 HARMLESS = ("Seed set to", "GPU available", "TPU available", "💡 Tip")
 TINY = [*TINY_RUN, "--model.estimator.k", "32", "--model.estimator.n", "8"]
 
@@ -106,7 +106,7 @@ def scalars(version):
 
 
 def test_validate_measures_what_the_end_of_training_measured():
-    # N(k) is no longer at its start, so the loss is only the same if the step is known.
+    # N(k) has changed since the start, so the loss agrees only if `validate` knows the step.
     fit_demo("--model.total_steps", "2")
     main(["validate", "-c", DEMO, *TINY, "--model.total_steps", "2", "--ckpt_path", LAST])
     assert (run_folder(1) / "samples" / "step_0000004_1-step.png").exists()

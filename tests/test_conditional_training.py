@@ -38,7 +38,7 @@ BOTH = pytest.mark.parametrize("kind", [LitICT, LitEDM])
 
 
 class Watched(nn.Module):
-    """Outputs its parameter everywhere and remembers what it was given."""
+    """Outputs its parameter everywhere and records its inputs."""
 
     def __init__(self, num_classes=3):
         super().__init__()
@@ -52,7 +52,7 @@ class Watched(nn.Module):
 
 
 class Labelled(pl.LightningDataModule):
-    """Sixty images of 1x4x4 in three classes, all of them in every batch, with labels here and there."""
+    """Sixty images of 1x4x4 in three classes; each batch has all of them; options choose which parts have labels."""
 
     def __init__(self, in_batches=True, in_reference=True, lowest=0):
         super().__init__()
@@ -69,7 +69,7 @@ class Labelled(pl.LightningDataModule):
 
 
 class Asked(Estimator):
-    """Remembers the labels that it is asked with."""
+    """Records the labels of its calls."""
 
     needs_reference = False
 
@@ -86,13 +86,13 @@ class Asked(Estimator):
 
 
 def scaled(kind, **options):
-    """A watched network, and the conditional model around it."""
+    """A network that records its inputs, and the conditional model around it."""
     net = Watched()
     return net, kind(net, class_conditional=True, **options)
 
 
 def undone(call):
-    """z and its noise level, (B,) float64, from what the network was given."""
+    """Recover z and its noise level, (B,) float64, from the network's inputs."""
     z_scaled, noise, _ = call
     t = torch.exp(4 * noise.double())
     return z_scaled.double() * (t.reshape(-1, 1, 1, 1) ** 2 + 0.25).sqrt(), t
@@ -122,7 +122,7 @@ def test_the_teacher_is_one_step_down_the_flow_of_its_class():
 
 
 class EverySecondWarped:
-    """Mirrors half of the images along each axis; says that every second one is warped, too, by the identity."""
+    """Mirrors half of the images along each axis; it marks every second one as warped, with the identity as warp."""
 
     label_dim = 0
 
@@ -136,7 +136,7 @@ class EverySecondWarped:
 def test_the_target_of_denoising_is_the_mean_of_the_class(augmentation):
     data = Labelled()
     net, model = scaled(LitEDM, estimator=Exact(), augmentation=augmentation)
-    net.forward = lambda *args: Watched.forward(net, *args[:3])  # augmentation labels are not for it
+    net.forward = lambda *args: Watched.forward(net, *args[:3])  # it takes no augmentation labels
     losses = []
     model._check_finite = lambda loss, t: losses.append(loss.detach())
     train(model, data, 1)
@@ -145,14 +145,14 @@ def test_the_target_of_denoising_is_the_mean_of_the_class(augmentation):
     denoised = 0.25 / (level**2 + 0.25) * z + 0.5 * level / (level**2 + 0.25).sqrt() * 0.3
     target = enumerate_class_mean(data.reference, z, sigma, data.labels)
     if augmentation is not None:
-        # Which way each item was mirrored is seen from its distance to its own image.
+        # The distance of an item to its own image shows how it was mirrored.
         ways = [torch.tensor(way).expand(60, 2) for way in ((False, False), (True, False), (False, True), (True, True))]
         distances = torch.stack([(flip(z, way) - data.x).flatten(1).norm(dim=1) for way in ways])
         targets = [flip(enumerate_class_mean(data.reference, flip(z, w), sigma, data.labels), w) for w in ways]
         target = torch.stack(targets)[distances.argmin(0), torch.arange(60)]
     weight = (sigma**2 + 0.25) / (sigma * 0.5) ** 2
     expected = weight * (denoised - target).square().flatten(1).mean(1)
-    small = sigma < 1  # where the distance tells
+    small = sigma < 1  # the noise is small enough to see the distance
     assert small.sum() > 20
     torch.testing.assert_close(losses[0].double()[small], expected[small], rtol=1e-3, atol=1e-4)
 
@@ -192,7 +192,7 @@ def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
 
     drawn = classes(range(300))
     assert torch.equal(classes([7, 234]), drawn[[7, 234]])
-    # Uniform over the three: 100 ± 8.2 each.
+    # Uniform over three classes: 100 ± 8.2 each.
     assert (drawn.bincount(minlength=3) - 100).abs().max() < 40
     assert classes([7, 234], sampling_class=2).tolist() == [2, 2]
 
@@ -274,7 +274,7 @@ def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
     own = conditioning.of_samples(range(24), torch.device("cpu")).numpy()
     for chosen, images in ((3, three), (4, four)):
         assert (own == chosen).any()
-        assert np.abs(drawn - images)[own == chosen].max() <= 1  # a grey level of rounding
+        assert np.abs(drawn - images)[own == chosen].max() <= 1  # rounding, one grey level
 
 
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
@@ -294,7 +294,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
 
 
 def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
-    # Twenty images in each of three folders, as the archive has a thousand; a small network.
+    # Three folders of twenty images; the archive has a thousand folders. The network is small.
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for i in range(60):
@@ -324,7 +324,7 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
     main(["fit", "-c", run_config, *small, *options])
     (reference,) = seen
     assert tuple(reference.classes) == (0, 1, 2)
-    for label in reference.classes:  # sorted by class, so that nothing is copied from the mapped file
+    for label in reference.classes:  # sorted by class, so the mapped file needs no copy
         own = reference.classes[label].images
         assert own.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
     assert list(Path("runs/imagenet64_conditional").rglob("last.ckpt"))
@@ -342,7 +342,7 @@ def test_two_processes_train_a_conditional_model(tmp_path):
     run_main([*command, "--data.index.cache_dir", tmp_path / "cache"], ranks=2)
     ranks = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
     assert ranks[0]["weights"] == ranks[1]["weights"]
-    # An index for each of the ten classes, and none of all digits; both processes map the same files.
+    # Each of the ten classes has an index, the whole set has none; both processes map the same files.
     assert [rank["builds"] for rank in ranks] == [10, 10]
     assert len(list((tmp_path / "cache").glob("*.index"))) == 10
     assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
@@ -360,7 +360,7 @@ def test_processes_ask_for_classes_at_different_times_and_none_waits(tmp_path):
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], errors
-    # Class 1 is asked for by both, and built once.
+    # Both ranks need class 1, but it is built once.
     assert len(list((tmp_path / "cache").glob("*.index"))) == 3
     means = [torch.load(tmp_path / f"rank_{rank}.pt", weights_only=True) for rank in range(2)]
     torch.testing.assert_close(means[0][1], means[1][0])

@@ -28,7 +28,7 @@ def parse(*args):
 
 @pytest.fixture
 def trained_networks(tmp_path, monkeypatch):
-    """A folder with the network files that runs ask for."""
+    """A folder with the network files that the runs need."""
     monkeypatch.chdir(tmp_path)
     write_own("runs/table2_digits/version_0/checkpoints/last.ckpt", channels=32)
     write_published("data/edm-cifar10-32x32-uncond-vp.pkl")
@@ -37,7 +37,7 @@ def trained_networks(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("trained_networks")
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_run_is_parsed_and_instantiated(path, tmp_path):
-    # A published network is the user's to fetch.
+    # Users download a published network themselves.
     own = ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl") if path.stem == "published" else ()
     cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path), *own)
     assert isinstance(cli.model, EstimatorTraining | LitEstimator)
@@ -61,7 +61,7 @@ def test_every_part_is_parsed_and_instantiated(path):
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "estimators").glob("*.yaml")), ids=lambda p: p.stem)
 def test_estimator_parts_spell_every_argument(path):
-    # Switching a class_path keeps shared arguments of the one before, so none may be left to its default.
+    # A new class_path keeps arguments that it shares with the old one, so each file must set all of them.
     import inspect
 
     import lit_knn.estimators as estimators
@@ -84,7 +84,7 @@ def test_table1_runs_have_the_hyperparameters_of_the_paper(name, estimator, solv
     assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 1024
     assert (h.lr, h.ema_decay) == (1e-4, 0.99993)
     assert (h.s0, h.s1, h.P_mean, h.P_std) == (10, 1280, -1.1, 2.0)
-    # NCSN++, with the paper's dropout.
+    # The network is NCSN++ with the paper's dropout.
     assert sum(p.numel() for p in cli.model.parameters()) == 56_395_523
     assert {m.dropout for m in cli.model.modules() if hasattr(m, "dropout")} == {0.3}
     assert cli.model.solver is solver
@@ -141,7 +141,7 @@ def test_one_seed_reaches_model_and_data():
     assert cli.model.hparams.seed == cli.datamodule.seed == 7
 
 
-# EDM's own training of CIFAR-10, which Table 2 (tab:diffusion_results) repeats with three targets.
+# EDM's own training of CIFAR-10; Table 2 (tab:diffusion_results) repeats it with three targets.
 @pytest.mark.parametrize(("name", "estimator"), [("edm", OneSample), ("edm_stf", STF), ("edm_knn", KNN)])
 def test_table2_runs_have_the_hyperparameters_of_edm(name, estimator):
     cli = parse("-c", str(CONFIGS / "table2" / f"{name}.yaml"), "--trainer.accelerator", "cpu")
@@ -152,7 +152,7 @@ def test_table2_runs_have_the_hyperparameters_of_edm(name, estimator):
     assert images_per_step == 512
     assert cli.trainer.max_steps * images_per_step == 200_000_000
     assert cli.model.augmentation.p == 0.12
-    # 55,732,739 parameters without augmentation labels, and a layer of 9 x 128 for them.
+    # The network has 55,732,739 parameters, and a layer of 9 x 128 for the augmentation labels.
     assert sum(p.numel() for p in cli.model.parameters()) == 55_732_739 + 9 * 128
     assert type(cli.model.estimator) is estimator
 
@@ -202,7 +202,7 @@ def test_evaluations_are_added_to_the_callbacks_of_any_run(path):
 
 
 # Section "Score Estimation on Additional Datasets".
-# EDM publishes networks of 61.8 and, with 1000 classes and their 768,000 weights, 295.9 million parameters.
+# EDM's networks have 61.8 and 295.9 million parameters; the latter has 768,000 weights for its 1000 classes.
 @pytest.mark.parametrize(
     ("name", "factory", "nprobe", "parameters"),
     [("celeba64", "IVF1788,SQ8", 25, 61_804_419), ("imagenet64", "IVF4527,SQ8", 100, 295_131_267)],

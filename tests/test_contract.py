@@ -1,4 +1,4 @@
-"""The four flags of an estimator: each of ours is what it says, and a wrong one is found out."""
+"""The four flags of an estimator: ours are all right, and the check finds wrong ones."""
 
 import pytest
 import torch
@@ -51,8 +51,8 @@ def latents(reference, seed=1):
 
 
 def broken_flags(estimator):
-    """The flags of an estimator that do not hold on a set where all of them show."""
-    # A search that misses images, so that a source that is proposed, too, makes a difference.
+    """The names of an estimator's wrong flags, found on a set where every flag has a visible effect."""
+    # The search misses images, so proposing the source as well makes a difference.
     reference = ReferenceSet(images(), index=FaissIndex("IVF20,Flat", 1))
     x, z = latents(reference)
     broken = set()
@@ -82,7 +82,7 @@ def test_the_flags_of_ours_hold(name):
 
 
 class Wrong(Exact):
-    """The exact mean with noise that a generator draws, and flags that do not say so."""
+    """The exact mean with random noise; its flags do not mention the noise."""
 
     def _posterior_mean(self, z, t, x_source, generator):
         noise = torch.randn(z.shape, generator=generator)
@@ -100,12 +100,12 @@ def test_flags_that_are_wrong_are_found():
     assert broken_flags(estimator) <= {"needs_reference"}
 
 
-# `tests/test_sharded.py` compares the estimates of each estimator that is shardable on two and four ranks with those of
-# the whole set. Here is what the others do.
+# `tests/test_sharded.py` checks that each shardable estimator gives the same estimates on two and four ranks as on the
+# whole set. This file checks the other estimators.
 
 
 class Inherited(Estimator):
-    """The mean of all images: an own estimator whose author never heard of shards."""
+    """The mean of all images: a user's estimator that does not know shards."""
 
     def _posterior_mean(self, z, t, x_source, generator):
         return self.reference.images.float().div(127.5).sub(1).mean(0).expand_as(z)

@@ -1,4 +1,4 @@
-"""Counts of images and components: a small set takes a default down, and a line says so; a given one is refused."""
+"""Counts of images and components: a small set lowers a default, with a warning; it refuses a count that was given."""
 
 import copy
 import warnings
@@ -20,7 +20,7 @@ from tests.toys import low_rank_vectors, noisy
 pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
 
 N, D = 40, 12
-# What each takes of 40 images of 12 dimensions.
+# The counts of each estimator for 40 images of 12 dimensions.
 TAKEN_DOWN = [(KNN, {"k": N}), (SubspaceKNN, {"r": D, "n": N}), (Wiener, {"r": D})]
 EACH = pytest.mark.parametrize(("kind", "counts"), TAKEN_DOWN, ids=lambda value: getattr(value, "__name__", ""))
 
@@ -30,7 +30,7 @@ def reference(N=N, **options):
 
 
 def lines_of(action):
-    """The warnings of an action, also those that Python shows once."""
+    """All warnings of an action, including the ones that Python shows only once."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         action()
@@ -41,7 +41,7 @@ def rng():
     return torch.Generator().manual_seed(4)
 
 
-# The table of hyperparameters (tab:hyperparams) of the paper; r is ours.
+# The values are the paper's (tab:hyperparams); r is ours.
 def test_defaults_are_the_paper_s():
     assert (DEFAULT_K, DEFAULT_N, DEFAULT_R) == (2048, 256, 512)
     assert (KNN().k, KNN().n, STF().n, UniformSNIS().n, MonteCarlo().n) == (2048, 256, 256, 256, 256)
@@ -78,7 +78,7 @@ def test_a_number_of_ones_own_is_refused_with_what_to_give(kind, counts):
             estimator.bind(reference())
         with pytest.raises(InputError, match="is used before bind"):
             _ = estimator.reference
-        if name != "r":  # d stays
+        if name != "r":  # more images do not change d
             assert getattr(estimator.bind(other), name) == number + 1
 
 
@@ -100,7 +100,7 @@ def test_kept_images_are_checked_against_the_number_in_effect():
 def test_nothing_is_said_where_there_is_enough():
     assert lines_of(lambda: KNN(k=N).bind(reference())) == []
     assert lines_of(lambda: KNN().bind(reference(N=2048))) == []
-    # Draws with repetition may be more than there are images.
+    # With repetition, the number of draws may be larger than the number of images.
     for kind in (STF, UniformSNIS, MonteCarlo):
         assert lines_of(lambda kind=kind: kind().bind(reference())) == []
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Numbers(ReferenceDataModule):
-    """43 vectors, number i being i: ten batches of 4 and a rest."""
+    """43 vectors; vector i is the number i. They make ten batches of 4 and a rest."""
 
     def load(self):
         self.loads = getattr(self, "loads", 0) + 1
@@ -217,7 +217,7 @@ def test_digits_span_the_pixel_range_in_17_steps():
 
 
 def write_cifar10(folder: Path, monkeypatch) -> np.ndarray:
-    """Five small batches in the format of CIFAR-10, whose checksums are not checked."""
+    """Five small batches in the format of CIFAR-10; checksums are not checked."""
     from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
 
     monkeypatch.setattr(TorchvisionCIFAR10, "_check_integrity", lambda self: (folder / self.base_folder).exists())
@@ -289,7 +289,7 @@ def test_data_configs_spell_every_argument(path):
     parser.add_subclass_arguments(ReferenceDataModule, "data")
     given = yaml.safe_load(path.read_text())
     parsed = parser.parse_object({"data": given})
-    # All but the seed, which the application sets from --seed_everything.
+    # The files set every argument except the seed; the application sets it from --seed_everything.
     assert parsed.data.init_args.as_dict() == {"seed": 0, **given["init_args"]}
     assert "seed" not in given["init_args"]
     assert isinstance(parser.instantiate_classes(parsed).data, ReferenceDataModule)

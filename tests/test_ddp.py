@@ -22,7 +22,7 @@ def run(command, check=True):
 
 
 def run_demo(folder, devices, batch_size, *options, launched=False):
-    """Train the demo for a few steps in processes of their own; what each rank reports."""
+    """Train the demo for a few steps in new processes; return the report of each rank."""
     folder.mkdir()
     probe = folder / "probe.yaml"
     probe.write_text(
@@ -37,7 +37,7 @@ def run_demo(folder, devices, batch_size, *options, launched=False):
     command += ["--trainer.val_check_interval", "2", "--data.batch_size", str(batch_size)]
     command += ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
     command += ["--trainer.logger.save_dir", str(folder), *options]
-    if launched:  # by Lightning, as a user's command is
+    if launched:  # Lightning starts the other processes, as for a user's command
         run([sys.executable, "main.py", *command, "--trainer.devices", str(devices), "--trainer.strategy", "ddp"])
     else:
         run_main(command, devices)
@@ -48,20 +48,20 @@ def test_two_processes_train_the_demo(tmp_path):
     ranks = run_demo(tmp_path / "two", devices=2, batch_size=16, launched=True)
     (single,) = run_demo(tmp_path / "one", devices=1, batch_size=32)
     assert [rank["world_size"] for rank in ranks] == [2, 2]
-    # Each builds its own index, once.
+    # Each rank builds its own index once.
     assert [rank["builds"] for rank in ranks] == [1, 1]
-    # Each draws its own noise, and the images that one process with the whole batch would draw.
+    # Each rank draws its own noise. Together they draw the same images as one process with the whole batch.
     assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
     for ours, theirs, together in zip(ranks[0]["batches"], ranks[1]["batches"], single["batches"], strict=True):
         assert sorted(ours + theirs) == pytest.approx(sorted(together), abs=1e-3)
-    # The weights agree after training, and they are not those of one process, whose noise is another.
+    # The ranks' weights agree after training. One process gets other weights, because its noise differs.
     assert ranks[0]["weights"] == ranks[1]["weights"]
     assert ranks[0]["weights"] != single["weights"]
     assert {rank["images_seen"] for rank in (*ranks, single)} == {4 * 32}
-    # Samples are split over the ranks, and every rank has the distance of all of them, and can monitor it.
+    # Samples are split over the ranks. Every rank knows the distance of all samples, so it can monitor it.
     assert list((tmp_path / "two").rglob("best.ckpt"))
     assert ranks[0]["fd_pixels"] == ranks[1]["fd_pixels"]
-    # With half of the images on each, all is as with all images on both.
+    # With half of the images on each rank, the results are the same as with all images on both.
     sharded = run_demo(tmp_path / "sharded", 2, 16, "--data.sharded", "true")
     assert [rank["builds"] for rank in sharded] == [1, 1]
     for seen, expected in zip(sharded, ranks, strict=True):
@@ -73,7 +73,7 @@ def test_two_processes_train_the_demo(tmp_path):
 
 
 def test_two_processes_train_an_edm_model_on_half_of_the_images_each(tmp_path):
-    # Most items are warped by the augmentation: often one rank asks for estimates and the other for none.
+    # The augmentation warps most items, so often one rank needs estimates and the other needs none.
     command = ["fit", "-c", "configs/table2/digits.yaml", "-c", "tests/tiny.yaml", "--model.augmentation.p", "0.4"]
     command += ["--model.net", "lit_knn.nets.DDPMpp", "--model.net.image_size", "8", "--model.net.in_channels", "1"]
     command += ["--model.net.channels", "8", "--model.net.multipliers", "[1]", "--model.net.blocks", "1"]
@@ -116,7 +116,7 @@ LAUNCHERS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("devices", ["1", "3"])
 def test_processes_that_are_not_those_of_the_trainer_are_refused(launcher, devices, monkeypatch, tmp_path, capsys):
-    # With one device each would train a model of its own.
+    # With one device each process would train its own model.
     monkeypatch.chdir(tmp_path)
     for name, value in LAUNCHERS[launcher].items():
         monkeypatch.setenv(name, value)

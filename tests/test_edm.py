@@ -32,7 +32,7 @@ TRAINER = {
 
 
 class ConstantNet(nn.Module):
-    """Outputs its parameter everywhere and remembers what it was given."""
+    """Outputs its parameter everywhere and records its inputs."""
 
     def __init__(self, num_classes=0, augment_dim=0):
         super().__init__()
@@ -47,7 +47,7 @@ class ConstantNet(nn.Module):
 
 
 class Images(pl.LightningDataModule):
-    """Sixty images of 1x4x4, by default all of them in every batch."""
+    """Sixty images of 1x4x4; by default every batch has all of them."""
 
     def __init__(self, batch_size=60):
         super().__init__()
@@ -70,12 +70,12 @@ def unet(**options):
 
 
 def points_and_levels(net):
-    """What the network was last called with: see `undone`."""
+    """The network's last inputs; see `undone`."""
     return undone(net.calls[-1])
 
 
 def undone(call):
-    """Undo c_in and c_noise of a call: z, σ, c_skip and c_out in float64, broadcastable."""
+    """Undo c_in and c_noise of a call; return z, σ, c_skip and c_out in float64, broadcastable."""
     z_scaled, noise, *_ = call
     sigma = torch.exp(4 * noise.double()).reshape(-1, 1, 1, 1)
     norm = (sigma**2 + 0.25).sqrt()
@@ -108,7 +108,7 @@ def test_noise_levels_are_log_normal():
 
 
 class EveryOther:
-    """Warps every second item with all transformations, leaves the others as they are."""
+    """Warps every second item with all transformations and does not change the others."""
 
     label_dim = 9
 
@@ -121,7 +121,7 @@ class EveryOther:
 
 
 def targets_of(model, data):
-    """The arguments and the result of the first target that the model trains on."""
+    """The arguments and the result of the model's first call for a training target."""
     calls = []
     original = model._target
     model._target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
@@ -163,7 +163,7 @@ def test_the_draws_of_all_targets_come_from_the_generator_of_the_step(estimator)
 
 
 def test_every_target_has_its_own_item_as_source():
-    # A reference batch of one is the source, and its warped mean the item, which hardly any noise is added to.
+    # A reference batch of one image is the source. Its warped mean is the item, and there is almost no noise.
     data = Images()
     model = LitEDM(ConstantNet(augment_dim=9), STF(1), augmentation=EveryOther(), P_mean=-6.0, P_std=0.1)
     (z, *_), target = targets_of(model, data)
@@ -195,11 +195,11 @@ def test_gradients_are_those_of_the_sum_over_pixels(accumulated):
     model.on_before_optimizer_step = lambda *_: gradients.append(model.denoiser.model.value.grad.item())
     train(model, data, 1, accumulate_grad_batches=accumulated)
     expected = []
-    # The first call of all is the trial of the network.
+    # Earlier calls are left out: the first one is the trial of the network.
     for call, x in zip(model.denoiser.model.calls[-accumulated:], data.train_dataloader(), strict=True):
         z, sigma, c_skip, c_out = undone(call)
         weight = (sigma**2 + 0.25) / (sigma * 0.5) ** 2
-        # d/dv of Σ_pixels λ(c_skip z + c_out v − x)², averaged over items.
+        # The derivative d/dv of Σ_pixels λ(c_skip z + c_out v − x)², averaged over items.
         by_pixel = 2 * weight * c_out * (c_skip * z + c_out * 0.3 - x)
         expected.append(by_pixel.flatten(1).sum(1))
     assert gradients[0] == pytest.approx(torch.cat(expected).mean().item(), rel=1e-3)
@@ -216,7 +216,7 @@ def test_what_is_logged_is_the_mean_over_pixels_and_the_share_of_warped_items():
     losses, original = [], model.losses
     model.losses = lambda *args: losses.append(original(*args)) or losses[-1]
     trainer = train(model, data, 1, limit_val_batches=1, log_every_n_steps=1)
-    # Validation is of images as they are.
+    # Validation uses images without augmentation.
     assert model.denoiser.model.calls[-2][3] is not None
     assert model.denoiser.model.calls[-1][3] is None
     logged = trainer.logged_metrics
@@ -293,7 +293,7 @@ def test_learning_rate_ramps_up_over_images_and_never_is_zero():
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
 
-@pytest.mark.parametrize("batch_size", [30, 20])  # 20: the second step of an epoch is made of one batch alone
+@pytest.mark.parametrize("batch_size", [30, 20])  # 20: the second step of an epoch has only one batch
 def test_average_has_the_half_life_in_images_with_accumulation(batch_size, tmp_path):
     values, images = [], []
 
@@ -334,7 +334,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_are_touched(tmp_path
 
 def test_weights_that_are_not_finite_never_replace_the_last_checkpoint(tmp_path):
     class Exploding(ConstantNet):
-        """Its output is finite, its gradient is not."""
+        """A function with a finite output and a gradient that is not finite."""
 
         def forward(self, *args, **kwargs):
             output = super().forward(*args, **kwargs)
@@ -395,7 +395,7 @@ def test_a_class_conditional_model_samples_a_class_of_the_seed_or_the_chosen_one
 
     drawn = classes(range(2000))
     assert torch.equal(classes([7, 1234]), drawn[[7, 1234]])
-    # Uniform over the ten: 200 ± 13.4 each.
+    # Uniform over ten classes: 200 ± 13.4 each.
     assert (drawn.bincount(minlength=10) - 200).abs().max() < 60
     assert classes([7, 1234], sampling_class=3).tolist() == [3, 3]
 
@@ -434,7 +434,7 @@ def test_mixed_precision_trains_and_keeps_the_target_exact(precision):
     (z, sigma, *_), target = targets[-1]
     assert target.dtype == torch.float32
     expected = posterior_mean(z, model.estimator.reference.gather(torch.arange(1797)), sigma)
-    # What `Exact` promises; bfloat16 would be off by 1e-6.
+    # `Exact` promises this bound; bfloat16 would have an error of 1e-6.
     assert (target.double() - expected).square().mean() < 1e-9
     assert all(p.isfinite().all() for p in model.parameters())
 
@@ -495,9 +495,9 @@ def test_augmentation_draws_as_edm_does():
 
 
 def homogeneous(label, sign, width, height):
-    """The map from places of the result to places of the source that a label means, in pixels from the centre.
+    """The label's map from places in the result to places in the source, in pixels from the centre.
 
-    EDM's label does not tell a stretch along an axis from a compression along its opposite, so `sign` must.
+    EDM's label is the same for a stretch along an axis and a compression along the opposite axis; `sign` tells which.
     """
     x_flip, y_flip, scale, cos, sin, stretch_cos, stretch_sin, shift_x, shift_y = label.double().numpy()
     angle, axis = np.arctan2(sin, cos + 1), np.arctan2(stretch_sin, stretch_cos)
@@ -510,18 +510,18 @@ def homogeneous(label, sign, width, height):
     scaling = np.diag([2 ** (0.2 * scale), 2 ** (0.2 * scale), 1])
     stretching = rotation(-axis) @ np.diag([2**stretch, 2**-stretch, 1]) @ rotation(axis)
     shift = np.array([[1, 0, 0.125 * shift_x * width], [0, 1, 0.125 * shift_y * height], [0, 0, 1]])
-    # What happens to the image, first to last; EDM rotates by minus the angle it tells.
+    # The steps are in order, first to last; EDM rotates by minus the angle of its label.
     return np.linalg.inv(shift @ stretching @ rotation(-angle) @ scaling @ flips)
 
 
 @pytest.mark.parametrize("sides", [(32, 32), (33, 33), (24, 40)])
 def test_augmentation_is_the_map_that_its_label_says(sides):
-    # The images are their own coordinates, so that the result shows where it comes from.
+    # Each pixel's value is its coordinate, so the result shows the origin of each pixel.
     height, width = sides
     down, along = (torch.arange(side) + 0.5 - side / 2 for side in sides)
     images = torch.stack(torch.meshgrid(along, down, indexing="xy"))[None].expand(300, -1, -1, -1)
     images = images.contiguous()
-    with torch.autocast("cpu", dtype=torch.bfloat16):  # of no consequence
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # must not matter
         result = GeometricAugmentation(p=0.7)(images, generator())
     checked = 0
     for image, label in zip(result.images, result.labels, strict=True):

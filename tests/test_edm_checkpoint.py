@@ -1,4 +1,4 @@
-"""Published EDM pickles are read without running any of them; hostile and damaged ones are refused in one line."""
+"""Reads published EDM pickles without running their code; hostile and damaged ones are refused with one line."""
 
 import copyreg
 import io
@@ -21,7 +21,7 @@ from tests.edm_pickles import CONFIG, Call, Global, module_that_records, network
 
 
 def refused(path):
-    """The one line that reading `path` ends with, which names the file."""
+    """The one-line error of reading `path`; it names the file."""
     with pytest.raises(InputError) as caught:
         read_edm_pickle(path)
     message = str(caught.value)
@@ -76,7 +76,7 @@ def test_the_network_itself_is_read_like_one_under_ema(tmp_path):
 def test_positional_arguments_and_a_model_type_by_default(tmp_path, count):
     order = {"img_resolution": 16, "img_channels": 3, "label_dim": 10, "use_fp16": False, "sigma_min": 0}
     order |= {"sigma_max": float("inf"), "sigma_data": 0.5, "model_type": "SongUNet"}
-    named = dict(list(order.items())[count:7])  # the last by default, unless all are positional
+    named = dict(list(order.items())[count:7])  # the last ones are named, unless all are positional
     ema, _ = network(args=tuple(order.values())[:count], kwargs={**named, "channel_mult": [1, 2]})
     assert read_edm_pickle(write(tmp_path / "a.pkl", ema))[0] == CONFIG
 
@@ -179,7 +179,7 @@ def test_a_global_outside_the_list_is_refused_by_name(tmp_path, call, place):
 
 
 def storage_bytes(position=None, hostile=b""):
-    """What `torch.save` writes of the values 0, 1, 2, with one of its five pickles replaced."""
+    """The file that `torch.save` writes for the values 0, 1, 2, with one of its five pickles replaced."""
     opcodes = pickletools.genops(pickle.dumps(torch.arange(3.0)))
     stream = io.BytesIO(next(argument for _, argument, _ in opcodes if isinstance(argument, bytes)))
     parts = []
@@ -295,7 +295,7 @@ def test_a_global_cannot_put_control_characters_on_the_terminal(tmp_path):
     assert message.isprintable()
 
 
-# Files that ask for more memory than they are worth
+# Small files that ask for much memory
 
 
 def rebuild(storage, offset, size, stride):
@@ -334,14 +334,14 @@ def test_counts_that_allocate_are_refused(tmp_path, code):
 
 
 def test_modules_that_hold_each_other_end(tmp_path):
-    # Written once and named twice, as a memo does: 2^20 paths.
+    # Each module is written once and named twice through the memo, which makes 2^20 paths.
     shared = b"".join([shared_pair(20), b"."])
     (tmp_path / "a.pkl").write_bytes(shared)
     assert "more than" in refused(tmp_path / "a.pkl")
 
 
 def shared_pair(depth):
-    """Code of a network in which each module holds the next one twice."""
+    """The pickle of a network in which each module contains the next one twice."""
     leaf = pickle_of_state("SongUNet", b"}")
     for level in range(depth):
         memo = str(level).encode()
@@ -526,7 +526,7 @@ def test_bad_input_to_the_command_is_one_line_and_status_2(tmp_path, capsys):
 
 
 def own_checkpoint(path, **changes):
-    """What training LitEDM writes: averaged weights in `state_dict`, the current ones elsewhere."""
+    """The file that LitEDM's training writes: `state_dict` has the averaged weights, another part the current ones."""
     checkpoint = {
         "state_dict": {"denoiser.model.a": torch.ones(2), "other": torch.zeros(1)},
         "current_model_state": {"denoiser.model.a": torch.zeros(2)},

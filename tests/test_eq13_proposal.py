@@ -13,7 +13,7 @@ INF = float("inf")
 
 
 def enumerate_proposal(sq_dist, ids, t, N):
-    """Eq. 13 image by image with 60 digits: the N probabilities and Z_q as a Decimal."""
+    """Compute Eq. 13 image by image with 60 digits: the N probabilities, and Z_q as a Decimal."""
     with decimal.localcontext() as context:
         context.prec, context.Emin, context.Emax = 60, decimal.MIN_EMIN, decimal.MAX_EMAX
         likelihood = {
@@ -28,7 +28,7 @@ def enumerate_proposal(sq_dist, ids, t, N):
 
 
 def dense(proposal):
-    """The probabilities of all N images that the proposal stands for, (B, N)."""
+    """The proposal's probabilities of all N images, (B, N)."""
     rows = []
     for ids, log_q, tail in zip(proposal.ids, proposal.log_q, proposal.log_q_tail, strict=True):
         q = np.full(proposal.N, np.exp(tail.item()))
@@ -40,7 +40,7 @@ def dense(proposal):
 
 
 def neighbours(N, k, seed=0, d=3, B=3):
-    """Brute-force k nearest of B latents among N points: squared distances to all, and the search's result."""
+    """Find the k nearest of N points for B latents by brute force: squared distances to all, and the search result."""
     rng = np.random.default_rng(seed)
     x, z = rng.normal(size=(N, d)), rng.normal(size=(B, d))
     all_sq = ((z[:, None] - x) ** 2).sum(-1)
@@ -49,7 +49,7 @@ def neighbours(N, k, seed=0, d=3, B=3):
 
 
 def assert_frequencies(proposal, n=40_000, seed=0):
-    """Draws follow q (chi-square), and each draw's log_q is that of its id."""
+    """Check that draws follow q (chi-square), and that each draw has the log_q of its id."""
     q = dense(proposal)
     ids, log_q = sample_proposal(proposal, n, torch.Generator().manual_seed(seed))
     assert ids.shape == log_q.shape == (len(q), n)
@@ -60,7 +60,7 @@ def assert_frequencies(proposal, n=40_000, seed=0):
         np.testing.assert_allclose(np.exp(log_q[row].numpy()), q[row][drawn], rtol=1e-9)
         counts = np.bincount(drawn, minlength=proposal.N)
         assert counts[q[row] == 0].sum() == 0
-        # A chi-square test wants an expected count of 5 in each cell: rare ids share one.
+        # A chi-square test needs an expected count of 5 in each cell, so rare ids share a cell.
         common = q[row] * n >= 5
         observed, expected = counts[common], q[row][common] * n
         if (~common).any() and q[row][~common].sum() * n >= 5:
@@ -78,7 +78,7 @@ def test_probabilities_and_normaliser_match_enumeration(t, k):
     all_sq, sq_dist, ids = neighbours(N, k)
     proposal = neighbour_proposal(sq_dist, ids, t, N)
     q = dense(proposal)
-    np.testing.assert_allclose(q.sum(1), 1.0, rtol=1e-9)  # log q near 1e5 leaves ten digits
+    np.testing.assert_allclose(q.sum(1), 1.0, rtol=1e-9)  # log q is near 1e5, so ten digits are left
     for row in range(len(q)):
         expected, Z = enumerate_proposal(sq_dist[row], ids[row], t, N)
         np.testing.assert_allclose(q[row], expected, rtol=1e-8, atol=1e-300)
@@ -94,14 +94,14 @@ def test_all_neighbours_make_q_the_posterior(t):
     all_sq, sq_dist, ids = neighbours(N, N)
     proposal = neighbour_proposal(sq_dist, ids, t, N)
     for row, q in enumerate(dense(proposal)):
-        # With nothing in the tail Eq. 13 is Eq. 2 over all distances.
+        # With an empty tail Eq. 13 is Eq. 2 over all distances.
         posterior, Z = enumerate_proposal(all_sq[row], range(N), t, N)
         np.testing.assert_allclose(q, posterior, rtol=1e-8, atol=1e-300)
         assert proposal.log_Zq[row].item() == pytest.approx(float(Z.ln()), rel=1e-10)
 
 
 def test_underflowing_tail_leaves_the_posterior():
-    # When p(z|x_k) is 0 the posterior is on the neighbours alone: q equals it although k < N.
+    # If p(z|x_k) is 0, only neighbours have posterior mass, so q equals the posterior although k < N.
     all_sq, sq_dist, ids = neighbours(20, 5)
     q = dense(neighbour_proposal(sq_dist, ids, 0.002, 20))
     for row in range(len(q)):
@@ -125,10 +125,10 @@ def test_per_item_noise_levels():
 @pytest.mark.parametrize(
     ("N", "k", "t"),
     [
-        (20, 5, 1.0),  # mass in the neighbours and in the tail
+        (20, 5, 1.0),  # neighbours and tail have mass
         (20, 5, 80.0),  # nearly uniform: most draws are from the tail
         (20, 5, 0.002),  # one image
-        (20, 1, 1.0),  # the tail is all but one
+        (20, 1, 1.0),  # the tail has all images but one
         (20, 19, 2.0),  # the tail is one image
         (20, 20, 1.0),  # no tail
         (2, 1, 1.0),
@@ -177,7 +177,7 @@ def test_rows_with_different_numbers_of_missing_neighbours():
 
 
 def test_underflow_of_every_likelihood():
-    # exp(−sq_dist / 2t²) is 0 in float64 for all of them; the ratios are not.
+    # exp(−sq_dist / 2t²) is 0 in float64 for all images, but the ratios are not 0.
     t = 0.002
     sq_dist = torch.tensor([[5.0, 5.0 + 8e-6, 5.0 + 1.6e-5]], dtype=torch.float64)
     ids = torch.tensor([[1, 4, 0]])
@@ -206,7 +206,7 @@ def test_extreme_uniform_numbers_stay_in_the_support(monkeypatch, u, missing, t)
 
 
 def test_rounding_of_the_probabilities_leaves_no_gap_at_the_end(monkeypatch):
-    # log q near 6e5 has ten digits after exp: the probabilities of some rows sum to less than the largest u.
+    # log q near 6e5 has ten digits after exp, so the probabilities of some rows sum to less than the largest u.
     sq_dist = 5 + 8e-6 * torch.rand(200, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     proposal = neighbour_proposal(sq_dist, torch.arange(4).expand(200, 4), 0.002, 4)
     assert (proposal.log_q.exp().sum(1) < 1 - 2**-52).any()

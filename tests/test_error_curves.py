@@ -1,4 +1,4 @@
-"""Figure 3's picture: curves, bands, and what a logarithmic axis cannot show."""
+"""Figure 3's picture: curves, bands, and zeros, which a logarithmic axis cannot show."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
 
 def row(name, t, mse, se=0.0, bias=None, variance=None):
-    """A row of the table with the same numbers for posterior mean and score."""
+    """One row of the table, with the same numbers for posterior mean and score."""
     values = {"mse": mse, "bias_sq_corrected": mse if bias is None else bias, "variance": variance}
     found = {"estimator": name, "t": t}
     for prefix in PREFIXES:
@@ -26,14 +26,14 @@ def row(name, t, mse, se=0.0, bias=None, variance=None):
 
 
 def drawn(rows):
-    """The axes, as they come out."""
+    """The axes of the figure."""
     figure = figure3(rows)
     figure.savefig(io.BytesIO(), format="png")
     return figure.axes
 
 
 def marks(axes):
-    """Noise levels marked at the foot, by colour."""
+    """The noise levels marked at the foot, by colour."""
     return {
         to_hex(line.get_color()).upper(): list(line.get_xdata())
         for line in axes.lines
@@ -77,7 +77,7 @@ def test_one_latent_and_unknown_values_are_a_picture():
 
 
 def test_curves_far_from_the_others_leave_the_picture_and_not_the_others_theirs():
-    # A linear estimate's score grows as t^-4 at small t; what an exact one has is rounding.
+    # At small t a linear estimate's score error grows as t^-4; an exact estimate has only rounding errors.
     rows = [row("KNN", t, mse) for t, mse in zip(LEVELS, (0.0, 1e-20, 1e-7, 1e-8), strict=True)]
     rows += [row("SubspaceKNN", t, mse) for t, mse in zip(LEVELS, (0.0, 1e-25, 1e-9, 1e-10), strict=True)]
     rows += [row("STF", t, mse) for t, mse in zip(LEVELS, (0.0, 1e-20, 1e-5, 1e-8), strict=True)]
@@ -99,5 +99,5 @@ def test_kept_results_can_be_drawn(path):
         ]
     assert {row["estimator"] for row in rows} >= {"KNN", "STF"}
     for axes, quantity in zip(drawn(rows), [*QUANTITIES] * len(PREFIXES), strict=True):
-        # A bias is drawn where it can be told from none.
+        # The bias is drawn only if it differs significantly from 0.
         assert quantity == "bias_sq_corrected" or any(map(math.isfinite, curves(axes)["KNN"]))

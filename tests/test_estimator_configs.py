@@ -1,4 +1,4 @@
-"""Every file in configs/estimators runs as it is: on the demo, and on the runs of the tables."""
+"""Every file in configs/estimators works without changes in the demo and in the runs of the tables."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.toys import pixels
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs" / "estimators").glob("*.yaml"))
-# One step, with a small network and nothing measured or kept.
+# One step with a small network; nothing is measured or kept.
 STEP = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
 STEP += ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false", "--data.batch_size", "32"]
 STEP += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
@@ -27,7 +27,7 @@ def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def of_warped(path, run):
-    """What a run that warps images needs besides: the linear estimate knows no warped posterior, and says so."""
+    """Extra options for a run that warps images: the linear estimate refuses warped posteriors."""
     return ["--model.warped", "source"] if path.stem == "wiener" and run in ("table2/digits", "table2/edm_knn") else []
 
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def terms_of(estimates, mu):
-    """`error_terms` of R estimates at B latents, (R, B, d)."""
+    """The `error_terms` of R estimates at B latents, (R, B, d)."""
     error = torch.tensor(estimates - mu)
     return error_terms(error.sum(0), error.square().sum((0, 2)), len(error))
 
@@ -54,7 +54,7 @@ def test_the_corrected_bias_is_the_known_one_and_the_plain_one_is_too_large():
         (terms.mse, bias**2 + deviation**2),
     ):
         assert abs(values.mean() - expected) < 4 * sem(values)
-    # Here all but a twentieth of the plain squared bias is variance.
+    # In this example 95 % of the plain squared bias is variance.
     assert terms.bias_sq.mean() > 15 * terms.bias_sq_corrected.mean()
 
 
@@ -70,7 +70,7 @@ def test_means_and_standard_errors_add_up_over_batches_and_ranks():
     ranks = [LatentMeans(("a", "b")), LatentMeans(("a", "b"))]
     for i, batch in enumerate(np.split(values, [40, 90], axis=1)):
         ranks[i % 2].update(b=torch.tensor(batch[1]), a=torch.tensor(batch[0]))
-    for state in ("count", "total", "sq_total"):  # what torchmetrics does between processes
+    for state in ("count", "total", "sq_total"):  # torchmetrics combines processes like this
         setattr(ranks[0], state, getattr(ranks[0], state) + getattr(ranks[1], state))
     for name, expected in zip("ab", values, strict=True):
         mean, error = ranks[0].compute()[name]
@@ -79,7 +79,7 @@ def test_means_and_standard_errors_add_up_over_batches_and_ranks():
 
 
 def gaussian_terms(num_z, R=5, d=6, b=0.3, s=0.5, seed=0):
-    """Terms of estimates whose error in each dimension is N(b, s²), and their means over the latents."""
+    """The terms of estimates with error N(b, s²) in each dimension, and their means over the latents."""
     errors = np.random.default_rng(seed).normal(b, s, size=(R, num_z, d))
     means = LatentMeans(("mse", "bias_sq_corrected", "variance"))
     terms = terms_of(errors, 0.0)
@@ -90,7 +90,7 @@ def gaussian_terms(num_z, R=5, d=6, b=0.3, s=0.5, seed=0):
 def test_standard_errors_are_those_of_gaussian_errors():
     R, d, b, s, num_z = 5, 6, 0.3, 0.5, 40_000
     measured = gaussian_terms(num_z)
-    # Variances of a mean of squares, a sample variance and a squared mean of Gaussian numbers, by their textbook forms.
+    # Textbook variances for Gaussian numbers: of a mean of squares, a sample variance and a squared mean.
     variances = {
         "mse": (2 * s**4 + 4 * b**2 * s**2) / (R * d),
         "variance": 2 * s**4 / ((R - 1) * d),
@@ -106,7 +106,7 @@ def test_standard_errors_are_those_of_gaussian_errors():
 def test_the_share_of_the_bias_and_its_standard_error():
     shares = [bias_share(**gaussian_terms(200, seed=seed)) for seed in range(400)]
     values = np.array([share.mean for share in shares])
-    assert abs(values.mean() - 0.09 / 0.34) < 4 * sem(values) + 1e-3  # a ratio of means is biased, O(1/num_z)
+    assert abs(values.mean() - 0.09 / 0.34) < 4 * sem(values) + 1e-3  # a ratio of means has a bias, O(1/num_z)
     assert np.mean([share.standard_error for share in shares]) == pytest.approx(values.std(), rel=0.1)
     nothing = MeanAndError(0.0, 0.0)
     assert math.isnan(bias_share(nothing, nothing, nothing).mean)
@@ -127,7 +127,7 @@ def small_set(t=1.0, B=200):
     source = x[torch.randint(40, (B,), generator=generator)]
     z = source + t * torch.randn(B, 3, generator=generator)
     p = log_posterior(cross_sq_dist(z, x), t).exp()
-    variance = p @ x.double().square() - (p @ x.double()).square()  # of one draw from the posterior
+    variance = p @ x.double().square() - (p @ x.double()).square()  # variance of one posterior draw
     return ReferenceSet(x), z, source, posterior_mean(z, x, t), variance.mean(1)
 
 
@@ -151,7 +151,7 @@ def test_monte_carlo_has_the_variance_of_the_posterior_over_n_and_no_bias():
     assert close(values["bias_sq"], variance / 8 / 30)
     assert values["effective_sample_size"].tolist() == pytest.approx([8.0] * 200)
     assert values["largest_weight"].tolist() == pytest.approx([1 / 8] * 200)
-    # Of independent draws the error estimate is a sample variance, and without bias.
+    # For independent draws the error estimate is a sample variance and has no bias.
     assert values["certified_mse"].mean().item() == pytest.approx(values["variance"].mean().item(), rel=0.15)
 
 
@@ -161,7 +161,7 @@ def test_knn_has_the_variance_of_eq_12_within_both_bounds():
     assert (values["eq12_variance"] <= values["bound_4_1"] * (1 + 1e-9)).all()
     assert (values["eq12_variance"] <= values["bound_4_2"] * (1 + 1e-9)).all()
     assert (values["recall"] == 1).all()
-    # With every image a neighbour it is Monte Carlo.
+    # If every image is a neighbour, KNN is Monte Carlo.
     values, variance = run_measure(KNN(k=40, n=8))
     assert close(values["variance"], variance / 8)
     assert values["effective_sample_size"].tolist() == pytest.approx([8.0] * 200, rel=1e-4)
@@ -174,7 +174,7 @@ def test_the_source_counts_as_bias_while_it_is_fixed_and_as_variance_once_it_is_
     drawn, _ = run_measure(OneSample(), resample=True)
     assert close(drawn["variance"], variance)
     assert close(drawn["bias_sq_corrected"], 0.0)
-    # The MSE of STF is the same in expectation, its split is not: its bias is all for a given source.
+    # The expected MSE of STF is the same, but its split differs: the bias exists only for a given source.
     fixed, _ = run_measure(STF(n=4), repeats=60)
     drawn, _ = run_measure(STF(n=4), repeats=60, resample=True)
     assert close(fixed["mse"], drawn["mse"])
@@ -183,7 +183,7 @@ def test_the_source_counts_as_bias_while_it_is_fixed_and_as_variance_once_it_is_
 
 
 def test_stf_has_no_bias_over_the_sources_of_its_z():
-    # All sources and all pairs of uniform draws of four images, each with its probability.
+    # This enumerates all sources and all pairs of uniform draws from four images, with their probabilities.
     generator = torch.Generator().manual_seed(1)
     x, z = torch.randn(4, 2, generator=generator), torch.randn(1, 2, generator=generator)
     posterior = log_posterior(cross_sq_dist(z, x), 0.7).exp()[0]
@@ -204,7 +204,7 @@ def test_stf_has_no_bias_over_the_sources_of_its_z():
 def test_weights_are_even_at_large_noise_and_one_at_small_noise():
     assert (run_measure(UniformSNIS(n=16), t=1e4)[0]["effective_sample_size"] > 15.99).all()
     values, _ = run_measure(STF(n=16), t=1e-3)
-    # All weight is on the source and on draws of the same image: 1 of 16 weights, or m equal ones.
+    # Only the source and draws of the same image have weight: one weight of 16, or m equal ones.
     assert ((values["effective_sample_size"] * values["largest_weight"] - 1).abs() < 1e-6).all()
     assert values["effective_sample_size"].mean() < 2
 
@@ -238,7 +238,7 @@ SMALL = {"estimators": ESTIMATORS, "noise_levels": [0.5, 5.0], "num_z": 20, "rep
 
 
 def command(folder, logger="TensorBoardLogger", **options):
-    """`validate` on the digits with one callback."""
+    """Run `validate` on the digits with one callback."""
     callback = {"class_path": "callbacks.EstimatorError", "init_args": {**SMALL, **options}}
     config = folder / "error.yaml"
     trainer = {"accelerator": "cpu", "enable_progress_bar": False, "limit_val_batches": 1, "callbacks": [callback]}
@@ -254,7 +254,7 @@ def read(folder):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a run in one process."""
+    """The folder of a run with one process."""
     folder = tmp_path_factory.mktemp("one")
     main(command(folder, resample_source=True))
     return folder

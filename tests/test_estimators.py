@@ -1,4 +1,4 @@
-"""Every estimator: its contract, its limits, and its distribution against enumeration in float64."""
+"""Every estimator: its contract and limits; its distribution is compared with enumeration in float64."""
 
 import copy
 
@@ -64,7 +64,7 @@ def latents(reference, t, b=5, seed=1, dtype=torch.float32):
 
 
 def enumerate_mean(reference, z, t):
-    """Eq. 8 in float64, z by z."""
+    """Compute Eq. 8 in float64, z by z."""
     x = everything(reference).flatten(1).double().numpy()
     means = []
     for point, level in zip(z.flatten(1).double().numpy(), np.broadcast_to(np.asarray(t), len(z)), strict=True):
@@ -83,7 +83,7 @@ def posterior_variance(reference, z, t):
 
 
 def repeated(estimator, z, t, R, x_source=None, seed=0):
-    """R independent estimates for one z (1, *shape), flattened: (R, d)."""
+    """Make R independent estimates for one z (1, *shape); returns (R, d)."""
     source = None if x_source is None else x_source.expand(R, *x_source.shape[1:])
     return estimator.posterior_mean(z.expand(R, *z.shape[1:]), t, source, rng(seed)).flatten(1).double()
 
@@ -153,7 +153,7 @@ def test_per_item_t_belongs_to_its_item():
     _, z = latents(reference, 1.0, b=len(t), dtype=torch.float64)
     expected = enumerate_mean(reference, z, NOISE_LEVELS)
     torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, t), expected, rtol=0, atol=1e-9)
-    # With k = N and many draws the KNN estimate of each item is near the mean at its own t.
+    # With k = N and many draws, the KNN estimate of each item is near the mean at its own t.
     mean = KNN(k=20, n=20_000).bind(reference).posterior_mean(z, t, generator=rng())
     torch.testing.assert_close(mean, expected, rtol=0, atol=0.03)
 
@@ -257,7 +257,7 @@ def test_more_neighbours_than_images_are_refused():
     estimator = KNN(k=21)
     with pytest.raises(InputError, match=r"k=21.*20"):
         estimator.bind(pixel_set())
-    with pytest.raises(InputError, match="bind"):  # a refused set is not bound
+    with pytest.raises(InputError, match="bind"):  # the estimator does not bind a refused set
         _ = estimator.reference
     KNN(k=40, n=1).bind(pixel_set(hflip=True))  # mirror images count
 
@@ -367,7 +367,7 @@ def test_gathering_in_pieces_changes_nothing(monkeypatch, name):
 
 @pytest.mark.parametrize("b", [1, 3])
 def test_exact_does_not_drift_over_many_images(b):
-    # In float32 the plain sum of 50,000 terms is wrong in the fourth digit.
+    # A plain float32 sum of 50,000 terms is wrong in the fourth digit.
     reference = ReferenceSet(torch.full((50_000, 2), 0.7))
     result = Exact().bind(reference).posterior_mean(torch.zeros(b, 2, dtype=torch.float64), 80.0)
     np.testing.assert_allclose(result, np.float32(0.7), rtol=1e-9)
@@ -393,14 +393,14 @@ def test_monte_carlo_is_unbiased_with_variance_over_n(t, n):
     mu, variance = enumerate_mean(reference, z, t)[0], posterior_variance(reference, z, t)
     means = repeated(MonteCarlo(n).bind(reference), z, t, R)
     assert ((means.mean(0) - mu).abs() < 5 * (variance / n / R).sqrt() + 1e-7).all()
-    # The spread of a sample variance hangs on the fourth moment, which is large where few images dominate.
+    # The spread of a sample variance depends on the fourth moment; it is large if few images dominate.
     squared = (means - mu).square()
     assert ((squared.mean(0) - variance / n).abs() < 5 * squared.std(0) / R**0.5).all()
     assert (squared.std(0) / R**0.5 < 0.1 * variance / n).all()
 
 
 def test_monte_carlo_draws_images_of_the_posterior():
-    # Two equally near images: n = 1 gives either, and nothing else.
+    # Two images are equally near: n = 1 returns one of the two.
     reference = ReferenceSet(torch.tensor([[1.0], [-1.0], [5.0]]))
     values = repeated(MonteCarlo(1).bind(reference), torch.zeros(1, 1), 0.1, 1000)
     assert set(values.flatten().tolist()) == {1.0, -1.0}
@@ -408,7 +408,7 @@ def test_monte_carlo_draws_images_of_the_posterior():
 
 
 def test_uniform_snis_equals_a_loop_over_its_draws(monkeypatch):
-    # With the ids in hand the estimate is a weighted mean: nothing random is left.
+    # Given the ids, the estimate is a weighted mean and nothing is random.
     reference = vector_set()
     _, z = latents(reference, 1.0, b=4)
     ids = torch.randint(40, (4, 8), generator=rng(5))
@@ -437,7 +437,7 @@ def test_snis_estimators_converge_to_exact(make, t):
 
 @pytest.mark.parametrize("t", NOISE_LEVELS)
 def test_knn_with_all_neighbours_is_multi_sample_monte_carlo(t):
-    # k = N makes q the posterior: all weights equal, so the estimate has the bias and variance of Eq. 9.
+    # k = N makes q the posterior. All weights are equal, so the estimate has the bias and variance of Eq. 9.
     reference = vector_set()
     _, z = latents(reference, t, b=1)
     mu, variance = enumerate_mean(reference, z, t)[0], posterior_variance(reference, z, t)
@@ -468,8 +468,8 @@ def test_knn_has_the_variance_of_eq_12(k):
     [
         *[("SQ8", None, t) for t in (0.002, 0.3, 1.0, 80.0)],
         *[("IVF8,Flat", 8, t) for t in (0.002, 0.3, 1.0, 80.0)],
-        # Searching one list loses near images to the tail. At a t where the tail has no mass they are never drawn,
-        # so only larger t show that the weights make up for the search.
+        # A search of one list misses near images, and they join the tail. If the tail has no mass they are never drawn,
+        # so only larger t show that the weights correct the search.
         *[(factory, 1, t) for factory in ("IVF8,Flat", "IVF8,SQ8") for t in (1.5, 3.0, 80.0)],
     ],
 )
@@ -495,7 +495,7 @@ def test_knn_whose_search_finds_nothing_is_uniform_snis():
 
 
 def near_duplicates(copies):
-    """Random images, the first of them `copies` times with one grey level of one pixel changed, at t_min."""
+    """Random images; the first one has `copies` versions, each with one pixel changed by one grey level."""
     images = torch.randint(0, 256, (20 + copies, 3, 8, 8), dtype=torch.uint8, generator=rng())
     images[:copies] = images[0]
     for i in range(1, copies):
@@ -506,20 +506,20 @@ def near_duplicates(copies):
 @pytest.mark.parametrize("copies", [2, 5, 30])
 @pytest.mark.parametrize("k", [5, 20])
 def test_images_one_grey_level_apart_are_told_apart_at_t_min(copies, k):
-    # The posterior hangs on a difference of 6e-5 in sq_dist: float32 distances by expansion cannot see it.
+    # The posterior depends on a difference of 6e-5 in sq_dist; expanded float32 distances cannot show it.
     reference, t = near_duplicates(copies), 0.002
     x = reference.gather(torch.arange(2))
     z = x.repeat(4, 1, 1, 1) + t * torch.randn(8, 3, 8, 8, generator=rng(1))
     expected = enumerate_mean(reference, z, t)
     exact = ExactFloat64().bind(reference).posterior_mean(z, t)
     torch.testing.assert_close(exact.double(), expected, rtol=0, atol=2e-6)
-    # The images span 1/127.5 in those pixels. A tenth of that is seen.
+    # The images differ by 1/127.5 in those pixels. A tenth of that is visible.
     estimate = KNN(k=k, n=4000).bind(reference).posterior_mean(z, t, generator=rng())
     torch.testing.assert_close(estimate.double(), expected, rtol=0, atol=8e-4)
 
 
 def test_an_eight_bit_search_tells_near_copies_apart_with_few_draws():
-    # SQ8 is half a level off: a proposal from its distances alone would nearly always draw the wrong copy.
+    # SQ8 has an error of half a level. A proposal from only its distances would nearly always draw the wrong copy.
     images = torch.randint(0, 256, (30, 3, 32, 32), dtype=torch.uint8, generator=rng())
     images[:5] = images[0]
     for i in range(1, 5):
@@ -529,14 +529,14 @@ def test_an_eight_bit_search_tells_near_copies_apart_with_few_draws():
     z += t * torch.randn(z.shape, generator=rng(1))
     estimate = KNN(k=5, n=64).bind(reference).posterior_mean(z, t, generator=rng())
     error = (estimate - enumerate_mean(reference, z, t)).flatten(1).norm(dim=1)
-    assert error.max() < 0.25 / 127.5  # a quarter of the level that tells them apart
+    assert error.max() < 0.25 / 127.5  # a quarter of the level by which they differ
 
 
 @pytest.mark.parametrize("t", [0.002, 0.5])
 def test_exact_duplicates_count_twice(t):
     x = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.003 * t / 0.002, 0.0], [9.0, 9.0]])
     reference = ReferenceSet(x)
-    z = torch.tensor([[0.0015 * t / 0.002, 0.0]])  # as far from the first two as from the third
+    z = torch.tensor([[0.0015 * t / 0.002, 0.0]])  # the first three images have the same distance
     expected = torch.tensor([[0.001 * t / 0.002, 0.0]])
     torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, t), expected, rtol=1e-3, atol=1e-7)
     for estimator in (KNN(k=4, n=50_000), KNN(k=2, n=50_000), MonteCarlo(50_000)):
@@ -554,10 +554,10 @@ def test_stf_of_one_is_the_source():
 
 
 def test_stf_averages_n_images_the_source_included():
-    # At large t all weights are equal. A source far from every image counts 1/n.
+    # At large t all weights are equal, so a source far from every image has weight 1/n.
     reference = ReferenceSet(torch.zeros(10, 2))
     for n in (1, 2, 5, 100):
-        for b in (1, 300):  # the batch size has no part in it
+        for b in (1, 300):  # the batch size must not matter
             mean = STF(n).bind(reference).posterior_mean(torch.zeros(b, 2), 1e6, torch.full((b, 2), 1.0))
             torch.testing.assert_close(mean, torch.full((b, 2), 1 / n), rtol=1e-5, atol=0)
 
@@ -582,7 +582,7 @@ def test_stf_is_biased_at_intermediate_t_and_knn_is_not():
     stf, knn = squared_bias(STF(16), R=200), squared_bias(KNN(k=20, n=16), R=200)
     assert stf > 20 * knn
     assert stf > 0.01
-    assert squared_bias(STF(1024), R=20) < stf / 20  # it vanishes as n grows
+    assert squared_bias(STF(1024), R=20) < stf / 20  # the bias vanishes as n grows
 
 
 # Limits
@@ -596,7 +596,7 @@ def test_small_t_gives_the_nearest_image(make):
 
 
 def test_small_t_far_from_every_image_gives_the_nearest():
-    # Every likelihood underflows, and the latent is not from the process at this t.
+    # Every likelihood underflows, because the latent does not come from the process at this t.
     reference = pixel_set()
     z = torch.randn(5, 3, 2, 4, generator=rng(4))
     nearest = everything(reference)[
@@ -634,7 +634,7 @@ def test_batches_much_larger_than_n(n):
     for estimator in (STF(n), UniformSNIS(n), MonteCarlo(n), KNN(k=2, n=n)):
         mean = estimator.bind(reference).posterior_mean(z, 3.0, x, rng()).double()
         assert mean.isfinite().all()
-        # Rows are independent: errors average out over the batch. The spread of one image is 0.6.
+        # Rows are independent, so errors average out over the batch. One image has a spread of 0.6.
         assert (mean - mu).mean().abs() < 0.05
 
 

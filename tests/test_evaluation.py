@@ -1,4 +1,4 @@
-"""LitEstimator: estimators in the place of a trained model."""
+"""LitEstimator: an estimator replaces the trained model."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_validate_needs_no_checkpoint(capsys):
 
 
 def test_predict_with_the_exact_score_returns_images_of_the_reference_set():
-    # The exact score's flow ends in training images: memorisation is what it is right to do.
+    # The exact score's flow ends in training images, so memorisation is the right result.
     exact = ["--model.estimator", "Exact", "--model.sampling_steps", "40"]
     writer = ["--trainer.callbacks", "callbacks.SampleWriter", "--trainer.callbacks.format", "npz"]
     bar = ["--trainer.enable_progress_bar", "true"]

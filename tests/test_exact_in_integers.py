@@ -32,7 +32,7 @@ def test_each_digit_brings_the_error_down(t, hflip, digits, limit):
     expected = posterior_mean(z, reference.gather(torch.arange(reference.N)), t)
     for given in (z, z.double()):
         estimate = ExactInt8(digits).bind(reference).posterior_mean(given, t)
-        # A float32 mean has 1e-15 by itself.
+        # Rounding the mean to float32 already gives an error of 1e-15.
         assert (estimate.double() - expected).square().mean() < limit + 1e-15
 
 
@@ -84,7 +84,7 @@ def test_sums_of_many_products_do_not_overflow():
 
 
 def test_more_copies_of_an_image_than_are_recomputed():
-    # At small t the rounding of the product is a factor of e^100 and more, the same for all copies.
+    # At small t the product's rounding is a factor of e^100 or more, but the same for all copies.
     images = torch.randint(256, (60, 3, 64, 64), dtype=torch.uint8)
     images[:50] = 255
     reference = ReferenceSet(images)
@@ -95,7 +95,7 @@ def test_more_copies_of_an_image_than_are_recomputed():
 
 
 def two_groups(N=200, side=8, levels=4):
-    """Almost black and almost white images: as z moves by a little, the mean moves by much, at noise between them."""
+    """Almost black and almost white images: at noise levels between them, a small change of z moves the mean far."""
     images = torch.randint(levels, (N, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images[::2] = 255 - images[::2]
     return images
@@ -106,7 +106,7 @@ def test_the_images_at_hand_decide_how_many_digits_are_taken(images, digits):
     reference = ReferenceSet(images)
     estimator = Exact().bind(reference)
     assert estimator.digits_in_use == digits
-    # What is promised holds for other latents, and for fewer digits something is missing.
+    # The promised error holds for other latents, too, and one digit less breaks it.
     x = reference.gather(torch.arange(100))
     worst = {}
     for count in (digits, digits - 1):
@@ -128,7 +128,7 @@ def test_float64_is_taken_where_no_number_of_digits_is_exact_enough(monkeypatch)
     estimator = Exact().bind(reference)
     assert estimator.digits_in_use is None
     assert torch.equal(estimator.posterior_mean(z, 1.0), ExactFloat64().bind(reference).posterior_mean(z, 1.0))
-    # This was asked for.
+    # The user asked for ExactInt8, so it stays.
     assert ExactInt8().bind(reference).digits_in_use == 3
 
 
@@ -156,7 +156,7 @@ def test_a_large_set_is_judged_by_a_part_of_it(monkeypatch):
 
 
 def test_what_only_many_images_together_weigh_is_not_lost():
-    # 20,000 images, each with at most 1/30,000 of the largest weight. Weights in two digits would be off by 1e-6.
+    # Each of 20,000 images has at most 1/30,000 of the largest weight. Weights in two digits would give errors of 1e-6.
     images = torch.randint(100, 102, (20_000, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images[:40] = 20
     reference = ReferenceSet(images)

@@ -1,4 +1,4 @@
-"""What docs/extending.md shows: classes kept outside the project, run by every subcommand from another folder."""
+"""The examples of docs/extending.md: every subcommand runs classes outside the project, from another folder."""
 
 import csv
 import re
@@ -28,7 +28,7 @@ FEW = {"num_z": "4", "repeats": "2", "noise_levels": "3"}
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
-    """A folder with the files of the page, from which commands run; their modules are forgotten afterwards."""
+    """A working folder with the files of the page; their modules are removed from sys.modules afterwards."""
     for name, code in SNIPPETS:
         if name:
             (tmp_path / name).write_text(code)
@@ -40,7 +40,7 @@ def outside(tmp_path, monkeypatch):
 
 
 def arguments(command):
-    """The command with configs found from any folder, made small."""
+    """The command's arguments with absolute config paths, and options that make it small."""
     args = shlex.split(re.sub(r"configs/", f"{ROOT}/configs/", command))
     if args[0] == "plan":
         return args
@@ -78,7 +78,7 @@ def test_on_shards_it_is_refused_with_a_line(outside):
     command = f"fit -c {ROOT}/configs/demo.yaml {own}".split()
     done = run_main([*command, *TINY, *SHORT], ranks=2, check=False)
     assert done.codes == [2, 2]
-    # The other rank may repeat it, where it cannot tell whether the first still speaks.
+    # The other rank may repeat the line if it does not know whether the first rank is alive.
     line, *_ = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert line == "error: Nearest needs the whole reference set on each rank, this one is sharded"
 
@@ -119,7 +119,7 @@ def test_the_own_estimator_is_what_it_says(outside):
     assert own.shape == z.shape
 
 
-# A process from its two methods alone, against the closed forms of ours.
+# A process that defines only its two methods must agree with our closed forms.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Fidelity metrics against torch-fidelity and torchmetrics, their cache, and what is said of bad input."""
+"""Fidelity metrics against torch-fidelity and torchmetrics, their cache, and their messages for bad input."""
 
 import csv
 import math
@@ -131,7 +131,7 @@ def test_statistics_add_up_in_any_order_and_over_ranks():
     for rank, part in enumerate(parts):
         for numbers in torch.arange(50).split(8)[rank::2]:
             part.update(numbers, features[numbers], logits[numbers])
-    # What `dist_reduce_fx` does with the states of two ranks: add or join them.
+    # `dist_reduce_fx` adds or joins the states of two ranks.
     for name in ("feature_sum", "outer_sum", "count", "numbers", "features", "logits"):
         setattr(parts[0], name, getattr(parts[0], name) + getattr(parts[1], name))
     one, two = whole.compute(), parts[0].compute()
@@ -147,14 +147,14 @@ def test_pixels_of_a_png_come_back_as_they_were(tmp_path):
     levels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     assert torch.equal(to_uint8(model_space(levels)), levels)
     assert to_uint8(torch.tensor([-3.0, 3.0])).tolist() == [0, 255]
-    # Grey pictures become what torch-fidelity reads from a grey PNG.
+    # Grey pictures get the same values that torch-fidelity reads from a grey PNG.
     Image.fromarray(levels[0, 0].numpy()).save(tmp_path / "grey.png")
     read = np.asarray(Image.open(tmp_path / "grey.png").convert("RGB")).transpose(2, 0, 1)
     assert np.array_equal(to_rgb_uint8(model_space(levels))[0].numpy(), read)
 
 
 def test_efficientnet_knows_a_flower_from_noise():
-    # With the wrong scaling or the wrong weights a network sees no difference that means anything.
+    # With wrong scaling or weights the network's distances would mean nothing.
     from sklearn.datasets import load_sample_image
 
     extractor = EfficientNetLite0()
@@ -164,7 +164,7 @@ def test_efficientnet_knows_a_flower_from_noise():
     assert features.shape == (1, 1280)
     assert logits is None
     probabilities = extractor.network._fc(features).softmax(1)
-    assert int(probabilities.argmax()) == 985  # daisy, the flower of ImageNet's 1,000 classes
+    assert int(probabilities.argmax()) == 985  # class 985 of ImageNet is a flower, the daisy
     assert float(probabilities.max()) > 0.2
 
 

@@ -17,7 +17,7 @@ from tests.ranks import run_main
 ROOT = Path(__file__).parent.parent
 DEMO = ["-c", str(ROOT / "configs" / "demo.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
 DEMO += ["--model.estimator.k", "32", "--model.estimator.n", "8"]
-# Any estimator in the place of a model, on a few images.
+# An estimator replaces the model, on a few images.
 QUICK = ["--model", "LitEstimator", "--model.estimator", "Exact", "--model.sampling_steps", "4"]
 QUICK += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", "1"]
 QUICK += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs", "--data.batch_size", "8"]
@@ -29,7 +29,7 @@ def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def quick(*args, **callback):
-    """`validate` with `Fidelity` on 40 random images; what it wrote."""
+    """Run `validate` with `Fidelity` on 40 random images; return its output."""
     images = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
     np.save("images.npy", images)
     return quick_on("Arrays", "--data.path", "images.npy", *args, **callback)
@@ -59,7 +59,7 @@ def test_validate_logs_and_writes_what_it_measured():
         "checkpoint": "",
     }
     assert "inception_score" not in row
-    # Few steps of the exact score's flow end near the data, and noise would not.
+    # A few steps of the exact score's flow end near the data; noise would not.
     assert 0 < float(row["precision"]) <= 1
 
 
@@ -102,10 +102,10 @@ def test_statistics_of_the_data_are_kept_and_damaged_ones_computed_anew(capsys):
     first = quick(**options)[1][0]["fd_pixels"]
     (path,) = Path("cache").iterdir()
     kept = np.load(path)
-    # A run takes what is there ...
+    # A run uses the cached statistics ...
     np.savez(path, mean=kept["mean"] + 1, cov=kept["cov"], count=kept["count"])
     assert quick(**options)[1][0]["fd_pixels"] != first
-    # ... unless it is damaged, or of other data.
+    # ... unless they are damaged or from other data.
     path.write_bytes(path.read_bytes()[:300])
     with pytest.warns(UserWarning, match=f"{path} is damaged; the statistics of the data are computed anew"):
         assert quick(**options)[1][0]["fd_pixels"] == first
@@ -119,7 +119,7 @@ def test_mirror_images_are_real_images_only_where_asked():
     options = {"extractor": extractor("Pixels"), "cache_dir": "cache"}
     plain = quick(**options)[1][0]["fd_pixels"]
     (path,) = Path("cache").iterdir()
-    # The statistics of the data without flips are taken for those with them: the samples alone are of another set.
+    # The flipped run uses the statistics without flips; only its samples come from another set.
     flipped = quick("--data.hflip", "true", **options)[1][0]["fd_pixels"]
     assert list(Path("cache").iterdir()) == [path]
     with_mirrored = quick("--data.hflip", "true", mirrored=True, **options)[1][0]["fd_pixels"]
@@ -180,7 +180,7 @@ def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation(capsys):
     best = min(rows, key=lambda row: float(row["fd_pixels"]))
     path = "runs/demo/version_0/checkpoints/best.ckpt"
     assert torch.load(path, weights_only=False)["global_step"] == int(best["step"])
-    # It holds the averaged weights that were measured.
+    # The checkpoint has the averaged weights that were measured.
     main(["validate", *DEMO, "-c", "best.yaml", "--ckpt_path", path])
     (row,) = read_rows(Path("runs/demo/version_1/fidelity.csv"))
     assert float(row["fd_pixels"]) == pytest.approx(float(best["fd_pixels"]), rel=1e-4)
@@ -189,7 +189,7 @@ def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation(capsys):
 
 def validate_on_ranks(folder, ranks):
     command = ["validate", "--data", "Digits", *QUICK]
-    # KNN draws at random, so that its images depend on the batch: whole batches must go to a rank.
+    # KNN's draws depend on the batch, so each rank must get whole batches.
     command += ["--model.estimator", "KNN", "--model.estimator.k", "64", "--model.estimator.n", "4"]
     run_main([*command, "-c", folder.parent / "two.yaml", "--trainer.logger.save_dir", folder], ranks)
     return read_rows(next(folder.rglob("fidelity.csv")))
@@ -200,7 +200,7 @@ def test_two_ranks_measure_what_one_does(tmp_path):
     options |= {"extra_metrics": ["kid", "precision", "recall"], "kid_subset_size": 50, "cache_dir": str(tmp_path)}
     callbacks = [
         {"class_path": "callbacks.Fidelity", "init_args": options},
-        # One batch, so that the second rank has nothing to do.
+        # There is only one batch, so the second rank has no work.
         {"class_path": "callbacks.PixelFrechetDistance", "init_args": {"num_samples": 66, "batch_size": 100}},
     ]
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))

@@ -79,7 +79,7 @@ def test_each_panel_varies_one_option_and_marks_where_the_baseline_is_passed(run
     assert labels[0] == ["OneSample", "KNN k=512, n=256", "KNN k=2048, n=256"]
     assert labels[1] == ["OneSample", "KNN k=2048, n=64", "KNN k=2048, n=256"]
     assert [line.get_ydata()[0] for line in lines(upper, ":")] == [4.0, 2.5, 3.0]
-    # k=512 is below 4 after one million images, k=2048 after two; n=64 never is.
+    # k=512 falls below 4 after one million images, k=2048 after two, n=64 never.
     assert [line.get_xdata()[0] for line in lines(upper, "--")] == [1.0, 2.0]
     assert [line.get_xdata()[0] for line in lines(lower, "--")] == [2.0]
 

@@ -1,4 +1,4 @@
-"""Horizontal flips in the training of Table 1: items and posterior are of one set, and real statistics of another."""
+"""Horizontal flips in Table 1's training: items and posterior use the mirrored set, FID's statistics do not."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ FLIPPED = ["table1/ict.yaml", "table1/ict_stf.yaml", "table1/ict_knn.yaml", "fig
 
 @pytest.fixture
 def few_images(tmp_path, monkeypatch):
-    """Ten images in the place of CIFAR-10, and both sides of them, by hand."""
+    """Ten images that replace CIFAR-10, and the same images with their mirror images, made by hand."""
     pixels = write_cifar10(tmp_path, monkeypatch)
     both = np.concatenate([pixels, pixels[..., ::-1]]).astype(np.float64) / 127.5 - 1
     return tmp_path, torch.from_numpy(both)
@@ -35,12 +35,12 @@ def test_items_and_posterior_are_of_the_set_of_both_sides(name, few_images):
     )
     data = cli.datamodule
     data.setup("fit")
-    # Each image and its mirror image once in an epoch, in a random order.
+    # An epoch has each image and each mirror image once, in random order.
     items = torch.cat([x for x, _ in data.train_dataloader()]).double()
     matches = (items[:, None] - both).abs().flatten(2).amax(2) < 1e-6
     assert matches.sum(1).tolist() == [1] * 20
     assert sorted(matches.int().argmax(1).tolist()) == list(range(20))
-    # The posterior mean over what items are drawn from, enumerated.
+    # The expected posterior mean is enumerated over the set that items are drawn from.
     generator = torch.Generator().manual_seed(0)
     for t in (5.0, 20.0):
         z = items[:6] + t * torch.randn(6, 3, 32, 32, generator=generator, dtype=torch.float64)

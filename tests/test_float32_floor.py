@@ -1,4 +1,4 @@
-"""No rounding reads as error at small noise, where the score divides by t⁴: estimates against the mean in float64."""
+"""Rounding must not look like error at small noise, where the score divides by t⁴; the reference is in float64."""
 
 import pytest
 import torch
@@ -23,13 +23,13 @@ every_estimator = pytest.mark.parametrize("name", MAKERS)
 
 
 def images(N, copies=1, side=16):
-    """uint8 images, each `copies` times."""
+    """Images, uint8; each one occurs `copies` times."""
     own = torch.randint(0, 256, (N, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     return own.repeat_interleave(copies, 0)
 
 
 def score_mse(estimator, reference, t, num_z=32):
-    """As the callback `EstimatorError` measures it."""
+    """Measure the score's MSE as the callback `EstimatorError` does."""
     z, x = NoisyLatents(reference, num_z, 0).batch(range(num_z), t)
     mu = ExactFloat64().bind(reference).posterior_mean(z.double(), t)
     values = measure(estimator.bind(reference), 3, z, t, mu, fixed_source(x), (0, 0))
@@ -40,7 +40,7 @@ def score_mse(estimator, reference, t, num_z=32):
 @pytest.mark.parametrize("t", [0.002, 0.01, 0.1])
 @pytest.mark.parametrize("copies", [1, 3])
 def test_the_score_of_images_far_apart_has_no_floor(name, t, copies):
-    # The posterior is one image, or its copies: every estimate is that image to the last bit.
+    # The posterior is one image or its copies, so every estimate is that image to the last bit.
     assert score_mse(MAKERS[name](), ReferenceSet(images(64, copies)), t) == 0
 
 
@@ -59,7 +59,7 @@ def digits():
 
 @pytest.mark.parametrize("t", [0.02, 0.5, 5.0])
 def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
-    # Pairs of images 2t apart in all, in each of many dimensions a little.
+    # The images of a pair have distance 2t, spread over many dimensions.
     x = t * torch.randn(40, 3072, generator=torch.Generator().manual_seed(1))
     x[1::2] = x[::2] + 2 * t / 3072**0.5 * torch.randn(20, 3072, generator=torch.Generator().manual_seed(2))
     z = x[::2] + t * torch.randn(20, 3072, generator=torch.Generator().manual_seed(3))
@@ -70,7 +70,7 @@ def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
 
 
 def test_latents_in_float64_have_means_in_float64():
-    # Rounded to float32 these means have a score MSE of 4e-9.
+    # These means would have a score MSE of 4e-9 if they were rounded to float32.
     t, x = 0.02, torch.randn(40, 300, generator=torch.Generator().manual_seed(1))
     x[1::2] = x[::2] + 2 * t / 300**0.5 * torch.randn(20, 300, generator=torch.Generator().manual_seed(2))
     z = x[::2].double() + t * torch.randn(20, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -96,7 +96,7 @@ def test_merged_draws_are_the_draws_they_stand_for():
 
 
 def test_certificates_are_those_of_the_single_draws():
-    # Effective sample size, largest weight and error by their formulas over n draws, equal ones included.
+    # The formulas of effective sample size, largest weight and error use all n draws, including equal ones.
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
     z = torch.zeros(1, 2)
     estimator = KNN(k=3, n=10).bind(ReferenceSet(x))

@@ -1,4 +1,4 @@
-"""Networks that NVIDIA's own code pickled are read and give its outputs; the pickles of the tests match them."""
+"""Networks that NVIDIA's code pickled give NVIDIA's outputs; the tests' own pickles have the same format."""
 
 import pickletools
 import sys
@@ -69,7 +69,7 @@ def test_a_genuine_file_imports_nothing(name):
 
 @EACH
 def test_labels_change_the_output_of_a_genuine_file(name):
-    # Otherwise the outputs would agree without them.
+    # Otherwise the outputs would agree even without these parts.
     record, denoiser = recorded(name), load_edm_pickle(GENUINE / f"{name}.pkl")
     if record["labels"] is None:
         assert denoiser.model.num_classes == 0
@@ -80,7 +80,7 @@ def test_labels_change_the_output_of_a_genuine_file(name):
 
 
 def contents(path):
-    """Opcodes and globals of a pickle of protocol 4, which names globals by the two strings before."""
+    """The opcodes and globals of a pickle with protocol 4; the two strings before a global are its name."""
     opcodes, names, memo, texts = set(), set(), [], []
     last: object = None
     for opcode, argument, _ in pickletools.genops(path.read_bytes()):

@@ -1,4 +1,4 @@
-"""EDM's sampler against flows and marginals known in closed form, in every process; seeds, evaluations, bad options."""
+"""EDM's sampler against closed-form flows and marginals, in every process; seeds, evaluations, bad options."""
 
 import math
 from itertools import pairwise
@@ -64,7 +64,7 @@ def test_order_two_on_a_gaussian(process):
 
 @pytest.mark.parametrize("other", [VP(), LinearInterpolant()], ids=["VP", "LinearInterpolant"])
 def test_processes_give_the_same_samples_as_steps_grow(other):
-    # A mixture of two Gaussians: not linear, and with no closed form to lean on.
+    # A mixture of two Gaussians is not linear, and its flow has no closed form.
     def mixture_mean(y, sigma):
         sigma = sigma.reshape(-1, 1)
         total = 0.3**2 + sigma**2
@@ -81,7 +81,7 @@ def test_processes_give_the_same_samples_as_steps_grow(other):
         gaps.append((a - b).abs().max().item())
     assert slope(counts, gaps) == pytest.approx(2, abs=0.4)
     assert gaps[-1] < 0.02
-    # With noise, too: it is added to z / s, so it is the same noise.
+    # The processes also agree with noise: it is added to z / s, so it is the same noise.
     options = {"num_steps": 256, "churn": Churn(S_churn=10.0), "seeds": range(16)}
     a, b = (heun_sampler(mixture_mean, noise, process=process, **options) for process in (EDM(), other))
     assert (a - b).abs().max() < 0.05
@@ -109,10 +109,10 @@ def test_added_noise_keeps_the_marginal(process):
     noise = seeded_noise(seeds, (n // 4,))
     options = {"num_steps": 128, "process": process, "seeds": seeds}
     x = heun_sampler(gaussian_mean, noise, churn=Churn(S_churn=30.0), **options).double()
-    # The prior N(0, 80²) lacks the mean M, an offset of M·S/80; 128 Heun steps leave 1 % in the variance.
+    # The prior N(0, 80²) ignores the mean M, hence an offset of M·S/80. 128 Heun steps leave a variance error of 1 %.
     assert x.mean().item() == pytest.approx(M, abs=M * S / 80 + 5 * S / math.sqrt(n))
     assert x.var().item() == pytest.approx(S**2, rel=5 * math.sqrt(2 / n) + 0.01)
-    # The noise is the sampler's: the samples have forgotten most of their latents. More of it shows.
+    # The sampler's noise makes the samples almost independent of their latents. More noise increases their variance.
     assert abs(np.corrcoef(x.flatten(), noise.flatten())[0, 1]) < 0.5
     inflated = heun_sampler(gaussian_mean, noise, churn=Churn(S_churn=30.0, S_noise=1.1), **options).double()
     assert inflated.var().item() > 1.05 * S**2
@@ -126,7 +126,7 @@ def test_evaluations(num_steps, S_churn, process):
     heun_sampler(denoiser, latents(2, 3), num_steps, churn=Churn(S_churn=S_churn), seeds=[0, 1], process=process)
     assert len(denoiser.calls) == 2 * num_steps - 1
     assert all(y.shape == (2, 3) and sigma.shape == (2,) for y, sigma in denoiser.calls)
-    # Heun's pairs: the first of a step at its (raised) level, the second at the next level; one evaluation at the end.
+    # A Heun step evaluates at its own (raised) level and at the next level; the last step has one evaluation.
     grid = [80.0] if num_steps == 1 else karras_sigmas(num_steps).flip(0).tolist()
     raised = 1 + min(S_churn / num_steps, math.sqrt(2) - 1)
     expected = [level for sigma, below in pairwise(grid) for level in (raised * sigma, below)]
@@ -140,14 +140,14 @@ def test_noise_is_added_between_s_min_and_s_max():
     factor = np.where((grid >= 0.05) & (grid <= 30), 1.1, 1.0)
     assert 0 < (factor > 1).sum() < 6
     np.testing.assert_allclose(denoiser.sigmas[::2], grid * factor, rtol=1e-12)
-    # The edges belong to the range.
+    # The range includes its ends.
     denoiser = Recorded()
     heun_sampler(denoiser, latents(1, 3), 6, churn=Churn(S_churn=0.6, S_min=0.002, S_max=0.002), seeds=[0])
     np.testing.assert_allclose(denoiser.sigmas[::2], grid * [1, 1, 1, 1, 1, 1.1], rtol=1e-12)
 
 
 def test_the_amount_of_added_noise():
-    """y moves by S_noise·sqrt(σ̂² − σ²)·ε from 80 to 1.1·80, seen at the first evaluation."""
+    """The first evaluation shows y moved by S_noise·sqrt(σ̂² − σ²)·ε, from 80 to 1.1·80."""
     denoiser = Recorded()
     noise = latents(2, 50)
     heun_sampler(denoiser, noise, 4, churn=Churn(S_churn=0.4, S_noise=1.5), seeds=[3, 4])
@@ -181,7 +181,7 @@ def test_an_image_depends_on_its_seed_and_not_on_its_batch(process, S_churn):
 def test_steps_draw_their_own_noise():
     denoiser = Recorded(lambda y, sigma: torch.zeros_like(y))
     heun_sampler(denoiser, torch.zeros(1, 5_000, dtype=torch.float64), 3, churn=Churn(S_churn=9.0), seeds=[0])
-    # With a mean of 0, y / σ is kept by each step, so that what is new at a step is its own noise.
+    # With a mean of 0, each step keeps y / σ, so the only new part at a step is its own noise.
     first, second, third = (y / sigma[:, None] for y, sigma in denoiser.calls[::2])
     fresh = torch.cat([first, second - first / math.sqrt(2), third - second / math.sqrt(2)])
     assert (torch.corrcoef(fresh).fill_diagonal_(0).abs() < 5 / math.sqrt(5_000)).all()
@@ -195,7 +195,7 @@ def test_state_is_float64_whatever_the_denoiser_sees(dtype):
     x = heun_sampler(denoiser, noise, 300)
     assert x.dtype == dtype
     assert all(y.dtype == dtype and sigma.dtype == torch.float64 for y, sigma in denoiser.calls)
-    # A float32 state would gather 600 roundings; here each step's is gone with the step.
+    # A float32 state would collect 600 roundings; in float64 none of them stays.
     reference = heun_sampler(gaussian_mean, noise.double(), 300)
     assert (x - reference).abs().max() < (1e-6 if dtype == torch.float32 else 1e-15)
 

@@ -13,7 +13,7 @@ from lit_knn.schedules import karras_sigmas
 from lit_knn.theory.noise import forward_noise
 from tests.test_heun_sampler import gaussian_mean, gaussian_sample, latents, slope
 
-# A second Gaussian N(A, B²), for the part above t_switch.
+# A second Gaussian N(A, B²) is the data above t_switch.
 A, B = -0.4, 1.3
 
 
@@ -68,7 +68,7 @@ def test_each_mean_is_evaluated_on_its_side_alone():
 
     hybrid_sampler(watched("above"), watched("below"), latents(1, 3, dtype=torch.float32), 2.0)
     assert min(seen["above"]) == 2.0 == max(seen["below"])
-    # Two evaluations a step, one in the last: 2·18 − 1 of EDM's sampler, and two for the step that t_switch adds.
+    # EDM's sampler has 2·18 − 1 evaluations, two per step and one in the last; t_switch adds a step with two.
     assert len(seen["above"]) + len(seen["below"]) == 2 * 18 - 1 + 2
 
 
@@ -91,14 +91,14 @@ def test_with_t_switch_near_zero_the_exact_mean_returns_images_of_the_set():
     images = latents(40, 1, 3, 3, seed=1).clamp(-1, 1)
     reference = ReferenceSet(images)
     exact = Exact().bind(reference).posterior_mean
-    # A network that changes nothing but the last noise.
+    # The network returns z, so only the last noise remains.
     samples = hybrid_sampler(exact, lambda z, t: z, latents(64, 1, 3, 3).float(), 0.003, 40)
     distance = torch.cdist(samples.flatten(1), images.flatten(1).float()).amin(1)
     assert (distance < 0.02).float().mean() > 0.95
 
 
 def test_forward_samples_and_the_exact_flow_agree_in_distribution():
-    # What Figure 5 rests on: at t_switch, the exact flow from pure noise has the law of x + t·ε.
+    # Figure 5 relies on this: at t_switch, the exact flow from pure noise has the distribution of x + t·ε.
     points = torch.tensor([-0.9, 0.1, 0.8])
     reference = ReferenceSet(points.reshape(3, 1))
     exact = Exact().bind(reference).posterior_mean
@@ -107,7 +107,7 @@ def test_forward_samples_and_the_exact_flow_agree_in_distribution():
     x = points[torch.randint(3, (4000,), generator=torch.Generator().manual_seed(2))].reshape(-1, 1)
     forward = forward_noise(x, 0.7, latents(4000, 1, seed=3).float()).double()
     levels = torch.linspace(0.05, 0.95, 10, dtype=torch.float64)
-    # Quantiles of 4,000 draws are about 0.025 off at this density, those in the tails more.
+    # Quantiles of 4,000 draws have an error of about 0.025 at this density, and more in the tails.
     torch.testing.assert_close(flow.quantile(levels), forward.quantile(levels), rtol=0, atol=0.12)
 
 

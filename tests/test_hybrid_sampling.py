@@ -37,7 +37,7 @@ def _work_in_a_folder_of_its_own_with_a_network(tmp_path, monkeypatch):
 
 
 def arguments(estimators=("KNN", "STF"), network="network.ckpt", net=NET, trainer=None, **options):
-    """The digits' run, of a small size, with the options of the callback that are given."""
+    """Arguments for a small run on the digits, with the given options of the callback."""
     parts = {
         "KNN": {"class_path": "lit_knn.estimators.KNN", "init_args": {"k": 32, "n": 8}},
         "STF": {"class_path": "lit_knn.estimators.STF", "init_args": {"n": 8}},
@@ -72,7 +72,7 @@ def values(row):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The batches that were drawn: (class of the estimator, t_switch, first seed)."""
+    """A list of the drawn batches: (class of the estimator, t_switch, first seed)."""
     seen, original = [], HybridSamples.draw
 
     def watched(self, estimator, t_switch, seeds):
@@ -133,10 +133,10 @@ def test_an_interrupted_sweep_goes_on_where_it_was(drawn, monkeypatch):
 def test_other_settings_are_other_points(drawn):
     main(arguments(["KNN"], t_switch=[1.0]))
     drawn.clear()
-    # One more estimator: its points alone.
+    # One more estimator adds only its own points.
     main(arguments(["KNN", "STF"], t_switch=[1.0]))
     assert {method for method, *_ in drawn} == {"STF"}
-    # Another option, another seed, another network under the old name: all points.
+    # Another option, seed, or network under the old name repeats all points.
     for change, seed in (({"num_steps": 4}, "0"), ({}, "1")):
         drawn.clear()
         main([*arguments(["KNN"], **{"t_switch": [1.0], **change}), "--seed_everything", seed])
@@ -252,7 +252,7 @@ MEMORISATION["init_args"] = {"num_samples": 60, "batch_size": 15, "num_pairs": 1
 
 
 def test_two_processes_measure_what_one_does():
-    # The two callbacks at once: a start of two processes costs more than all they do.
+    # Both callbacks run together, because starting two processes costs more than their work.
     tables, pictures, logged = [], [], []
     for devices in (1, 2):
         folder = Path(f"on{devices}")
@@ -288,7 +288,7 @@ def test_memorisation_finds_the_copies_of_the_exact_flow_and_shows_them_beside_t
     assert copied.value > 0.9
     assert "memorisation" in events.Tags()["images"]
     picture = np.asarray(Image.open(folder / "memorisation" / "step_0000000.png").convert("L")).astype(int)
-    # Two pairs of rows, of 8 and of 4 pairs: the upper half of each is its lower half.
+    # Two double rows show 8 and 4 pairs; in each, the upper half equals the lower half.
     for pair in np.split(picture, 2):
         upper, lower = pair[2:34], pair[36:68]
         assert np.abs(upper - lower).max() <= 2

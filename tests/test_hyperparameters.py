@@ -1,4 +1,4 @@
-"""The runs named after the paper have the published values: docs/hyperparameters.md against the configs it names."""
+"""The paper's runs have the published values: docs/hyperparameters.md agrees with the configs it names."""
 
 import importlib
 import math
@@ -50,7 +50,7 @@ OF_CONFIGS = [row for row in ROWS if row.key]
 
 
 def value_of(text):
-    """A cell as the value that a config has."""
+    """Convert a cell of the table to a config's value."""
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
     try:
         return float(text)
@@ -59,9 +59,9 @@ def value_of(text):
 
 
 def option(config, key):
-    """What `key` of the command line is in a config: of a class its name, of callbacks those of the class named.
+    """Look up the command-line option `key` in a config: a class gives its name; callbacks are found by class.
 
-    Of an estimator null is the default of its class.
+    For an estimator, null means the default of its class.
     """
     value = config
     for part in key.split("."):
@@ -80,7 +80,7 @@ def option(config, key):
 
 
 def values_in(row):
-    """The values that the configs of a row have for its key."""
+    """The values of a row's key in the row's configs."""
     file, _, key = row.key.rpartition(": ")
     if key.startswith("lit_knn."):
         module, _, name = key.rpartition(".")
@@ -124,7 +124,7 @@ def test_every_test_that_the_page_names_is_there():
     assert all((ROOT / path).is_file() for path in re.findall(r"`(tests/\w+\.py)`", PAGE))
 
 
-# What may differ from Table 1 in the runs that follow it, each a row of the page or the size of its images.
+# Runs that follow Table 1 may differ from it in these keys. Each is a row of the page or depends on the image size.
 OWN = {"net", "estimator", "sampling_sigmas", "class_conditional", "sampling_class"}
 
 

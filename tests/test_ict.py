@@ -27,7 +27,7 @@ TRAINER = {
 
 
 class RecordingNet(nn.Module):
-    """Remembers what it was given; its output is a dropout mask scaled by a parameter."""
+    """Records its inputs; its output is a dropout mask scaled by a parameter."""
 
     def __init__(self, dropout=0.0):
         super().__init__()
@@ -42,7 +42,7 @@ class RecordingNet(nn.Module):
 
 
 class Points(pl.LightningDataModule):
-    """Forty points in the plane, all of them in every batch."""
+    """Forty points in the plane; every batch has all of them."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ def test_student_sees_z_and_teacher_the_point_one_ode_step_below():
     z = student.double() * (t[:, None] ** 2 + 0.25).sqrt()
     z_hat = teacher.double() * (t_prev[:, None] ** 2 + 0.25).sqrt()
     assert (t_prev < t).all()
-    # z is noisy data, not the clean x (which would be within a distance of a few from the origin).
+    # z is noisy data; the clean x would be near the origin.
     assert (z - data.x).flatten(1).norm(dim=1).div(t).mean() == pytest.approx(math.sqrt(math.pi / 2), rel=0.3)
     mu = posterior_mean(z, data.x.double(), t)
     expected = z + ((t_prev - t) / t)[:, None] * (z - mu)
@@ -124,13 +124,13 @@ def test_resumed_run_repeats_the_uninterrupted_one(tmp_path):
     def run(steps, ckpt_path=None, callbacks=()):
         torch.manual_seed(1)
         model = LitICT(tiny_unet(dropout=0.3), KNN(k=32, n=8), lr=1e-2, ema_decay=0.5, total_steps=8, s1=40)
-        # The default generator must not matter: a resumed process does not have its state.
+        # The default generator must not matter, because a resumed process does not have its state.
         torch.manual_seed(steps)
         trainer = pl.Trainer(max_steps=steps, **TRAINER, callbacks=callbacks, enable_checkpointing=bool(callbacks))
         trainer.fit(model, Digits(batch_size=600), ckpt_path=ckpt_path)
         return model, trainer
 
-    # An epoch has 2 batches: the run stops, and resumes, in the middle of one.
+    # An epoch has 2 batches, so the run stops and resumes in the middle of an epoch.
     run(3, callbacks=[LastCheckpoint(dirpath=str(tmp_path))])
     resumed, trainer = run(7, ckpt_path=tmp_path / "last.ckpt")
     whole, _ = run(7)

@@ -1,4 +1,4 @@
-"""The image that z was made from as one more neighbour, where an approximate search misses it."""
+"""If an approximate search misses the source of z, the source becomes one more neighbour."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def sources(reference, t, batch=200):
 
 
 def few_lists(hflip=False):
-    """An index that searches one list of forty, and so misses most images."""
+    """An index that searches one of forty lists and so misses most images."""
     return ReferenceSet(pixels(), FaissIndex("IVF40,Flat", nprobe=1), hflip=hflip)
 
 
@@ -49,7 +49,7 @@ def test_images_of_the_set_are_located(index, hflip):
     nprobe = getattr(index, "nprobe", None)
     ids = torch.arange(reference.N)
     assert torch.equal(reference.locate(reference.gather(ids)), ids)
-    # What was searched before is found again: the effort is as it was.
+    # The same search gives the same result afterwards, so `locate` did not change nprobe.
     _, _, z = sources(reference, 1.0, 20)
     before = reference.search(z, 30)
     reference.locate(z)
@@ -86,7 +86,7 @@ def test_the_proposal_is_a_distribution_that_holds_the_source(t, hflip):
     proposal = estimator.proposal(z, torch.full((len(z),), t, dtype=torch.float64), x)
     log_q = dense_log_q(proposal)
     assert torch.allclose(log_q.exp().sum(1), torch.ones(len(z), dtype=torch.float64))
-    # The source has at least the share of the tail, and where it is missed and nearer than that, its own likelihood.
+    # The source has at least a tail image's probability; if it is missed but nearer, it has its own likelihood.
     own = log_q.gather(1, ids[:, None])[:, 0]
     assert (own >= proposal.log_q_tail - 1e-12).all()
     added = proposal.ids[:, -1] >= 0
@@ -115,7 +115,7 @@ def test_it_mends_what_the_search_misses_at_small_noise():
 
 
 def test_it_stays_consistent():
-    # The variance of Eq. 12 with this proposal, which falls as 1/n, is all of the error at n = 4,000.
+    # At n = 4,000 the error is only the variance of Eq. 12 with this proposal; it falls as 1/n.
     reference, t, n = few_lists(), 2.0, 4000
     _, x, z = sources(reference, t, 40)
     estimator = KNN(20, n, include_source=True).bind(reference)

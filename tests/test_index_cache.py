@@ -1,4 +1,4 @@
-"""The cache of built indexes: what it finds, what it refuses to believe, and what is left of a killed process."""
+"""The cache of built indexes: hits, refused files, and the leftovers of killed processes."""
 
 import json
 import os
@@ -27,7 +27,7 @@ FACTORIES = ["Flat", "SQ8", "IVF4,Flat", "IVF4,SQ8", "PCA8,IVF4,SQ8"]
 
 @contextmanager
 def no_build(folder):
-    """What is built is written."""
+    """Check that the block builds no index: each build would write a file."""
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*.index")}
     yield
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*.index")} == before
@@ -114,7 +114,7 @@ def test_a_file_that_is_not_whole_is_built_anew_with_a_line(tmp_path, suffix, da
     path = only_file(tmp_path)
     damaged = path.with_suffix(suffix)
     whole = damaged.read_bytes()
-    # Not in place: that would change what `first` has mapped.
+    # Writing in place would change the file that `first` has mapped.
     replacement = path.with_suffix(".tmp")
     replacement.write_bytes(damage(whole))
     replacement.rename(damaged)
@@ -147,7 +147,7 @@ def test_a_file_of_other_images_under_this_name_is_not_believed(tmp_path):
 
 
 def test_a_full_disk_leaves_no_file_and_the_run_goes_on(tmp_path):
-    # A limit on the size of files stands for the disk: the write fails in the same place, with another reason.
+    # A limit on file sizes simulates a full disk: the write fails at the same place with another reason.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_build(tmp_path
     (tmp_path / "locked").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # the superuser may write anywhere
     with pytest.raises(InputError, match=f"cache_dir={tmp_path / folder} "):
-        # A build would refuse these images.
+        # The cache must fail first: a build would refuse these images.
         started(tmp_path / folder, lossless=True, pictures=torch.randn(200, 1, 4, 6))
 
 
@@ -192,14 +192,14 @@ def test_a_killed_process_leaves_what_the_next_start_can_use(tmp_path):
         process = start_process(folder)
         while process.poll() is None and not list(folder.glob(".*.lock")):
             time.sleep(0.001)
-        # From here on the building and the writing take about 0.3 s.
+        # From here, building and writing take about 0.3 s.
         time.sleep(draw.uniform(0, 0.4))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         second = started(folder, "IVF64,SQ8", pictures)
         assert equal(expected, second)
         names = [path.name for path in folder.iterdir()]
-        assert len(names) == 3, names  # the index, what it is, and its lock
+        assert len(names) == 3, names  # the index, its description and its lock
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path):

@@ -1,4 +1,4 @@
-"""Processes of a distributed run share the file of one build, and none waits for one that has failed."""
+"""The processes of a distributed run share one built file; no process waits for a failed one."""
 
 import json
 import re

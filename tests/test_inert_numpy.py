@@ -1,4 +1,4 @@
-"""NumPy's numbers and arrays are read as plain values; what else NumPy can pickle, and hostile counts, are refused."""
+"""Reads NumPy's numbers and arrays as plain values; other NumPy objects and hostile counts are refused."""
 
 import json
 import pickle
@@ -20,7 +20,7 @@ BYTES_8 = np.float64(0.5).tobytes()
 
 
 def refused(path):
-    """The one line that reading `path` ends with."""
+    """The one-line error of reading `path`."""
     with pytest.raises(InputError) as caught:
         load_inert(path)
     message = str(caught.value)
@@ -38,7 +38,7 @@ def extremes(kind):
 
 
 def same(found, expected):
-    """Equal values of equal plain types, whatever the nesting."""
+    """Whether two nested values are equal and have the same plain types."""
     if isinstance(expected, list):
         return type(found) is list and len(found) == len(expected) and all(map(same, found, expected))
     return type(found) is type(expected) and found == expected
@@ -67,7 +67,7 @@ def test_arrays_of_every_layout_become_the_lists_that_numpy_says(tmp_path, proto
 
 
 def test_the_writer_of_these_tests_names_what_numpy_names(tmp_path):
-    # With the names of the installed NumPy, the bytes are those of pickle itself.
+    # With the installed NumPy's names, the bytes are the same as pickle's own.
     core = np.array(0).__reduce__()[0].__module__.removesuffix(".multiarray")
     for protocol in range(6):
         thing = [np.float64(0.5), np.arange(6.0).reshape(2, 3), np.bool_(True)]
@@ -92,11 +92,11 @@ def test_numpy_in_the_configuration_is_plain_and_survives_conversion(tmp_path, p
     assert json.loads(json.dumps(config)) == config == read_converted(tmp_path / "out.safetensors")[0]
 
 
-# What is refused
+# Refused input
 
 
 class Trap:
-    """Writes a file when it is unpickled as itself."""
+    """Writes a file if a real unpickler loads it."""
 
     def __init__(self, marker):
         self.marker = marker
@@ -261,7 +261,7 @@ def test_arrays_in_another_format_are_refused(tmp_path, hostile):
 
 
 def test_the_state_of_an_array_is_set_once(tmp_path):
-    # A second state could name other values than those that were checked.
+    # A second state could replace the values that were checked.
     twice = Call("numpy.core.numeric", "_frombuffer", BYTES_8, dtype(), (1,), "C", state=STATE)
     assert "twice" in refused(write(tmp_path / "a.pkl", twice))
 
@@ -270,7 +270,7 @@ def test_values_cannot_be_resized_behind_an_array(tmp_path):
     buffer = bytearray(BYTES_8)
     path = write(tmp_path / "a.pkl", [buffer, Call("numpy.core.numeric", "_frombuffer", buffer, dtype(), (1,), "C")], 5)
     assert load_inert(path)[1].tolist() == [0.5]
-    # The list's first item is appended to after the array was made of it.
+    # The pickle appends to the list's first item after an array was made from it.
     position = path.read_bytes().index(b"\x96" + b"\x08" + bytes(7)) + 17
     assert path.read_bytes()[position : position + 1] == pickle.MEMOIZE
     number = path.read_bytes()[:position].count(pickle.MEMOIZE)

@@ -1,4 +1,4 @@
-"""The arrows between the layers, read from the imports, and what an import pulls in."""
+"""The arrows between the layers, read from the imports; and the packages that an import loads."""
 
 import ast
 import importlib
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# From the bottom to the top: a module imports its own layer's line or lines above it, nothing below. A name is a
-# folder or a file of `lit_knn`; a new file in a folder is covered unnamed, a new folder must be given its place.
+# The list goes from the bottom layer to the top. A module may import from its own folder and from earlier lines. A name
+# is a folder or a file of `lit_knn`. A new file in a folder needs no entry, a new folder does.
 LAYERS = (
     ("errors", "rng", "atomic_files", "stopwatch", "memory"),
     ("distributed",),
@@ -38,7 +38,7 @@ PLACE = {name: place for place, names in enumerate(LAYERS) for name in names}
 LIGHTNING_LAYERS = LAYERS[LAYERS.index(("data",)) :]
 LIGHTNING = {"pytorch_lightning", "lightning"}
 FAISS_FILE = Path("index/faiss_index.py")
-# Whoever needs one of these imports it where it is used, so that estimators load with torch and NumPy alone.
+# These are imported inside the functions that use them, so that estimators load with only torch and NumPy.
 HEAVY = LIGHTNING | {"faiss", "jsonargparse", "torchvision", "sklearn", "tqdm", "scipy", "matplotlib", "torch_fidelity"}
 HEAVY |= {"torchmetrics"}
 LIGHT_LAYERS = LAYERS[: LAYERS.index(("metrics",))]
@@ -52,7 +52,7 @@ def module_of(path, root=ROOT):
 
 
 def imports_of(path, top=False, root=ROOT):
-    """Every module a file imports, also inside functions unless `top`; relative imports made absolute."""
+    """List every module that a file imports, also inside functions unless `top`; relative imports become absolute."""
     package = module_of(path, root) if path.name == "__init__.py" else module_of(path, root).rpartition(".")[0]
     found = set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -77,7 +77,7 @@ def layer_of(path, root=ROOT):
 
 
 def upward_imports(path, root=ROOT):
-    """What a file imports from layers above its own, or beside it on the same line."""
+    """The imports of a file from higher layers, or from other names in its own layer's line."""
     own = layer_of(path, root)
     asked = {name.split(".")[1] for name in imports_of(path, root=root) if name.startswith("lit_knn.")} - {own}
     return {name for name in asked if PLACE[name] >= PLACE[own]}
@@ -92,7 +92,7 @@ def test_every_file_has_a_place_and_every_place_a_file():
 
 
 def test_the_rule_sees_an_arrow_that_runs_up(tmp_path):
-    # The other tests pass on nothing if the reader of imports is wrong.
+    # If the reader of imports is wrong, the other tests pass without checking anything.
     for line, expected in [
         ("from lit_knn.estimators import KNN", {"estimators"}),
         ("def f():\n    from lit_knn.metrics.features import Pixels", {"metrics"}),
@@ -122,7 +122,7 @@ def test_imports_point_down(path):
     "path", [path for path in FILES if any(layer_of(path) in names for names in LIGHT_LAYERS)], ids=module_of
 )
 def test_the_library_imports_heavy_packages_where_they_are_used(path):
-    # torch loads tqdm by itself, where it is installed, so that the next test cannot see it.
+    # torch itself loads tqdm if it is installed, so the next test cannot check it.
     assert not top_level(imports_of(path, top=True)) & HEAVY
 
 
@@ -139,7 +139,7 @@ def test_callbacks_hold_callbacks():
 
 
 def test_only_the_reader_of_networks_knows_the_format_of_their_files():
-    # One door: `edm_checkpoint` opens network files, nothing else does.
+    # Only `edm_checkpoint` opens network files.
     for path in FILES:
         asked = {name for name in imports_of(path) if name.startswith("lit_knn.nets.published")}
         if layer_of(path) not in ("nets", "edm_checkpoint"):
@@ -147,7 +147,7 @@ def test_only_the_reader_of_networks_knows_the_format_of_their_files():
 
 
 def test_the_library_loads_without_the_application():
-    # A fresh interpreter: this one has loaded everything. What torch itself brings along is not ours to forbid.
+    # This interpreter has loaded everything, so the test starts a new one. Modules that torch loads are allowed.
     code = (
         "import sys, torch, numpy; before = set(sys.modules); "
         "import lit_knn.estimators, lit_knn.solvers, lit_knn.sampling; "
@@ -160,7 +160,7 @@ def test_the_library_loads_without_the_application():
 
 
 def test_preparing_images_needs_no_torch():
-    # Its workers and restarts would each pay seconds for it.
+    # Importing torch would cost each worker and each restart seconds.
     code = "import sys, lit_knn.prepare; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"

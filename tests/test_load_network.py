@@ -1,4 +1,4 @@
-"""The one door: any network file becomes a denoiser, ready to evaluate."""
+"""Any network file becomes a denoiser, ready to evaluate."""
 
 import json
 import time
@@ -74,7 +74,7 @@ def test_what_comes_through_the_door_is_ready_to_evaluate(tmp_path):
         assert not any(weight.requires_grad for weight in weights)
         assert {(weight.dtype, weight.device.type) for weight in weights} == {(torch.float32, "cpu")}
         assert not denoiser(Z, SIGMA, LABELS).requires_grad
-    assert torch.equal(torch.get_rng_state(), state)  # a seeded run draws what it would without the file
+    assert torch.equal(torch.get_rng_state(), state)  # loading a file must not change a seeded run's draws
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -85,14 +85,14 @@ def test_weights_are_float32_whatever_the_file_has(tmp_path, dtype):
     denoiser = load_edm_pickle(pickled)
     assert {weight.dtype for weight in denoiser.parameters()} == {torch.float32}
     assert denoiser(Z, SIGMA, LABELS).dtype == torch.float32
-    # The file's digits are all there are.
+    # Converting to float32 changes no digit of the file's weights.
     torch.testing.assert_close(denoiser(Z, SIGMA, LABELS), evaluated(stored.float()), rtol=0, atol=0)
 
 
 @FAMILIES
 def test_half_precision_is_computed_where_it_is_asked_for_alone(family, tmp_path):
     net = small(family)
-    with torch.no_grad():  # ordinary sizes: random weights of one size overflow in half precision
+    with torch.no_grad():  # weights of ordinary sizes, because standard normal ones overflow in half precision
         for layer in net.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear | nn.GroupNorm):
                 layer.reset_parameters()
@@ -107,7 +107,7 @@ def test_half_precision_is_computed_where_it_is_asked_for_alone(family, tmp_path
         assert error < 1e-2
         assert (error > 0) == denoiser.fp16
         assert {weight.dtype for weight in denoiser.parameters()} == {torch.float32}
-    # The embedding first, in float32 always.
+    # The embedding comes first and is always in float32.
     assert seen == [torch.float32, torch.float32, *[torch.float32, torch.float16] * 2]
 
 

@@ -1,4 +1,4 @@
-"""8-bit codes that are pixels, against distances by enumeration in float64 and FAISS's codes of its own."""
+"""Lossless 8-bit codes, against enumerated float64 distances and against FAISS's own codes."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def pixels(n=300, shape=(3, 4, 4), low=0, high=256):
 
 
 def relative_error(images, index, t):
-    """Largest error of a squared distance, all images being found."""
+    """The largest error of a squared distance when all images are found."""
     generator = torch.Generator().manual_seed(1)
     x = images.double() / 127.5 - 1
     z = (x[:20] + t * torch.randn(20, *images.shape[1:], generator=generator)).float()
@@ -25,14 +25,14 @@ def relative_error(images, index, t):
     return ((sq_dist - true.gather(1, ids)).abs() / true.gather(1, ids)).max()
 
 
-# A dimension that FAISS handles 16 at a time and one that it does not; latents within the range of pixels and far out.
+# FAISS handles one of the dimensions 16 at a time, the other not; latents are inside and far outside the pixel range.
 @pytest.mark.parametrize("shape", [(3, 4, 4), (1, 5, 5)])
 @pytest.mark.parametrize("t", [0.5, 20.0])
 @pytest.mark.parametrize(("factory", "nprobe"), [("SQ8", None), ("IVF4,SQ8", 4)])
 def test_distances_to_pixels_are_exact(factory, nprobe, shape, t):
     error = relative_error(pixels(shape=shape), FaissIndex(factory, nprobe, lossless=True), t)
     assert error < 2e-6
-    if t < 1:  # far from everything a lost half of a grey level does not show
+    if t < 1:  # at larger t an error of half a grey level is not visible
         assert relative_error(pixels(shape=shape), FaissIndex(factory, nprobe), t) > 100 * error
 
 
@@ -53,13 +53,13 @@ def test_an_image_is_at_distance_zero_of_itself():
 @pytest.mark.parametrize("factory", ["SQ8", "IVF4,SQ8"])
 @pytest.mark.parametrize("row", [0, 299])
 def test_floats_are_refused(factory, row):
-    # Also when all but one of them are pixels.
+    # This holds also if all values but one are pixels.
     images = pixels().float() / 127.5 - 1
     images[row, 0, 0, 0] = 0.3
     reference = ReferenceSet(images, FaissIndex(factory, lossless=True))
     with pytest.raises(InputError, match=r"lossless=True needs uint8 images, the data holds the float 0\.3$"):
         reference.build_index()
-    images[row, 0, 0, 0] = 1 + 2 / 255  # on the grid but outside
+    images[row, 0, 0, 0] = 1 + 2 / 255  # on the grid of grey levels but outside the range
     with pytest.raises(InputError, match=r"1\.007"):
         reference.build_index()
 

@@ -1,4 +1,4 @@
-"""Copies of training images, by the ratio of the two nearest distances."""
+"""Detects copies of training images by the ratio of the two nearest distances."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from lit_knn.index import FaissIndex
 from lit_knn.metrics import MemorisationMetric, is_copied, nearest_images
 from lit_knn.reference import ReferenceSet
 
-# Corners of a square of side 6 in two dimensions: distances can be done in the head.
+# Corners of a square of side 6 in two dimensions; the distances are easy to compute by hand.
 SQUARE = torch.tensor([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0], [6.0, 6.0]])
 
 
@@ -22,14 +22,14 @@ def nearest(samples, reference):
 
 
 def test_distances_and_ratio_on_a_square():
-    # On the edge between two corners: 1 and 5 apart, 1.5 and 4.5 (ratio 1/3), 3 and 3.
+    # Points on an edge have distances 1 and 5, 1.5 and 4.5 (ratio 1/3), 3 and 3 to its corners.
     found = nearest([[1.0, 0.0], [0.0, 4.5], [6.0, 3.0], [6.0, 6.0]], ReferenceSet(SQUARE))
     assert found.distance.tolist() == pytest.approx([1, 1.5, 3, 0])
     assert found.second_distance.tolist() == pytest.approx([5, 4.5, 3, 6])
     assert found.ids.tolist()[:2] == [0, 2]
     assert found.ids[3] == 3
     assert found.ratio.tolist() == pytest.approx([1 / 5, 1 / 3, 1, 0])
-    # The ratio of distances, not of their squares; the threshold itself is no copy.
+    # The ratio uses distances, not their squares; a ratio equal to the threshold is not a copy.
     assert is_copied(found).tolist() == [True, False, False, True]
     assert is_copied(found, 0.34).tolist() == [True, True, False, True]
     assert is_copied(found, 0.1).tolist() == [False, False, False, True]
@@ -56,7 +56,7 @@ def test_an_image_that_is_in_the_set_twice_is_copied_all_the_same():
     found = nearest([[0.0, 0.0], [1.0, 0.0]], twice)
     assert found.second_distance.tolist() == pytest.approx([6, 5])
     assert is_copied(found).all()
-    # A set of nothing but one image has no second: the ratio is 1, and nothing is a copy.
+    # If all images are equal there is no second image: the ratio is 1, and nothing is a copy.
     one = ReferenceSet(torch.zeros(5, 2))
     assert nearest([[0.0, 0.0], [1.0, 0.0]], one).ratio.tolist() == [1, 1]
     assert not is_copied(nearest([[0.0, 0.0], [1.0, 0.0]], one)).any()
@@ -69,7 +69,7 @@ def test_a_mirrored_image_is_an_image_of_the_set():
     reference = ReferenceSet(torch.cat([images, symmetric]), hflip=True)
     found = nearest(reference.gather(torch.tensor([3, 20])).flip(-1), reference)
     assert found.distance.tolist() == [0, 0]
-    # The mirror of image 3 has a number of its own; the symmetric one is its own mirror, and still has a second.
+    # The mirror of image 3 has its own id. The symmetric image is its own mirror, and still has a second neighbour.
     assert found.ids.tolist()[0] == 21 + 3
     assert is_copied(found).all()
 

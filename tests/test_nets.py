@@ -15,7 +15,7 @@ def test_unet_starts_at_zero_and_every_parameter_learns():
     net = UNet(1, channels=8, num_classes=10, blocks=1)
     z, noise, labels = torch.randn(4, 1, 8, 8), torch.randn(4), torch.arange(4)
     assert torch.count_nonzero(net(z, noise, labels)) == 0
-    # The zero layers pass no gradient until they have moved: a few steps wake up everything.
+    # The zero layers pass no gradient at first; a few steps change them, and all layers get gradients.
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(4):
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""DDPM++, NCSN++ and ADM beyond parity: labels, dropout, precision, gradients, and what bad input gets."""
+"""More tests of DDPM++, NCSN++ and ADM: labels, dropout, precision, gradients, and messages for bad input."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ NETS = pytest.mark.parametrize("kind", [DDPMpp, NCSNpp, ADM], ids=lambda kind: k
 
 
 def small(kind, **options):
-    """A tiny network in evaluation mode, whose zero layers are awake."""
+    """A tiny network in evaluation mode; its zero layers have other weights."""
     options = {**SMALL, "channels": 16, **options}
     if kind is ADM:
         options |= {"head_width": 16}
@@ -189,7 +189,7 @@ def test_the_denoiser_takes_any_network_and_one_noise_level_for_all():
     denoiser = EDMPrecond(UNet(3, channels=8, num_classes=2, blocks=1)).eval()
     z, _ = inputs()
     sigma = torch.tensor(0.5)
-    # The untrained UNet is zero: c_skip = 1/2 at sigma = sigma_data.
+    # The untrained UNet returns zero, and c_skip = 1/2 at sigma = sigma_data.
     torch.testing.assert_close(denoiser(z.double(), sigma, torch.tensor([0, 1, 1])), z / 2)
     net = EDMPrecond(small(DDPMpp, augment_dim=9))
     torch.testing.assert_close(net(z, sigma), net(z, sigma.expand(3), None, torch.zeros(3, 9)))

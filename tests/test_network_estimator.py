@@ -36,7 +36,7 @@ def test_trained_network_is_an_estimator_with_the_averaged_weights(trained):
     model, path = trained
     network = Network(path, unet())
     z, sigma = torch.randn(4, 1, 8, 8) * 3, torch.tensor([0.1, 1.0, 5.0, 40.0])
-    # After a fit the module itself holds the averaged weights.
+    # After a fit the module itself has the averaged weights.
     with torch.no_grad():
         expected = model.denoiser.eval()(z, sigma)
     torch.testing.assert_close(network.posterior_mean(z, sigma), expected)

@@ -11,7 +11,7 @@ from lit_knn.nets.residual_unet import ResidualUNet
 
 FILES = sorted((Path(__file__).parent / "data" / "network-parity").glob("*.pt"))
 CLASSES = {"ddpmpp": DDPMpp, "ncsnpp": NCSNpp, "adm": ADM}
-# Outputs, of 2304, that may round to another float32. NCSN++'s last channel has a small bias, where rounding shows.
+# So many of the 2304 outputs may round to another float32. NCSN++'s last channel has a small bias and rounds more.
 BITS_MAY_DIFFER = {"ddpmpp": 4, "ncsnpp": 115}
 
 
@@ -72,7 +72,7 @@ def test_the_last_bits_tell_a_wrong_noise_embedding(path):
         (DDPMpp, {"num_classes": 10}, 55_734_147),
         (DDPMpp, {"image_size": 64, "multipliers": (1, 2, 2, 2)}, 61_804_419),
         (ADM, {"num_classes": 1000}, 295_899_267),
-        # A row of weights per feature of the label and noise channel.
+        # Each label has one weight per feature of the noise embedding.
         (DDPMpp, {"augment_dim": 9}, 55_732_739 + 9 * 128),
         (NCSNpp, {"augment_dim": 9}, 56_395_523 + 9 * 256),
     ],

@@ -1,4 +1,4 @@
-"""What makes training faster leaves what is computed as it was: compilation, memory layout, mixed precision."""
+"""Compilation, memory layout and mixed precision make training faster without changing its results."""
 
 import pytest
 import pytorch_lightning as pl
@@ -53,14 +53,14 @@ def test_compiled_and_channels_last_training_is_the_same(name, tmp_path):
     assert network._compiled_call_impl is not None
     convolutions = [p for p in network.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in convolutions)
-    # The checkpoint is that of a run without it.
+    # The checkpoint has the same names as without NetworkSpeed.
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
     assert set(saved) == set(losses(name, steps=1)[0].state_dict())
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_student_and_its_teacher_share_dropout_masks(backend):
-    # One runs with gradients, the other without: two compiled graphs.
+    # The student runs with gradients, the teacher without, so there are two compiled graphs.
     torch.manual_seed(0)
     net = small_net(dropout=0.5).train()
     for parameter in net.parameters():
@@ -83,7 +83,7 @@ def test_a_compiled_student_and_its_teacher_share_dropout_masks(backend):
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
 def test_mixed_precision_stays_near_full_precision(name, precision):
     _, full = losses(name, steps=8, lr=1e-3)
-    # Lightning's own 16-mixed is for GPUs alone; the plug-in with a CPU's scaler is the same code.
+    # Lightning's 16-mixed works only on GPUs; the plug-in with a CPU's scaler runs the same code.
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if precision == "16-mixed" else None
     model, mixed = losses(name, steps=8, lr=1e-3, plugins=[MixedPrecision(precision, "cpu", scaler=scaler)])
     assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -1,6 +1,6 @@
-"""What consistency training asks of a noise embedding: one step of the grid is a small change, the whole grid is not.
+"""Consistency training needs a noise embedding that changes little in one grid step and much over the whole grid.
 
-Student and teacher are one step apart (Eq. 7, eq:CM). Where their embeddings are unrelated they cannot agree; where all
+Student and teacher are one step apart (Eq. 7, eq:CM). If their embeddings are unrelated they cannot agree; if all
 levels look alike the network does not know the noise (Song & Dhariwal 2023, Section 3.1).
 """
 
@@ -17,7 +17,7 @@ from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.schedules import ict_num_steps, karras_sigmas
 from tests.config_files import CONFIGS, RUNS, resolved
 
-# The embedding depends on neither, and networks of hundreds of millions of parameters take seconds to make.
+# The embedding does not depend on these options, and making a full network would take seconds.
 SMALL = {"blocks": 1, "multipliers": [1], "attention_at": []}
 
 
@@ -33,7 +33,7 @@ class Found(Exception):
 
 
 def embeddings(net, sigmas, sigma_min):
-    """What the network's own embedding makes of the levels, as the consistency function gives them to it."""
+    """The network's own embeddings of the levels; the consistency function converts the levels first."""
 
     def stop(module, inputs, output):
         raise Found(output)
@@ -59,9 +59,9 @@ def check(net, levels, sigma_min=0.002, sigma_max=80.0, rho=7.0):
         embedded = embeddings(net, karras_sigmas(number, sigma_min, sigma_max, rho), sigma_min)
         adjacent = cosine_similarity(embedded[1:], embedded[:-1])
         step = (embedded[1:] - embedded[:-1]).norm(dim=1) / embedded.norm(dim=1).mean()
-        # 0.95 at N = 11, and as much nearer to 1 as the steps are smaller.
+        # The cosine is at least 0.95 at N = 11; its distance to 1 falls with the square of the step.
         assert 1 - adjacent.min() < 0.05 * (10 / (number - 1)) ** 2, (number, adjacent.min())
-        # Float32 tells neighbours apart with digits to spare, and the ends are far from each other.
+        # In float32 neighbours differ clearly, and the two ends differ much.
         assert step.min() > 1e-5
         assert cosine_similarity(embedded[0], embedded[-1], dim=0) < 0.98
 
@@ -89,7 +89,7 @@ def test_so_are_they_in_every_network_that_could_take_its_place(path):
 
 
 def test_the_scale_of_diffusion_models_makes_neighbours_unrelated():
-    # What EDM's VE networks have: with this test they fail.
+    # EDM's VE networks have this scale and would fail the test above.
     torch.manual_seed(0)
     net = NCSNpp(fourier_scale=16.0, channels=128, blocks=1, multipliers=(1,), attention_at=())
     embedded = embeddings(net, karras_sigmas(11), 0.002)
@@ -104,9 +104,9 @@ def test_networks_of_published_files_keep_their_scale():
     config |= {"img_resolution": 32, "img_channels": 3, "num_blocks": 1, "channel_mult": [1], "attn_resolutions": []}
     torch.manual_seed(0)
     frequencies = network_from_config(config).map_noise.freqs
-    # 128 draws: their deviation is known to 6 %.
+    # The standard deviation of 128 draws is known to 6 %.
     assert frequencies.std() == pytest.approx(16, rel=0.2)
-    # The stored ones take their place.
+    # A file's frequencies replace the drawn ones.
     net = network_from_config(config)
     assert isinstance(net.map_noise, FourierEmbedding)
     net.load_state_dict({**net.state_dict(), "map_noise.freqs": torch.arange(128.0)})

@@ -43,7 +43,7 @@ def test_figure_1_is_saved_and_shown(tmp_path):
 
 
 def test_figure_1_shows_the_posterior_and_the_proposal():
-    # Three points at distances 0, 1 and 2 from z, likelihoods 1, e^(-1/2) and e^(-2); one neighbour.
+    # Three points have distances 0, 1 and 2 from z and likelihoods 1, e^(-1/2) and e^(-2); one is a neighbour.
     reference = ReferenceSet(torch.tensor([[0.0], [1.0], [2.0]]))
     figure = figure1(KNN(k=2, n=1).bind(reference), reference, 0.0, [1.0])
     (axes,) = figure.axes
@@ -79,12 +79,12 @@ def test_the_rows_of_figure_2():
     rows = mean_pictures(estimators, data.reference, [0.01, 1e4], num_images=3)
     assert list(rows) == ["$z$", "true mean", "exact", "source"]
     assert torch.equal(rows["exact"], rows["true mean"])
-    # At no noise the mean is the image that z was made from, at all noise that of the data.
+    # Without noise the mean is the source of z; with much noise it is the mean of the data.
     torch.testing.assert_close(rows["true mean"][0], rows["source"][0])
     mean = np.rint(load_digits().images * (255 / 16)).mean(0) / 127.5 - 1
     for image in rows["true mean"][1]:
         np.testing.assert_allclose(image[0], mean, atol=1e-3)
-    # Shown at a unit scale whatever the noise.
+    # The picture of z has unit scale at every noise level.
     assert 0.7 < rows["$z$"][1].std() < 1.3
 
 
@@ -120,7 +120,7 @@ def test_fit_is_refused(tmp_path, capsys):
 
 
 def test_every_rank_takes_part_in_building_an_index_for_figure_2(tmp_path):
-    # One that is kept in a cache is a collective: the first rank alone would wait for the others.
+    # Building a cached index is a collective, so the first rank alone would wait for the others.
     class Watched(FaissIndex):
         builds = 0
 

@@ -32,7 +32,7 @@ def parts_of(plan):
     return {part.name: part.bytes for part in plan.parts}
 
 
-# Parameters of NCSN++ and DDPM++ as published, the latter with its layer for nine augmentation labels.
+# The published parameter counts of NCSN++ and DDPM++; the latter includes the layer for nine augmentation labels.
 @pytest.mark.parametrize(
     ("config", "count"), [("table1/ict_knn.yaml", 56_395_523), ("table2/edm_knn.yaml", 55_732_739 + 9 * 128)]
 )
@@ -53,13 +53,13 @@ def test_a_sharded_set_is_divided_by_the_number_of_devices():
 
 
 def coordinates(parts):
-    """The part of the images in principal components."""
+    """The plan's part for the images in principal components."""
     (name,) = (name for name in parts if "coordinates" in name)
     return parts[name]
 
 
 def test_what_ranks_do_not_share_of_a_sharded_set_counts_for_each(tmp_path):
-    # Each keeps the index of its own images in a file of its own, and the coordinates of all images.
+    # Each rank keeps the index of its own images in its own file, and the coordinates of all images.
     options = ["--data.index.cache_dir", str(tmp_path), "--trainer.devices", "4", "--trainer.strategy", "ddp"]
     whole = plan_of("table1/ict_knn.yaml", *options)
     sharded = plan_of("table1/ict_knn.yaml", *options, "--data.sharded", "true")
@@ -81,7 +81,7 @@ def test_sizes_of_faiss_indexes_are_those_of_what_faiss_writes(factory, tmp_path
     (file,) = tmp_path.glob("*.index")
     written = file.stat().st_size
     planned = FaissIndex(factory).nbytes(N, d, CPU)
-    # Beside: names and numbers, the tables of quantisers.
+    # The written index also has names, numbers and the quantisers' tables.
     assert planned == pytest.approx(written, rel=0.02, abs=8192)
 
 
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_said_with_exit_status_1(tmp_path, monkeypatch, cap
         main(["plan", "-c", str(CONFIGS / "demo.yaml"), "--images", "2000000000"])
     assert caught.value.code == 1
     assert "DOES NOT FIT" in capsys.readouterr().out
-    # Of another machine than this one.
+    # These plan for another machine.
     for memory in (["--gpu_gb", "0.5"], ["--machine_gb", "0.5"], ["--gpu_gb", "80", "--machine_gb", "0.5"]):
         with pytest.raises(SystemExit) as caught:
             main(["plan", "-c", str(CONFIGS / "demo.yaml"), *memory])
@@ -194,7 +194,7 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_pat
     assert "on a GPU of 80 GB that is given, not found here" in printed
     assert f"{N:,} x 3x64x64 uint8, copied to the device" in printed
     assert "mapped from the disk" in printed
-    # Of each image its bytes and its number.
+    # Each image takes its bytes and its number.
     lists = {"celeba64": 1788, "imagenet64": 4527}[name]
     assert size == pytest.approx((N * (12_288 + 8) + lists * 4 * 12_288) / 1e9, rel=1e-3)
     assert ": fits" in printed

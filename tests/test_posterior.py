@@ -43,7 +43,7 @@ def sq_dist_of(z, x):
 
 
 def decimal_posterior(z, x, t):
-    """Eq. 2 with 60 digits and no underflow: no log-space tricks, so it shares none with the code."""
+    """Compute Eq. 2 with 60 digits, so it never underflows and needs no log-space tricks, unlike the code."""
     with decimal.localcontext() as context:
         context.prec, context.Emin, context.Emax = 60, decimal.MIN_EMIN, decimal.MAX_EMAX
         D_ = decimal.Decimal
@@ -64,13 +64,13 @@ def test_likelihood_marginal_and_posterior_match_scipy(t):
     marginal = logsumexp(log_densities, axis=1) - math.log(N)
     np.testing.assert_allclose(log_likelihood(sq_dist, t, D), log_densities, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(log_marginal(sq_dist, t, D), marginal, rtol=1e-10, atol=1e-10)
-    # Eq. 2 as the paper writes it, with p_data = 1/N and p_t(z) of Eq. 1.
+    # This is the paper's form of Eq. 2, with p_data = 1/N and Eq. 1's p_t(z).
     posterior = np.exp(log_densities) / (N * np.exp(marginal)[:, None])
     np.testing.assert_allclose(log_posterior(sq_dist, t).exp(), posterior, rtol=1e-9, atol=1e-12)
 
 
 def test_marginal_is_a_density():
-    # One-dimensional data, so that p_t can be integrated numerically.
+    # The data is one-dimensional, so that p_t can be integrated numerically.
     x = np.array([[-1.0], [0.2], [1.5]])
     grid = np.linspace(-12, 12, 4001)[:, None]
     density = log_marginal(sq_dist_of(grid, x), 0.7, d=1).exp().numpy()
@@ -79,7 +79,7 @@ def test_marginal_is_a_density():
 
 @pytest.mark.parametrize("t", NOISE_LEVELS)
 def test_posterior_is_right_at_every_noise_level(t):
-    for spread in (t, 1.0):  # on the process, and far from every x for the level: every likelihood underflows
+    for spread in (t, 1.0):  # z from the process, and z so far from every x that every likelihood underflows
         x, z = points(seed=3, spread=spread)
         expected = decimal_posterior(z, x, t)
         log_p = log_posterior(cross_sq_dist(torch.tensor(z), torch.tensor(x)), t)
@@ -91,14 +91,14 @@ def test_posterior_is_right_at_every_noise_level(t):
 
 
 def test_float32_input_does_not_lose_the_posterior_at_t_min():
-    # In a float32 expansion of the square the error of the distance is many times 2t².
+    # If float32 expands the square, the error of the distance is many times 2t².
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 768, generator=generator)
     x[1] = x[0]
     x[1, 0] += 1e-3
     z = x[:2] + 0.002 * torch.randn(2, 768, generator=generator)
     expected = decimal_posterior(z.double().numpy(), x.double().numpy(), 0.002)
-    assert expected[0, 1] > 1e-4  # the near copy takes part
+    assert expected[0, 1] > 1e-4  # the near copy has weight
     np.testing.assert_allclose(log_posterior(cross_sq_dist(z, x), 0.002).exp(), expected, atol=1e-6)
     candidates = x.expand(2, *x.shape)
     np.testing.assert_allclose(log_posterior(direct_sq_dist(z, candidates), 0.002).exp(), expected, atol=2e-3)
@@ -117,11 +117,11 @@ def test_direct_distance_keeps_its_digits_close_to_x():
 
 @pytest.mark.parametrize("d", [1, 63, 64, 65, 3072])
 def test_direct_distance_of_many_terms_does_not_drift(d):
-    # Weights hang on distances over 2t²: summed in float32 alone, 3,072 squares are off by up to 3e-7.
+    # Weights depend on distances over 2t². A plain float32 sum of 3,072 squares has errors up to 3e-7.
     generator = torch.Generator().manual_seed(2)
     x, z = (torch.rand(*size, d, generator=generator) for size in ((2, 50), (2,)))
     expected = (x.double() - z.double().unsqueeze(1)).square().sum(2)
-    # The differences themselves are rounded, each for itself.
+    # Each difference is rounded by itself.
     np.testing.assert_allclose(direct_sq_dist(z, x), expected, rtol=1e-7 if d == 3072 else 3e-7)
     for empty in (direct_sq_dist(z, x[:, :0]), direct_sq_dist(z[:0], x[:0])):
         assert empty.numel() == 0

@@ -1,4 +1,4 @@
-"""Consistency preconditioning and the consistency sampler: boundary, limits and a closed-form consistency function."""
+"""Consistency preconditioning and sampler: the boundary, limits and a closed-form consistency function."""
 
 import math
 
@@ -14,7 +14,7 @@ SIGMA_DATA = 0.5
 
 
 class RandomNet(nn.Module):
-    """Large outputs that depend on everything, so that a coefficient that is not exactly 0 shows."""
+    """A network with large outputs that depend on all inputs, to show any coefficient that is not exactly 0."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class RandomNet(nn.Module):
 
 def images(b=4, seed=0):
     z = torch.randn(b, 3, 2, 2, generator=torch.Generator().manual_seed(seed))
-    z[0, 0] = 0.0  # beside a zero nothing is too small to be seen
+    z[0, 0] = 0.0  # next to a zero every small change is visible
     return z
 
 
@@ -49,9 +49,9 @@ def test_coefficients_at_the_boundary_and_far_away():
     assert at_min.c_noise.item() == pytest.approx(math.log(0.002) / 4)
     far = consistency_coefficients(torch.tensor([1e6], dtype=torch.float64))
     assert far.c_skip.item() < 1e-12
-    assert far.c_out.item() == pytest.approx(SIGMA_DATA, rel=1e-5)  # the network gives data of unit variance
+    assert far.c_out.item() == pytest.approx(SIGMA_DATA, rel=1e-5)  # the network's output has unit variance
     assert far.c_in.item() == pytest.approx(1e-6, rel=1e-6)
-    # Worked out by hand: t − t_min = 0.5 and sigma_data = 0.5 give c_skip = 1/2.
+    # By hand: t − t_min = 0.5 and sigma_data = 0.5 give c_skip = 1/2.
     half = consistency_coefficients(torch.tensor([0.502], dtype=torch.float64))
     assert half.c_skip.item() == pytest.approx(0.5)
     assert half.c_out.item() == pytest.approx(0.25 / math.sqrt(0.502**2 + 0.25))
@@ -95,7 +95,7 @@ def test_gradient_reaches_the_network_and_the_latents():
     f(z, torch.full((4,), 1.0, dtype=torch.float64)).square().sum().backward()
     assert net.layer.weight.grad.abs().sum() > 0
     assert z.grad.abs().sum() > 0
-    # At t_min the network has no say: no gradient, and none that is NaN.
+    # At t_min the network's gradient is 0, and not NaN.
     net.zero_grad()
     f(images(), torch.full((4,), 0.002, dtype=torch.float64)).square().sum().backward()
     assert net.layer.weight.grad.abs().max() == 0
@@ -126,19 +126,19 @@ def test_samples_have_the_mean_and_variance_of_the_data(sigmas, sigma_min):
     assert [t[0].item() for t in calls] == list(sigmas)
     assert all(t.shape == (n,) for t in calls)
     variance = S**2 + sigma_min**2
-    # The prior N(0, 80²) lacks the mean M: an offset of M·sd/80 that the sampler cannot know of.
+    # The prior N(0, 80²) ignores the mean M, so the sampler has an offset of M·sd/80.
     assert x.mean().item() == pytest.approx(M, abs=M * math.sqrt(variance) / 80 + 5 * math.sqrt(variance / n))
-    # Re-noising with σ in place of sqrt(σ² − σ_min²) gives 1 + σ_min²·… more: 26 % at σ = 1, σ_min = 0.6.
+    # Wrong re-noising with σ instead of sqrt(σ² − σ_min²) would raise the variance by 26 % at σ = 1, σ_min = 0.6.
     assert x.var().item() == pytest.approx(variance, rel=5 * math.sqrt(2 / n) + 1e-4)
 
 
 def test_renoising_is_exact():
-    # A recorder in place of the consistency function: z of the second step is 1 + sqrt(σ² − σ_min²)·ε.
+    # A recorder that returns 1 replaces the consistency function, so the second z is 1 + sqrt(σ² − σ_min²)·ε.
     seen = []
     noise = torch.full((2, 1, 3), 2.0)
     consistency_sampler(lambda z, t: seen.append(z) or torch.ones_like(z), noise, (80.0, 5.0), sigma_min=3.0)
     np.testing.assert_allclose(seen[0], np.full((1, 3), 160.0))
-    np.testing.assert_allclose(seen[1], np.full((1, 3), 1 + 4 * 2.0))  # 3-4-5
+    np.testing.assert_allclose(seen[1], np.full((1, 3), 1 + 4 * 2.0))  # a 3-4-5 triangle
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_seeded_noise_depends_on_the_seed_alone():
     assert noise.dtype == torch.float32
     assert torch.equal(noise[0], noise[2])
     assert not torch.equal(noise[0], noise[1])
-    torch.manual_seed(99)  # the default generator has no part in it
+    torch.manual_seed(99)  # the default generator must not matter
     for i, seed in enumerate((5, 3, 5, 9)):
         assert torch.equal(seeded_noise([seed], (3, 4, 4))[0], noise[i])
     assert torch.equal(seeded_noise(torch.tensor([3, 9]), (3, 4, 4)), noise[[1, 3]])
@@ -169,7 +169,7 @@ def test_seeded_noise_of_another_draw_is_independent():
     first, second = (seeded_noise(range(200), (64,), draw=draw) for draw in (0, 1))
     correlation = np.corrcoef(first.flatten(), second.flatten())[0, 1]
     assert abs(correlation) < 5 / math.sqrt(first.numel())
-    # Neighbouring seeds, too: seed s, draw 1 must not be seed s + 1, draw 0.
+    # Neighbouring seeds also differ: draw 1 of seed s is not draw 0 of seed s + 1.
     assert not torch.equal(first[1:], second[:-1])
     assert abs(np.corrcoef(first[1:].flatten(), second[:-1].flatten())[0, 1]) < 5 / math.sqrt(first.numel())
     np.testing.assert_allclose([first.mean(), first.std()], [0, 1], atol=0.05)

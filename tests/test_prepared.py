@@ -74,7 +74,7 @@ def test_zip_and_folder_give_one_file(tmp_path):
 
 
 def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
-    # A wide image with a frame of other colours outside the middle square, which alone must be seen.
+    # A wide image has other colours outside its middle square; only that square may have an effect.
     array = np.zeros((40, 80, 3), np.uint8)
     array[:, 20:60] = 90
     smooth = np.broadcast_to(np.linspace(0, 240, 64, dtype=np.uint8)[None, :, None], (64, 64, 3))
@@ -82,7 +82,7 @@ def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
     prepare(source, tmp_path / "x.npy", Options(size=8, center_crop=True))
     images = read_prepared(tmp_path / "x.npy").images
     assert (images[0] == 90).all()
-    # Each pixel is about the mean of the 8x8 it covers; Lanczos rings a little at the border.
+    # Each pixel is about the mean of the 8x8 pixels under it; Lanczos rings a little at the border.
     means = torch.tensor(smooth[:, :, 0].astype(float)).view(8, 8, 8, 8).mean((1, 3))
     assert (images[1, 0].double() - means)[:, 1:-1].abs().max() <= 2
 
@@ -91,7 +91,7 @@ def test_labels_from_folders_are_their_places_by_name(tmp_path):
     names = ["n02/b.jpeg", "n01/c.JPEG", "n10/a.png", "n01/sub/d.png"]
     source = write_folder(tmp_path / "s", {name: encoded(pixels(4, 4, 3)) for name in names})
     prepare(source, tmp_path / "x.npy", Options(labels_from_folders=True))
-    # In the order of names: n01/c, n01/sub/d, n02/b, n10/a.
+    # The images are in the order of names: n01/c, n01/sub/d, n02/b, n10/a.
     assert read_prepared(tmp_path / "x.npy").labels.tolist() == [0, 0, 1, 2]
     (source / "e.png").write_bytes(encoded(pixels(4, 4, 3)))
     assert "e.png is in none" in refusal(prepare, source, tmp_path / "y.npy", Options(labels_from_folders=True))
@@ -132,7 +132,7 @@ def test_cifar10_is_read_as_torchvision_keeps_it(tmp_path, monkeypatch):
 # Interruption
 
 
-# A process of its own that prepares in many small blocks. A fork of this one could inherit a lock that is held.
+# A new process prepares in many small blocks. A fork of this process could inherit a held lock.
 CODE = "import sys; from lit_knn.images.writer import prepare; prepare(*sys.argv[1:], block_images=5, workers=2)"
 
 
@@ -148,7 +148,7 @@ def test_a_preparation_killed_at_random_goes_on_and_gives_the_same_file(tmp_path
     rng, done = random.Random(0), []
     while not out.exists():
         process = start_preparing(source, out)
-        # Once it works, not while it starts; later each time, so that it ends.
+        # Wait until it has made progress since the last time, so that the loop ends.
         before = (done[-1] if done else 0, time.monotonic() + 20)
         while process.poll() is None and recorded(out) <= before[0] and time.monotonic() < before[1]:
             time.sleep(0.002)
@@ -161,7 +161,7 @@ def test_a_preparation_killed_at_random_goes_on_and_gives_the_same_file(tmp_path
         assert len(done) < 60
         if len(done) > 5:
             start_preparing(source, out).communicate()
-    # At least one was killed on the way; when the last is done nothing is recorded.
+    # At least one process was killed half-way; a finished one records nothing.
     assert len(set(done)) > 1
     assert out.read_bytes() == whole.read_bytes()
     assert out.with_suffix(".json").read_bytes() == whole.with_suffix(".json").read_bytes()
@@ -182,7 +182,7 @@ def test_what_was_done_is_not_done_again(tmp_path, monkeypatch, capsys):
     assert "a/0025.png is not an image" in refusal(prepare, source, tmp_path / "x.npy", block_images=10, workers=1)
     assert "is not finished" in refusal(read_prepared, tmp_path / "x.npy")
     assert json.loads((tmp_path / "x.npy.partial.json").read_text())["done"] == 20
-    # A source that is another now is begun again: repairing it made it another.
+    # The repaired source is a different source, so preparing starts again.
     (source / "a" / "0025.png").write_bytes(encoded(pixels(6, 5, 3)))
     prepare(source, tmp_path / "x.npy", block_images=10)
     assert "starting again" in capsys.readouterr().err
@@ -212,7 +212,7 @@ def test_a_second_process_is_refused(tmp_path):
         assert "being prepared by another process" in refusal(prepare, source, tmp_path / "x.npy")
 
 
-# What bad input gets
+# Messages for bad input
 
 
 def test_a_finished_file_is_kept(tmp_path):
@@ -293,7 +293,7 @@ def test_a_json_that_does_not_fit_is_refused(whole, change, words):
     if change is not None:
         beside.write_text(json.dumps(fields | change) if change else "{}")
     assert words in refusal(read_prepared, whole)
-    # To prepare again needs the advice to be followed: what is there might be something else.
+    # `prepare` does not overwrite the file, because it might be something else; it gives the same advice.
     assert words in refusal(prepare, whole.with_name("source"), whole)
 
 

@@ -1,4 +1,4 @@
-"""Noise processes: derivatives, marginals, PF-ODE velocities on a flow in closed form, estimators under any process."""
+"""Noise processes: derivatives, marginals, PF-ODE velocities of a closed-form flow, estimators in any process."""
 
 import math
 from itertools import pairwise
@@ -23,7 +23,7 @@ M, S = 0.7, 0.5
 
 
 def gaussian_mean(y, sigma):
-    """E[x | x + σε = y]."""
+    """The posterior mean E[x | x + σε = y]."""
     sigma = sigma.reshape(-1, *[1] * (y.ndim - 1))
     return (S**2 * y + sigma**2 * M) / (S**2 + sigma**2)
 
@@ -42,7 +42,7 @@ def test_derivatives(process):
         central = (value(TIMES + 1e-6) - value(TIMES - 1e-6)) / 2e-6
         np.testing.assert_allclose(derivative(TIMES), central, rtol=1e-6, atol=1e-9)
         t = TIMES.clone().requires_grad_()
-        # scale(t) of EDM does not depend on t at all.
+        # EDM's scale(t) does not depend on t.
         output = value(t).sum() + 0 * t.sum()
         np.testing.assert_allclose(derivative(TIMES), torch.autograd.grad(output, t)[0], rtol=1e-12)
 
@@ -63,7 +63,7 @@ def test_vp_by_the_formulas_of_the_appendix():
     t = torch.tensor(t, dtype=torch.float64)
     assert VP().sigma(t).item() == pytest.approx(math.sqrt(rate - 1))
     assert VP().scale(t).item() == pytest.approx(1 / math.sqrt(rate))
-    # Preserves variance: data of variance 1 keep it.
+    # VP preserves variance: data of variance 1 keep variance 1.
     np.testing.assert_allclose(VP().scale(TIMES) ** 2 * (1 + VP().sigma(TIMES) ** 2), 1, rtol=1e-12)
 
 
@@ -94,7 +94,7 @@ def test_forward_marginals_by_hand():
     keep = math.exp(-0.5 * (19.9 / 2 * t**2 + 0.1 * t))
     np.testing.assert_allclose(forward_noise(x, t, noise, VP()), [[2 * keep, 4 * math.sqrt(1 - keep**2)]], rtol=1e-6)
     np.testing.assert_allclose(forward_noise(x, t, noise), [[2.0, 1.0]])
-    # The ends of the straight path are the data and the noise.
+    # The straight path goes from the data to the noise.
     np.testing.assert_array_equal(forward_noise(x, 0.0, noise, LinearInterpolant()), x)
     np.testing.assert_array_equal(forward_noise(x, 1.0, noise, LinearInterpolant()), noise)
 
@@ -111,7 +111,7 @@ def test_velocity_is_the_derivative_of_the_gaussian_flow(process):
 
 @every_process
 def test_velocity_of_one_image_follows_its_noise(process):
-    """With one image μ = x, and the PF-ODE keeps ε: z(t) = s·(x + σε), whose derivative is taken by autograd."""
+    """With one image μ = x, and the PF-ODE keeps ε: z(t) = s·(x + σε). Autograd takes the derivative."""
     generator = torch.Generator().manual_seed(0)
     x, noise = torch.randn(2, 4, 3, dtype=torch.float64, generator=generator)
     for t in TIMES:
@@ -120,7 +120,7 @@ def test_velocity_of_one_image_follows_its_noise(process):
 
 
 def test_velocity_of_the_straight_path_at_its_noise_end():
-    # v = E[ε − x | z]; at t = 1 nothing is known of x, and μ is the mean of the data.
+    # v = E[ε − x | z]; at t = 1 z has no information on x, and μ is the mean of the data.
     noise, mu = torch.randn(2, 3, 4, dtype=torch.float64)
     np.testing.assert_array_equal(pf_ode_velocity(noise, 1.0, mu, LinearInterpolant()), noise - mu)
 
@@ -133,7 +133,7 @@ def small_set():
 @every_process
 @pytest.mark.parametrize("estimator", [Exact(), KNN(k=40, n=20_000)], ids=["Exact", "KNN"])
 def test_estimators_under_a_process_match_its_own_likelihood(process, estimator):
-    """By enumeration with p_t(z|x) = N(z; s·x, s²σ²·I), eq:general_forward."""
+    """Compare with enumeration, p_t(z|x) = N(z; s·x, s²σ²·I), eq:general_forward."""
     x, reference = small_set()
     estimator.bind(reference)
     t = process.t_of_sigma(torch.tensor([0.05, 0.4, 1.0, 20.0], dtype=torch.float64))
@@ -147,7 +147,7 @@ def test_estimators_under_a_process_match_its_own_likelihood(process, estimator)
     mu = under_process(estimator.posterior_mean, process)(z, t, generator=generator)
     assert mu.dtype == torch.float32
     if isinstance(estimator, KNN):
-        # k = N: n draws from the posterior itself.
+        # With k = N the n draws come from the posterior itself.
         spread = (weights @ x.double().flatten(1).square()).reshape(z.shape) - expected**2
         assert ((mu - expected).abs() <= 5 * (spread.clamp(min=0) / estimator.n).sqrt() + 1e-5).all()
     else:
@@ -170,7 +170,7 @@ def test_the_adapter_asks_the_edm_estimator_at_z_over_s(process):
             rtol=0,
             atol=0,
         )
-    # Positional and named arguments reach the estimator as they are; t may be a scalar.
+    # Positional and named arguments reach the estimator unchanged; t may be a scalar.
     adapted = under_process(OneSample().posterior_mean, process)
     assert torch.equal(adapted(z, 0.3, x[:4]), x[:4])
     assert torch.equal(adapted(z, torch.tensor(0.3), x_source=x[:4]), x[:4])
@@ -206,7 +206,7 @@ def test_steps_per_item_and_as_scalars_agree(process):
 
 
 def test_straight_path_steps_end_on_the_mean():
-    # Both make an Euler step to t = 0, z − t·(z − μ)/t: exact for one image.
+    # Both solvers make an Euler step to t = 0, z − t·(z − μ)/t, which is exact for one image.
     z, x = torch.randn(2, 4, 3, dtype=torch.float64)
     for step in (euler_step, heun_step):
         result = step(z, 0.7, 0.0, lambda z, t: x, LinearInterpolant())

@@ -1,4 +1,4 @@
-"""FAISS indexes that project vectors first give distances in model space all the same."""
+"""FAISS indexes that project vectors first still give distances in model space."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_distances_are_exact_where_the_projection_keeps_all_of_the_images(factor
 
 
 def test_the_estimator_is_right_where_one_image_has_all_the_posterior():
-    # Noise outside the subspace, ‖z − x‖² ≈ D·t², is much more than what tells the images apart.
+    # The noise outside the subspace, ‖z − x‖² ≈ D·t², is much larger than the differences between images.
     x = in_a_subspace() + 1e-3 * torch.randn(N, D)
     z = x[:20] + 0.1 * torch.randn(20, D)
     reference = ReferenceSet(x, FaissIndex(f"PCA{R},Flat"))

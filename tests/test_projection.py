@@ -1,4 +1,4 @@
-"""Principal components and coordinates of a reference set against numpy, and what is computed once."""
+"""Principal components and coordinates of a reference set: against numpy, and computed only once."""
 
 import copy
 
@@ -22,14 +22,14 @@ def rng(seed=0):
 
 @pytest.fixture(scope="module")
 def gapped():
-    """More dimensions than the randomised SVD looks at, R of them with far more variance than the others."""
+    """A set with more dimensions than the randomised SVD's rank; R of them have far more variance than the others."""
     scales = torch.cat([torch.tensor([8.0, 6.0, 5.0, 4.0]), torch.full((D - R,), 0.2)])
     rotation = torch.linalg.qr(torch.randn(D, D, generator=rng()))[0]
     return torch.randn(N, D, generator=rng(1)) * scales @ rotation.T + 1.0
 
 
 def spectrum(x):
-    """Eigenvectors (d, d) and eigenvalues of the covariance, leading ones first, in float64."""
+    """Eigenvectors (d, d) and eigenvalues of the covariance in float64, largest first."""
     values, vectors = np.linalg.eigh(np.cov(x.flatten(1).double().numpy().T, bias=True))
     return vectors[:, ::-1], values[::-1]
 
@@ -61,7 +61,7 @@ def test_project_and_expand_are_adjoint(gapped):
     components = components_of(ReferenceSet(gapped), R)
     z = gapped[:7] + torch.randn(7, D, generator=rng(2))
     y = components.project(z)
-    # Projecting what was expanded changes nothing, and the remainder is orthogonal to it.
+    # Expanding and projecting again changes nothing, and the remainder is orthogonal to the components.
     torch.testing.assert_close(components.project(components.expand(y) + components.mean), y, rtol=1e-5, atol=1e-5)
     remainder = z - components.mean - components.expand(y)
     assert (remainder @ components.basis).abs().max() < 1e-4
@@ -76,7 +76,7 @@ def test_coordinates_are_the_projected_images_in_their_type(gapped, dtype):
     assert projection.coordinates.dtype == dtype
     eps = {torch.float32: 1e-5, torch.bfloat16: 2**-8}[dtype]
     torch.testing.assert_close(projection.coordinates.double(), exact, rtol=eps, atol=1e-4)
-    # The norms are those of what is multiplied, not of what was rounded.
+    # The norms belong to the rounded coordinates, because these are multiplied.
     norms = projection.coordinates.double().square().sum(1) / 2
     torch.testing.assert_close(projection.half_sq_norms.double(), norms, rtol=1e-6, atol=1e-6)
 
@@ -139,7 +139,7 @@ def test_no_variance_outside_is_never_negative(N):
 
 
 def test_deepcopy_of_a_module_shares_the_projection(gapped):
-    # As the copy that averages a network's weights does.
+    # Lightning's weight averaging copies the module like this.
     class Module(nn.Module):
         def __init__(self):
             super().__init__()
@@ -175,4 +175,4 @@ def test_moving_to_a_gpu_projects_there_once(gapped):
     projection = projection_of(reference.to("cuda"), R)
     assert projection.coordinates.device.type == "cuda"
     torch.testing.assert_close(projection.components.variances.cpu(), expected.components.variances)
-    assert projection_of(reference.to("cuda"), R) is projection  # "cuda" is the "cuda:0" where it is
+    assert projection_of(reference.to("cuda"), R) is projection  # the projection is already on "cuda:0"

@@ -1,4 +1,4 @@
-"""`predict` with a published network, from the command line: what EDM's sampler draws, class by class, too."""
+"""`predict` with a published network from the command line draws EDM's samples, also class by class."""
 
 import zipfile
 from io import BytesIO
@@ -43,14 +43,14 @@ def network_file(source, name):
         return GENUINE / f"{name}.pkl"
     family, channels, num_classes = OWN[name]
     net = small_published(family, image_size=16, channels=channels, num_classes=num_classes)
-    for layer in net.modules():  # ordinary sizes: pictures would be black and white
+    for layer in net.modules():  # weights of ordinary sizes, or pictures would be black and white
         if hasattr(layer, "reset_parameters"):
             layer.reset_parameters()
     return write_published("edm.pkl", net, use_fp16=True)
 
 
 def predict(path, folder, *options):
-    """Run the command; the pictures it writes, (samples, 16, 16, 3)."""
+    """Run the command and return the pictures it writes, (samples, 16, 16, 3)."""
     args = ["predict", "--model", "LitEstimator", "--model.estimator", "Network", "--model.estimator.path", str(path)]
     args += ["--model.sampling_steps", str(STEPS), "--data", "ImageFiles", "--data.path", "images.zip"]
     args += ["--data.predict_samples", str(SAMPLES), "--data.batch_size", "4", *options]
@@ -63,7 +63,7 @@ def predict(path, folder, *options):
 
 
 def heun(path, labels):
-    """EDM's Algorithm 1 (Karras et al. 2022), in float64, with the network of the file; as pictures."""
+    """Make pictures with EDM's Algorithm 1 (Karras et al. 2022) in float64 and the file's network."""
     denoiser = load_edm_pickle(path)
     i = torch.arange(STEPS, dtype=torch.float64)
     levels = (80 ** (1 / 7) + i / (STEPS - 1) * (0.002 ** (1 / 7) - 80 ** (1 / 7))) ** 7
@@ -88,14 +88,14 @@ def test_predict_writes_what_the_networks_own_sampler_draws(source, name):
     known = load_edm_pickle(path).model.num_classes
     pictures = predict(path, "out")
     assert pictures.std() > 10  # not blank
-    # A class for each seed; without classes, the samples of the network alone.
+    # Each seed has a class; a network without classes gets none.
     choices = [torch.full((SAMPLES,), label) for label in range(known)] or [None]
     apart = np.stack([distances(pictures, heun(path, labels)) for labels in choices])
     assert apart.min(0).max() < 0.05
     if known:
         drawn = apart.argmin(0)
         assert len(set(drawn)) > 1
-        assert np.median(np.sort(apart, 0)[1]) > 0.2  # the classes' pictures are told apart
+        assert np.median(np.sort(apart, 0)[1]) > 0.2  # pictures of different classes differ
         chosen = predict(path, "chosen", "--model.sampling_class", str(known - 1))
         assert distances(chosen, heun(path, choices[-1])).max() < 0.05
 

@@ -1,4 +1,4 @@
-"""What the README shows works: its Python runs, its commands are parsed, its links and configs exist."""
+"""The README's examples work: its Python runs, its commands are parsed, its links and configs exist."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from tests.networks import write_own, write_published
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
-# Lines of code, those that end with a backslash joined with the next.
+# Lines of code; a line that ends with a backslash is joined with the next.
 CODE = re.findall(r"^    (.*)$", README, flags=re.MULTILINE)
 COMMANDS = [
     line.partition("main.py ")[2].partition("  #")[0].strip()
@@ -34,7 +34,7 @@ def test_every_snippet_runs_in_the_order_of_the_page(tmp_path, monkeypatch):
         if "load_network" in snippet:
             shape = (2, own.model.in_channels, own.model.image_size, own.model.image_size)
             names |= {"z": torch.randn(shape), "sigma": torch.ones(2), "labels": None}
-            # A checkpoint of a U-Net does not tell its architecture, as the page says.
+            # A U-Net's checkpoint does not contain its architecture, as the page says.
             snippet = snippet.replace('load_network("last.ckpt")', 'load_network("edm-cifar10-32x32-cond-vp.pkl")')
         exec(compile(snippet, "README.md", "exec"), names)
     assert len(SNIPPETS) >= 3
@@ -47,7 +47,7 @@ def test_every_command_is_parsed(command, tmp_path, monkeypatch):
     subcommand, *args = shlex.split(command)
     write_published(tmp_path / "edm.pkl")
     for option in ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run"):
-        if option in args:  # of the subcommand, not of what it instantiates
+        if option in args:  # an option of the subcommand itself
             del args[args.index(option) : args.index(option) + 2]
     args = [str(tmp_path / arg) if arg == "edm.pkl" else arg for arg in args]
     if subcommand == "best":  # the run's folder has its config
@@ -63,7 +63,7 @@ def test_every_file_that_the_page_names_exists():
     links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
     configs = re.findall(r"configs/[\w/]+\.yaml", README)
     modules = re.findall(r"python -m ((?:lit_knn|benchmarks|callbacks)[\w.]*)", README)
-    # A package that runs has a file __main__.py.
+    # A package can be run if it has a file __main__.py.
     paths = [module.replace(".", "/") for module in modules]
     files = [*links, *configs, *(f"{p}/__main__.py" if (ROOT / p).is_dir() else f"{p}.py" for p in paths)]
     assert len(files) > 40

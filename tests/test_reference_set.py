@@ -116,7 +116,7 @@ def test_chunks_stream_every_image_once_in_the_order_of_the_ids(rows, hflip):
 
 
 def doubled_pair(float_images=False):
-    """A set with hflip=True and the same set with the mirror images stored, in the same order of ids."""
+    """A set with hflip=True, and the same set with stored mirror images; both have the same ids."""
     images = pixels()
     images[4, :, :, 3:] = images[4, :, :, :3].flip(-1)  # its own mirror image: both ids must be found
     images = images.float() / 64 if float_images else images
@@ -135,7 +135,7 @@ def test_hflip_search_equals_a_doubled_set(k, float_images):
     np.testing.assert_allclose(sq_dist, expected, rtol=1e-4, atol=1e-4)
     assert (sq_dist.diff(dim=1) >= 0).all()
     assert all(len(set(row)) == k for row in ids.tolist())
-    # The ids may differ where an image is its own mirror: compare the distances of what they stand for.
+    # An image that is its own mirror has two ids, so compare distances instead of ids.
     difference = flipped.gather(ids) - z.unsqueeze(1)
     np.testing.assert_allclose(difference.square().flatten(2).sum(2), expected, rtol=1e-4, atol=1e-4)
     if k == 60:
@@ -152,7 +152,7 @@ def test_hflip_estimates_equal_a_doubled_set(t):
     np.testing.assert_allclose(one.log_Zq, two.log_Zq, rtol=1e-3 if t < 0.01 else 1e-5, atol=1e-4)
     for estimator in (KNN(k=9, n=4000), MonteCarlo(n=4000)):
         mean = estimator.bind(flipped).posterior_mean(z, t, generator=torch.Generator().manual_seed(0))
-        # Pixels have a standard deviation of 0.6 here, and KNN's weights are at most a few times uneven.
+        # Pixels have a standard deviation of 0.6, and KNN's weights differ at most by a small factor.
         assert (mean - exact).square().mean().sqrt() < 0.04
 
 
@@ -203,7 +203,7 @@ def test_k_outside_the_set_is_refused(k):
 
 def test_queries_of_another_shape_are_refused():
     reference = ReferenceSet(pixels())
-    # 72 numbers, too, so that only the shape can tell.
+    # The query also has 72 numbers, so only its shape is wrong.
     with pytest.raises(InputError, match="shape"):
         reference.search(torch.zeros(2, 3, 6, 4), 1)
 
@@ -242,7 +242,7 @@ def test_search_before_build_is_refused():
 
 
 def clustered(seed=0):
-    """Four far groups of 15 vectors, one for each inverted list."""
+    """Four groups of 15 vectors, far from each other; each inverted list holds one."""
     generator = torch.Generator().manual_seed(seed)
     centres = 100 * torch.eye(4).repeat_interleave(15, 0)
     return centres + torch.randn(60, 4, generator=generator)
@@ -253,7 +253,7 @@ def test_missing_neighbours_are_last_with_infinite_distance():
     reference = ReferenceSet(x, FaissIndex("IVF4,Flat", nprobe=1))
     sq_dist, ids = reference.search(x[::7], 40)
     missing = ids < 0
-    assert missing.any(1).all()  # a list holds fewer than 40
+    assert missing.any(1).all()  # a list has fewer than 40 vectors
     assert (ids[missing] == -1).all()
     assert sq_dist[missing].isinf().all()
     assert sq_dist[~missing].isfinite().all()
@@ -291,7 +291,7 @@ def test_approximate_search_is_ascending_and_near(factory):
 
 
 def test_default_nprobe_searches_a_fiftieth_of_the_lists():
-    # 100 lists: 2 are searched; each of 2,000 vectors is its own nearest, so far fewer than all are found.
+    # 2 of 100 lists are searched, so far fewer than all of the 2,000 vectors are found.
     x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
     found = {}
     for nprobe in (None, 2, 100):

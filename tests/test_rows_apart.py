@@ -1,4 +1,4 @@
-"""The rows of a batch do each other no harm: noise levels so small that nothing is left to draw, beside larger ones."""
+"""Rows of a batch do not disturb each other, even if one has so little noise that nothing is left to draw."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ ESTIMATORS = {
 
 
 class ContagiousNaN(TorchDispatchMode):
-    """Matrix products of which a single value that is not finite makes all NaN, as it does some on some processors."""
+    """One value that is not finite makes a whole matrix product NaN; on some processors it makes parts of it NaN."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -34,7 +34,7 @@ class ContagiousNaN(TorchDispatchMode):
 
 
 def make(name, N):
-    """The estimator of this name, bound to digits-like images, with few draws."""
+    """The named estimator with few draws, bound to digits-like images."""
     what = ESTIMATORS[name]
     searches = isinstance(what, tuple) and isinstance(what[0], type)
     index = TorchIndex(what[1]) if searches else None
@@ -45,7 +45,7 @@ def make(name, N):
 
 
 def mixed_latents(reference, B):
-    """z, t and the source, with t from where one image is certain to where all are possible, in turns."""
+    """z, t and the source; t alternates between levels with one certain image and with all images possible."""
     t = torch.logspace(-2.7, 1.9, B, dtype=torch.float64)[torch.randperm(B)]
     x = reference.gather(torch.randint(reference.N, (B,)))
     return x + t[:, None, None, None].float() * torch.randn(x.shape), t, x
@@ -65,7 +65,7 @@ def test_a_row_that_leaves_nothing_to_draw_does_not_reach_others(name, N):
             assert all(part.isfinite().all() for part in certificate)
     torch.testing.assert_close(mean, plain, rtol=0, atol=1e-5)
     if not isinstance(estimator, Wiener):
-        # Where one image has all of the posterior, it is that image, whatever the other rows are.
+        # If one image has the whole posterior, the mean is that image, whatever the other rows are.
         expected = posterior_mean(z, estimator.reference.gather(torch.arange(N)), t)
         torch.testing.assert_close(mean[t < 0.05].double(), expected[t < 0.05], rtol=0, atol=1e-3)
 

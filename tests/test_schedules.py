@@ -1,4 +1,4 @@
-"""The Karras grid and iCT's schedules against numbers worked out by hand and against SciPy."""
+"""The Karras grid and iCT's schedules against numbers computed by hand and against SciPy."""
 
 import math
 
@@ -27,7 +27,7 @@ def test_karras_grid_ends_exactly_and_ascends(num_steps, rho):
     assert grid[0].item() == 0.01
     assert grid[-1].item() == 50.0
     assert (grid.diff() > 0).all()
-    # Uniform in sigma^(1/rho); with rho = 1 that is a uniform grid.
+    # The grid is uniform in sigma^(1/rho), so it is uniform for rho = 1.
     np.testing.assert_allclose((grid ** (1 / rho)).diff().diff(), 0, atol=1e-12 * 50)
     if rho == 1:
         np.testing.assert_allclose(grid, np.linspace(0.01, 50, num_steps))
@@ -50,13 +50,13 @@ def test_ict_doublings_happen_every_50_000_iterations():
 
 
 def test_ict_num_steps_for_other_settings():
-    # s1/s0 that is not a power of two stops at s1; K' = floor(100 / (log2(10) + 1)) = 23.
+    # If s1/s0 is not a power of two, the schedule stops at s1; K' = floor(100 / (log2(10) + 1)) = 23.
     values = [ict_num_steps(k, total_steps=100, s0=10, s1=100) for k in range(100)]
     assert [values.index(v) for v in (11, 21, 41, 81)] == [0, 23, 46, 69]
     assert max(values) <= 101
     assert ict_num_steps(92, total_steps=100, s0=10, s1=100) == 101
     assert {ict_num_steps(k, 100, s0=10, s1=10) for k in range(200)} == {11}
-    # Fewer iterations than doublings: still a schedule, never a division by zero.
+    # Even with fewer iterations than doublings there is a schedule and no division by zero.
     assert ict_num_steps(0, total_steps=3) == 11
     assert ict_num_steps(100, total_steps=3) == 1281
 
@@ -93,7 +93,7 @@ def test_consistency_weight_is_the_inverse_gap():
 
 
 def test_pseudo_huber_default_c_is_003_on_cifar():
-    # Far from zero d(a, b) = ‖a − b‖ − c, which shows c.
+    # Far from zero d(a, b) = ‖a − b‖ − c, so the test sees c.
     a = torch.full((1, 3, 32, 32), 100.0, dtype=torch.float64)
     norm = 100 * math.sqrt(3072)
     c = norm - pseudo_huber(a, torch.zeros_like(a)).item()
@@ -111,7 +111,7 @@ def test_pseudo_huber_limits():
     large = pseudo_huber(1e6 * direction, zero, c).item()
     assert large == pytest.approx(1e6, rel=1e-6)  # linear
     middle = pseudo_huber(0.04 * direction, zero, c).item()
-    assert middle == pytest.approx(0.05 - 0.03, rel=1e-9)  # 3-4-5
+    assert middle == pytest.approx(0.05 - 0.03, rel=1e-9)  # a 3-4-5 triangle
     assert pseudo_huber(direction, zero, 0.0).item() == pytest.approx(1.0)
 
 
@@ -135,7 +135,7 @@ def test_pseudo_huber_gradient():
     a[1] = 2.0
     a.requires_grad_()
     pseudo_huber(a, torch.zeros(2, 3, 4, 4)).sum().backward()
-    assert a.grad[0].abs().max() == 0  # at a = b finite, and zero
+    assert a.grad[0].abs().max() == 0  # at a = b the gradient is finite and zero
     # Far away the gradient has norm 1, whatever the distance.
     assert a.grad[1].norm().item() == pytest.approx(1.0, rel=1e-4)
     a = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)

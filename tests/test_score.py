@@ -14,7 +14,7 @@ from lit_knn.theory.posterior import mean_from_score, score_from_mean
 N = 12
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
 every_process = pytest.mark.parametrize("process", PROCESSES, ids=lambda p: f"{type(p).__name__}{vars(p) or ''}")
-# Of these, each process reaches its own noise levels.
+# Each process uses the levels that it can reach.
 TIMES = torch.tensor([0.05, 0.3, 0.6, 0.9], dtype=torch.float64)
 
 
@@ -29,7 +29,7 @@ def latents(x, t, process, dtype=torch.float64):
 
 
 def gradient_of_log_marginal(x, z, t, process):
-    """∇_z log (1/N) Σ_i N(z; s·x_i, s²σ²·I), eq:general_forward, by autograd."""
+    """Compute ∇_z log (1/N) Σ_i N(z; s·x_i, s²σ²·I), eq:general_forward, by autograd."""
     z = z.double().requires_grad_()
     s, std = (v.reshape(-1, 1, 1, 1) for v in (process.scale(t), process.scale(t) * process.sigma(t)))
     log_p = Normal(s * x.double(), std).log_prob(z.unsqueeze(1)).flatten(2).sum(2)
@@ -43,7 +43,7 @@ def gradient_of_log_marginal(x, z, t, process):
     ids=lambda e: type(e).__name__,
 )
 def test_the_score_is_the_gradient_of_the_log_marginal(process, estimator):
-    # With n = N the sampling estimators are exact, but for weights and images in float32.
+    # With n = N the sampling estimators are exact up to the rounding of float32 weights and images.
     x, reference = small_set()
     z = latents(x, TIMES, process)
     expected = gradient_of_log_marginal(x, z, TIMES, process)
@@ -52,7 +52,7 @@ def test_the_score_is_the_gradient_of_the_log_marginal(process, estimator):
     tolerance = 1e-9 if isinstance(estimator, Exact) else 2e-5
     scale = expected.abs().amax((1, 2), keepdim=True)
     assert ((score - expected).abs() / scale).max() < tolerance
-    # A scalar time, and each row for itself.
+    # A scalar time gives the same as separate rows.
     one = estimator.score(z[2:3], TIMES[2].item(), process=process)
     torch.testing.assert_close(one, score[2:3], rtol=1e-6, atol=1e-6 * scale[2].item())
 
@@ -85,7 +85,7 @@ def test_the_default_is_the_process_of_the_paper_to_the_last_bit():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_score_of_half_precision_latents_has_their_precision(dtype):
-    # The mean rounded to the type of z would be off by up to 2e-3, and the score by that over t² = 0.0025.
+    # A mean rounded to z's type would have errors up to 2e-3, and the score this error over t² = 0.0025.
     x, reference = small_set()
     z = latents(x, torch.full((4,), 0.05), EDM()).to(dtype)
     expected = gradient_of_log_marginal(x, z, torch.full((4,), 0.05, dtype=torch.float64), EDM())

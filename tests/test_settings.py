@@ -1,4 +1,4 @@
-"""What an object tells of its settings, by which results are known again."""
+"""The description of an object's settings, by which stored results are recognised."""
 
 import copy
 
@@ -12,7 +12,7 @@ from lit_knn.settings import describe, fingerprint
 
 
 class Own(Estimator):
-    """An estimator of a user's: it keeps its options where it likes."""
+    """A user's estimator; it stores its options under any names."""
 
     def __init__(self, k=10, width=0.5, net=None, hook=None, inner=None, levels=()):
         self._k = k

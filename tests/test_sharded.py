@@ -1,4 +1,4 @@
-"""A reference set that is split over the ranks gives what the whole set gives, in a part of the memory."""
+"""A reference set split over ranks gives the same results as the whole set, with less memory per rank."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_ranks_share_a_pass_over_all_images_and_none_waits(ranks, setting):
     expected = whole(setting)
     assert torch.equal(ids.sort().values, torch.arange(expected.N))
     assert torch.equal(x, expected.gather(ids))
-    # As many for each, but for the mirror images of one.
+    # The shares are equal up to one image and its mirror image.
     counts = [sum(len(ids) for ids, _ in report[setting]["share"]) for report in ranks]
     assert max(counts) - min(counts) <= 2
 
@@ -115,7 +115,7 @@ def test_refusals_are_clear_on_every_rank(ranks):
 def test_every_estimator_of_ours_that_is_shardable_is_compared_here():
     made = {getattr(lit_knn.estimators, name) for name in lit_knn.estimators.__all__}
     shardable = {kind for kind in made if getattr(kind, "shardable", False)}
-    # Integers are tested through `Exact`; these two need no reference set.
+    # `Exact` tests the integer sums; the other two need no reference set.
     apart = {lit_knn.estimators.ExactInt8, lit_knn.estimators.OneSample, lit_knn.estimators.Network}
     assert shardable - apart == {type(make()) for make in ESTIMATORS.values()}
 
@@ -144,7 +144,7 @@ def test_one_process_alone_has_it_all():
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_no_latents_on_any_rank_are_no_means(name):
-    # As where augmentation has warped every item of a batch; a lone rank goes the way of many.
+    # This happens if augmentation warps every item of a batch. A single rank runs the same code as many.
     estimator, none = ESTIMATORS[name]().bind(ShardedReferenceSet(images("pixels"))), torch.zeros(0, *SHAPES["pixels"])
     assert estimator.posterior_mean(none, 1.0, none).shape == none.shape
     if estimator.can_warp:

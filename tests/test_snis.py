@@ -30,7 +30,7 @@ def draw(kind, sq_dist, t, R, n, seed):
     order = np.argsort(sq_dist)[:K]
     found = torch.tensor(sq_dist[order])
     if kind == "wrong":
-        # A search that is badly off: q is another distribution, the weights must make up for it.
+        # The search is wrong, so q is another distribution, and the weights must correct it.
         found = found.flip(0) + 0.3
     proposal = neighbour_proposal(found[None], torch.tensor(order)[None], t, N)
     ids, log_q = sample_proposal(proposal, R * n, generator)
@@ -53,7 +53,7 @@ def test_mean_squared_error_is_eq_12(kind, t):
         ids, log_q, q = draw(kind, sq_dist, t, R, n, seed=n)
         predicted = sum(posterior[i] ** 2 / q[i] * (x[i] - mu) ** 2 for i in range(N)) / n
         squared_error = (estimates(ids, log_q, log_p, x) - mu) ** 2
-        # Summed over the dimensions: 5 standard errors of the mean, and the O(1/n) of an asymptotic formula.
+        # Errors are summed over dimensions. The tolerance is 5 standard errors plus the formula's O(1/n) error.
         total = squared_error.sum(1)
         tolerance = 5 * total.std() / np.sqrt(R) + 0.02 * predicted.sum()
         assert tolerance < 0.2 * predicted.sum()
@@ -97,9 +97,9 @@ def test_snis_variance_of_special_proposals():
     x, _, _, posterior = toy()
     p = torch.tensor(posterior)[None]
     variance_of_x = (posterior[:, None] * (x - posterior @ x) ** 2).sum(0)
-    # q = p is Monte Carlo: Var(x|z)/n.
+    # With q = p it is Monte Carlo, with variance Var(x|z)/n.
     np.testing.assert_allclose(snis_variance(p, p, torch.tensor(x), 7)[0], variance_of_x / 7, rtol=1e-12)
-    # A posterior on one image has no variance, whatever q is, even where q and p vanish together.
+    # A posterior on one image has no variance for any q, even where q and p are both 0.
     one = torch.zeros(1, N, dtype=torch.float64)
     one[0, 3] = 1
     q = torch.zeros(1, N, dtype=torch.float64)
@@ -123,9 +123,9 @@ def test_weights_are_likelihood_over_proposal():
     p, q = np.array([[0.5, 0.2, 0.1]]), np.array([[0.25, 0.6, 0.15]])
     expected = (p / q) / (p / q).sum()
     np.testing.assert_allclose(snis_weights(torch.tensor(np.log(p)), torch.tensor(np.log(q))), expected, rtol=1e-12)
-    # A scalar log q is a uniform proposal; the value does not matter.
+    # A scalar log q means a uniform proposal; its value does not matter.
     np.testing.assert_allclose(snis_weights(torch.tensor(np.log(p)), 3.0), p / p.sum(), rtol=1e-12)
-    # Drawn from the posterior itself, every draw counts the same: Eq. 9.
+    # Draws from the posterior itself have equal weights (Eq. 9).
     np.testing.assert_allclose(snis_weights(torch.tensor(np.log(p)), torch.tensor(np.log(p))), 1 / 3, rtol=1e-12)
 
 
@@ -149,7 +149,7 @@ def test_weighted_mean_equals_a_plain_loop(dtype):
 
 
 def test_weighted_mean_of_many_draws_does_not_drift():
-    # Added up one after the other in float32, 20,000 equal terms are off by 3e-4.
+    # Adding 20,000 equal terms one by one in float32 gives an error of 3e-4.
     n = 20_000
     for b in (1, 3):
         weights = torch.full((b, n), 1 / n, dtype=torch.float64)
@@ -174,12 +174,12 @@ def test_copies_at_any_scale_of_float32(scale):
 
 
 def test_rounding_of_a_mean_is_relative_to_the_spread():
-    # Images that are far from 0 and near each other, as latents may be.
+    # The images are far from 0 and near each other, as latents may be.
     generator = torch.Generator().manual_seed(1)
     x = 1000 + 1e-2 * torch.randn(3, 256, 50, generator=generator)
     weights = torch.softmax(torch.randn(3, 256, dtype=torch.float64, generator=generator), dim=1)
     expected = torch.einsum("bn,bnd->bd", weights, x.double())
-    # Half of the spacing of float32 at 1000 is 3e-5.
+    # At 1000, half of float32's spacing is 3e-5.
     assert (weighted_mean(weights, x) - expected).abs().max() < 1e-7
 
 

@@ -1,4 +1,4 @@
-"""Euler and Heun steps: order on a flow known in closed form, and the identity of eq:z_prime."""
+"""Euler and Heun steps: their order on a closed-form flow, and the identity of eq:z_prime."""
 
 from itertools import pairwise
 
@@ -47,7 +47,7 @@ def test_order_of_the_solver(step, order):
     counts = np.array([64, 128, 256, 512, 1024])
     errors = []
     for count in counts:
-        # A grid uniform in log t: smooth, so that the local steps shrink together.
+        # The grid is uniform in log t, so that all local steps shrink together.
         result = integrate(step, z, np.geomspace(5.0, 0.1, count + 1))
         assert result.dtype == torch.float64
         errors.append((result - exact).abs().max().item())
@@ -58,7 +58,7 @@ def test_order_of_the_solver(step, order):
 
 @pytest.mark.parametrize(("step", "order"), [(euler_step, 1), (heun_step, 2)])
 def test_order_of_one_step(step, order):
-    # One step of an order-p solver is wrong by O(h^(p + 1)); this holds on the way up, too.
+    # One step of an order-p solver has an error of O(h^(p + 1)), also for steps towards larger t.
     z = latents(t=2.0)
     for sign in (-1, 1):
         steps = np.array([0.04, 0.02, 0.01])
@@ -70,7 +70,7 @@ def test_order_of_one_step(step, order):
 
 
 def test_float64_state_is_kept_where_float32_would_stall():
-    # 1e-6 of t = 80: such a step on float32 latents is lost in their rounding.
+    # A step of 1e-6 of t = 80 is lost in the rounding of float32 latents.
     z = latents(t=80.0)
     for step in (euler_step, heun_step):
         moved = step(z, 80.0, 80.0 - 1e-6, gaussian_mean) - z
@@ -98,13 +98,13 @@ def test_dtypes_and_arguments_of_the_mean(step, dtype):
 @pytest.mark.parametrize(("t", "t_next"), [(80.0, 79.0), (80.0, 0.002), (5.0, 3.0), (0.01, 0.002), (1.0, 0.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_euler_with_the_one_sample_mean_lands_on_the_same_noise(t, t_next, dtype):
-    """eq:z_prime: z' = x + t_next·ε, so consistency matching becomes consistency training."""
+    """Check eq:z_prime, z' = x + t_next·ε: consistency matching becomes consistency training."""
     generator = torch.Generator().manual_seed(0)
     x = 2 * torch.rand(8, 3, 8, 8, dtype=dtype, generator=generator) - 1
     noise = torch.randn(x.shape, dtype=dtype, generator=generator)
     z = x + t * noise
     result = euler_step(z, t, t_next, lambda z, t: x)
-    # The rounding of z itself shrinks with t_next / t, that of the result stays, and the step is made in float64.
+    # The step is in float64. z's rounding shrinks with t_next / t; only the result's rounding stays.
     eps = torch.finfo(dtype).eps
     bound = eps * (z.abs().max() * t_next / t + 1 + t_next * noise.abs().max()) + 4e-16 * z.abs().max()
     assert (result - (x + t_next * noise)).abs().max() <= bound

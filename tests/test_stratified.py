@@ -1,4 +1,4 @@
-"""Draws without repetition, by enumeration of the one random number of each row."""
+"""Draws without repetition; each row has one random number, and the tests enumerate it."""
 
 import math
 
@@ -17,12 +17,12 @@ def log_probabilities(spread, rows=3):
 
 @pytest.fixture
 def outcomes(every_u):
-    """The draws of one row for every u, and the base weight that each gives to each image, (grid, N)."""
+    """The draws of one row for every u, and the base weights they give to the images, (grid, N)."""
 
     def enumerate_draws(log_q, n, m=None, grid=4000):
         with every_u(grid):
             draws = stratified_draws(log_q.expand(grid, -1).clone(), n, torch.full((grid,), -1e9), m)
-        # The correction is the log of base weight over probability.
+        # The correction is log(base weight / probability).
         base = log_q.double().softmax(0)[draws.ids] * draws.log_correction.exp()
         return draws, torch.zeros(grid, N, dtype=torch.float64).scatter_add_(1, draws.ids, base)
 
@@ -35,7 +35,7 @@ def test_base_weights_sum_to_one_and_are_the_probabilities_in_expectation(outcom
     for row in log_probabilities(spread):
         _, weights = outcomes(row, n=12, m=m)
         q = row.double().softmax(0)
-        if m == 12:  # all are kept, and the rest is lost
+        if m == 12:  # all 12 are kept, and the other images are lost
             top = q.topk(12).indices
             torch.testing.assert_close(weights[:, top], q[top].expand(len(weights), -1), rtol=1e-5, atol=1e-9)
             continue
@@ -48,7 +48,7 @@ def test_no_image_is_drawn_twice_and_the_likely_ones_are_kept(outcomes, spread):
     for row in log_probabilities(spread):
         draws, weights = outcomes(row, n=12)
         assert (draws.ids.sort(1).values.diff(dim=1) > 0).all()
-        # Kept is what has more than what each of the others stands for when it is drawn.
+        # An image is kept if its probability is larger than the weight that each drawn image represents.
         q = row.double().softmax(0)
         kept = int((~draws.sampled[0]).sum())
         even_share = q.sort(descending=True).values[kept:].sum() / (12 - kept)
@@ -58,7 +58,7 @@ def test_no_image_is_drawn_twice_and_the_likely_ones_are_kept(outcomes, spread):
 
 @KINDS
 def test_weights_spread_least_where_m_is_chosen(outcomes, spread):
-    # Fearnhead & Clifford's optimality.
+    # Fearnhead & Clifford prove that this m is optimal.
     for row in log_probabilities(spread):
         q = row.double().softmax(0)
         chosen, *others = (
@@ -88,7 +88,7 @@ def test_all_places_represent_the_distribution_exactly(outcomes, spread):
 
 
 def test_a_height_that_rounds_up_to_the_whole_mass_draws_nothing(monkeypatch):
-    # Behind 300 equal images come others without any probability, which the last place must not take.
+    # After 300 equal images come images with probability 0; the last draw must not take one of them.
     log_q = torch.cat([torch.zeros(1, 300), torch.full((1, 300), -1e4)], dim=1)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor([[1 - 2**-53]], dtype=torch.float64))
     draws = stratified_draws(log_q, 256, torch.tensor([-1e9]))

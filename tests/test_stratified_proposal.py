@@ -1,4 +1,4 @@
-"""Draws without repetition from the nearest-neighbour proposal, by enumeration of the one random number of each row."""
+"""Draws without repetition from the nearest-neighbour proposal; tests enumerate each row's one random number."""
 
 import math
 
@@ -15,7 +15,7 @@ from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, stratified_
 from tests.toys import low_rank_vectors, noisy
 
 INF = math.inf
-# Distances and ids of a search among N images.
+# Each search: distances, ids, and the number N of images.
 SEARCHES = {
     "nearest": ([0.1, 0.4, 0.5, 0.9, 1.0, 1.3], [3, 17, 8, 4, 11, 0], 20),
     "one neighbour": ([0.5], [3], 9),
@@ -36,7 +36,7 @@ GRID = 2000
 
 @pytest.fixture
 def outcomes(every_u):
-    """The draws of a search for every u, and the base weight that each gives to each image, (GRID, N)."""
+    """The draws of a search for every u, and the base weights they give to the images, (GRID, N)."""
 
     def enumerate_draws(search, t, n):
         sq_dist, ids, N = SEARCHES[search]
@@ -56,7 +56,7 @@ def test_base_weights_are_the_probabilities_in_expectation_and_no_image_is_drawn
     N = SEARCHES[search][2]
     for n in range(1, N + 1):
         draws, weights, q = outcomes(search, t, n)
-        # A sampled image has one base weight on an interval of u, of which the grid may miss a step at either end.
+        # A sampled image has one base weight on an interval of u; the grid may miss a step at either end.
         sampled = (draws.sampled * q[draws.ids] * draws.log_correction.exp()).amax()
         assert ((weights.mean(0) - q).abs() <= 2 * sampled / GRID + 1e-12).all(), n
         torch.testing.assert_close(weights.sum(1), torch.ones(GRID, dtype=torch.float64), rtol=1e-9, atol=0)
@@ -69,7 +69,7 @@ def test_base_weights_are_the_probabilities_in_expectation_and_no_image_is_drawn
 
 @every_search
 def test_what_is_sure_is_kept_and_stands_for_itself(outcomes, search):
-    # Inclusion probabilities of n draws without repetition, proportional to q where they are not 1.
+    # The inclusion probabilities of n draws without repetition are 1 or proportional to q.
     N = SEARCHES[search][2]
     for n in range(1, N):
         _, weights, q = outcomes(search, 0.7, n)
@@ -84,7 +84,7 @@ def test_what_is_sure_is_kept_and_stands_for_itself(outcomes, search):
 
 
 def test_negligible_images_are_not_gathered():
-    # At t = 0.01 the second neighbour has e^-1500 of the first; places for it and the tail would cost, and add nothing.
+    # At t = 0.01 the second neighbour has e^-1500 of the first's weight; drawing it or the tail would be useless.
     proposal = neighbour_proposal(
         torch.tensor([[0.1, 0.4, 0.9], [0.1, 0.1, 0.9]]), torch.tensor([[3, 7, 8]] * 2), 0.01, 50
     )
@@ -112,7 +112,7 @@ def test_a_tail_of_a_billion_images_is_one_category():
     proposal = neighbour_proposal(torch.rand(4, 50), torch.randperm(N // 10**5)[:200].reshape(4, 50), 1.0, N)
     draws = stratified_sample_proposal(proposal, 256)
     assert (draws.ids.sort(1).values.diff(dim=1) > 0).all()
-    # Nearly all of q is in the tail, which is drawn evenly from end to end.
+    # Nearly all of q is in the tail, and draws cover it evenly.
     assert (draws.ids.amax(1) > 0.98 * N).all()
     assert (draws.ids < N).all()
 
@@ -141,7 +141,7 @@ def test_missing_neighbours_leave_it_exact_with_all_images():
 
 @pytest.mark.parametrize("n", [1, 3, 12, 40])
 def test_the_estimate_is_that_of_a_loop_over_its_draws(every_u, n):
-    # p/q times the base weight, normalised, Eq. 11; for each u by itself.
+    # For each u, the weights are p/q times the base weight, normalised (Eq. 11).
     x, t = low_rank_vectors(), 1.3
     reference, z = ReferenceSet(x), noisy(x[:1], t).expand(50, -1)
     estimator = StratifiedKNN(k=10, n=n).bind(reference)
@@ -181,7 +181,7 @@ def test_it_is_better_than_independent_draws_and_knows_how_good(k, n, t):
 
 
 def test_the_certificate_of_one_sampled_image_is_its_own_contribution(every_u):
-    # k = 2 of three images with n = 2: one is kept or none; the average over u is the variance to first order.
+    # With three images and n = 2, one is kept or none. The average over u is the variance to first order.
     x, t = torch.tensor([[0.0], [1.0], [1.1]]), 1.0
     z = torch.full((2000, 1), 0.4)
     estimator = StratifiedKNN(k=1, n=2).bind(ReferenceSet(x))
@@ -230,7 +230,7 @@ def test_classes_and_flips():
     reference = ReferenceSet(images, hflip=True, labels=labels)
     everything = reference.gather(torch.arange(80))
     z, asked = noisy(everything[:6], 2.0), torch.tensor([0, 1, 1, 0, 1, 0])
-    # Of 40 images of each class, mirrored ones included, all are drawn.
+    # Each class has 40 images with the mirrored ones, so all are drawn.
     estimate = ByClass(StratifiedKNN(k=5, n=40)).bind(reference).posterior_mean(z, 2.0, labels=asked)
     for row, label in enumerate(asked.tolist()):
         own = everything[torch.cat([labels, labels]) == label]

@@ -1,4 +1,4 @@
-"""The subspace estimator against enumeration, in its limits, and what its certificate says of its error."""
+"""The subspace estimator against enumeration, its limits, and its certificate against its error."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def squared_error(estimator, z, t, mu, repeats=400):
 
 @pytest.mark.parametrize("t", [0.02, 0.5, 1.0, 3.0, 50.0])
 def test_all_components_make_it_exact_with_few_images(t):
-    # Proposal and posterior are then one, and the control variate is the whole of x.
+    # Proposal and posterior are then equal, and the control variate is the whole x.
     x = low_rank_vectors()
     z = noisy(x[:20], t)
     estimator = SubspaceKNN(r=D, n=8, compute="float32").bind(ReferenceSet(x))
@@ -57,7 +57,7 @@ def test_error_falls_to_zero_as_n_grows_to_N_and_as_r_grows_to_d():
 
 
 def enumerated_mean_squared_error(every_u, x, z, t, r, n, m, control, grid=2000):
-    """By all outcomes of the one random number: the error of the estimator, with or without the control variate."""
+    """The estimator's error, with or without control variate, by enumeration of its random number."""
     estimator = SubspaceKNN(r=r, m=m, n=n, compute="float32").bind(ReferenceSet(x))
     if not control:
         estimator._excess = lambda weights, draws: torch.zeros(len(weights), r)
@@ -67,7 +67,7 @@ def enumerated_mean_squared_error(every_u, x, z, t, r, n, m, control, grid=2000)
 
 
 def variance_of_independent_draws(x, z, t, r, n, m, control):
-    """The claim of docs/subspace_knn.md: Eq. 12 of the sampled part, the control variate subtracted, in float64."""
+    """The formula of docs/subspace_knn.md in float64: Eq. 12 for the sampled part minus the control variate."""
     projection = projection_of(ReferenceSet(x), r)
     basis, mean = projection.components.basis.double(), projection.components.mean.double()
     x, z = x.double(), z.double()
@@ -95,16 +95,16 @@ def test_error_is_at_most_the_derived_variance_which_the_control_variate_shrinks
             derived = variance_of_independent_draws(x, z[0], t, r, n, m, control)
             ratios.append(enumerated_mean_squared_error(every_u, x, z, t, r, n, m, control) / derived)
         gains.append(derived / variance_of_independent_draws(x, z[0], t, r, n, m, control=True))
-    # Systematic draws without repetition spread less than independent ones, and their error is not zero.
+    # Systematic draws without repetition spread less than independent ones, but their error is not zero.
     assert 0.2 < sum(ratios) / len(ratios) < 1
     assert min(gains) > 2
 
 
 def one_image_and_a_rest(N=31, far=4.0):
-    """One image at 0, a cloud beside it, and q of both as a function of z.
+    """One image at 0 and a cloud beside it; also a function of z that gives the proposal q.
 
-    The cloud lies `far` away along the first axis, along which it does not vary, and around 0 along the others. So that
-    axis is a principal component, and moving z along it changes the share of the cloud in q, but nothing within it.
+    All points of the cloud have the same distance `far` along the first axis and lie around 0 along the others. So the
+    first axis is a principal component. Moving z along it changes the cloud's share in q, but not q within the cloud.
     """
     generator = torch.Generator().manual_seed(3)
     cloud = torch.randn(N - 1, 8, generator=generator) * torch.tensor([0.0, 2.0, 1.5, 1.2, 0.4, 0.4, 0.4, 0.4])
@@ -116,7 +116,7 @@ def one_image_and_a_rest(N=31, far=4.0):
 
 @pytest.mark.parametrize(("control", "slope"), [(True, 1), (False, 2)])
 def test_bias_is_linear_in_the_share_of_the_rest_and_quadratic_without_the_control_variate(every_u, control, slope):
-    # docs/subspace_knn.md, "Exact, and biased": the expectation over all values of the one random number.
+    # docs/subspace_knn.md, "Exact, and biased": this is the expectation over the row's random number.
     (reference, q), far, grid, bias = one_image_and_a_rest(far=4.0), 4.0, 4000, []
     shares = torch.tensor([0.16, 0.08, 0.04, 0.02], dtype=torch.float64)
     estimator = SubspaceKNN(r=R, m=1, n=5, compute="float32").bind(reference)
@@ -144,14 +144,14 @@ def test_certificate_is_the_size_of_the_error(t):
         plain = estimator.posterior_mean(z, t, generator=torch.Generator().manual_seed(1))
         torch.testing.assert_close(certificate.mean, plain)
         true = (certificate.mean.double() - mu).square().mean(1)
-        # Systematic draws are better than the independent ones that the certificate speaks of.
+        # Systematic draws are better than the independent draws that the certificate assumes.
         assert 0.3 < true.mean() / certificate.sq_error.mean() < 1.4
         assert (true < 10 * certificate.sq_error + 1e-9).double().mean() > 0.95
 
 
 @pytest.mark.parametrize("t", [0.7, 1.5, 4.0])
 def test_certificate_follows_the_error_as_components_are_added(t):
-    # What the kept images balance is no error: counted as one, it would be all of the certificate at r = d.
+    # The part that the kept images cancel is no error. If it counted, it would be the whole certificate at r = d.
     x = low_rank_vectors(N=400, seed=2)
     reference, z = ReferenceSet(x), noisy(x[:60], t).repeat_interleave(20, 0)
     mu = posterior_mean(z, x, t)
@@ -169,14 +169,14 @@ def test_certificate_is_infinite_where_the_rest_was_left_out():
     z = noisy(x[:20], 3.0)
     estimator = SubspaceKNN(r=R, m=8, n=8, compute="float32").bind(ReferenceSet(x))
     assert estimator.certified_mean(z, 3.0).sq_error.isinf().all()
-    # At small t eight images hold everything, and there is no rest.
+    # At small t eight images hold the whole posterior.
     assert (estimator.certified_mean(noisy(x[:20], 0.01), 0.01).sq_error < 1e-8).all()
     all_kept = SubspaceKNN(r=R, m=N, n=N, compute="float32").bind(ReferenceSet(x)).certified_mean(z, 3.0)
     assert (all_kept.sq_error == 0).all()
 
 
 def test_the_proposal_is_the_posterior_averaged_over_what_it_does_not_see():
-    # E[p_i(z) | P'z] = q_i: the source is drawn from q, its noise outside P anew, and the posterior is averaged.
+    # Test of E[p_i(z) | P'z] = q_i: draw sources from q and new noise outside P, then average the posterior.
     x, t = low_rank_vectors(), 1.5
     reference = ReferenceSet(x)
     basis = components_of(reference, 2).basis.double()
@@ -187,7 +187,7 @@ def test_the_proposal_is_the_posterior_averaged_over_what_it_does_not_see():
     z = source + t * torch.randn(source.shape, dtype=torch.float64, generator=generator)
     z = z - (z @ basis) @ basis.T + along @ basis.T
     posterior = torch.softmax(-torch.cdist(z, x.double()).square() / (2 * t * t), 1)
-    assert (posterior.std(0) > 0.2 * q)[q > 0.01].all()  # a single z tells more than P'z does
+    assert (posterior.std(0) > 0.2 * q)[q > 0.01].all()  # a single z has more information than P'z
     torch.testing.assert_close(posterior.mean(0), q, rtol=0.02, atol=2e-5)
 
 
@@ -240,7 +240,7 @@ def test_degenerate_sets(x, options, t):
 
 
 def test_bfloat16_is_only_a_proposal():
-    # Rounded coordinates define another proposal, from which the same mean is estimated.
+    # Rounded coordinates give another proposal, but the estimated mean is the same.
     if not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("this CPU does not multiply bfloat16")
     x = low_rank_vectors(N=400, seed=2)
@@ -261,7 +261,7 @@ def test_bfloat16_is_only_a_proposal():
         ({"n": 61}, "n=61 is more than the 60 images"),
         ({"r": 13, "n": 8}, r"r=13 is more than min\(N, d\) = min\(60, 12\) .*: give r <= 12"),
         ({"compute": "float8"}, "compute='float8' must be one of auto, float32"),
-        # Sums over the images leave its range.
+        # Sums over the images would overflow float16.
         ({"compute": "float16"}, "compute='float16' must be one of auto, float32, bfloat16"),
     ],
 )
@@ -280,8 +280,8 @@ def test_the_exact_estimator_agrees():
 
 @pytest.mark.skipif(not is_native(torch.bfloat16, torch.device("cpu")), reason="this CPU does not multiply bfloat16")
 def test_a_rest_that_only_float32_can_hold_is_no_nan():
-    # All images but the one that z is made from have less than e^-93 of its probability, of which bfloat16 knows
-    # nothing; so far from the mean, rounding might hide them, so they are drawn nevertheless.
+    # The other images have less than e^-93 of the source's probability, which bfloat16 cannot represent. Rounding
+    # might hide images so far from the mean, so they are still drawn.
     ring = torch.nn.functional.normalize(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
     for radius in torch.linspace(13.5, 15.5, 21).tolist():
         centre = torch.tensor([6 * radius, 0.0, 0.0, 0.0])

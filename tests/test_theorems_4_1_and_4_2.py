@@ -24,7 +24,7 @@ NOISE = (0.05, 0.3, 1.0, 3.0, 30.0)
 
 
 class Case:
-    """N random points, B latents at noise t, and Eq. 13 with the given neighbours (by default the k nearest)."""
+    """N random points, B latents at noise t, and Eq. 13 with given neighbours (by default the k nearest)."""
 
     def __init__(self, N, k, t, seed=0, farthest=False):
         rng = np.random.default_rng((seed, N, k))
@@ -62,7 +62,7 @@ def cases(**options):
 
 
 def holds(left, right):
-    # The absolute part is for variances that are rounding errors of posteriors on one image.
+    # The absolute tolerance is for posteriors on one image: their variances are only rounding errors.
     return (left <= right * (1 + 1e-9) + 1e-30).all()
 
 
@@ -75,19 +75,19 @@ def test_theorem_4_2_holds():
 
 
 def test_theorem_4_1_needs_the_nearest_images():
-    # Its proof uses that no image outside K is likelier than those in it.
+    # Its proof needs the images in K to be the likeliest ones.
     assert not all(holds(case.left(n), case.right_4_1(n)) for case, n in cases(farthest=True))
 
 
 def test_theorem_4_2_needs_the_plain_sum():
-    # With the 1/N of Eq. 1 in p_t(z) the first factor loses N times the mass outside K.
+    # If p_t(z) has the 1/N of Eq. 1, the first factor loses N times the mass outside K.
     assert not all(
         holds(case.left(n), case.right_4_2(n, 1 - case.N * (1 - case.neighbour_mass))) for case, n in cases()
     )
 
 
 def test_the_bounds_are_not_idle():
-    # Somewhere each is within 10 % of what it bounds, with k well below N, and neither is always the smaller.
+    # With k well below N, each bound is within 10 % of its value somewhere, and neither bound is always smaller.
     pairs = [(case.left(n), case.right_4_1(n), case.right_4_2(n)) for case, n in cases() if case.k == case.N // 2]
     left, first, second = (torch.cat(values) for values in zip(*pairs, strict=True))
     real = left > 1e-12

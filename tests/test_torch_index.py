@@ -41,7 +41,7 @@ def test_finds_the_nearest_of_pictures(compute, hflip, t):
     recall = (ids.unsqueeze(2) == nearest.unsqueeze(1)).any(2).double().mean()
     assert recall > (0.999 if compute == "float32" else 0.9)
     assert (sq_dist.diff(dim=1) >= 0).all()
-    # Rounding the query moves a distance by at most a few per cent of the spread of distances.
+    # Rounding the query changes a distance by at most a few per cent of the distances' spread.
     found = (reference.gather(ids) - z.unsqueeze(1)).double().flatten(2).square().sum(2)
     tolerance = {"float32": 1e-5, "int8": 0.02, "bfloat16": 0.05}[compute]
     assert ((sq_dist - found).abs() / found.mean()).max() < tolerance
@@ -66,7 +66,7 @@ def test_few_components_keep_most_of_the_nearest_of_pictures():
     expected, nearest = exhaustive(reference, z, 40)
     recall = (ids.unsqueeze(2) == nearest.unsqueeze(1)).any(2).double().mean()
     assert recall > 0.8
-    # The query's own distance from the subspace is counted, the images' is not.
+    # Distances include the query's distance from the subspace but not the images' distances.
     assert ((sq_dist - expected) / expected).abs().max() < 0.05
 
 
@@ -79,7 +79,7 @@ def test_chunks_make_no_difference(k):
     expected_sq_dist, expected_ids = (torch.cat(parts) for parts in few_at_a_time)
     sq_dist, ids = reference.search(z, k)
     torch.testing.assert_close(sq_dist, expected_sq_dist)
-    # Products of other shapes round otherwise, which may swap neighbours.
+    # Products of other shapes round differently, which may swap neighbours.
     assert (ids == expected_ids).float().mean() > 0.9999
 
 
@@ -103,7 +103,7 @@ def test_digits_multiply_to_the_stated_precision(count):
     matrix = torch.randint(-128, 128, (400, 60), generator=generator).to(torch.int8)
     digits, unit = digits_of(rows, count)
     error = product(digits, matrix).double() * unit - rows.double() @ matrix.double()
-    # Rounding errors of 400 entries, each at most half a last digit, and of float32 at the end.
+    # The limit adds the rounding of 400 entries, at most half a last digit each, and float32's final rounding.
     limit = 2 * unit / BASE ** (count - 1) * 400**0.5 * 128 + 1e-6 * rows.norm(dim=1, keepdim=True) * 128 * 20
     assert (error.abs() < limit).all()
 
@@ -148,7 +148,7 @@ def test_degenerate_sets(compute):
 
 
 def test_float16_finds_the_nearest_of_queries_beyond_its_range(monkeypatch):
-    monkeypatch.setattr("lit_knn.linalg.dtypes.is_native", lambda dtype, device: True)  # slow on a CPU, but right
+    monkeypatch.setattr("lit_knn.linalg.dtypes.is_native", lambda dtype, device: True)  # slow on a CPU, but correct
     reference = ReferenceSet(pixels(), index=TorchIndex("float16"))
     z = noisy(reference, 400.0)
     assert z.abs().max() > 514
@@ -159,7 +159,7 @@ def test_float16_finds_the_nearest_of_queries_beyond_its_range(monkeypatch):
 
 
 class LargestNewTensor(TorchDispatchMode):
-    """Remembers the bytes of the largest tensor that an operation makes, views left out."""
+    """Records the bytes of the largest new tensor that an operation makes; views do not count."""
 
     def __init__(self):
         super().__init__()

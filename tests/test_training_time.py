@@ -1,4 +1,4 @@
-"""Training time: validations left out, resumed parts added up, and the table of several runs."""
+"""Training time excludes validations and adds up resumed parts; the table compares several runs."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ STEP, ESTIMATE, VALIDATION = 10.0, 3.0, 1000.0
 
 
 class Clock:
-    """Time that passes only where a test lets it."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self):
         self.now = 5.0
@@ -52,7 +52,7 @@ class SlowEstimator(OneSample):
 
 
 class SlowRun(pl.Callback):
-    """Lets time pass in setup, each step and each validation; stops the run in a step."""
+    """Moves the clock in setup, each step and each validation; can stop the run in a step."""
 
     def __init__(self, clock, interrupt_at=None):
         self.clock = clock
@@ -102,7 +102,7 @@ def test_parts_of_a_resumed_run_add_up(tmp_path, clock):
     assert resumed["seconds"] == 7 * (STEP + ESTIMATE)
     assert resumed["estimator_seconds"] == 7 * ESTIMATE
     assert resumed["images"] == resumed["images_seen"] == 7 * 64
-    # Named once, however many parts it ran.
+    # The hardware is named once, whatever the number of parts.
     assert resumed["hardware"] == first["hardware"]
 
 

@@ -34,13 +34,13 @@ N, B = 40, 12
 
 
 def images(size=8, channels=2, count=N):
-    """Smooth images, as interpolation blurs noise away."""
+    """Smooth images, because interpolation would blur noise."""
     coarse = torch.randn(count, channels, 3, 3, generator=keyed_generator("cpu", 1))
     return torch.nn.functional.interpolate(coarse, size=(size, size), mode="bicubic")
 
 
 def enumerated(z, t, warp, data):
-    """E[Ax|z,t] of each item in float64."""
+    """Enumerate E[Ax|z,t] for each item in float64."""
     rows = [slice(i, i + 1) for i in range(len(z))]
     warped = [warp.rows(row).apply(data.double().unsqueeze(0))[0] for row in rows]
     return torch.cat([posterior_mean(z[row], own, t[row]) for row, own in zip(rows, warped, strict=True)])
@@ -58,7 +58,7 @@ def test_warp_resamples_as_scipy_does():
         at = theta.numpy() @ np.stack([columns.ravel(), rows.ravel(), np.ones(81)])
         pixels = (at[::-1] + 1) * 9 / 2 - 0.5
         expected = map_coordinates(source, pixels, order=1, mode="reflect").reshape(9, 9)
-        # Beyond an edge SciPy interpolates between a pixel and its mirror image, which is that pixel.
+        # Beyond an edge SciPy interpolates between a pixel and its mirror image, the same pixel.
         np.testing.assert_allclose(result[0].numpy(), expected, atol=1e-5)
 
 
@@ -120,7 +120,7 @@ def test_a_warp_that_only_mirrors_gives_the_mirrored_mean_by_the_same_draws(name
 
 @pytest.mark.parametrize("name", SAMPLING)
 def test_images_that_are_all_brighter_have_a_mean_that_is_as_much_brighter(name):
-    # Each pixel of a warped image is an average of pixels, so a constant stays what it is.
+    # Each pixel of a warped image is an average of pixels, so a constant image does not change.
     data = images()
     x, warp = data[:B], all_warped(data[:B]).warp
     z = noisy(warp.apply(x), 3.0)
@@ -180,7 +180,7 @@ CONSISTENT = {
 
 @pytest.mark.parametrize("t", [0.05, 0.4, 1.5, 20.0])
 def test_the_proposal_is_the_posterior_for_images_on_a_line(t):
-    # There a map leaves the same share of the distance of any two images, so nothing is approximated.
+    # For images on a line, a map scales all distances by the same factor, so the proposal is exact.
     places = torch.randn(N, dtype=torch.float64, generator=keyed_generator("cpu", 4))
     centre, along = images(count=2).double()
     data = centre + (places - places.mean()).reshape(-1, 1, 1, 1) * along
@@ -202,7 +202,7 @@ def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal
     data[0], data[N] = 0, 0
     data[1, :, 3:5, 3:5], data[1 + N, :, 3:5, 3:5] = 0, 0
     x = data[:2]
-    # All places of the result are the centre, where the second image is 0.
+    # The warp reads every pixel from the centre, where the second image is 0.
     warp = Warp(torch.zeros(2, 2, dtype=torch.bool), torch.zeros(2, 2, 3))
     z, t = noisy(warp.apply(x), 1.0), torch.ones(2)
     expected = enumerated(z, t, warp, data)
@@ -232,7 +232,7 @@ def test_sampled_warped_means_converge_to_the_enumerated_one(name, t):
     for n in (200, 12_800):
         mu = CONSISTENT[name](n).bind(reference).warped_mean(z, t, warp, x, keyed_generator("cpu", 3))
         errors.append((mu.double() - expected).square().mean().item())
-    # 64 times the draws: a 64th of the squared error, up to chance.
+    # 64 times as many draws give about 1/64 of the squared error.
     assert errors[1] < errors[0] / 15
     assert errors[1] < 3e-3 * (data - data.mean(0)).square().mean()
 
@@ -257,7 +257,7 @@ def test_subspace_knn_is_exact_where_it_gathers_all_images_and_better_with_more(
 
 @pytest.mark.parametrize("estimator", [KNN(5, 4), STF(4), SubspaceKNN(20, None, 4, "float32"), OneSample()])
 def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(estimator):
-    # The inverse warp of z is nearer to other images than to the source, which interpolation has blurred.
+    # Interpolation blurs the source, so the inverse warp of z is nearer to other images.
     data = torch.rand(N, 1, 8, 8, generator=keyed_generator("cpu", 2)) * 2 - 1
     x = data.repeat(5, 1, 1, 1)
     augmented = all_warped(x)
@@ -268,7 +268,7 @@ def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(es
 
 
 def test_the_proposal_for_a_warped_item_costs_little_over_that_of_a_plain_one():
-    # Eq. 12 asks for a proposal near the posterior: KNN's error is within a few times that of draws from it.
+    # Eq. 12 needs a proposal near the posterior: KNN's error is at most a few times larger than with posterior draws.
     data = images(count=400)
     reference = ReferenceSet(data, index=FaissIndex("Flat"))
     x = data[:100]
@@ -298,7 +298,7 @@ def test_a_warped_mean_is_of_the_class_that_is_asked_for():
         rows = labels[:B] == label
         expected = enumerated(z[rows], t[rows], warp.rows(rows), data[labels == label])
         torch.testing.assert_close(mu[rows].double(), expected, rtol=1e-4, atol=1e-5)
-    # A batch of one image is the source.
+    # A reference batch of one image is the source.
     source = ByClass(STF(1)).bind(reference).warped_mean(z, t, warp, x, labels=labels[:B])
     torch.testing.assert_close(source, warp.apply(x))
 

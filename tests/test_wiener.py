@@ -22,7 +22,7 @@ def rng(seed=0):
 
 
 def skewed_vectors():
-    """Vectors whose third cumulants do not vanish."""
+    """Random vectors with third cumulants that are not 0."""
     return torch.empty(N, D).exponential_(generator=rng()) @ torch.randn(D, D, generator=rng(1)) / 3 + 0.5
 
 
@@ -40,7 +40,7 @@ def test_all_components_give_the_filter_of_the_full_covariance(x, t):
 
 @pytest.mark.parametrize("t", [0.5, 2.0])
 def test_no_linear_estimate_is_better(t):
-    # Least squares of x on (1, z) over pairs from the forward process, an independent estimate of the same matrix.
+    # Least squares of x on (1, z) over forward-process pairs gives an independent estimate of the same matrix.
     x = skewed_vectors()
     source = x[torch.randint(N, (200_000,), generator=rng(2))]
     z = noisy(source, t, seed=3)
@@ -54,7 +54,7 @@ def test_no_linear_estimate_is_better(t):
 
 
 def error_at_large_t(x, r, t, num_latents=20_000):
-    """Mean squared distance to the exact mean, over the noise; in float64 as far as the estimator lets it be."""
+    """The mean squared distance to the exact mean, over the noise; in float64 as far as possible."""
     source = x[torch.randint(len(x), (num_latents,), generator=rng(4))]
     z = noisy(source, t, seed=5).double()
     ours = Wiener(r=r).bind(ReferenceSet(x)).posterior_mean(z, t).double()
@@ -83,7 +83,7 @@ def test_error_of_symmetric_data_falls_with_the_sixth_power():
 
 
 def test_error_of_few_components_falls_with_the_square():
-    # The remainder has two variances, the estimator one: (S − c)z/t² is of order 1/t.
+    # The remainder has two variances, the estimator only one, so (S − c)z/t² is of order 1/t.
     x = torch.randn(N, D, generator=rng()) * torch.tensor([4.0, 3.0, 2.0, 2.0, 2.0, 0.1, 0.1, 0.1])
     errors = [error_at_large_t(x, 2, t) for t in (50.0, 100.0, 200.0)]
     assert order(errors, 2) == pytest.approx([2, 2], abs=0.2)

@@ -1,4 +1,4 @@
-"""Figures and metrics from plain Python, as in a notebook, against numbers that are worked out otherwise."""
+"""Figures and metrics from plain Python, as in a notebook, against independently computed numbers."""
 
 import io
 import subprocess
@@ -35,7 +35,7 @@ N, d, n, LEVELS = 40, 3, 16, [0.4, 2.0]
 
 
 class Watched(OneSample):
-    """Keeps the latents that it is asked about, in float64."""
+    """Records its latents in float64."""
 
     def __init__(self):
         self.seen = {}
@@ -47,7 +47,7 @@ class Watched(OneSample):
 
 
 def enumerated(x, z, t):
-    """The posterior mean of each z and its variance per dimension, by all x."""
+    """The posterior mean of each z and its variance per dimension, over all x."""
     sq_dist = ((z[:, None] - x) ** 2).sum(2)
     p = np.exp(-(sq_dist - sq_dist.min(1, keepdims=True)) / (2 * t**2))
     p /= p.sum(1, keepdims=True)
@@ -68,7 +68,7 @@ def test_figure_3_is_two_calls_and_its_errors_are_those_of_enumeration(points):
     assert list(by_name) == [(name, t) for t in LEVELS for name in estimators]
     for t in LEVELS:
         z, x = (np.concatenate(parts) for parts in zip(*watched.seen[t], strict=True))
-        # Each image once, in batches of 9.
+        # Each image occurs once, in batches of 9.
         assert len(watched.seen[t]) == 5
         np.testing.assert_array_equal(np.sort(x, 0), np.sort(points.astype(float), 0))
         mean, variance = enumerated(points.astype(float), z, t)
@@ -77,7 +77,7 @@ def test_figure_3_is_two_calls_and_its_errors_are_those_of_enumeration(points):
         assert source["mu_mse"] == pytest.approx(errors.mean(), rel=1e-5)
         assert source["mu_mse_se"] == pytest.approx(sem(errors), rel=1e-5)
         assert source["score_mse"] == pytest.approx(errors.mean() / t**4, rel=1e-5)
-        # The sample variance of 200 repeats at 40 z is known to some per cent.
+        # The sample variance of 200 repeats at 40 z has an error of a few per cent.
         assert drawn["mu_variance"] == pytest.approx(variance.mean() / n, rel=0.1)
         assert drawn["effective_sample_size"] == pytest.approx(n)
         assert exact["mu_mse"] < 1e-12
@@ -119,7 +119,7 @@ def test_a_frechet_distance_is_one_call_and_that_of_scipy(hflip):
     known = image_statistics(reference, extractor, batch_size=64)
     again = frechet_distance_of_statistics(image_statistics(samples, extractor), known)
     assert again == pytest.approx(expected, rel=1e-6)
-    # What the callback does is the same number.
+    # The callback gives the same number.
     measure = FidelityMeasure(extractor)
     values = measure(reference, [(torch.arange(200), samples)], total=200)
     assert values == {"fd_pixels": pytest.approx(expected, rel=1e-6)}
@@ -136,7 +136,7 @@ def test_copies_are_counted_in_one_call(points):
 
 
 def test_a_point_of_figure_5_is_measured(points):
-    # From a little noise the exact flow goes back to the images that it started from.
+    # From a little noise the exact flow returns to the images it started from.
     reference = ReferenceSet(points)
     samples = HybridSamples(ExactFloat64().bind(reference), reference, 12, NoiseGrid(), seed=0)
     seen = []

@@ -7,14 +7,14 @@ from lit_knn.training.augmentation import GeometricAugmentation
 
 
 def low_rank_vectors(N=60, d=12, seed=0):
-    """(N, d) vectors whose variance lies mostly in a few directions, as that of images does."""
+    """Vectors (N, d) with most of their variance in a few directions, as images have."""
     generator = torch.Generator().manual_seed(seed)
     rotation = torch.linalg.qr(torch.randn(d, d, generator=generator))[0]
     return (torch.randn(N, d, generator=generator) * 3 * 0.6 ** torch.arange(d)) @ rotation + 0.3
 
 
 def pixels(N=300, shape=(3, 6, 6), seed=0):
-    """(N, *shape) uint8, smooth pictures, so that neighbours mean something."""
+    """Smooth pictures, (N, *shape) uint8, so that near pictures are really similar."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(N, shape[0], 2, 2, generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, size=shape[1:], mode="bilinear")
@@ -22,16 +22,16 @@ def pixels(N=300, shape=(3, 6, 6), seed=0):
 
 
 def noisy(x, t, seed=1):
-    """z = x + t·ε; t a scalar or (N,)."""
+    """Make z = x + t·ε; t is a scalar or (N,)."""
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
     return x + torch.as_tensor(t, dtype=torch.float32).reshape(-1, *[1] * (x.ndim - 1)) * noise
 
 
 def unwarped(flips):
-    """The maps of an augmentation that only mirrors, flips (B, 2)."""
+    """The warps of an augmentation that only mirrors; flips is (B, 2)."""
     return Warp(flips, torch.eye(2, 3).expand(len(flips), 2, 3))
 
 
 def all_warped(x, seed=2):
-    """An augmentation of x (B, C, H, W) that draws every transformation for every item."""
+    """Augment x (B, C, H, W) with every transformation for every item."""
     return GeometricAugmentation(1.0)(x, torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Data modules: images that are trained on and are, at the same time, the reference set of the estimators."""
+"""Data modules: their images are the training data and also the reference set of the estimators."""
 
 from lit_knn.data.modules import (
     CIFAR10,

@@ -1,4 +1,4 @@
-"""Batches gathered from a reference set, in an order that depends on the seed and the epoch alone."""
+"""Batches gathered from a reference set; their order depends only on the seed and the epoch."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,35 +9,36 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
-# First key of the streams, so that neither shares its draws with the other or with anything seeded by (seed, step).
+# First parts of the keys of the two streams. No stream then shares its draws with the other or with (seed, step).
 TRAINING_ORDER = 0x747261696E
 VALIDATION_ORDER = 0x76616C6964
 
 
 class ReferenceBatches:
-    """An iterable of `(x, labels)` gathered where the reference set is; no workers, nothing is copied to the host.
+    """An iterable of `(x, labels)`, gathered on the device of the reference set, without workers or copies to the host.
 
-    `x` is (batch_size, *shape), float32, model space; `labels` is (batch_size,), int64, or None. The batches of
-    `world_size` ranks together are those that one rank with `world_size` times the batch size would draw.
+    `x` is (batch_size, *shape), float32, model space; `labels` is (batch_size,), int64, or None. The ranks together
+    draw the same images as one rank with `world_size` times the batch size.
 
-    With `shuffle`, an epoch is a random order of all N images in which each comes once; what does not fill a batch on
-    every rank is left out. An iteration gives as many batches as an epoch has, going on where `batches_done` says, in
-    mid-epoch too. Without `shuffle`, every iteration gives the same `num_images` images, drawn once from the seed;
-    the last batch may be smaller, and only what cannot be split evenly over the ranks is left out.
+    With `shuffle`, an epoch has all N images once, in random order, without the last images that do not fill a batch
+    on every rank. An iteration has as many batches as an epoch and starts at `batches_done`, also inside an epoch.
+    Without `shuffle`, every iteration has the same `num_images` images, drawn once from the seed; the last batch may
+    be smaller, and a remainder that cannot be split evenly over the ranks is left out.
 
     Args:
         reference: the reference set.
         batch_size: images per batch on this rank.
-        seed: the order is a function of it and the epoch, the same on all ranks.
+        seed: sets the order of each epoch; the same on all ranks.
         shuffle: True for training epochs, False for a fixed subset.
-        num_images: size of the fixed subset over all ranks, at most N of which are used; None for all N.
+        num_images: size of the fixed subset over all ranks; None, or a number above N, for all N.
         rank: this process.
         world_size: number of processes.
-        batches_done: gives the number of batches drawn since the first epoch began, on which a resumed run goes on;
-            asked when the first batch of an iteration is drawn.
+        batches_done: returns the number of batches drawn since training began, so that a resumed run continues there;
+            called when the first batch of an iteration is drawn.
 
     Raises:
-        InputError: batch_size < 1, or fewer images than one batch on every rank (one image, without `shuffle`).
+        InputError: batch_size < 1, or too few images: fewer than one batch on every rank, or without `shuffle` fewer
+            than one image on every rank.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class ReferenceBatches:
             raise InputError(f"{N} image(s) cannot be split over {world_size} devices")
 
     def __len__(self) -> int:
-        """Batches of one epoch on each rank."""
+        """Number of batches in one epoch on each rank."""
         return -(-self._num_ids // self._global_batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        # A generator, so that `batches_done` is read when the first batch is drawn: Lightning calls iter() before it
-        # has corrected the progress it loads from a checkpoint.
+        # A generator calls `batches_done` at the first batch. At iter() it is too early: Lightning has not yet
+        # corrected the progress that it loads from a checkpoint.
         epoch, first = divmod(self._batches_done(), len(self))
         for batches in (range(first, len(self)), range(first)):
             order = self._order(epoch)
@@ -96,7 +97,7 @@ class ReferenceBatches:
         return self.reference.gather(ids), None if labels is None else labels[ids]
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing: the position follows from `batches_done`. Tells Lightning that this can be resumed."""
+        """Return nothing, because `batches_done` gives the position; the method tells Lightning that it can resume."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""LightningDataModules: each loads, or maps, its images and holds them as a reference set, on every rank."""
+"""LightningDataModules: each loads or maps its images and keeps them as a reference set, on every rank."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class Stored(NamedTuple):
-    """Images before they are loaded.
+    """The size and layout of images before they are loaded.
 
     Attributes:
         shape: (N, *shape).
         value_bytes: 1 for uint8, 4 for floats.
-        mapped: whether they stay on the disk, read by page and shared by the ranks of a machine.
-        by_class: whether those of each class follow each other, so that classes need no copies; False if not known.
+        mapped: True if the images stay on the disk; pages are read when used, and the ranks of a machine share them.
+        by_class: True if the images are in order of class, so that classes need no copies; False if not known.
     """
 
     shape: tuple[int, ...]
@@ -42,22 +42,22 @@ class Stored(NamedTuple):
 
 
 class ReferenceDataModule(pl.LightningDataModule, ABC):
-    """Images in memory: the training data and, at the same time, the reference set of the estimators.
+    """Images in memory: they are the training data and also the reference set of the estimators.
 
     Subclasses implement `load`. After `setup`, `reference` is the `ReferenceSet`; its neighbour index is built when an
     estimator needs it.
 
     Args:
         batch_size: images per batch on each device.
-        hflip: use also the mirror image of every image, as training data and in the reference set.
+        hflip: add the mirror image of every image, to the training data and to the reference set.
         index: neighbour index of the reference set; null for exact search by FAISS.
-        seed: the order of the images in each epoch is a function of it, from 0.
+        seed: sets the order of the images in each epoch; at least 0.
         predict_samples: number of samples that `predict` generates, over all devices, with the seeds 0, 1, 2, ...
-        val_images: number of images to validate with, over all devices, drawn once; all if there are fewer.
-        sharded: split the images and their index over the devices, which then search for each other. Memory is divided
-            by the number of devices, and time is spent on sending; see the README. With exact search estimates are the
-            same. Each device has an index of its own images with the settings of `index`: lists of an inverted file
-            are for so many fewer images, and `nprobe` of them are searched on each.
+        val_images: number of images for validation, over all devices, drawn once; all images if there are fewer.
+        sharded: split the images and their index over the devices. This divides the memory by the number of devices.
+            The devices search for each other, and sending takes time; see the README. With exact search the estimates
+            stay the same. Each device indexes its own images with the settings of `index`: an inverted file has the
+            same number of lists for fewer images, and each device searches `nprobe` of them.
 
     Raises:
         InputError: batch_size, predict_samples or val_images < 1, or seed < 0.
@@ -86,7 +86,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         self.reference: ReferenceSet | None = None
 
     mapped = False
-    """Whether the images stay on the disk, read by page and shared by the ranks of a machine."""
+    """True if the images stay on the disk; pages are read when used, and the ranks of a machine share them."""
 
     @abstractmethod
     def load(self) -> tuple[Images, Labels]:
@@ -97,19 +97,19 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         """
 
     def sha256(self) -> str | None:
-        """The hash of the bytes of the images, once they are loaded, where it is known without reading them."""
+        """The hash of the images' bytes, if it is known after `load` without reading them; otherwise None."""
         return None
 
     def stored(self) -> "Stored | None":
-        """What `load` will give, where that is known without loading; for the planner."""
+        """The size and layout of the images, for the planner; None if they are not known before `load`."""
         return None
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the data and make the reference set, once; refuse a batch size that is too large before training."""
+        """Load the data and make the reference set, once; refuse a too large batch size before training."""
         if self.reference is None:
             images, labels = self._loaded()
             if self.sharded:
-                # Annotations name the whole set; what is asked of either is in `Reference`.
+                # The annotation names `ReferenceSet`, but callers use only `Reference`, which both kinds of set share.
                 self.reference = cast(ReferenceSet, self._shard(torch.as_tensor(images), labels))
             else:
                 self.reference = ReferenceSet(images, self.index, self.hflip, labels, self.sha256())
@@ -117,10 +117,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             self.train_dataloader()
 
     def _loaded(self) -> tuple[Images, Labels]:
-        """What `load` gives; where it fails in one process, because its machine lacks the file, the others hear of it.
-
-        They would wait for it in the first collective, a long time.
-        """
+        """Call `load` on every rank; if one fails, all stop at once instead of waiting in the first collective."""
         loaded: list[tuple[Images, Labels]] = []
 
         def load() -> None:
@@ -134,7 +131,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if len(images) < world_size:
             raise InputError(f"data.sharded=true on {world_size} devices needs as many images, there are {len(images)}")
         rows = shard_rows(len(images), rank, world_size)
-        # A copy, so that the memory of the others is given back; a mapped file takes none.
+        # A copy frees the memory of the other shards; a mapped file needs no memory.
         shard = images[rows] if self.mapped else images[rows].clone()
         sha256 = self.sha256()
         return ShardedReferenceSet(
@@ -146,13 +143,13 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         )
 
     def train_dataloader(self) -> ReferenceBatches:
-        """Shuffled epochs of all images; a resumed run goes on where the other stopped."""
+        """Shuffled epochs of all images; a resumed run continues at the batch where it stopped."""
         trainer = self.trainer
         if trainer is None:
             return self._batches()
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
             return self._batches(shuffle=False)
-        # Not the epoch and the batch in it: a run stopped in mid-epoch by max_steps counts this epoch as complete.
+        # The epoch number would be wrong: Lightning counts an epoch as complete if max_steps stops it half-way.
         return self._batches(batches_done=lambda: trainer.fit_loop.epoch_loop.batch_progress.total.completed)
 
     def val_dataloader(self) -> ReferenceBatches:
@@ -160,7 +157,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return self._batches(shuffle=False, num_images=self.val_images)
 
     def test_dataloader(self) -> ReferenceBatches:
-        """The images of validation."""
+        """The same images as for validation."""
         return self.val_dataloader()
 
     def predict_dataloader(self) -> "SeedBatches":
@@ -180,7 +177,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
 
 class SeedBatches:
-    """The seeds of this rank, 0 <= seed < num_seeds, as int64 tensors: rank r has r, r + world_size, ...
+    """Batches of this rank's seeds, int64, 0 <= seed < num_seeds: rank r has r, r + world_size, ...
 
     Raises:
         InputError: fewer seeds than ranks.
@@ -199,7 +196,7 @@ class SeedBatches:
 
 
 class Digits(ReferenceDataModule):
-    """The 1,797 handwritten digits of scikit-learn, 8x8, grayscale, with labels; nothing is downloaded."""
+    """The 1,797 handwritten digits of scikit-learn, 8x8, grayscale, with labels; it downloads nothing."""
 
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`; the values 0..16 are spread over 0..255."""
@@ -214,7 +211,7 @@ class Digits(ReferenceDataModule):
 
 
 class PointsOnALine(ReferenceDataModule):
-    """A toy: points on a line, (N, 1), drawn from three Gaussians around −0.6, 0.1 and 0.7; the same for each `seed`.
+    """Toy data: points on a line, (N, 1), drawn from three Gaussians around −0.6, 0.1 and 0.7; `seed` fixes them.
 
     Args:
         num_points: N.
@@ -226,7 +223,7 @@ class PointsOnALine(ReferenceDataModule):
         self.num_points = num_points
 
     def load(self) -> tuple[Images, Labels]:
-        """See `ReferenceDataModule.load`; labels are the numbers of the Gaussians."""
+        """See `ReferenceDataModule.load`; the label of a point is the number of its Gaussian."""
         generator = keyed_generator("cpu", self.seed)
         component = torch.randint(3, (self.num_points,), generator=generator)
         centre, width = torch.tensor([[-0.6, 0.1, 0.7], [0.2, 0.2, 0.15]])[:, component]
@@ -241,7 +238,7 @@ class CIFAR10(ReferenceDataModule):
     """The 50,000 training images of CIFAR-10, 32x32, with labels, through torchvision.
 
     Args:
-        root: folder that has, or gets, `cifar-10-batches-py`.
+        root: folder of `cifar-10-batches-py`; downloads go there, too.
         download: download the data set if it is not there.
     """
 
@@ -251,7 +248,7 @@ class CIFAR10(ReferenceDataModule):
         self.download = download
 
     def prepare_data(self) -> None:
-        """Download, on one process of each node."""
+        """Download the data in one process of each node."""
         if self.download:
             self._dataset(download=True)
 
@@ -278,10 +275,10 @@ class CIFAR10(ReferenceDataModule):
 
 
 class ImageFiles(ReferenceDataModule):
-    """PNG and JPEG files in a zip or a folder, the layout of EDM's data sets.
+    """PNG and JPEG files in a zip or a folder, in the layout of EDM's data sets.
 
-    All images have one size and are RGB or grayscale. Labels come from `dataset.json` at the root of the zip or
-    folder, where there is one: {"labels": [["00000/img00000.png", 6], ...]}.
+    All images have the same size and are RGB or grayscale. Labels come from `dataset.json` at the root of the zip or
+    folder, if there is one: {"labels": [["00000/img00000.png", 6], ...]}.
 
     Args:
         path: the .zip file or the folder.
@@ -301,10 +298,10 @@ class ImageFiles(ReferenceDataModule):
 
 
 class Prepared(ReferenceDataModule):
-    """Images in an .npy file that `python -m lit_knn.prepare` wrote, with its .json: data larger than memory.
+    """Images in an .npy file from `python -m lit_knn.prepare`, with its .json: for data larger than memory.
 
-    The file is mapped: what is used is read by page, stays in memory as long as there is room, and is shared by the
-    ranks of a machine. On a GPU the images are copied to it.
+    The file is mapped: pages are read when used, stay in memory while there is room, and are shared by the ranks of a
+    machine. With a GPU, the images are copied to it.
 
     Args:
         path: the .npy file.
@@ -324,7 +321,7 @@ class Prepared(ReferenceDataModule):
         return prepared.images, prepared.labels
 
     def sha256(self) -> str | None:
-        """See `ReferenceDataModule.sha256`; the .json has it."""
+        """See `ReferenceDataModule.sha256`; the hash is in the .json."""
         return self._sha256
 
     def stored(self) -> Stored:
@@ -337,13 +334,13 @@ class Prepared(ReferenceDataModule):
 class Arrays(ReferenceDataModule):
     """Images, latents or vectors in an .npy or .npz file.
 
-    uint8 images are (N, C, H, W) or (N, H, W, C) with 1 or 3 channels. Floats are (N, *shape) and taken as they are:
-    never rescaled, images among them are expected in [-1, 1].
+    uint8 images are (N, C, H, W) or (N, H, W, C) with 1 or 3 channels. Floats are (N, *shape) and never rescaled;
+    float images should be in [-1, 1].
 
     Args:
-        path: an .npy file, or an .npz file with the array under `images`, `arr_0` or any name if it is the only one,
-            and optionally integer `labels`.
-        floats_as_is: take also floats that look like images by mistake: 1 or 3 channels and either values outside
+        path: an .npy file, or an .npz file. Its array has the name `images` or `arr_0`, or any name if it is the only
+            one; integer `labels` are optional.
+        floats_as_is: accept also floats that look like wrong images: 1 or 3 channels, and either values outside
             [-1, 1] or the channels last.
     """
 
@@ -357,7 +354,7 @@ class Arrays(ReferenceDataModule):
         return _read(read_array_file, self.path, self.floats_as_is)
 
     def stored(self) -> Stored | None:
-        """See `ReferenceDataModule.stored`; None of an .npz file, whose arrays are compressed."""
+        """See `ReferenceDataModule.stored`; None for an .npz file, because its arrays are compressed."""
         if not self.path.lower().endswith(".npy"):
             return None
         shape, value_bytes = _read(array_file_shape, self.path)
@@ -365,7 +362,7 @@ class Arrays(ReferenceDataModule):
 
 
 def _read(reader: Callable[..., T], path: str, *options: Any) -> T:
-    """Let an error name the option beside the file."""
+    """Call `reader`; its errors also name the option `data.path`."""
     try:
         return reader(path, *options)
     except InputError as error:

@@ -1,1 +1,1 @@
-"""What the training modules share: the step, conditioning, augmentation, monitoring and its clock."""
+"""Code shared by the training modules: the step, conditioning, augmentation, monitoring and its clock."""

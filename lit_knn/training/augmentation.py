@@ -1,4 +1,4 @@
-"""EDM's non-leaky augmentation: random affine maps whose parameters are told to the network (Karras et al. 2022)."""
+"""EDM's non-leaky augmentation: random affine maps; the network is given their parameters (Karras et al. 2022)."""
 
 import math
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.theory.warp import Warp, flip
 
-SCALE_STD = 0.2  # of log2 of the scale and of the anisotropy
-SHIFT_STD = 0.125  # in units of the side
+SCALE_STD = 0.2  # standard deviation of log2(scale) and of log2(anisotropy)
+SHIFT_STD = 0.125  # standard deviation of the shift, in units of the side
 
 
 class Augmented(NamedTuple):
@@ -18,11 +18,10 @@ class Augmented(NamedTuple):
 
     Attributes:
         images: (B, C, H, W), flipped, then warped.
-        labels: (B, 9): x-flip, y-flip, log-scale, cos − 1 and sin of the rotation, the anisotropy along two axes, and
-            the shift along two axes, all but the flips and the rotation in standard deviations; zeros for an image
-            left as it was.
-        warped: (B,), bool, whether anything but flips was applied.
-        warp: the map from each given image to its augmented one.
+        labels: (B, 9): x-flip, y-flip, log-scale, cos − 1 and sin of the rotation, anisotropy along two axes, shift
+            along two axes; scale, anisotropy and shift in standard deviations. An unchanged image has zeros.
+        warped: (B,), bool: True if the image was changed by more than flips.
+        warp: the map from each given image to its augmented image.
     """
 
     images: Tensor
@@ -32,21 +31,21 @@ class Augmented(NamedTuple):
 
 
 class GeometricAugmentation:
-    """Flips, then scaling, rotation, anisotropic scaling and translation, as EDM draws and labels them.
+    """Flips images, then scales, rotates, stretches and shifts them; draws and labels are EDM's.
 
-    The last four happen with probability `p` each; images are mirrored along x with probability 1/2 and along y with
-    p/2. Non-leaky: the network is told what was done, and samples are drawn with labels of zero. Warped images are
-    interpolated bilinearly with reflected borders, without EDM's supersampling.
+    Each of the last four happens with probability `p`. Images are mirrored along x with probability 1/2 and along y
+    with p/2. The augmentation is non-leaky: the network gets the labels, and samples are drawn with labels of zero.
+    Warped images are interpolated bilinearly with reflected borders, without EDM's supersampling.
 
     Args:
-        p: probability of each transformation; EDM trains CIFAR-10 with 0.12. With 0 there is none, not even flips.
+        p: probability of each transformation; EDM trains CIFAR-10 with 0.12. With 0 there are no flips either.
 
     Raises:
         InputError: p outside [0, 1].
     """
 
     label_dim = 9
-    """Width of the labels, which the net's `augment_dim` must equal."""
+    """Width of the labels; the net's `augment_dim` must be equal to it."""
 
     def __init__(self, p: float = 0.12) -> None:
         if not 0 <= p <= 1:
@@ -79,21 +78,21 @@ class GeometricAugmentation:
         labels = torch.stack([*columns, stretch * axis.cos(), stretch * axis.sin(), shift_x, shift_y], dim=1)
         flips, warped = labels[:, :2].bool(), labels[:, 2:].ne(0).any(dim=1)
 
-        # The trainer's mixed precision would round the map, but not the labels that tell it.
+        # Mixed precision would round the map but not the labels, and the two would disagree.
         with torch.autocast(device.type, enabled=False):
             back = _unstretch(scale, scale) @ _rotation(rotation)
             back = back @ _rotation(-axis) @ _unstretch(stretch, -stretch) @ _rotation(axis)
             warp = Warp(flips, _theta(back, torch.stack([shift_x, shift_y], dim=1), images.shape[2:]))
             result = warp.apply(images)
-        # Resampling at the very places of the pixels would still round them.
+        # Resampling rounds pixels even where the map is the identity, so images that are not warped skip it.
         result = torch.where(warped[:, None, None, None], result, flip(images, flips))
         return Augmented(result, labels, warped, warp)
 
 
 def _theta(back: Tensor, shift: Tensor, sides: torch.Size) -> Tensor:
-    """The map v -> back·(v − shift·side), v in pixels from the centre, in `affine_grid`'s coordinates: (B, 2, 3)."""
+    """The map v -> back·(v − shift·side) in `affine_grid`'s coordinates, (B, 2, 3); v is in pixels from the centre."""
     height, width = sides
-    # affine_grid's coordinates span 2 over a side.
+    # In affine_grid's coordinates a side has length 2.
     scale = torch.tensor([width / 2, height / 2], device=back.device)
     back = back * scale / scale[:, None]
     return torch.cat([back, -back @ (2 * SHIFT_STD * shift).unsqueeze(2)], dim=2)

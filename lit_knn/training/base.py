@@ -1,4 +1,4 @@
-"""What training with a plug-in estimator shares, whatever the loss: binding, averaging, logging, checkpoints."""
+"""The base of all training modules: it binds the estimator, averages weights, logs and writes checkpoints."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,29 +23,28 @@ from lit_knn.training.monitor import TrainingMonitor
 from lit_knn.training.run import find_reference
 from lit_knn.training.times import TrainingTime, hardware_name
 
-# What a random stream is for: the last part of its key, so that no two streams coincide.
+# Each random stream has its own number, the last part of its key, so that no two streams are equal.
 TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM = range(CLASS_STREAM)
 
 
 class EstimatorTraining(pl.LightningModule):
-    """Trains a network on targets that an estimator supplies; subclasses have the loss and the sampler.
+    """Trains a network on targets from an estimator; subclasses define the loss and the sampler.
 
     Every random draw is a function of (seed, rank, batch number), so a resumed run repeats the uninterrupted one.
     Subclasses call `save_hyperparameters` with at least `seed`, and implement `losses`, `evaluate_network`, `sample`
     and `average_decay`.
 
     Args:
-        estimator: score estimator, bound to the data module's reference set in `setup`.
-        grid: of the noise levels, between whose ends losses are logged by level.
-        conditioning: whether network and estimator are given the labels of the data; the estimator is then wrapped in
-            `ByClass`.
+        estimator: score estimator; `setup` binds it to the data module's reference set.
+        grid: the noise levels; losses are logged by level between its ends.
+        conditioning: says whether network and estimator get class labels; if so, `ByClass` wraps the estimator.
     """
 
     hparams: Any
 
     def __init__(self, estimator: Estimator, grid: NoiseGrid, conditioning: Conditioning) -> None:
         super().__init__()
-        # Targets are then means over the images of one class each.
+        # ByClass makes each target a mean over the images of one class.
         by_class = bool(conditioning) and estimator.needs_reference and not estimator.knows_classes
         self.estimator = ByClass(estimator) if by_class else estimator
         self.grid = grid
@@ -59,34 +58,36 @@ class EstimatorTraining(pl.LightningModule):
         self._loaded_step = 0
         self._time_before_resuming = TrainingTime()
 
-    # What a subclass defines
+    # Subclasses define these
 
     @abstractmethod
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """The loss of each item, (B,), and its noise level, (B,) float64.
+        """Compute the loss of each item, (B,), and its noise level, (B,) float64.
 
         Args:
             x: (B, *shape), clean images.
             class_label: (B,) int64; None unless class-conditional.
-            key: of every random draw.
+            key: the key of all random draws.
         """
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
-        """What is minimised, a scalar; by default the mean loss.
-
-        Args:
-            loss: (B,), the losses of the items, whose mean is logged.
-            x: (B, *shape), the items.
-        """
+        """The scalar that training minimises, from losses (B,) and items x (B, *shape); by default the mean loss."""
         return loss.mean()
 
     @abstractmethod
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
-        """The preconditioned network at z (B, *shape) and t (B,): (B, *shape)."""
+        """Evaluate the preconditioned network at z (B, *shape) and t (B,); returns (B, *shape)."""
 
     @abstractmethod
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw one image per seed, (B, *shape); image i depends on seeds[i] alone."""
+        """Draw one image per seed: (B, *shape), float32, model space.
+
+        Image i depends only on seeds[i], not on the batch. Its class is `sampling_class` or drawn from the seed.
+
+        Args:
+            seeds: (B,), non-negative integers.
+            num_steps: sampling steps; None for the module's default.
+        """
 
     @abstractmethod
     def average_decay(self) -> float:
@@ -95,20 +96,20 @@ class EstimatorTraining(pl.LightningModule):
     # Setting up
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Average the weights while training; validation and checkpoints then see the averaged ones."""
+        """Average the weights during training; validation and checkpoints use the averaged weights."""
         if self.trainer.state.fn != "fit":
             return []
 
         def average(averaged: Tensor, current: Tensor, num_averaged: Tensor | int) -> Tensor:
             return torch.lerp(current, averaged, self.average_decay())
 
-        # The callback is set up before the module moves, so without a device it would average on the CPU.
+        # Lightning sets the callback up before it moves the module; without a device it would average on the CPU.
         return [WeightAveraging(device=self.trainer.strategy.root_device, avg_fn=average)]
 
     def setup(self, stage: str) -> None:
-        """Bind the estimator to the reference set of the data or to its classes, on the device of the run; try the net.
+        """Bind the estimator to the data's reference set, on the device of the run, and try the net on one image.
 
-        `predict` needs no estimator, so it builds no index.
+        With class labels it binds one estimator to each class. `predict` needs no estimator, so it builds no index.
         """
         device = self.trainer.strategy.root_device
         check_device(device)
@@ -128,7 +129,7 @@ class EstimatorTraining(pl.LightningModule):
         if not self.conditioning:
             self.estimator.bind(reference)
             return
-        # Where it fails in one process the others must not start to train.
+        # If it fails in one process, the others must not start to train.
         in_every_process(lambda: self.estimator.bind(reference) and None)
 
     def data_reference(self) -> ReferenceSet | None:
@@ -150,7 +151,7 @@ class EstimatorTraining(pl.LightningModule):
             raise InputError(f"the net maps images of shape {shape} to {tuple(output.shape[1:])}")
 
     def _check_image_shape(self, shape: tuple[int, ...]) -> None:
-        """Take the shape of the data, or of a checkpoint, whichever comes first; the other must agree."""
+        """Store the image shape. Both the data and a checkpoint give one, and the two must agree."""
         shape = tuple(shape)
         if self.image_shape not in (None, shape):
             raise InputError(
@@ -162,17 +163,17 @@ class EstimatorTraining(pl.LightningModule):
 
     @property
     def step(self) -> int:
-        """Optimiser steps taken; outside a fit those of the loaded checkpoint."""
+        """Number of optimiser steps taken; outside a fit, the loaded checkpoint's number."""
         return max(self.trainer.global_step, self._loaded_step)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """One step. `batch` is x (B, *shape) or (x, class_label).
+        """Do one step. `batch` is x (B, *shape) or (x, class_label).
 
         Raises:
-            NonFiniteLossError: before the weights are touched, so that the last checkpoint stays good.
+            NonFiniteLossError: the loss is not finite; the weights have not changed, so the last checkpoint is good.
         """
         x, class_label = self._unpack(batch)
-        # Completed batches, unlike started ones, are counted right after an interruption, too.
+        # After an interruption the count of completed batches is right; the count of started batches is not.
         batch_number = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
         loss, t = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_number, TRAIN_STREAM))
         self._check_finite(loss, t)
@@ -192,13 +193,13 @@ class EstimatorTraining(pl.LightningModule):
             )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """The training loss of the averaged weights, with noise that is the same at every validation."""
+        """Log the training loss of the averaged weights; the noise is the same at every validation."""
         x, class_label = self._unpack(batch)
         loss, _ = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_idx, VALIDATION_STREAM))
         self.log("val/loss", loss.mean(), batch_size=len(loss), sync_dist=True, prog_bar=True)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Samples for a batch of seeds (B,)."""
+        """Draw samples for a batch of seeds (B,)."""
         return self.sample(batch)
 
     def _unpack(self, batch: Any) -> tuple[Tensor, Tensor | None]:
@@ -208,7 +209,7 @@ class EstimatorTraining(pl.LightningModule):
         return x, self.conditioning.labels(class_label)
 
     def posterior_mean(self, x_source: Tensor, class_label: Tensor | None, generator: torch.Generator) -> PosteriorMean:
-        """The estimator as a function of (z, t), its time measured."""
+        """The estimator as a function of (z, t); its time is measured."""
 
         def measured(z: Tensor, t: Tensor) -> Tensor:
             with self.monitor.estimator_watch.measure():
@@ -218,7 +219,7 @@ class EstimatorTraining(pl.LightningModule):
 
     @property
     def images_of_step(self) -> int:
-        """Images of the latest optimiser step, over all ranks and accumulated batches."""
+        """Number of images in the latest optimiser step, over all ranks and accumulated batches."""
         return self.images_seen - self._images_before_step
 
     # Logging
@@ -228,7 +229,7 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.restart()
 
     def on_train_start(self) -> None:
-        """Warn of a step at the end of each epoch that is made of fewer batches, and so of smaller gradients."""
+        """Warn if the last step of an epoch has fewer batches, because its gradients are then smaller."""
         self._last_step = self.trainer.global_step
         batches, accumulated = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if batches % accumulated:
@@ -246,31 +247,31 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.restart()
 
     def training_time(self) -> TrainingTime:
-        """How long the training took so far, what it was before it was resumed included; after `setup`."""
+        """How long the training took so far, including the time before it was resumed; call it after `setup`."""
         now = self.monitor.elapsed()
         name = hardware_name(self.trainer.strategy.root_device, self.trainer.world_size)
         return self._time_before_resuming + (replace(now, hardware=(name,)) if now.seconds else now)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log averages since the last time, every `log_every_n_steps` optimiser steps."""
+        """Log averages since the last log, every `log_every_n_steps` optimiser steps."""
         step = self.trainer.global_step
         if step == self._last_step:
             return  # the batch was only accumulated
         if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             lr = self.trainer.optimizers[0].param_groups[0]["lr"]
             self.log_dict({"train/lr": lr, **self.interval_metrics(), **self.monitor.read()})
-        # Only now: callbacks, whose turn is before, average the weights by the images of this step.
+        # Callbacks run before this hook, and they average the weights by the images of this step.
         self._last_step, self._images_before_step = step, self.images_seen
 
     def interval_metrics(self) -> dict[str, float]:
-        """What a subclass logs beside the averages."""
+        """More values to log beside the averages; subclasses define them."""
         return {}
 
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what a resumed run and sampling need beside the weights."""
-        # A resumed run repeats a batch that was interrupted before its end.
+        """Save the counters, image shape and times that a resumed run and sampling need."""
+        # A resumed run repeats an interrupted batch, so its images must not count twice.
         processed = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         interrupted = self._counted_batch >= 0 and processed <= self._counted_batch
         checkpoint["images_seen"] = self.images_seen - (self._images_per_batch if interrupted else 0)
@@ -278,7 +279,7 @@ class EstimatorTraining(pl.LightningModule):
         checkpoint["training_time"] = asdict(self.training_time())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another architecture in one line, before anything is loaded."""
+        """Load the counters; refuse a checkpoint of another architecture with one line, before weights are loaded."""
         _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}))
         self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
         self._loaded_step = checkpoint.get("global_step", 0)
@@ -288,31 +289,27 @@ class EstimatorTraining(pl.LightningModule):
             self._check_image_shape(checkpoint["image_shape"])
 
     def known_image_shape(self) -> tuple[int, ...]:
-        """The shape of the images, for sampling.
-
-        Raises:
-            InputError: neither data nor a checkpoint has told it.
-        """
+        """The shape of one image; raises InputError if neither data nor a checkpoint has given it."""
         if self.image_shape is None:
             raise InputError("sample: the image shape is not known before setup or a loaded checkpoint")
         return self.image_shape
 
 
 def check_device(device: torch.device) -> None:
-    """Raise InputError where the estimators cannot run."""
+    """Raise InputError if the estimators cannot run on the device."""
     if device.type == "mps":
         raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
 
 
 def check_positive(owner: str, **options: float) -> None:
-    """Raise InputError at the first option that is not above 0 (NaN is not)."""
+    """Raise InputError for the first option that is not above 0; NaN is not."""
     for name, value in options.items():
         if not value > 0:
             raise InputError(f"{owner}: {name} must be above 0, got {value}")
 
 
 def checked_grid(owner: str, sigma_min: float, sigma_max: float, rho: float) -> NoiseGrid:
-    """The grid of a module's options; an error names the module."""
+    """Make the noise grid from a module's options; an error names the module."""
     try:
         return NoiseGrid(sigma_min, sigma_max, rho)
     except InputError as error:
@@ -320,7 +317,7 @@ def checked_grid(owner: str, sigma_min: float, sigma_max: float, rho: float) -> 
 
 
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    """Raise InputError at the first parameter that is missing, unexpected or of another shape."""
+    """Raise InputError for the first parameter that is missing, unexpected or of another shape."""
     for name in [*own, *saved]:
         ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
         if ours != theirs:

@@ -1,4 +1,4 @@
-"""Class-conditional training and sampling: what the options and the data must say, and the class of each sample."""
+"""Class-conditional training and sampling: checks of the options and the data, and the class of each sample."""
 
 from collections.abc import Sequence
 
@@ -9,24 +9,24 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import seed_from_key
 
-# Last part of the key that the class of a sample is drawn with but one; see the streams of `lit_knn.training`.
+# Second to last part of the key for the class of a sample; the streams in `lit_knn.training.base` have lower numbers.
 CLASS_STREAM = 4
 
 
 class Conditioning:
-    """Whether a model is given class labels, checked against its network and its data.
+    """Says whether a model gets class labels; checks this against its network and its data.
 
     Args:
         owner: name of the model, for messages.
-        net: its network, or the `Network` that samples, with `num_classes` if it knows classes.
-        class_conditional: whether it is given labels.
+        net: its network, or the `Network` that samples; it has `num_classes` if it knows classes.
+        class_conditional: whether the model gets labels.
         sampling_class: class of all samples; None draws one for each seed.
 
     Attributes:
-        num_classes: of the network, 0 if it is unconditional.
+        num_classes: the network's number of classes, 0 if it is unconditional.
 
     Raises:
-        InputError: `class_conditional` does not fit the network, or `sampling_class` is no class of it.
+        InputError: `class_conditional` does not fit the network, or the network has no class `sampling_class`.
     """
 
     def __init__(self, owner: str, net: object, class_conditional: bool, sampling_class: int | None) -> None:
@@ -45,11 +45,7 @@ class Conditioning:
         return self.num_classes > 0
 
     def check_data(self, reference: ReferenceSet) -> None:
-        """Refuse data without labels, with a label that the network does not know, or in shards.
-
-        Raises:
-            InputError: which.
-        """
+        """Raise InputError if the data has no labels, is sharded, or has a label that the network does not know."""
         if not self:
             return
         if reference.labels is None:
@@ -66,21 +62,17 @@ class Conditioning:
             )
 
     def labels(self, class_label: Tensor | None) -> Tensor | None:
-        """What network and estimator get of the labels of a batch, (B,) int64: nothing unless conditional.
-
-        Raises:
-            InputError: they need labels, and the batch has none.
-        """
+        """The labels for network and estimator, (B,) int64, or None; raises InputError if they are needed but None."""
         if self and class_label is None:
             raise InputError(f"{self.owner}: class_conditional=True, but the batches have no labels")
         return class_label if self else None
 
     def of_samples(self, seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor | None:
-        """The class of each sample, (B,) int64, a function of its seed alone; None unless conditional."""
+        """The class of each sample, (B,) int64, from its seed alone; None for an unconditional model."""
         if not self:
             return None
         if self.sampling_class is not None:
             return torch.full((len(seeds),), self.sampling_class, device=device)
-        # A key of three: seeded_noise has (seed, draw).
+        # The key has three parts, so it differs from the keys (seed, draw) of seeded_noise.
         draws = [seed_from_key(int(seed), CLASS_STREAM, 0) % self.num_classes for seed in seeds]
         return torch.tensor(draws, device=device)

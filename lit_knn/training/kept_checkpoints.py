@@ -1,4 +1,4 @@
-"""The checkpoints that a training run kept, over all folders that it was resumed in."""
+"""Finds the checkpoints that a training run kept, in its own folder and in the folders it was resumed from."""
 
 import re
 from pathlib import Path
@@ -12,16 +12,12 @@ from lit_knn.errors import InputError, first_line
 
 CONFIG_NAME = "config.yaml"
 LAST_NAME = "last.ckpt"
-# What `CheckpointByImages` writes; Lightning adds -v1 where the name is taken.
+# The names of `CheckpointByImages`; Lightning adds -v1 if the name is taken.
 KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
 
 
 def config_of_run(run: str | Path) -> dict[str, Any]:
-    """What the config.yaml in the folder of a training run says.
-
-    Raises:
-        InputError: no such file, or it is not one that a run wrote.
-    """
+    """Read config.yaml in a run's folder; raise InputError if it is missing, unreadable or not from a training run."""
     path = Path(run) / CONFIG_NAME
     if not path.is_file():
         raise InputError(f"--run {run}: {path} does not exist; give the folder of a training run, as runs/x/version_0")
@@ -35,18 +31,18 @@ def config_of_run(run: str | Path) -> dict[str, Any]:
 
 
 def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
-    """The checkpoints that `CheckpointByImages` kept, and the end of the training, by images seen, ascending.
+    """Find the checkpoints that `CheckpointByImages` kept and the last one; keys are images seen, ascending.
 
-    The folders that the run was resumed from are found by the `ckpt_path` of its config.yaml; of these only what the
-    run went on from counts. `last.ckpt` counts if it is the end of a training of `max_steps`, and is not kept already.
+    If the run was resumed, `ckpt_path` in its config.yaml names the earlier folder; checkpoints there count up to this
+    one. `last.ckpt` counts if `max_steps` are done and no other checkpoint has the same number of images.
 
     Args:
         run: the folder of a training run.
-        folder: where its checkpoints are, if elsewhere; others are then not looked for.
-        max_steps: length of the training in steps; −1 for one whose end is not known.
+        folder: the folder of its checkpoints, if it is not RUN/checkpoints; earlier folders are then not searched.
+        max_steps: length of the training in steps; −1 if it is not known.
 
     Raises:
-        InputError: there are none; a config.yaml is missing or wrong.
+        InputError: no checkpoint was found, or a config.yaml is missing or wrong.
     """
     own = Path(run) / "checkpoints" if folder is None else Path(folder)
     found = _in_folder(own)
@@ -64,11 +60,7 @@ def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_step
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint of a training; its tensors are read from the file when they are used.
-
-    Raises:
-        InputError: it is damaged, or is none.
-    """
+    """Read a training checkpoint, its tensors only when used; raise InputError if it is damaged or something else."""
     try:
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # Damaged files raise anything.
@@ -84,7 +76,7 @@ def _in_folder(folder: Path) -> dict[int, Path]:
 
 
 def _before(run: Path) -> dict[int, Path]:
-    """What was kept in the folders that `run` was resumed from, up to where it was."""
+    """Checkpoints in the folders that `run` was resumed from, up to the point where it was resumed."""
     found: dict[int, Path] = {}
     visited = {run.resolve()}
     while (start := config_of_run(run).get("ckpt_path")) is not None:

@@ -1,4 +1,4 @@
-"""What training reports beside its loss: loss by noise level, images a second, the estimator's share of the time."""
+"""Measurements during training: loss by noise level, images per second, the estimator's share of the time."""
 
 import math
 import time
@@ -14,18 +14,18 @@ NOISE_BANDS = 4
 
 
 class TrainingMonitor:
-    """Averages over the steps since the last reading, kept on the device until they are read; begins with `restart`.
+    """Averages over the steps since the last reading; call `restart` first. Sums stay on the device until read.
 
     Args:
-        grid: of the noise levels; its ends are those of the bands, which are equally wide in ln t.
-        device: where losses are.
+        grid: the noise levels; the bands divide the range between its ends into equal parts in ln t.
+        device: the device of the losses.
     """
 
     def __init__(self, grid: NoiseGrid, device: torch.device) -> None:
         ends = math.log(grid.sigma_min), math.log(grid.sigma_max)
         self.band_edges = torch.linspace(*ends, NOISE_BANDS + 1, dtype=torch.float64, device=device).exp()
         self.estimator_watch = Stopwatch(device)
-        self._before = TrainingTime()  # what the intervals before this one came to
+        self._before = TrainingTime()  # total of the earlier intervals
         self._forget()
 
     def _forget(self) -> None:
@@ -35,7 +35,7 @@ class TrainingMonitor:
         self.estimator_watch.read_and_reset()
 
     def restart(self) -> None:
-        """Begin a new interval, for instance after a validation; the averages forget what was before."""
+        """Begin a new interval with empty averages, for instance after a validation."""
         self.pause()
         self._started = time.perf_counter()
 
@@ -45,7 +45,7 @@ class TrainingMonitor:
         self._forget()
 
     def elapsed(self) -> TrainingTime:
-        """What all intervals come to, the current one included; waits for the device."""
+        """Total time of all intervals, including the current one; waits for the device."""
         return self._before if self._started is None else self._before + self._interval()
 
     def _interval(self) -> TrainingTime:
@@ -54,20 +54,14 @@ class TrainingMonitor:
         return TrainingTime(time.perf_counter() - self._started, self._images, self._estimator_seconds)
 
     def update(self, loss: Tensor, t: Tensor, images: int) -> None:
-        """Take in one batch.
-
-        Args:
-            loss: (B,), loss of each item.
-            t: (B,), float64, its noise level.
-            images: images of this batch over all ranks.
-        """
+        """Add one batch: losses (B,), noise levels t (B,) float64, and the batch's number of images over all ranks."""
         band = torch.bucketize(t, self.band_edges[1:-1])
         self._band_sum.index_add_(0, band, loss)
         self._band_count.index_add_(0, band, torch.ones_like(loss))
         self._images += images
 
     def read(self) -> dict[str, float]:
-        """The averages by name, those of bands without an item left out; then `restart`."""
+        """Return the averages by name, without empty bands; then `restart`."""
         interval = self._interval()
         values = {"time/images_per_s": interval.images_per_second, "time/estimator_share": interval.estimator_share}
         edges = self.band_edges.tolist()

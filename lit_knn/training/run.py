@@ -1,4 +1,4 @@
-"""What callbacks ask of a run: its data, its seed, its folder, its ranks, its progress bar and its logger."""
+"""Helpers for callbacks: they use a run's data, seed, folder, ranks, progress bar and logger."""
 
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,15 @@ def find_reference(trainer: pl.Trainer) -> ReferenceSet | None:
 
 
 def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
-    """The reference set of the run's data module, which is set up before callbacks are.
+    """The reference set of the run's data module; Lightning sets that up before callbacks.
 
     Args:
         owner: the callback that asks.
-        trainer: of the run.
-        may_be_sharded: whether every rank asks the set the same number of times.
+        trainer: the run's trainer.
+        may_be_sharded: accept a sharded set; every rank must then call the set the same number of times.
 
     Raises:
-        InputError: the run's data is not one of `lit_knn.data`, or its images are sharded and may not be.
+        InputError: the run's data is not from `lit_knn.data`, or it is sharded without `may_be_sharded`.
     """
     reference = find_reference(trainer)
     if reference is None:
@@ -52,31 +52,27 @@ def run_seed(pl_module: pl.LightningModule) -> int:
 
 
 def check_stage(owner: str, stage: str) -> None:
-    """Refuse to measure in `fit`, where each validation would write over the results of the one before."""
+    """Refuse to measure in `fit`: each validation would overwrite the results of the last one."""
     if stage == "fit":
         raise InputError(f"{owner} is for validate, not for fit")
 
 
 def check_new(owner: str, trainer: pl.Trainer, *names: str) -> None:
-    """Refuse to start where results of an earlier run are; all ranks must ask.
-
-    Raises:
-        InputError: the run's folder has a file of one of these names.
-    """
+    """Raise InputError if the run's folder has one of these files from an earlier run; all ranks must call it."""
     folder = trainer.log_dir
     taken = next((name for name in names if folder and (Path(folder) / name).exists()), None)
-    taken = broadcast(taken)  # as the first rank sees it, so that all ranks stop
+    taken = broadcast(taken)  # all ranks stop if the first one does
     if taken is not None:
         raise InputError(f"{owner}: {Path(str(folder)) / taken} exists; nothing is overwritten, use another folder")
 
 
 def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
-    """See `progress_bar`; shown unless the run's bars are off."""
+    """Make a `progress_bar`; it is shown unless the run's bars are off."""
     return progress_bar(total, description, unit, leave, shown=trainer.progress_bar_callback is not None)
 
 
 def save_picture(trainer: pl.Trainer, picture: Tensor, path: Path, tag: str, step: int = 0) -> None:
-    """Write a picture (3, H, W) in [0, 1] to a file, and add it to TensorBoard, if that is the run's logger."""
+    """Write a picture (3, H, W) in [0, 1] to a file, and to TensorBoard if that is the run's logger."""
     with written_whole(path) as partial:
         save_image(picture, partial)
     if isinstance(trainer.logger, TensorBoardLogger):

@@ -1,7 +1,7 @@
-"""Training times (tab:consistency_runtime): a Markdown table of what several runs took, from their folders.
+"""Training times (tab:consistency_runtime): a Markdown table of the times of several runs, from their folders.
 
-`python -m lit_knn.training.time_table RUN_FOLDER... [--baseline RUN_FOLDER]` reads what `callbacks.RunSummary` left.
-A resumed training counts whole in its last folder. Validations are not counted.
+`python -m lit_knn.training.time_table RUN_FOLDER... [--baseline RUN_FOLDER]` reads the files of `callbacks.RunSummary`.
+The last folder of a resumed training has its whole time. Validations are not counted.
 """
 
 import argparse
@@ -23,10 +23,10 @@ class Run(NamedTuple):
     """One row of the table.
 
     Attributes:
-        folder: of the run.
+        folder: the run's folder.
         estimator: its name and budget.
-        time: what the training took.
-        unrecorded: images that were trained on before time was recorded.
+        time: the training time.
+        unrecorded: number of images seen before time was recorded.
     """
 
     folder: Path
@@ -39,7 +39,7 @@ def read_run(folder: str | Path) -> Run:
     """Read config.yaml and training_time.json of a run's folder.
 
     Raises:
-        InputError: one of them is missing or damaged, or no time was recorded.
+        InputError: a file is missing or damaged, or no time was recorded.
     """
     folder = Path(folder)
     name, k, n = read_estimator(folder / "config.yaml", "training_time")
@@ -61,7 +61,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def table(runs: Sequence[Run], baseline: Run) -> str:
-    """The Markdown table; times per image are relative to `baseline`, and so are those of equally long runs."""
+    """Make the Markdown table; the times per image are relative to `baseline`."""
     rows = [HEADER, ("---",) * len(HEADER)]
     reference = baseline.time.images_per_second
     for run in runs:

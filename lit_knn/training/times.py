@@ -1,4 +1,4 @@
-"""How long a training took, over all its interruptions, and on what."""
+"""The time of a training, over all its interruptions, and its hardware."""
 
 import platform
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """Time of training steps on the first rank, validations not counted. Times of two parts of a run add up.
+    """Time of the training steps on the first rank, without validations; `+` joins two parts of a run.
 
     Attributes:
         seconds: wall-clock time.
-        images: images trained on in that time, over all ranks.
-        estimator_seconds: the estimator's part of it.
-        hardware: what it ran on, in the order of use.
+        images: number of images trained on in that time, over all ranks.
+        estimator_seconds: seconds spent in the estimator.
+        hardware: names of the hardware, in the order of use.
     """
 
     seconds: float = 0.0
@@ -35,22 +35,17 @@ class TrainingTime:
 
     @property
     def images_per_second(self) -> float:
-        """NaN where nothing was measured."""
+        """Images per second; NaN if nothing was measured."""
         return self.images / self.seconds if self.seconds else float("nan")
 
     @property
     def estimator_share(self) -> float:
-        """The estimator's part of the time, in [0, 1]; NaN where nothing was measured."""
+        """The estimator's share of the time, in [0, 1]; NaN if nothing was measured."""
         return self.estimator_seconds / self.seconds if self.seconds else float("nan")
 
 
 def hardware_name(device: torch.device, processes: int) -> str:
-    """What a run computes on, such as `8 x NVIDIA A100-SXM4-80GB`.
-
-    Args:
-        device: of this process.
-        processes: of the run, each with a device of this kind.
-    """
+    """Name the hardware of a run, such as `8 x NVIDIA A100-SXM4-80GB`; each process has a device of the same kind."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return f"{processes} x {name}"
 
