@@ -1,4 +1,4 @@
-"""Figure 1 (fig:posterior_illustration): the posterior and the nearest-neighbour proposal on a line."""
+"""Figure 1 (fig:posterior_illustration): the posterior and the nearest-neighbour proposal of points on a line."""
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) ->
 
     Args:
         knn: bound to `reference`.
-        reference: points of one dimension.
+        reference: one-dimensional points.
         z: the latent.
         levels: noise levels.
     """
@@ -42,7 +42,7 @@ def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) ->
 
 
 def _draw_panel(axes: Axes, knn: KNN, reference: ReferenceSet, z: float, t: float) -> None:
-    """Stems for the posterior probability of each point, dots for its proposal probability."""
+    """Draw stems for the posterior probability of each point, and dots for its proposal probability."""
     latent = torch.full((1, *reference.shape), z, device=reference.device)
     sq_dist = all_sq_dist(reference, latent)
     proposal = knn.proposal(latent, torch.full((1,), t, dtype=torch.float64, device=reference.device))
