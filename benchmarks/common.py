@@ -98,11 +98,7 @@ def cell(mean: float, standard_error: float) -> str:
 
 
 class Output:
-    """The output files STEM.csv, STEM.md and so on of a benchmark; without a stem there are none.
-
-    Args:
-        stem: start of their paths, or None.
-        ends: ends of their names.
+    """The output files STEM.csv, STEM.md and so on of a benchmark, one for each of `ends`; no stem means no files.
 
     Raises:
         InputError: one of the files exists already.

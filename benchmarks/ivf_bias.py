@@ -44,11 +44,7 @@ Row = dict[str, Any]
 
 
 class RememberedSearch(Index):
-    """Wraps another index, and answers the same search again from memory.
-
-    Args:
-        index: returns the same neighbours for the same queries.
-    """
+    """Wraps a deterministic index, and answers the same search again from memory."""
 
     def __init__(self, index: Index) -> None:
         self.index = index

@@ -32,10 +32,8 @@ def machine_bytes() -> int | None:
 def process_bytes(field: str = "VmRSS", pid: int | str = "self") -> int:
     """Memory of a process in bytes, as Linux counts it; 0 if it is unknown or the process has ended.
 
-    Args:
-        field: field of /proc/PID/status: `VmRSS`, resident now; `VmHWM`, the peak so far; `RssAnon`, resident memory
-            that does not belong to a file.
-        pid: the process; by default this one.
+    `field` is one of /proc/PID/status: `VmRSS`, resident now; `VmHWM`, the peak so far; `RssAnon`, resident memory that
+    does not belong to a file.
     """
     return _field(Path(f"/proc/{pid}/status"), field) or 0
 

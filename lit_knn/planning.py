@@ -195,12 +195,7 @@ def estimator_parts(
 ) -> tuple[list[Part], list[Part]]:
     """Plan the memory of estimators besides the images: on `device`, and on the machine while they are bound.
 
-    Args:
-        estimators: estimators of the run.
-        data: its data module.
-        stored: the images of one rank.
-        device: device of the run.
-        ranks: number of ranks that the images are split over.
+    `data` is the data module of the run, `stored` the images of one rank; all images are split over `ranks` ranks.
     """
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     # Each rank holds the coordinates of the images of all ranks.

@@ -18,14 +18,7 @@ NEIGHBOUR, OTHER, PROPOSAL = COLOURS[0], "#9ecae1", COLOURS[1]
 
 
 def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) -> Figure:
-    """Draw one panel for each noise level.
-
-    Args:
-        knn: bound to `reference`.
-        reference: one-dimensional points.
-        z: the latent.
-        levels: noise levels.
-    """
+    """Draw a panel for each noise level at the latent z; `knn` is bound to `reference`, a set of points on a line."""
     figure = Figure(figsize=(3.6 * len(levels), 3.2), layout="constrained")
     panels = figure.subplots(1, len(levels), squeeze=False)[0]
     for axes, t in zip(panels, levels, strict=True):

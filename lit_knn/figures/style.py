@@ -19,10 +19,7 @@ def look(number: int) -> dict[str, Any]:
 def dress(axes: Axes, log: str = "", **labels: Any) -> None:
     """Give axes a light grid behind the data and no frame at the top and right.
 
-    Args:
-        axes: the axes.
-        log: the logarithmic axes, "x", "y" or "xy".
-        labels: `title`, `xlabel` and other arguments of `Axes.set`.
+    `log` names the logarithmic axes, "x", "y" or "xy"; `labels` are arguments of `Axes.set`, such as `title`.
     """
     for name in log:
         labels[f"{name}scale"] = "log"

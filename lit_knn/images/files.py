@@ -174,13 +174,9 @@ def _read_images(path: Path, names: list[str], read: Read) -> np.ndarray:
 
 
 def decode(path: Path, name: str, read: Read, change: Callable[[Any], Any] = lambda image: image) -> np.ndarray:
-    """Decode one image to (C, H, W), uint8.
+    """Decode the image `name` of `path` to (C, H, W), uint8; `read` returns the bytes stored under a name.
 
-    Args:
-        path: the folder or zip, for messages.
-        name: name of the image in it.
-        read: returns the bytes stored under a name.
-        change: changes the `PIL.Image` before its pixels are taken; an opaque palette is then already RGB.
+    `change` changes the `PIL.Image` before its pixels are taken; an opaque palette is then already RGB.
 
     Raises:
         InputError: a file that is not an image, a damaged image, or an unsupported mode.

@@ -14,7 +14,7 @@ import numpy as np
 
 from lit_knn.errors import InputError, first_line
 
-if TYPE_CHECKING:  # to prepare needs no torch, which takes seconds to load
+if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
 
 PARTIAL_SUFFIX = ".partial"
@@ -73,11 +73,7 @@ def read_description(path: str | os.PathLike[str]) -> Description:
 
 
 def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
-    """Open prepared images; they stay on the disk.
-
-    Raises:
-        InputError: see `read_description`.
-    """
+    """Open prepared images; they stay on the disk. Raises InputError like `read_description`."""
     import torch
 
     pixels, description = _open(path)

@@ -70,11 +70,7 @@ def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: Mea
 
 
 class LatentMeans(Metric):
-    """Averages named quantities over latents, with standard errors; its state adds up over batches and ranks.
-
-    Args:
-        names: names of the quantities.
-    """
+    """Averages named quantities over latents, with standard errors; its state adds up over batches and ranks."""
 
     full_state_update = False
     count: Tensor

@@ -207,15 +207,12 @@ def inception_score(logits: Tensor) -> dict[str, float]:
 
 
 def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) -> dict[str, float]:
-    """KID (Bińkowski et al. 2018) by torch-fidelity: mean and standard deviation over 100 random subsets.
+    """KID (Bińkowski et al. 2018) by torch-fidelity: mean `kid` and deviation `kid_std` over 100 random subsets.
 
     Args:
         generated: (N, F), N >= subset_size, features.
         real: (M, F), M >= subset_size.
         subset_size: number of images of each set in a subset.
-
-    Returns:
-        `kid` and `kid_std`.
     """
     from torch_fidelity.metric_kid import kid_features_to_metric
 
@@ -229,12 +226,11 @@ def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) ->
 def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
     """Improved precision and recall (Kynkäänniemi et al. 2019) with three neighbours, by torch-fidelity.
 
+    `precision` is the share of generated images within the real set, and `recall` the reverse.
+
     Args:
         generated: (N, F), N > 3, features.
         real: (M, F), M > 3.
-
-    Returns:
-        `precision`, the share of generated images within the real set, and `recall`, the reverse.
     """
     from torch_fidelity.metric_prc import prc_features_to_metric
 

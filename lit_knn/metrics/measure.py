@@ -26,15 +26,7 @@ def fixed_source(x: Tensor) -> Source:
 
 
 def posterior_source(reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]) -> Source:
-    """Draw from the posterior p_t(x|z), the distribution of the clean x given z, for each repeat.
-
-    Args:
-        reference: the data set.
-        z: (B, *shape).
-        t: noise level.
-        repeats: number of draws.
-        key: key of the draws.
-    """
+    """Draw x from its posterior p_t(x|z) given z (B, *shape), once for each repeat; `key` seeds the draws."""
     generator = keyed_generator(z.device, *key, SOURCE_STREAM)
     levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
     ids = MonteCarlo(repeats).bind(reference).posterior_ids(z, levels, generator)

@@ -45,9 +45,6 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
         samples: (B, *shape), model space.
         reference: the images.
 
-    Returns:
-        Distances and ids.
-
     Raises:
         InputError: N < 2, or a search that finds fewer than two images.
     """
@@ -69,27 +66,20 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
 
 
 def check_search(reference: ReferenceSet) -> None:
-    """Search for one image, so that a search that cannot detect copies fails before any long work.
-
-    Raises:
-        InputError: see `nearest_images`.
-    """
+    """Search for one image, so that a search that cannot detect copies raises InputError before any long work."""
     nearest_images(reference.gather(torch.tensor([0], device=reference.device)), reference)
 
 
 def memorisation(
     samples: Tensor, reference: ReferenceSet, threshold: float = 1 / 3, batch_size: int = 500
 ) -> dict[str, float]:
-    """Measure how many samples are copies, and how near they are to the data.
+    """Measure how many samples are copies, and how near they are to the data; see `MemorisationMetric.compute`.
 
     Args:
         samples: (B, *shape), model space, on the device of `reference`.
         reference: the data.
         threshold: see `is_copied`.
         batch_size: samples at a time.
-
-    Returns:
-        See `MemorisationMetric.compute`.
 
     Raises:
         InputError: see `nearest_images` and `MemorisationMetric`.
@@ -103,23 +93,17 @@ def memorisation(
 def is_copied(nearest: NearestImages, threshold: float = 1 / 3) -> Tensor:
     """Ratio test of Yoon et al. 2023: a copy is nearer to one image than `threshold` times its distance to any other.
 
-    The test misses copies of an image that has near-duplicates in the set.
+    The test misses copies of an image that has near-duplicates in the set. The result is (B,), bool.
 
     Args:
         nearest: from `nearest_images`.
         threshold: upper bound of a copy's ratio of distances (not squared), itself excluded.
-
-    Returns:
-        (B,), bool.
     """
     return nearest.distance < threshold * nearest.second_distance
 
 
 class MemorisationMetric(Metric):
-    """Copied fraction and mean nearest distance over batches and ranks.
-
-    Args:
-        threshold: see `is_copied`, in (0, 1].
+    """Copied fraction and mean nearest distance over batches and ranks; for `threshold` see `is_copied`.
 
     Raises:
         InputError: threshold outside (0, 1].
@@ -157,12 +141,7 @@ class MemorisationMetric(Metric):
 
 
 class LikestPairs:
-    """Keeps the samples with the smallest ratios, and their nearest images, over batches and ranks.
-
-    Args:
-        number: number of pairs.
-        reference: the data.
-    """
+    """Keeps the `number` samples with the smallest ratios, and their nearest images, over batches and ranks."""
 
     def __init__(self, number: int, reference: ReferenceSet) -> None:
         self.number = number

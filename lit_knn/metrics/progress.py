@@ -17,14 +17,9 @@ Bar = Callable[[int | None, str, str], tqdm]
 def progress_bar(
     total: int | None, description: str, unit: str, leave: bool = False, shown: bool | None = None
 ) -> tqdm:
-    """Make a bar with the time left, on the first rank.
+    """Make a bar with the time left, on the first rank; `total` = None makes none.
 
-    Args:
-        total: final count; None for no bar.
-        description: name of the work.
-        unit: unit of the count, with a space before it.
-        leave: keep the bar after the work.
-        shown: show the bar; by default only on a terminal.
+    `unit` starts with a space. `leave` keeps the bar after the work. By default the bar is shown only on a terminal.
     """
     shown = sys.stderr.isatty() if shown is None else shown
     shown = shown and rank_and_size()[0] == 0 and total is not None

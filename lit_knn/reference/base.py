@@ -184,13 +184,9 @@ class Reference(ABC):
 
     @abstractmethod
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Stream the images of one rank, when the ranks split all images; each image belongs to one rank.
+        """Stream the images of process `rank`, when `ranks` processes split all images; each image belongs to one rank.
 
-        Args:
-            rank: number of this process.
-            ranks: number of processes.
-            rows: images per chunk, at most.
-            mirrored: see `chunks`.
+        `rows` and `mirrored` are those of `chunks`.
 
         Yields:
             Ids (c,) and images (c, *shape), float32, model space; c <= `rows`.

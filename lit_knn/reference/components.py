@@ -24,12 +24,9 @@ def components_of(reference: Reference, r: int) -> PrincipalComponents:
 
 
 def projection_of(reference: Reference, r: int, dtype: torch.dtype = torch.float32) -> Projection:
-    """Project all N images to r principal components, with a progress bar; with shards, each rank projects its own.
+    """Project all N images to r principal components of type `dtype`; with shards, each rank projects its own.
 
-    Args:
-        reference: the set.
-        r: number of components.
-        dtype: type of the coordinates.
+    It shows a progress bar.
 
     Raises:
         InputError: r outside [1, min(N, d)].

@@ -84,10 +84,7 @@ class ReferenceSet(Reference):
     def subset(self, rows: Tensor | slice, label: int, sha256: str | None = None) -> "ReferenceSet":
         """Make a set of some stored images of one class, with its own index in the same settings.
 
-        Args:
-            rows: rows of the stored images, on the CPU; a slice makes a view.
-            label: the class.
-            sha256: a hash that only the images of these rows have, if known.
+        `rows` are on the CPU; a slice makes a view; `sha256` is a hash that only the images of these rows have.
         """
         images = self.images[rows]
         labels = torch.full((len(images),), label, device=self.device)

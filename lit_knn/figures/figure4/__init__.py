@@ -14,11 +14,8 @@ from lit_knn.results import TITLES
 def figure4(curves: Sequence[Curve], metric: str) -> Figure:
     """Draw two panels, k above and n below, each with the baseline, a run of the one-sample estimator, if there is one.
 
-    Dotted lines show the best value of each curve, dashed lines the point where a curve passes the baseline's best.
-
-    Args:
-        curves: from `read_curves`.
-        metric: name of the metric; it labels the axes.
+    Dotted lines show the best value of each curve, dashed lines the point where a curve passes the baseline's best. The
+    curves are those of `read_curves`, and `metric` labels the axes.
     """
     knn = [curve for curve in curves if curve.k is not None]
     baselines = [curve for curve in curves if curve.k is None]
