@@ -63,15 +63,10 @@ class Recipe:
 def generated_source(
     images: np.ndarray, labels: np.ndarray | None, number: int, size: int | None, classes: int | None, seed: int
 ) -> Source:
-    """Make a source of generated images, which can be prepared.
+    """Make a source of generated images, which can be prepared; the other arguments are those of `Recipe`.
 
-    Args:
-        images: (S, C, H, W) uint8.
-        labels: (S,) int64; None for zeros.
-        number: number of generated images.
-        size: width and height after resizing, bilinear with antialiasing; None keeps those of the source.
-        classes: see `Recipe`.
-        seed: see `Recipe`.
+    `images` are (S, C, H, W) uint8 and `labels` (S,) int64, None for zeros. `size` is the width and height after resizing,
+    bilinear with antialiasing; None keeps those of the source.
 
     Raises:
         InputError: an option out of its range.

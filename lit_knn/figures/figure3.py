@@ -21,11 +21,9 @@ MARK_STEP = 0.03
 def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw score errors above and posterior mean errors below, one column per quantity, one colour per estimator.
 
-    The squared bias is the corrected one, shown if it exceeds three standard errors. Bands are one standard error. A
-    logarithmic axis cannot show exact zeros: they are marks at the foot, in one row per estimator.
-
-    Args:
-        rows: rows of `estimator_error.csv`, one for each estimator and noise level.
+    `rows` are those of `estimator_error.csv`, one for each estimator and noise level. The squared bias is the corrected
+    one, shown if it exceeds three standard errors. Bands are one standard error. A logarithmic axis cannot show exact
+    zeros: they are marks at the foot, in one row per estimator.
     """
     names = list(dict.fromkeys(row["estimator"] for row in rows))
     figure = Figure(figsize=(11, 6.6), layout="constrained")

@@ -46,10 +46,9 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
 def measure(
     estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
 ) -> dict[str, Tensor]:
-    """Measure all quantities of an estimator at these latents; the arguments are those of `repeated_errors`.
+    """Measure all quantities of an estimator at these latents, (B,) each; the arguments are those of `repeated_errors`.
 
-    Returns:
-        (B,) for each name in `quantities`: see `repeated_errors`, `Certificate` and `SearchDiagnostics`.
+    For the meaning of the `quantities` see `repeated_errors`, `Certificate` and `SearchDiagnostics`.
     """
     values = repeated_errors(estimator, repeats, z, t, mu, source, key)
     if hasattr(estimator, "certified_mean"):

@@ -57,7 +57,7 @@ class Reference(ABC):
     @property
     @abstractmethod
     def local(self) -> "ReferenceSet":
-        """See above."""
+        """The part of this process; see the class."""
 
     @property
     def device(self) -> torch.device:
@@ -172,14 +172,11 @@ class Reference(ABC):
 
     @abstractmethod
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
-        """Stream all N images in the order of their ids.
+        """Stream all N images in the order of their ids: the first id and the images (c, *shape), float32, model space.
 
         Args:
             rows: images per chunk, at most.
             mirrored: with hflip, stream the mirror images, too, after all others.
-
-        Yields:
-            The first id of the chunk and its images, (c, *shape), float32, model space.
         """
 
     @abstractmethod
@@ -205,11 +202,8 @@ class Reference(ABC):
         """Evaluate `function(part, *queries)` on every part of the set.
 
         Args:
-            function: (reference, *queries) -> tensors with one row per query.
+            function: (reference, *queries) -> tensors with one row per query; they get the shape (parts, B, ...).
             queries: (B, ...) each.
-
-        Returns:
-            The tensors of `function`, each with the parts as its first dimension, (parts, B, ...).
         """
 
     def of_all(self, rows: Tensor) -> Tensor:

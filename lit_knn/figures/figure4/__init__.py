@@ -1,4 +1,4 @@
-"""Figure 4 (fig:ablation): FID against images seen; `python -m lit_knn.figures.figure4` draws it of training runs."""
+"""Figure 4 (fig:ablation): FID against images seen; `python -m lit_knn.figures.figure4` draws it from training runs."""
 
 from collections import Counter
 from collections.abc import Sequence
