@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -164,3 +165,28 @@ def test_preparing_images_needs_no_torch():
     code = "import sys, lit_knn.prepare; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
+
+
+TESTS = sorted((ROOT / "tests").glob("*.py"))
+# Private names of packages that are not ours, where a test needs them.
+FOREIGN = {"_Pickler", "_dumps", "_fc", "_compiled_call_impl", "_extension_cache", "_ntuple_diskusage"}
+FOREIGN |= {"_is_avx512_bf16_supported", "_base", "_replace", "_asdict", "_fields"}
+
+
+def private_reads(tree):
+    """The attributes with one leading underscore that are read of anything but `self` and `super()`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if getattr(owner, "id", None) not in ("self", "cls", "super"):
+                yield node.attr
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_tests_do_not_lean_on_each_other_or_on_what_is_private(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not [name for name in imports_of(path) if name.startswith("tests.test_")]
+    assert set(private_reads(tree)) <= FOREIGN
+    # A module is imported, so that a name that has gone is an error; a string would patch nothing.
+    patched = re.findall(r'setattr\(\s*"(?:lit_knn|callbacks|benchmarks|main)\b', path.read_text(encoding="utf-8"))
+    assert not patched
