@@ -13,12 +13,9 @@ from tqdm import tqdm
 from benchmarks.common import Entry, Rows, prepared_set
 from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
-from lit_knn.linalg.dtypes import compute_dtype
-from lit_knn.memory import tensor_bytes
 from lit_knn.metrics import mean_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
-from lit_knn.reference.components import projection_of
 from lit_knn.rng import keyed_generator
 
 PLAIN = "KNN, exact search"
@@ -145,12 +142,8 @@ def at_level(estimator: Estimator, known: Truth, t: float, k: int) -> dict[str, 
 
 
 def held_bytes(estimator: Estimator) -> int | None:
-    """What the estimator holds beside the images: its index, or its projection; None if not known."""
+    """What the estimator holds beside the images: its index and its arrays; None if not known."""
     reference = estimator.reference
-    if isinstance(estimator, KNN):
-        return reference.index.nbytes(reference.N, reference.d, reference.device)
-    if isinstance(estimator, SubspaceKNN):
-        dtype = compute_dtype("SubspaceKNN", estimator.compute, reference.device)
-        projection = projection_of(reference, estimator.r, dtype)
-        return tensor_bytes([projection.coordinates, projection.half_sq_norms, projection.components.basis])
-    return 0
+    told = estimator.holds(reference.N, reference.d, True, reference.device)
+    index = reference.index.nbytes(reference.N, reference.d, reference.device) if told and told.neighbours else 0
+    return None if told is None or index is None else index + sum(told.arrays.values())

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lit_knn import estimators
+
 ROOT = Path(__file__).parent.parent
 # The list goes from the bottom layer to the top. A module may import from its own folder and from earlier lines. A name
 # is a folder or a file of `lit_knn`. A new file in a folder needs no entry, a new folder does.
@@ -165,6 +167,29 @@ def test_preparing_images_needs_no_torch():
     code = "import sys, lit_knn.prepare; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
+
+
+PRODUCT = [*FILES, *sorted((ROOT / "callbacks").glob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
+MOST_PARAMETERS = 8
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: module_of(path))
+def test_no_public_function_has_many_parameters(path):
+    # Constructors are shown by --help, an option a line.
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]
+            assert len(names) <= MOST_PARAMETERS, (node.name, names)
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: module_of(path))
+def test_no_algorithm_asks_for_a_kind_of_estimator(path):
+    # It asks a property, which an estimator kept outside the project has, too.
+    kinds = {*estimators.__all__, "CertifiedEstimator", "SampledEstimator"} - {"Estimator"}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "isinstance":
+            asked = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            assert not asked & kinds, ast.unparse(node)
 
 
 TESTS = sorted((ROOT / "tests").glob("*.py"))
