@@ -13,12 +13,9 @@ from tqdm import tqdm
 from benchmarks.common import Entry, Rows, prepared_set
 from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
-from lit_knn.linalg.dtypes import compute_dtype
-from lit_knn.memory import tensor_bytes
 from lit_knn.metrics import mean_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
-from lit_knn.reference.components import projection_of
 from lit_knn.rng import keyed_generator
 
 PLAIN = "KNN, exact search"
@@ -95,7 +92,7 @@ def measure(path: Path, entry: Entry, truth: dict[float, Truth], k: int, calls: 
     """Yield the rows of each number of lists, one row for each noise level.
 
     `first_start` and `second_start`: seconds to build or load the index, or to project, and bind; the second start
-    finds the index in the cache. `held`: bytes of index or projection. `search_ms` and `ms`: milliseconds per z of a
+    finds the index in the cache. `held`: bytes of index and arrays. `search_ms` and `ms`: milliseconds per z of a
     search and of a whole call, on all latents at once. `recall`; `mse` per dimension with its standard error.
     `call_ms`: milliseconds per z, the mean over `calls` calls with 16 latents each, in turns over the noise levels.
     """
@@ -145,12 +142,8 @@ def at_level(estimator: Estimator, known: Truth, t: float, k: int) -> dict[str, 
 
 
 def held_bytes(estimator: Estimator) -> int | None:
-    """Bytes that the estimator holds besides the images: its index or its projection; None if unknown."""
+    """Bytes that the estimator holds besides the images: its index and its arrays; None if unknown."""
     reference = estimator.reference
-    if isinstance(estimator, KNN):
-        return reference.index.nbytes(reference.N, reference.d, reference.device)
-    if isinstance(estimator, SubspaceKNN):
-        dtype = compute_dtype("SubspaceKNN", estimator.compute, reference.device)
-        projection = projection_of(reference, estimator.r, dtype)
-        return tensor_bytes([projection.coordinates, projection.half_sq_norms, projection.components.basis])
-    return 0
+    told = estimator.holds(reference.N, reference.d, True, reference.device)
+    index = reference.index.nbytes(reference.N, reference.d, reference.device) if told and told.neighbours else 0
+    return None if told is None or index is None else index + sum(told.arrays.values())

@@ -152,7 +152,7 @@ class LitEDM(EstimatorTraining):
             self.log("train/augmented", augmented.warped.float().mean())
         clean = x if augmented is None else augmented.images
         z = forward_noise(clean, sigma, torch.randn(x.shape, device=x.device, generator=generator))
-        target = self._target(z, sigma, x, class_label, augmented, generator)
+        target = self.target(z, sigma, x, class_label, augmented, generator)
         if self.trainer.validating and h.measure_target:
             self._log_target_error(z, sigma, class_label, target)
         with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
@@ -165,7 +165,7 @@ class LitEDM(EstimatorTraining):
         """EDM's loss: the sum over pixels, then the mean over items."""
         return loss.mean() * x[0].numel()
 
-    def _target(
+    def target(
         self,
         z: Tensor,
         sigma: Tensor,

@@ -79,11 +79,12 @@ class Plan(NamedTuple):
     def needed(self) -> list[tuple[str, float, float | None]]:
         """List name, bytes needed and bytes available of each memory."""
         if self.device.type == "cpu":
-            return [("the machine", self._of_all_ranks(self.parts), self.host_memory)]
-        host = self._of_all_ranks(self.host)
+            return [("the machine", self.of_all_ranks(self.parts), self.host_memory)]
+        host = self.of_all_ranks(self.host)
         return [("each device", self.total, self.device_memory), ("the machine", host, self.host_memory)]
 
-    def _of_all_ranks(self, parts: list[Part]) -> int:
+    def of_all_ranks(self, parts: list[Part]) -> int:
+        """Bytes of parts in the memory of a machine, whose ranks hold shared parts once."""
         return sum(part.bytes * (1 if part.shared else self.ranks) for part in parts)
 
     @property

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import zipfile
 from pathlib import Path
 
@@ -47,3 +48,19 @@ def refusal(call, *args, **options) -> str:
         call(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def write_cifar10(folder: Path, monkeypatch) -> np.ndarray:
+    """Five small batches in the format of CIFAR-10; checksums are not checked."""
+    from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
+
+    monkeypatch.setattr(TorchvisionCIFAR10, "_check_integrity", lambda self: (folder / self.base_folder).exists())
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    rows = np.random.default_rng(0).integers(0, 256, (5, 2, 3072), dtype=np.uint8)
+    base = folder / TorchvisionCIFAR10.base_folder
+    base.mkdir()
+    for i in range(5):
+        content = {"data": rows[i], "labels": [i, 9 - i]}
+        (base / f"data_batch_{i + 1}").write_bytes(pickle.dumps(content))
+    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    return rows.reshape(10, 3, 32, 32)

@@ -23,7 +23,7 @@ from lit_knn.estimators import (
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
-from tests.toys import noisy
+from tests.toys import enumerate_class_mean, noisy
 
 NOISE_LEVELS = [0.05, 0.5, 2.0, 10.0]
 MAKERS = {
@@ -65,14 +65,6 @@ def batch(reference, t, size=12, seed=1):
     ids = torch.randperm(reference.N, generator=rng(seed))[:size]
     x = reference.gather(ids)
     return x, noisy(x, t, seed), reference.labels[ids]
-
-
-def enumerate_class_mean(reference, z, t, labels):
-    """Eq. 8 in float64; each row averages over the images with its label."""
-    x = reference.gather(torch.arange(reference.N)).flatten(1).double()
-    log_p = -torch.cdist(z.flatten(1).double(), x).square() / (2 * torch.as_tensor(t).double().reshape(-1, 1) ** 2)
-    log_p = log_p.masked_fill(reference.labels != labels[:, None], -torch.inf)
-    return (torch.softmax(log_p, 1) @ x).reshape(z.shape)
 
 
 # The reference set of a class

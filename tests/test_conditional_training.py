@@ -27,9 +27,8 @@ from lit_knn.training.augmentation import Augmented
 from lit_knn.training.conditioning import Conditioning
 from main import main
 from tests.ranks import run_main
-from tests.test_classes import enumerate_class_mean
-from tests.test_ict import TRAINER, train
-from tests.toys import unwarped
+from tests.short_training import TRAINER, train
+from tests.toys import enumerate_class_mean, unwarped
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = {name: str(ROOT / "configs" / name / "digits_conditional.yaml") for name in ("table1", "table2")}
@@ -138,7 +137,7 @@ def test_the_target_of_denoising_is_the_mean_of_the_class(augmentation):
     net, model = scaled(LitEDM, estimator=Exact(), augmentation=augmentation)
     net.forward = lambda *args: Watched.forward(net, *args[:3])  # it takes no augmentation labels
     losses = []
-    model._check_finite = lambda loss, t: losses.append(loss.detach())
+    model.objective = lambda loss, x: losses.append(loss.detach()) or loss.mean()
     train(model, data, 1)
     z, sigma = undone(net.calls[-1])
     level = sigma.reshape(-1, 1, 1, 1)
@@ -172,8 +171,8 @@ def test_the_estimator_is_bound_to_the_classes_before_training_and_not_for_sampl
     data = Labelled()
     _, model = scaled(kind, estimator=KNN(k=8, n=4))
     train(model, data, 1)
-    assert not data.reference._index_built
-    assert all(data.reference.classes[c]._index_built for c in range(3))
+    assert not data.reference.index_built
+    assert all(data.reference.classes[c].index_built for c in range(3))
     with pytest.raises(InputError, match="labels missing"):
         model.estimator.posterior_mean(data.x, 1.0)
     data, (_, model) = Labelled(), scaled(kind, estimator=KNN(k=800, n=4))
@@ -219,8 +218,7 @@ def test_what_does_not_fit_is_refused_before_the_estimator_is_bound(kind):
     ):
         with pytest.raises(InputError, match=words):
             train(model(3), data, 1)
-        assert not data.reference._index_built
-        assert not data.reference._classes
+        assert not data.reference.index_built
     with pytest.raises(InputError, match=f"{name}: class_conditional=True, but the batches have no labels"):
         train(model(3), Labelled(in_batches=False), 1)
     with pytest.raises(InputError, match=r"^class 0: KNN: k=40 is more than the \d+ images"):

@@ -140,12 +140,12 @@ def test_adaptive_grows_from_the_number_in_effect():
     adaptive = Adaptive(SubspaceKNN(compute="float32"), 1e-3, growth=2, max_n=300)
     assert adaptive.n == 256
     adaptive.bind(reference(N=600))
-    assert [attempt.n for attempt in adaptive._attempts] == [256]
+    assert [attempt.n for attempt in adaptive.attempts] == [256]
     small = Adaptive(SubspaceKNN(compute="float32"), 1e-3, growth=2)
     assert len(lines_of(lambda: small.bind(reference()))) == 2
-    assert (small.n, [attempt.n for attempt in small._attempts]) == (N, [N])
+    assert (small.n, [attempt.n for attempt in small.attempts]) == (N, [N])
     small.bind(reference(N=20_000))
-    assert [attempt.n for attempt in small._attempts] == [256, 512, 1024]
+    assert [attempt.n for attempt in small.attempts] == [256, 512, 1024]
     assert small.estimator.n == 256
 
 
@@ -153,7 +153,7 @@ def test_adaptive_says_it_once_for_all_attempts_and_classes():
     data = reference(N=1200, labels=torch.arange(1200) % 2)
     adaptive = Adaptive(KNN(n=4), 1e-3, growth=2)
     assert len(lines_of(lambda: adaptive.bind(data))) == 1
-    assert len(adaptive._attempts) > 3
+    assert len(adaptive.attempts) > 3
     assert len(lines_of(lambda: ByClass(adaptive).bind(data))) == 1
 
 

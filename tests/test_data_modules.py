@@ -1,5 +1,4 @@
 import io
-import pickle
 import types
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, ReferenceDataModule
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
+from tests.image_files import write_cifar10
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -214,22 +214,6 @@ def test_digits_span_the_pixel_range_in_17_steps():
     assert (images.min(), images.max()) == (0, 255)
     assert set(np.diff(np.unique(images).astype(int))) == {15, 16}
     assert sorted(set(labels)) == list(range(10))
-
-
-def write_cifar10(folder: Path, monkeypatch) -> np.ndarray:
-    """Five small batches in the format of CIFAR-10; checksums are not checked."""
-    from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
-
-    monkeypatch.setattr(TorchvisionCIFAR10, "_check_integrity", lambda self: (folder / self.base_folder).exists())
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    rows = np.random.default_rng(0).integers(0, 256, (5, 2, 3072), dtype=np.uint8)
-    base = folder / TorchvisionCIFAR10.base_folder
-    base.mkdir()
-    for i in range(5):
-        content = {"data": rows[i], "labels": [i, 9 - i]}
-        (base / f"data_batch_{i + 1}").write_bytes(pickle.dumps(content))
-    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
-    return rows.reshape(10, 3, 32, 32)
 
 
 def test_cifar10_is_read_from_its_folder(tmp_path, monkeypatch):

@@ -123,8 +123,8 @@ class EveryOther:
 def targets_of(model, data):
     """The arguments and the result of the model's first call for a training target."""
     calls = []
-    original = model._target
-    model._target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
+    original = model.target
+    model.target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
     train(model, data, 1)
     return calls[0]
 
@@ -151,13 +151,13 @@ def test_the_draws_of_all_targets_come_from_the_generator_of_the_step(estimator)
     model = LitEDM(ConstantNet(augment_dim=9), estimator, augmentation=EveryOther(), P_mean=1.0)
     targets = []
     for seed in (1, 2):
-        original = LitEDM._target.__get__(model)
+        original = LitEDM.target.__get__(model)
 
         def seeded(*args, seed=seed, original=original):
             torch.manual_seed(seed)
             return original(*args)
 
-        model._target = seeded
+        model.target = seeded
         targets.append(targets_of(model, Images())[1])
     assert torch.equal(*targets)
 
@@ -428,8 +428,8 @@ def test_augmentation_trains_in_mixed_precision():
 def test_mixed_precision_trains_and_keeps_the_target_exact(precision):
     model = LitEDM(unet(), Exact(), lr=1e-2, lr_ramp_up_images=0)
     targets = []
-    original = model._target
-    model._target = lambda *args: targets.append((args, original(*args))) or targets[-1][1]
+    original = model.target
+    model.target = lambda *args: targets.append((args, original(*args))) or targets[-1][1]
     train(model, Digits(batch_size=64), 3, precision=precision)
     (z, sigma, *_), target = targets[-1]
     assert target.dtype == torch.float32

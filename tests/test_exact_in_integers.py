@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import ByClass, Exact, ExactFloat64, ExactInt8
+from lit_knn.estimators import ByClass, Exact, ExactFloat64, ExactInt8, enough_digits, integer_sums
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
@@ -40,8 +40,8 @@ def test_chunks_and_batches_make_no_difference(monkeypatch):
     reference = ReferenceSet(pixels(N=300))
     z = torch.randn(20, *reference.shape) * 3
     whole = ExactInt8().bind(reference).posterior_mean(z, 2.0)
-    monkeypatch.setattr("lit_knn.estimators.integer_sums.CHUNK", 64)
-    monkeypatch.setattr("lit_knn.estimators.integer_sums.SCORE_BYTES", 4 * 300 * 3)
+    monkeypatch.setattr(integer_sums, "CHUNK", 64)
+    monkeypatch.setattr(integer_sums, "SCORE_BYTES", 4 * 300 * 3)
     torch.testing.assert_close(ExactInt8().bind(reference).posterior_mean(z, 2.0), whole, rtol=1e-5, atol=1e-5)
 
 
@@ -124,7 +124,7 @@ def test_the_images_at_hand_decide_how_many_digits_are_taken(images, digits):
 
 def test_float64_is_taken_where_no_number_of_digits_is_exact_enough(monkeypatch):
     reference, z = ReferenceSet(pixels(N=100)), torch.randn(5, 3, 6, 6)
-    monkeypatch.setattr("lit_knn.estimators.enough_digits.LARGEST_SQ_ERROR", 1e-40)
+    monkeypatch.setattr(enough_digits, "LARGEST_SQ_ERROR", 1e-40)
     estimator = Exact().bind(reference)
     assert estimator.digits_in_use is None
     assert torch.equal(estimator.posterior_mean(z, 1.0), ExactFloat64().bind(reference).posterior_mean(z, 1.0))
@@ -148,8 +148,8 @@ def test_a_large_set_is_judged_by_a_part_of_it(monkeypatch):
         seen.append(reference.N)
         return float_sums(reference, *args)
 
-    monkeypatch.setattr("lit_knn.estimators.enough_digits.float_sums", watched)
-    monkeypatch.setattr("lit_knn.estimators.enough_digits.SUBSET_VALUES", 120 * 192)
+    monkeypatch.setattr(enough_digits, "float_sums", watched)
+    monkeypatch.setattr(enough_digits, "SUBSET_VALUES", 120 * 192)
     for hflip in (False, True):
         assert Exact().bind(ReferenceSet(two_groups(N=500), hflip=hflip)).digits_in_use == 3
     assert seen == [120, 240]

@@ -9,6 +9,7 @@ import torch_fidelity
 import yaml
 from PIL import Image
 
+from lit_knn import lit_estimator
 from lit_knn.results import read_rows
 from main import main
 from tests.inception import blobs
@@ -228,7 +229,7 @@ def test_two_ranks_measure_what_one_does(tmp_path):
     ids=lambda value: str(value)[:50],
 )
 def test_bad_input_ends_in_one_line_before_any_sampling(options, words, capsys, monkeypatch):
-    monkeypatch.setattr("lit_knn.lit_estimator.LitEstimator.sample", None)
+    monkeypatch.setattr(lit_estimator.LitEstimator, "sample", None)
     if options.get("extractor") == "Pixels":
         options = {**options, "extractor": extractor("Pixels")}
     with pytest.raises(SystemExit) as stop:

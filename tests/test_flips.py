@@ -9,7 +9,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
 from main import make_cli
 from tests.config_files import CONFIGS, RUNS, resolved
-from tests.test_data_modules import write_cifar10
+from tests.image_files import write_cifar10
 
 FLIPPED = ["table1/ict.yaml", "table1/ict_stf.yaml", "table1/ict_knn.yaml", "figure4/cifar10.yaml"]
 

@@ -11,7 +11,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import heun_sampler, hybrid_sampler, hybrid_sigmas, integrate_flow
 from lit_knn.schedules import karras_sigmas
 from lit_knn.theory.noise import forward_noise
-from tests.test_heun_sampler import gaussian_mean, gaussian_sample, latents, slope
+from tests.gaussian_flow import gaussian_mean, gaussian_sample, latents, slope
 
 # A second Gaussian N(A, B²) is the data above t_switch.
 A, B = -0.4, 1.3

@@ -15,15 +15,7 @@ from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.theory.posterior import posterior_mean
-
-TRAINER = {
-    "accelerator": "cpu",
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-    "limit_val_batches": 0,
-}
+from tests.short_training import TRAINER, train
 
 
 class RecordingNet(nn.Module):
@@ -51,12 +43,6 @@ class Points(pl.LightningDataModule):
 
     def train_dataloader(self):
         return torch.utils.data.DataLoader(self.x, batch_size=40)
-
-
-def train(model, data, steps, **trainer_args):
-    trainer = pl.Trainer(max_steps=steps, **{**TRAINER, "enable_checkpointing": False, **trainer_args})
-    trainer.fit(model, data)
-    return trainer
 
 
 def tiny_unet(dropout=0.0):

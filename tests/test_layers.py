@@ -2,11 +2,14 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from lit_knn import estimators
 
 ROOT = Path(__file__).parent.parent
 # The list goes from the bottom layer to the top. A module may import from its own folder and from earlier lines. A name
@@ -164,3 +167,51 @@ def test_preparing_images_needs_no_torch():
     code = "import sys, lit_knn.prepare; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
+
+
+PRODUCT = [*FILES, *sorted((ROOT / "callbacks").glob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
+MOST_PARAMETERS = 8
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: module_of(path))
+def test_no_public_function_has_many_parameters(path):
+    # Constructors are shown by --help, an option a line.
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]
+            assert len(names) <= MOST_PARAMETERS, (node.name, names)
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: module_of(path))
+def test_no_algorithm_asks_for_a_kind_of_estimator(path):
+    # It asks a property, which an estimator kept outside the project has, too.
+    kinds = {*estimators.__all__, "CertifiedEstimator", "SampledEstimator"} - {"Estimator"}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "isinstance":
+            asked = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            assert not asked & kinds, ast.unparse(node)
+
+
+TESTS = sorted((ROOT / "tests").glob("*.py"))
+# Private names of packages that are not ours, where a test needs them.
+FOREIGN = {"_Pickler", "_dumps", "_fc", "_compiled_call_impl", "_extension_cache", "_ntuple_diskusage"}
+FOREIGN |= {"_is_avx512_bf16_supported", "_base", "_replace", "_asdict", "_fields"}
+
+
+def private_reads(tree):
+    """The attributes with one leading underscore that are read of anything but `self` and `super()`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if getattr(owner, "id", None) not in ("self", "cls", "super"):
+                yield node.attr
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_tests_do_not_lean_on_each_other_or_on_what_is_private(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not [name for name in imports_of(path) if name.startswith("tests.test_")]
+    assert set(private_reads(tree)) <= FOREIGN
+    # A module is imported, so that a name that has gone is an error; a string would patch nothing.
+    patched = re.findall(r'setattr\(\s*"(?:lit_knn|callbacks|benchmarks|main)\b', path.read_text(encoding="utf-8"))
+    assert not patched

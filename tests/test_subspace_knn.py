@@ -56,11 +56,17 @@ def test_error_falls_to_zero_as_n_grows_to_N_and_as_r_grows_to_d():
     assert by_r == sorted(by_r, reverse=True)
 
 
+class WithoutControl(SubspaceKNN):
+    """The estimator without its control variate."""
+
+    def _excess(self, weights, draws):
+        return torch.zeros(len(weights), self.r)
+
+
 def enumerated_mean_squared_error(every_u, x, z, t, r, n, m, control, grid=2000):
     """The estimator's error, with or without control variate, by enumeration of its random number."""
-    estimator = SubspaceKNN(r=r, m=m, n=n, compute="float32").bind(ReferenceSet(x))
-    if not control:
-        estimator._excess = lambda weights, draws: torch.zeros(len(weights), r)
+    kind = SubspaceKNN if control else WithoutControl
+    estimator = kind(r=r, m=m, n=n, compute="float32").bind(ReferenceSet(x))
     with every_u(grid):
         mean = estimator.posterior_mean(z.expand(grid, -1).contiguous(), t).double()
     return (mean - posterior_mean(z, x, t)).square().sum(1).mean().item()
@@ -119,9 +125,8 @@ def test_bias_is_linear_in_the_share_of_the_rest_and_quadratic_without_the_contr
     # docs/subspace_knn.md, "Exact, and biased": this is the expectation over the row's random number.
     (reference, q), far, grid, bias = one_image_and_a_rest(far=4.0), 4.0, 4000, []
     shares = torch.tensor([0.16, 0.08, 0.04, 0.02], dtype=torch.float64)
-    estimator = SubspaceKNN(r=R, m=1, n=5, compute="float32").bind(reference)
-    if not control:
-        estimator._excess = lambda weights, draws: torch.zeros(len(weights), R)
+    kind = SubspaceKNN if control else WithoutControl
+    estimator = kind(r=R, m=1, n=5, compute="float32").bind(reference)
     for share in shares:
         z = 0.4 * torch.randn(1, 8, generator=torch.Generator().manual_seed(5))
         z[0, 0] = 0

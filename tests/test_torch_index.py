@@ -8,6 +8,7 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.index.product_search import SCORE_BYTES
+from lit_knn.linalg import dtypes, int8
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.linalg.int8 import BASE, digits_of, half_sq_norms, product, quantise
 from lit_knn.reference import ReferenceSet
@@ -148,7 +149,7 @@ def test_degenerate_sets(compute):
 
 
 def test_float16_finds_the_nearest_of_queries_beyond_its_range(monkeypatch):
-    monkeypatch.setattr("lit_knn.linalg.dtypes.is_native", lambda dtype, device: True)  # slow on a CPU, but correct
+    monkeypatch.setattr(dtypes, "is_native", lambda dtype, device: True)  # slow on a CPU, but correct
     reference = ReferenceSet(pixels(), index=TorchIndex("float16"))
     z = noisy(reference, 400.0)
     assert z.abs().max() > 514
@@ -188,7 +189,7 @@ def test_vectors_are_converted_a_few_at_a_time(compute, batch):
 
 def test_norms_are_taken_of_a_few_vectors_at_a_time(monkeypatch):
     values = torch.randint(-128, 128, (2000, 300), dtype=torch.int8)
-    monkeypatch.setattr("lit_knn.linalg.int8.HALF_SQ_NORM_BYTES", 2**16)
+    monkeypatch.setattr(int8, "HALF_SQ_NORM_BYTES", 2**16)
     with LargestNewTensor() as largest:
         norms = half_sq_norms(values.split(1500))
     assert largest.bytes <= 2**16

@@ -15,6 +15,7 @@ from lit_knn.ict import LitICT
 from lit_knn.nets import UNet
 from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import euler_step
+from lit_knn.training import monitor
 from lit_knn.training.monitor import TrainingMonitor
 from lit_knn.training.time_table import main
 from lit_knn.training.times import TrainingTime, hardware_name
@@ -35,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("lit_knn.training.monitor.time.perf_counter", clock)
+    monkeypatch.setattr(monitor.time, "perf_counter", clock)
     return clock
 
 

@@ -20,10 +20,11 @@ from lit_knn.estimators import (
     SubspaceKNN,
     UniformSNIS,
     Wiener,
+    sampled,
 )
 from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.index import FaissIndex
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.reference.streaming import stream_sq_dist
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
@@ -157,14 +158,14 @@ def test_the_mean_is_the_same_in_pieces_of_any_size(name, monkeypatch):
         return estimator.warped_mean(z, t, warp, x, keyed_generator("cpu", 3))
 
     whole = mean()
-    monkeypatch.setattr("lit_knn.estimators.sampled.GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
-    monkeypatch.setattr("lit_knn.reference.streaming.WORK_BYTES", 8 * N * 5)  # five rows of N
+    monkeypatch.setattr(sampled, "GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
+    monkeypatch.setattr(streaming, "WORK_BYTES", 8 * N * 5)  # five rows of N
     torch.testing.assert_close(mean(), whole, rtol=0, atol=1e-5)
 
 
 def test_resampling_all_images_takes_bounded_memory(monkeypatch):
     data = images()
-    monkeypatch.setattr("lit_knn.reference.streaming.WORK_BYTES", 8 * 128 * B * 7)
+    monkeypatch.setattr(streaming, "WORK_BYTES", 8 * 128 * B * 7)
     chunks = stream_sq_dist(ReferenceSet(data), data[:B], all_warped(data[:B]).warp)
     assert [len(x) for _, x, _ in chunks] == [7, 7, 7, 7, 7, 5]
 

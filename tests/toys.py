@@ -35,3 +35,11 @@ def unwarped(flips):
 def all_warped(x, seed=2):
     """Augment x (B, C, H, W) with every transformation for every item."""
     return GeometricAugmentation(1.0)(x, torch.Generator().manual_seed(seed))
+
+
+def enumerate_class_mean(reference, z, t, labels):
+    """Eq. 8 in float64; each row averages over the images with its label."""
+    x = reference.gather(torch.arange(reference.N)).flatten(1).double()
+    log_p = -torch.cdist(z.flatten(1).double(), x).square() / (2 * torch.as_tensor(t).double().reshape(-1, 1) ** 2)
+    log_p = log_p.masked_fill(reference.labels != labels[:, None], -torch.inf)
+    return (torch.softmax(log_p, 1) @ x).reshape(z.shape)

@@ -43,6 +43,9 @@ class Adaptive(CertifiedEstimator):
         max_n: most images gathered per z; null for N/16, above which a product with all images is cheaper. If
             n·growth is larger than this, nothing is repeated.
 
+    Attributes:
+        attempts: after `bind`, the copies of the estimator with n, n·growth, … images.
+
     Raises:
         InputError: `estimator` gives no certificates, has n < 2 (one image has no spread), or is itself Adaptive;
             tolerance is not above 0 and finite; growth < 2; max_n < n; at `bind`, max_n > N, or the estimator refuses
@@ -68,7 +71,7 @@ class Adaptive(CertifiedEstimator):
         self.estimator, self.tolerance, self.growth, self.max_n = estimator, tolerance, growth, max_n
         self.n = estimator.n
         self.uses_source = estimator.uses_source
-        self._attempts: list[CertifiedEstimator] = []
+        self.attempts: list[CertifiedEstimator] = []
         self._exact: ExactFloat64 | None = None
         self._last_counts: tuple[int, ...] = ()
 
@@ -84,12 +87,12 @@ class Adaptive(CertifiedEstimator):
             raise InputError(f"Adaptive: max_n={self.max_n} is more than the {reference.N} images of the reference set")
         limit = reference.N // GATHERED_SHARE if self.max_n is None else self.max_n
         first = copy.copy(self.estimator)
-        self._attempts = [first.bind(reference)]
+        self.attempts = [first.bind(reference)]
         self.n = first.n
-        while (n := self._attempts[-1].n * self.growth) <= limit:
+        while (n := self.attempts[-1].n * self.growth) <= limit:
             attempt = settled(first)
             attempt.n = n
-            self._attempts.append(attempt.bind(reference))
+            self.attempts.append(attempt.bind(reference))
         self._exact = None
         return self
 
@@ -120,12 +123,12 @@ class Adaptive(CertifiedEstimator):
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
         """Use the wrapped estimator once, because means of warped images have no certificate."""
-        self._last_counts = (len(z), *[0] * len(self._attempts))
-        return self._attempts[0].warped_mean(z, t, warp, x_source, generator)
+        self._last_counts = (len(z), *[0] * len(self.attempts))
+        return self.attempts[0].warped_mean(z, t, warp, x_source, generator)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
         """See `certified_mean`; exact rows have error 0 and the weight statistics of the last attempt."""
-        first, *others = self._attempts
+        first, *others = self.attempts
         result = first.certified_mean(z, t, x_source, generator)
         rows, counts = self._above(result), [len(z)]
         for attempt in others:

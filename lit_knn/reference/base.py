@@ -30,6 +30,7 @@ class Reference(ABC):
         d: flattened dimension.
         hflip: whether the mirror images count.
         labels: (N,) int64, mirrored ones included, or None.
+        index_built: whether the index is built.
         label: the common class of all images, in a set of one class.
         told: options that have caused a warning already; the sets of all classes share them.
     """
@@ -49,7 +50,7 @@ class Reference(ABC):
         self.told: set[str] = set()
         self._classes: ClassSets | None = None
         self._cache: dict[Hashable, Any] = {}
-        self._index_built = False
+        self.index_built = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -114,9 +115,9 @@ class Reference(ABC):
         Raises:
             InputError: the index refuses its settings for this set or its device.
         """
-        if not self._index_built:
+        if not self.index_built:
             self._build_index(k)
-            self._index_built = True
+            self.index_built = True
 
     @abstractmethod
     def _build_index(self, k: int) -> None: ...

@@ -65,7 +65,7 @@ class ReferenceSet(Reference):
 
     def _move(self, device: torch.device) -> None:
         before = self.device
-        if self._index_built:
+        if self.index_built:
             self.index.to(device)
         self.images = self.images.to(device)
         if self.device != before and self._classes is not None:
