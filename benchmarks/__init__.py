@@ -1,1 +1,1 @@
-"""Scripts that measure; run from a checkout as `python -m benchmarks.NAME`."""
+"""Benchmark scripts; run them from a checkout as `python -m benchmarks.NAME`."""

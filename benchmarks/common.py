@@ -1,4 +1,4 @@
-"""What the benchmarks share: data, entries, latents with their exact means, and what they write."""
+"""Shared parts of the benchmarks: data, entries, child processes, tables and output files."""
 
 import math
 import multiprocessing
@@ -26,12 +26,12 @@ Rows = list[dict[str, Any]]
 
 
 class Entry(NamedTuple):
-    """An estimator, and the index it searches.
+    """An estimator and the index that it searches.
 
     Attributes:
-        estimator: makes it.
-        search: makes its index, which searches so many lists; None where it searches none.
-        probes: numbers of lists searched, one after the other; [None] where the index has no lists.
+        estimator: makes the estimator.
+        search: makes its index, given the number of lists to search; None if it searches none.
+        probes: numbers of lists to search, one after the other; [None] if the index has no lists.
     """
 
     estimator: Callable[[], Estimator]
@@ -39,12 +39,12 @@ class Entry(NamedTuple):
     probes: Sequence[int | None] = (None,)
 
     def make_index(self, probe: int | None = None) -> Index | None:
-        """The index, which searches `probe` lists."""
+        """Make the index, which searches `probe` lists."""
         return None if self.search is None else self.search(probe)
 
 
 def load(path: Path) -> Tensor:
-    """Images of a zip or folder, or of an .npy or .npz file; prepared ones, with a .json beside them, are mapped."""
+    """Load images from a zip, folder, .npy or .npz; prepared images, with a .json beside them, are mapped."""
     if path.suffix == ".npy" and path.with_suffix(".json").exists():
         return prepared_set(path).images
     read = read_array_file if path.suffix in (".npy", ".npz") else read_image_files
@@ -52,16 +52,16 @@ def load(path: Path) -> Tensor:
 
 
 def prepared_set(path: Path, index: Index | None = None) -> ReferenceSet:
-    """The images of a prepared file, mapped."""
+    """Make a reference set of a prepared file, mapped."""
     prepared = read_prepared(path)
     return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.sha256)
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]]:
-    """What `work(*args)` returns in a process of its own, and the peaks of that process's memory, MiB.
+    """Run `work(*args)` in its own process; return its result and the peaks of the process's memory in MiB.
 
     Raises:
-        InputError: the process failed, and has told why.
+        InputError: the process failed; it has printed the reason.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -85,27 +85,23 @@ def _send(sender: Connection, work: Callable[..., Any], args: Sequence[Any]) -> 
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
-    """A table, its head first."""
+    """Format a table, given with its header first."""
     lines = ["| " + " | ".join(row) + " |" for row in table]
     return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]])
 
 
 def cell(mean: float, standard_error: float) -> str:
-    """A number with its standard error, where that is known."""
+    """Format a number with its standard error, if that is known."""
     if math.isnan(mean):
         return ""
     return f"{mean:.1e}" + ("" if math.isnan(standard_error) else f" ± {standard_error:.1e}")
 
 
 class Output:
-    """The files STEM.csv, STEM.md and so on that a benchmark writes; none without a stem.
-
-    Args:
-        stem: of their paths, or None.
-        ends: of their names.
+    """The output files STEM.csv, STEM.md and so on of a benchmark, one for each of `ends`; no stem means no files.
 
     Raises:
-        InputError: one of them is there already.
+        InputError: one of the files exists already.
     """
 
     def __init__(self, stem: Path | None, *ends: str) -> None:
@@ -117,7 +113,7 @@ class Output:
             stem.parent.mkdir(parents=True, exist_ok=True)
 
     def path(self, end: str) -> Path | None:
-        """STEM.end, or None."""
+        """Return the path STEM.end, or None."""
         return None if self.stem is None else self.stem.with_name(f"{self.stem.name}.{end}")
 
     def write_rows(self, rows: Rows) -> None:
@@ -126,7 +122,7 @@ class Output:
             write_rows(path, rows)
 
     def tell(self, text: str) -> None:
-        """Print the tables, and write them."""
+        """Print the tables and write them to STEM.md."""
         print(text)
         if (path := self.path("md")) is not None:
             with written_whole(path) as partial:

@@ -3,13 +3,14 @@
     python -m benchmarks.estimators --data PATH [--t 1 3 10 20 80] [--batch 128] [--repeats 4] [--output STEM]
     python -m benchmarks.estimators --data PATH --scaling 12500 25000 50000 100000 200000 [--output STEM]
 
-The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. Printed as Markdown is
+The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. The Markdown output has
 the mean squared error per dimension of each posterior mean against the exact one in float64, at each noise level
-(Eq. 15, eq:mse), and its share of the plain method's at the same latents, both ± one standard error over the latents;
-and the time of a call; the first of each is not timed, the others take turns. Peak memory is that of a process of its
-own for each estimator. `--output` also writes STEM.csv, STEM.md, and STEM.png and .pdf, error against time.
+(Eq. 15, eq:mse), and its ratio to the plain method's error at the same latents, both ± one standard error over the
+latents. It also has the time of a call: estimators take turns, and the first call of each is not timed. Peak memory is
+measured in a separate process for each estimator. `--output` also writes STEM.csv, STEM.md, and STEM.png and .pdf,
+error against time.
 
-With `--scaling`, the time of a call at those numbers of images: the first ones, or mirrored and shifted copies as well.
+`--scaling` measures the time of a call at these numbers of images: the first ones, or also mirrored and shifted copies.
 """
 
 import argparse
@@ -54,7 +55,7 @@ LEAST_SHOWN = 1e-13
 
 
 def entries(k: int, n: int) -> dict[str, Entry]:
-    """The estimators by name, the plain method first."""
+    """Return the estimators by name, the plain method first."""
     return {
         PLAIN: Entry(lambda: KNN(k, n), lambda _: FaissIndex()),
         "KNN stratified, FAISS Flat": Entry(lambda: StratifiedKNN(k, n), lambda _: FaissIndex()),
@@ -74,14 +75,14 @@ def entries(k: int, n: int) -> dict[str, Entry]:
 
 
 def bound(entry: Entry, images: Tensor) -> Estimator:
-    """The estimator, bound to a set of these images with its own index."""
+    """Bind the estimator to a set of these images with its own index."""
     return entry.estimator().bind(ReferenceSet(images, index=entry.make_index()))
 
 
 def timed_errors(
     estimators: Mapping[str, Estimator], images: Tensor, t: float, args: argparse.Namespace, exact: Estimator | None
 ) -> dict[str, dict[str, Tensor]]:
-    """The errors and times of `repeated_errors` at all latents; the estimators take turns, the first is not counted.
+    """Measure errors and times by `repeated_errors` at all latents; estimators take turns, the first is not counted.
 
     Without `exact` the errors have no meaning.
     """
@@ -98,9 +99,9 @@ def timed_errors(
 
 
 def measure(images: Tensor, args: argparse.Namespace) -> Rows:
-    """One row for each noise level and estimator.
+    """Measure one row for each noise level and estimator.
 
-    `mse` and `share`, what it is of the plain method's, with standard errors (`_se`), and `seconds` of a call.
+    Columns: `mse` and `share`, its ratio to the plain method's, with standard errors (`_se`), and `seconds` per call.
     """
     estimators = {name: bound(entry, images) for name, entry in entries(args.k, args.n).items()}
     exact = ExactFloat64().bind(ReferenceSet(images))
@@ -119,14 +120,14 @@ def measure(images: Tensor, args: argparse.Namespace) -> Rows:
 
 
 def seconds(values: dict[str, Tensor], args: argparse.Namespace) -> float:
-    """Seconds of a call."""
+    """Return the seconds of a call."""
     return values[TIME].mean().item() * args.batch / 1000
 
 
 def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
-    """The mean of `values` as a share of the mean of `of`, (B,) both and of the same latents, and its standard error.
+    """Ratio of the mean of `values` to the mean of `of`, both (B,) at the same latents, and its standard error.
 
-    To first order the share is off by the mean of values − share·of; NaN as a share of nothing.
+    To first order the error of the ratio is the mean of values − share·of; NaN if the mean of `of` is 0.
     """
     whole = of.mean().item()
     if whole == 0:
@@ -136,25 +137,25 @@ def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
 
 
 def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
-    """Peak resident memory above that of the images alone, MiB, each in a process of its own."""
+    """Measure each entry's peak resident memory, less that of the images alone, MiB, each in its own process."""
     alone, *peaks = (in_own_process(peak_memory, name, args)[0] for name in (None, *entries(args.k, args.n)))
     return {name: peak - alone for name, peak in zip(entries(args.k, args.n), peaks, strict=True)}
 
 
 def peak_memory(name: str | None, args: argparse.Namespace) -> int:
-    """Peak resident memory of this process, MiB, after one call of an entry, or of none, at B = args.batch (Linux)."""
+    """Peak resident memory of this process in MiB (Linux), after one call of an entry, or none, at B = args.batch."""
     images = load(args.data)
     z, x = NoisyLatents(ReferenceSet(images), args.batch, 0).batch(range(args.batch), 10.0)
     if name is not None:
         bound(entries(args.k, args.n)[name], images).posterior_mean(z, 10.0, x_source=x)
-    # Not ru_maxrss: that of a child starts at the size of its parent.
+    # ru_maxrss is of no use here: in a child process it starts at the size of the parent.
     return process_bytes("VmHWM") // 2**20
 
 
 def table(rows: Rows, memory: dict[str, int]) -> str:
     """Markdown: error at each noise level, time over all of them, as ratios to the plain method, and memory.
 
-    Rows may lack the columns of the share or be those of a file of results, all text.
+    Rows may lack the columns of the share, or be text from a file of results.
     """
     levels = list(dict.fromkeys(row["t"] for row in rows))
     of = {
@@ -174,7 +175,7 @@ def table(rows: Rows, memory: dict[str, int]) -> str:
 
 
 def pareto_figure(rows: Rows) -> Figure:
-    """Error ± standard error against time, a panel for each noise level."""
+    """Draw error ± standard error against time, one panel per noise level."""
     levels = list(dict.fromkeys(float(row["t"]) for row in rows))
     columns = min(len(levels), 4)
     lines = -(-len(levels) // columns)
@@ -182,7 +183,7 @@ def pareto_figure(rows: Rows) -> Figure:
     all_axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for axes, t in zip(all_axes, levels, strict=False):
         for number, row in enumerate(row for row in rows if float(row["t"]) == t):
-            # A log axis has no place for 0.
+            # A logarithmic axis cannot show 0.
             error, spread = max(float(row["mse"]), LEAST_SHOWN), float(row["mse_se"])
             shown = spread > 0 and error > LEAST_SHOWN
             bar = [[min(spread, error - max(error / 10, LEAST_SHOWN))], [spread]] if shown else None
@@ -198,7 +199,7 @@ def pareto_figure(rows: Rows) -> Figure:
 
 
 def resized(images: Tensor, N: int) -> Tensor:
-    """The first N images; or all, with mirrored and then shifted copies, up to N."""
+    """Return the first N images; if there are fewer, add mirrored and then shifted copies up to N."""
     copies, shift = [images], 0
     while sum(map(len, copies)) < N:
         shift += 1
@@ -208,7 +209,7 @@ def resized(images: Tensor, N: int) -> Tensor:
 
 
 def scaling(images: Tensor, args: argparse.Namespace) -> Rows:
-    """Seconds of a call, averaged over the noise levels, of some estimators at each number of images."""
+    """Measure seconds per call, averaged over the noise levels, of some estimators at each number of images."""
     rows: Rows = []
     for N in args.scaling:
         some = resized(images, N)
@@ -235,7 +236,7 @@ def scaling_table(rows: Rows) -> str:
 
 @told_in_one_line()
 def main() -> None:
-    """Parse the command line, measure, print, and write what is asked for."""
+    """Parse the command line, measure, print, and write the requested files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="prepared file, zip or folder of images, .npy or .npz")
     parser.add_argument("--t", type=float, nargs="+", default=[1, 2, 3, 5, 7, 10, 20, 80], help="noise levels")
@@ -249,7 +250,7 @@ def main() -> None:
     images = load(args.data)
     output = Output(args.output, "csv", "md", "png", "pdf")
     rows = scaling(images, args) if args.scaling else measure(images, args)
-    output.write_rows(rows)  # before memory is measured, so that an error there costs nothing
+    output.write_rows(rows)  # Rows are saved before memory is measured, because that may fail.
     text = scaling_table(rows) if args.scaling else table(rows, peak_memory_of_each(args))
     shape = f"N = {len(images)}, d = {images[0].numel()}, B = {args.batch}, k = {args.k}, n = {args.n}"
     output.tell(f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{text}")

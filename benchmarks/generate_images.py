@@ -1,12 +1,12 @@
-"""Make a large data set out of a small one: images mirrored, shifted, blended two by two, and resized.
+"""Make a large data set from a small one: mirror, shift, blend and resize its images.
 
     python -m benchmarks.generate_images SOURCE OUT.npy --images 1000000 [--size 64] [--classes 1000] [--seed 0]
 
 SOURCE is a zip or folder of images, OUT.npy a prepared file (`--data Prepared --data.path OUT.npy`). Image i is a
-function of the source, the seed and i: w·a + (1 − w)·b, two source images, each mirrored or not and shifted by up to 4
-pixels with its border reflected, w uniform in [1/2, 1]. It has the label of a. With `--classes` the images are sorted
-by that many classes of equal size, and both images of a blend come from the same part of the source, sorted by label.
-An interrupted run goes on where it stopped.
+function of the source, the seed and i. It is w·a + (1 − w)·b, with w uniform in [1/2, 1], and has the label of a. The
+source images a and b are mirrored or not, and shifted by up to 4 pixels with reflected borders. With `--classes` the
+images are sorted by that many classes of equal size, and both images of a blend come from the same part of the source,
+sorted by label. An interrupted run continues where it stopped.
 """
 
 import argparse
@@ -24,23 +24,23 @@ from lit_knn.images.source import Source
 from lit_knn.images.writer import say, write_prepared
 
 MAX_SHIFT = 4
-# Weights of a blend are multiples of 1/256, so that it is exact in 16-bit integers.
+# Weights of a blend are multiples of 1/256, so that the blend is exact in 16-bit integers.
 WEIGHT_UNIT = 256
 
 
 class Recipe:
-    """What image i is made of, for all i at once.
+    """The ingredients of image i, for all i at once.
 
     Args:
-        labels: (S,) int64, of the source images.
-        number: of generated images.
-        classes: of the generated images; None to keep the labels of the source.
-        seed: of the draws.
+        labels: (S,) int64, labels of the source images.
+        number: number of generated images.
+        classes: number of classes of the generated images; None keeps the labels of the source.
+        seed: seed of the draws.
 
     Attributes:
         ids: (number, 2), the two source images.
-        weights: (number,) uint16, of the first, in units of 1/256.
-        shifts: (number, 2, 2), rows and columns that are cut off each padded image, in [0, 2·MAX_SHIFT].
+        weights: (number,) uint16, weight of the first image in units of 1/256.
+        shifts: (number, 2, 2), rows and columns cut off each padded image, in [0, 2·MAX_SHIFT].
         mirrored: (number, 2), bool.
         labels: (number,), int64.
     """
@@ -50,7 +50,7 @@ class Recipe:
         order = np.argsort(labels, kind="stable")
         groups = 1 if classes is None else classes
         group = np.arange(number) * groups // number
-        # The part of the source that belongs to a group; parts are as equal as whole images allow.
+        # Each group has its own part of the source; the parts are as equal as whole images allow.
         first, last = group * len(order) // groups, (group + 1) * len(order) // groups
         places = first[:, None] + (rng.random((number, 2)) * (last - first)[:, None]).astype(np.int64)
         self.ids = order[places]
@@ -63,15 +63,10 @@ class Recipe:
 def generated_source(
     images: np.ndarray, labels: np.ndarray | None, number: int, size: int | None, classes: int | None, seed: int
 ) -> Source:
-    """Generated images, as something that can be prepared.
+    """Make a source of generated images, which can be prepared; the other arguments are those of `Recipe`.
 
-    Args:
-        images: (S, C, H, W) uint8.
-        labels: (S,) int64; None for zeros.
-        number: of generated images.
-        size: width and height to resize to, bilinear with antialiasing; None to keep those of the source.
-        classes: see `Recipe`.
-        seed: see `Recipe`.
+    `images` are (S, C, H, W) uint8 and `labels` (S,) int64, None for zeros. `size` is the width and height after resizing,
+    bilinear with antialiasing; None keeps those of the source.
 
     Raises:
         InputError: an option out of its range.
@@ -95,12 +90,12 @@ def generated_source(
 
     def read(i: int) -> np.ndarray:
         weight = recipe.weights[i : i + 1]
-        # At most 255·256 + 128, which 16 bits hold.
+        # The largest value is 255·256 + 128, which fits 16 bits.
         blend = part(i, 0) * weight + part(i, 1) * (WEIGHT_UNIT - weight) + np.uint16(WEIGHT_UNIT // 2)
         image = (blend // WEIGHT_UNIT).astype(np.uint8)
         if rows is None or columns is None:
             return image
-        # Weights of averages: the result stays in [0, 255].
+        # The weights average pixels, so the result stays in [0, 255].
         return (rows @ image.astype(np.float32) @ columns.T + 0.5).astype(np.uint8)
 
     digest = hashlib.sha256(padded.data)
@@ -112,7 +107,7 @@ def generated_source(
 
 
 def resizing(old: int, new: int) -> np.ndarray:
-    """The matrix (new, old), float32, that resizes one axis, bilinear with antialiasing."""
+    """Return the matrix (new, old), float32, that resizes one axis, bilinear with antialiasing."""
     columns = torch.eye(old).reshape(1, 1, old, old)
     resized = torch.nn.functional.interpolate(columns, size=(new, old), mode="bilinear", antialias=True)
     return resized[0, 0].numpy()
@@ -123,7 +118,7 @@ def generate(args: argparse.Namespace) -> Description:
     images, labels = read_image_files(args.source)
     source = generated_source(images, labels, args.images, args.size, args.classes, args.seed)
     source.origin["source"] = args.source.name
-    # One thread: an image is a few short NumPy calls, between which threads would only wait for each other.
+    # One thread is fastest: an image is a few short NumPy calls, and more threads would only wait for each other.
     return write_prepared(source, args.out, workers=1)
 
 

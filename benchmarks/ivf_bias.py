@@ -2,12 +2,12 @@
 
     python -m benchmarks.ivf_bias --data FILE.npy --output STEM [--shares 70 40 20 10 5 2] [--num-z 64]
 
-One index `IVF<c>,SQ8`, lossless, of c ≈ 4·√N lists is trained; KNN then searches p = c/70, c/40, … of them
-(`--shares`). Beside them KNN with exact search, STF and SubspaceKNN. Squared bias per dimension of the posterior mean
-(Eq. 15, eq:mse) is taken over repeated estimates at fixed z with the x it was made from fixed, too, as in the paper,
-and corrected for the number of repeats. Printed is the smallest p whose bias is under STF's at every noise level. A
-bias counts as none where the repeats cannot tell it from none: below a tenth of variance / repeats, or below 1e-9 (a
-root mean square of 1/250 of a grey level).
+It trains one index `IVF<c>,SQ8`, lossless, with c ≈ 4·√N lists. KNN then searches p = c/70, c/40, … of them
+(`--shares`), and is compared with KNN with exact search, STF and SubspaceKNN. The squared bias per dimension of the
+posterior mean (Eq. 15, eq:mse) is measured over repeated estimates at fixed z, with the x that made z fixed, too, as in
+the paper, and is corrected for the number of repeats. The report names the smallest p whose bias is below STF's at
+every noise level. A bias counts as zero if the repeats cannot resolve it: below a tenth of variance / repeats, or below
+1e-9 (a root mean square of 1/250 of a grey level).
 
 `STEM.csv` has a row for each method and noise level, `STEM.md` the table, `STEM.png` and `STEM.pdf` the picture.
 """
@@ -36,7 +36,7 @@ from lit_knn.metrics import mean_and_error
 from lit_knn.metrics.measure import fixed_source, repeated_errors
 
 EXACT, REFERENCE = "KNN, exact search", "STF"
-# Of variance / repeats: what the mean over some dozens of latents resolves.
+# Share of variance / repeats that the mean over some dozens of latents resolves.
 RESOLUTION = 0.1
 NEGLIGIBLE = 1e-9
 
@@ -44,11 +44,7 @@ Row = dict[str, Any]
 
 
 class RememberedSearch(Index):
-    """Another index, which is asked once where the same search comes several times in a row.
-
-    Args:
-        index: gives the same neighbours for the same queries.
-    """
+    """Wraps a deterministic index, and answers the same search again from memory."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -78,7 +74,7 @@ class RememberedSearch(Index):
 
 
 def methods(N: int, k: int, n: int, r: int, shares: Sequence[int], cache_dir: str) -> dict[str, Entry]:
-    """The methods by name; those with approximate search last, few lists first."""
+    """Return the methods by name; those with approximate search come last, few lists first."""
     c = lists_for(N)
 
     def ivf(p: int | None) -> Index:
@@ -96,7 +92,7 @@ def methods(N: int, k: int, n: int, r: int, shares: Sequence[int], cache_dir: st
 
 
 def measure(path: Path, chosen: dict[str, Entry], truth: dict[float, Truth], repeats: int) -> Iterator[Row]:
-    """A row for each method and noise level."""
+    """Yield a row for each method and noise level."""
     bar = tqdm(total=len(chosen) * len(truth), desc="measuring", unit=" level", disable=None)
     for name, entry in chosen.items():
         probe = entry.probes[0]
@@ -108,7 +104,7 @@ def measure(path: Path, chosen: dict[str, Entry], truth: dict[float, Truth], rep
 
 
 def errors(estimator: Estimator, known: Truth, t: float, repeats: int) -> Row:
-    """Squared bias, variance and MSE per dimension, means over the latents, with standard errors."""
+    """Measure squared bias, variance and MSE per dimension, means over the latents, with standard errors."""
     values = repeated_errors(estimator, repeats, known.z, t, known.mu, fixed_source(known.x), (0,))
     row: Row = {"num_z": len(known.z), "repeats": repeats}
     for name in ("bias_sq_corrected", "variance", "mse"):
@@ -117,24 +113,24 @@ def errors(estimator: Estimator, known: Truth, t: float, repeats: int) -> Row:
 
 
 def recall_of(estimator: Estimator, known: Truth) -> float | str:
-    """Recall of the search, which is remembered; nothing for estimators that do not search."""
+    """Recall of the remembered search; "" for estimators that do not search."""
     if not hasattr(estimator, "proposal"):
         return ""
     return recall(estimator.reference.search(known.z, known.ids.shape[1])[1], known.ids)
 
 
 def resolution(row: Row) -> float:
-    """The smallest bias that can be told from none."""
+    """The smallest bias that the repeats can resolve."""
     return max(RESOLUTION * row["variance"] / row["repeats"], NEGLIGIBLE)
 
 
 def resolved(row: Row) -> bool:
-    """Whether its bias can be told from none."""
+    """Whether the repeats can resolve the bias of a row."""
     return bool(row["bias_sq_corrected"] > resolution(row))
 
 
 def above(rows: Sequence[Row]) -> dict[str, dict[int, list[float]]]:
-    """For each method, with and without the source, and number of lists: where its bias is above STF's."""
+    """List the noise levels at which the bias is above STF's, for each method, its source option and its lists."""
     limits = {row["t"]: row["bias_sq_corrected"] for row in rows if row["method"] == REFERENCE}
     found: dict[str, dict[int, list[float]]] = {}
     for row in rows:
@@ -146,7 +142,7 @@ def above(rows: Sequence[Row]) -> dict[str, dict[int, list[float]]]:
 
 
 def report(rows: Sequence[Row]) -> str:
-    """Markdown: bias at each noise level, recall, and the number of lists that is enough."""
+    """Markdown: bias at each noise level, recall, and the sufficient number of lists."""
     levels = list(dict.fromkeys(row["t"] for row in rows))
     head = [*(f"t = {t:g}" for t in levels)]
     bias, found = [["squared bias per dimension", *head]], [["recall", *head]]
@@ -166,7 +162,7 @@ def report(rows: Sequence[Row]) -> str:
 
 
 def bias_figure(rows: Sequence[Row], title: str) -> Figure:
-    """Squared bias over the noise level; hollow marks, at the smallest bias that could be told, where there is none."""
+    """Draw squared bias over the noise level; a hollow mark at the resolution means that no bias was found."""
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
     approximate = list(dict.fromkeys(row["method"] for row in rows if row["nprobe"] != ""))

@@ -1,19 +1,19 @@
-"""Searches and estimators on data sets of a million images: time to start, size, recall, error, time and memory.
+"""Searches and estimators on data sets of a million images: start time, size, recall, error, call time and memory.
 
     python -m lit_knn.prepare cifar10.zip cifar10.npy
     python -m benchmarks.generate_images cifar10.zip million.npy --images 1000000
     python -m benchmarks.scale --data million.npy --output STEM [--t 1 2 5 10] [--calls 100] [--only NAME ...]
 
-Each entry runs in a process of its own and is measured against the exact posterior mean (int8, 3 digits) and the exact
-nearest images. The plain method is KNN with exact search by float32 products with the stored 8-bit images: the
-arithmetic of FAISS Flat, whose float32 copy of a million images would take 12 GB. IVF indexes have c ≈ 4·√N lists, of
-which c/70, c/40, c/20 and c/10 are searched; each is trained once and kept in `--cache-dir`, where the second start
+Each entry runs in its own process and is measured against the exact posterior mean (int8, 3 digits) and the exact
+nearest images. The plain method is KNN with exact search by float32 products with the stored 8-bit images. That is the
+arithmetic of FAISS Flat, whose float32 copy of a million images would take 12 GB. IVF indexes have c ≈ 4·√N lists, and
+c/70, c/40, c/20 and c/10 of them are searched. Each is trained once and kept in `--cache-dir`, where the second start
 finds it.
 
-`STEM.csv` has a row for each entry, number of lists and noise level, `STEM.md` the tables that are printed. Peak memory
-is that of an entry's process, building included. `peak_mib` counts all pages resident, those of mapped files (images,
-cached index) too, which the system takes back when it needs them; `private_mib` counts what it cannot, sampled 20 times
-a second (Linux).
+`STEM.csv` has a row for each entry, number of lists and noise level, `STEM.md` the printed tables. Peak memory is that
+of an entry's process, including the build. `peak_mib` counts all resident pages, also of mapped files (images, cached
+index), which the system frees when it needs memory. `private_mib` counts the other pages, sampled 20 times a second
+(Linux).
 """
 
 import argparse
@@ -32,7 +32,7 @@ from lit_knn.errors import InputError, told_in_one_line
 
 @told_in_one_line()
 def main(args: Sequence[str] | None = None) -> None:
-    """Measure every entry, print the tables, and write what is asked for; bad input ends it with one line."""
+    """Measure every entry, print the tables, and write the requested files; bad input ends it with one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="prepared file")
     parser.add_argument("--output", type=Path, required=True, help="stem of the files to write")
@@ -63,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def measure_entry(name: str, options: argparse.Namespace) -> Rows:
-    """The rows of one entry."""
+    """Return the rows of one entry."""
     saved = torch.load(options.truth, weights_only=True)
     truth = {t: Truth(**known) for t, known in saved.items()}
     measured = measure(options.data, chosen(options)[name], truth, options.k, options.calls)
@@ -71,7 +71,7 @@ def measure_entry(name: str, options: argparse.Namespace) -> Rows:
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Entry]:
-    """The entries to measure, by name."""
+    """Return the entries to measure, by name."""
     images = prepared_set(options.data)
     known = entries(images.N, images.d, options.k, options.n, str(options.cache_dir))
     unknown = [name for name in options.only or [] if name not in known]
@@ -103,7 +103,7 @@ def tables(rows: Rows) -> str:
 
 
 def cost_cells(group: Rows, plain: float) -> list[str]:
-    """The cells of one line: times are means over the noise levels, `plain` is that of the plain method's call."""
+    """Format one line; times are means over the noise levels, `plain` is the call time of the plain method."""
     first, call = group[0], mean(group, "ms")
     held = math.nan if first["held"] is None else first["held"] / 2**20
     starts = (f"{first[name]:.1f} s" if name in first else "" for name in ("first_start", "second_start"))
@@ -114,7 +114,7 @@ def cost_cells(group: Rows, plain: float) -> list[str]:
 
 
 def mean(rows: Rows, column: str) -> float:
-    """Mean over the noise levels; NaN where the entry has no such column."""
+    """Mean over the noise levels; NaN if the entry has no such column."""
     values = [row[column] for row in rows if column in row]
     return sum(values) / len(values) if values else math.nan
 

@@ -1,4 +1,4 @@
-"""What `benchmarks/scale.py` measures, each in a process of its own: searches and estimators on a prepared file."""
+"""Entries of `benchmarks/scale.py`: searches and estimators on a prepared file, each measured in its own process."""
 
 import math
 import time
@@ -19,19 +19,19 @@ from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
 from lit_knn.rng import keyed_generator
 
 PLAIN = "KNN, exact search"
-# FAISS's own float32 index is measured where it is no larger.
+# FAISS's own float32 index is measured only up to this size.
 FLAT_BYTES = 2 * 2**30
-# FAISS takes principal components from a full covariance matrix, whose eigenvectors at d = 12,288 take it an hour.
+# FAISS computes principal components from a full covariance matrix; at d = 12,288 its eigenvectors take an hour.
 FAISS_PCA_MAX_D = 4096
 CALL_BATCH = 16
 
 
 class Truth(NamedTuple):
-    """The latents at one noise level, and what is known of them.
+    """The latents at one noise level, with their exact means and neighbours.
 
     Attributes:
         x: (B, *shape), float32, images without repetition.
-        z: (B, *shape), float32, made of them.
+        z: (B, *shape), float32, latents made from x.
         mu: (B, *shape), float64, the exact posterior mean.
         ids: (B, k), the k nearest images.
     """
@@ -43,12 +43,12 @@ class Truth(NamedTuple):
 
 
 def lists_for(N: int) -> int:
-    """The number of lists c ≈ 4·√N."""
+    """Return the number of lists, c ≈ 4·√N."""
     return round(4 * math.sqrt(N))
 
 
 def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
-    """The entries by name, the plain method first."""
+    """Return the entries by name, the plain method first."""
     c = lists_for(N)
     probes = sorted({max(c // share, 1) for share in (70, 40, 20, 10)})
 
@@ -74,7 +74,7 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
 
 
 def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:
-    """The truth at each noise level; the same images and noise at all of them."""
+    """Compute the truth at each noise level, with the same images and noise at all of them."""
     reference = prepared_set(path, TorchIndex("float32"))
     exact, latents = ExactFloat64().bind(reference), NoisyLatents(reference, batch, seed=0)
     reference.build_index()
@@ -84,17 +84,17 @@ def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> It
 
 
 def recall(found: Tensor, nearest: Tensor) -> float:
-    """Share of the nearest images (B, k) that are among the found ones (B, k), in which −1 is none."""
+    """Share of the nearest images (B, k) that were found; in `found` (B, k), −1 means none."""
     return sum(torch.isin(a, b).float().mean().item() for a, b in zip(nearest, found, strict=True)) / len(found)
 
 
 def measure(path: Path, entry: Entry, truth: dict[float, Truth], k: int, calls: int) -> Iterator[Rows]:
-    """The rows of each number of lists, one for each noise level.
+    """Yield the rows of each number of lists, one row for each noise level.
 
-    `first_start` and `second_start`: seconds to build or load the index, or to project, and bind; the second finds the
-    index in the cache. `held`: bytes of index or projection. `search_ms` and `ms`: of one z, of a search and of a whole
-    call, on all latents at once. `recall`; `mse` per dimension with its standard error. `call_ms`: of one z, the mean
-    of so many `calls` with 16 latents, which take turns at the noise levels.
+    `first_start` and `second_start`: seconds to build or load the index, or to project, and bind; the second start
+    finds the index in the cache. `held`: bytes of index or projection. `search_ms` and `ms`: milliseconds per z of a
+    search and of a whole call, on all latents at once. `recall`; `mse` per dimension with its standard error.
+    `call_ms`: milliseconds per z, the mean over `calls` calls with 16 latents each, in turns over the noise levels.
     """
     levels = list(truth.items())
     bar = tqdm(total=len(entry.probes) * (len(levels) + calls), desc="measuring", unit=" call", disable=None)
@@ -102,12 +102,12 @@ def measure(path: Path, entry: Entry, truth: dict[float, Truth], k: int, calls: 
         first, estimator = start(path, entry, probe)
         times: dict[str, Any] = {"nprobe": probe, "first_start": first}
         if probe is not None:
-            del estimator  # its memory is not to be held twice
+            del estimator  # Its memory must not be held twice.
             times["second_start"], estimator = start(path, entry, probe)
             if probe != entry.probes[0]:
-                del times["first_start"]  # the others find what the first has built
+                del times["first_start"]  # The others load the index that the first one built.
         times["held"] = held_bytes(estimator)
-        estimator.posterior_mean(levels[0][1].z[:2], levels[0][0])  # brings mapped pages into memory
+        estimator.posterior_mean(levels[0][1].z[:2], levels[0][0])  # This call brings mapped pages into memory.
         rows = []
         for t, known in levels:
             rows.append({**times, "t": t, **at_level(estimator, known, t, k)})
@@ -122,14 +122,14 @@ def measure(path: Path, entry: Entry, truth: dict[float, Truth], k: int, calls: 
 
 
 def start(path: Path, entry: Entry, probe: int | None) -> tuple[float, Estimator]:
-    """Open the file and bind the estimator: seconds, and the estimator."""
+    """Open the file and bind the estimator; return the seconds and the estimator."""
     begin = time.perf_counter()
     estimator = entry.estimator().bind(prepared_set(path, entry.make_index(probe)))
     return time.perf_counter() - begin, estimator
 
 
 def at_level(estimator: Estimator, known: Truth, t: float, k: int) -> dict[str, Any]:
-    """Time, recall and error at one noise level."""
+    """Measure time, recall and error at one noise level."""
     row: dict[str, Any] = {}
     if hasattr(estimator, "proposal"):
         begin = time.perf_counter()
@@ -142,7 +142,7 @@ def at_level(estimator: Estimator, known: Truth, t: float, k: int) -> dict[str, 
 
 
 def held_bytes(estimator: Estimator) -> int | None:
-    """What the estimator holds beside the images: its index and its arrays; None if not known."""
+    """Bytes that the estimator holds besides the images: its index and its arrays; None if unknown."""
     reference = estimator.reference
     told = estimator.holds(reference.N, reference.d, True, reference.device)
     index = reference.index.nbytes(reference.N, reference.d, reference.device) if told and told.neighbours else 0

@@ -1,11 +1,11 @@
-"""Memory of each rank, time and bytes sent of a reference set that is split over 1, 2, 4, … processes of this machine.
+"""Memory per rank, time and bytes sent, with a reference set split over 1, 2, 4, … processes of this machine.
 
     python -m benchmarks.sharded --data FILE.npy [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
 
-FILE.npy is what `python -m lit_knn.prepare` writes. The ranks share the threads of the machine and the batch, so
-that all do the same work as one, but for sending. Each estimator has processes of its own. Memory is what a rank holds,
-and at most held, of its own (mapped files of images not counted) above Python with its libraries. The error is the mean
-squared error per dimension (Eq. 15, eq:mse) against the exact mean, in float64, of the whole set.
+`python -m lit_knn.prepare` writes FILE.npy. The ranks share the threads of the machine and the batch, so that together
+they do the work of one, plus sending. Each estimator has its own processes. The table has the held and the peak memory
+of a rank above Python with its libraries, without mapped files of images. The error is the mean squared error per
+dimension (Eq. 15, eq:mse) against the exact mean of the whole set in float64.
 """
 
 import argparse
@@ -35,21 +35,21 @@ NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact", "E
 
 
 class Peak(threading.Thread):
-    """Watches what this process holds in memory that is not that of a file."""
+    """Records the peak of this process's memory that does not belong to files."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.bytes = process_bytes("RssAnon")
 
     def run(self) -> None:
-        """Look a hundred times a second."""
+        """Sample a hundred times a second."""
         while True:
             self.bytes = max(self.bytes, process_bytes("RssAnon"))
             time.sleep(0.01)
 
 
 def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: str) -> None:
-    """One rank: write what it saw to a file of its own."""
+    """Run one rank, and write its measurements to its own file."""
     torch.set_num_threads(max(args.threads // size, 1))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     images = load(args.data)
@@ -62,14 +62,14 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
     calls = []
     for t in args.t:
         for repeat in range(args.repeats + 1):
-            # All ranks draw the whole batch, and take their share of it.
+            # All ranks draw the whole batch, then take their share.
             z, _ = NoisyLatents(ReferenceSet(images), args.batch, repeat).batch(range(args.batch), t)
             dist.barrier()
             start, sent = time.perf_counter(), reference.exchange.bytes_sent
             mu = estimator.posterior_mean(z[rank::size], t, generator=keyed_generator("cpu", repeat, rank))
             dist.barrier()
             seconds, sent = time.perf_counter() - start, reference.exchange.bytes_sent - sent
-            if repeat > 0:  # the first call of an estimator is slower
+            if repeat > 0:  # The first call of an estimator is slower, so it is not timed.
                 calls.append((z[rank::size], t, mu, seconds, sent))
     report: dict[str, float] = {"held": process_bytes("RssAnon") - before, "peak": peak.bytes - before}
     exact = ExactFloat64().bind(reference)
@@ -82,7 +82,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
 
 
 def run(size: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure an estimator on so many ranks: the largest of their figures, and the mean of their errors."""
+    """Measure an estimator on `size` ranks; return the largest values over the ranks, and the mean error."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(measure, (size, name, args, folder), nprocs=size)
         reports: list[dict[str, Any]] = [torch.load(f"{folder}/rank_{rank}.pt") for rank in range(size)]
@@ -92,7 +92,7 @@ def run(size: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(rows: Rows, batch: int) -> str:
-    """Markdown, with ratios to one rank."""
+    """Markdown table with ratios to one rank."""
     lines = [["estimator", "ranks", "ms per z", "of 1 rank", "held", "of 1 rank", "peak", "sent per z", "MSE"]]
     for row in rows:
         one = next(other for other in rows if other["estimator"] == row["estimator"])
@@ -106,7 +106,7 @@ def table(rows: Rows, batch: int) -> str:
 
 @told_in_one_line()
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line, measure, print, and write what is asked for."""
+    """Parse the command line, measure, print, and write the requested files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="file of python -m lit_knn.prepare")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes, the first is 1")

@@ -1,10 +1,10 @@
-"""Throughput of training, and what each estimator adds to a step: images a second and the estimator's share.
+"""Training throughput, and the cost of each estimator in a step: images per second and the estimator's share of time.
 
     python -m benchmarks.training -c configs/table1/ict_knn.yaml [--data.batch_size 1024 …]
 
-trains a few steps of a run, once for each estimator in float32, then once more in bf16 and in bf16 with a compiled
-network, all in one process, and prints images a second as ratios to the first row. Options of the run follow its
-config as for `main.py fit`.
+It trains a few steps of a run, once for each estimator in float32, then once more in bf16 and in bf16 with a compiled
+network, all in one process, and prints images per second as ratios to the first row. Options of the run follow its
+config, as in `main.py fit`.
 """
 
 import argparse
@@ -32,8 +32,8 @@ class StepClock(pl.Callback):
     """Reads the module's own monitor over the optimiser steps after a warm-up.
 
     Args:
-        warmup: steps before the clock starts; the first of each kind allocates.
-        steps: steps measured.
+        warmup: steps before the clock starts, because the first steps allocate memory.
+        steps: number of measured steps.
     """
 
     def __init__(self, warmup: int, steps: int) -> None:
@@ -45,7 +45,7 @@ class StepClock(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Start after the warm-up, stop after the last step."""
+        """Start after the warm-up, and stop after the last step."""
         start, stop = trainer.global_step >= self.warmup and not self.started, trainer.global_step >= trainer.max_steps
         if not (start or stop):
             return
@@ -59,7 +59,7 @@ class StepClock(pl.Callback):
 
 
 def measure(run: list[str], warmup: int, steps: int) -> tuple[dict[str, float], float]:
-    """Train one variant; its readings, and the peak of PyTorch's GPU memory in GiB (0 on a CPU)."""
+    """Train one variant; return its readings and the peak of PyTorch's GPU memory in GiB (0 on a CPU)."""
     quiet = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--trainer.callbacks", "[]"]
     quiet += ["--trainer.limit_val_batches", "0", "--trainer.enable_checkpointing", "false"]
     quiet += ["--trainer.enable_model_summary", "false", "--trainer.log_every_n_steps", "1000000"]
@@ -67,7 +67,7 @@ def measure(run: list[str], warmup: int, steps: int) -> tuple[dict[str, float], 
     at = run.index("--trainer.callbacks+") if "--trainer.callbacks+" in run else len(run)
     cli = make_cli([*run[:at], *quiet, *run[at:]], run=False)
     if torch.cuda.is_available():
-        gc.collect()  # of the variant before
+        gc.collect()  # This frees the variant before.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     clock = StepClock(warmup, steps)
@@ -77,7 +77,7 @@ def measure(run: list[str], warmup: int, steps: int) -> tuple[dict[str, float], 
 
 
 def estimator_options(name: str, **counts: int | None) -> list[str]:
-    """Options that switch to an estimator of `configs/estimators`, with those counts that it has and that are given."""
+    """Return options that switch to an estimator of `configs/estimators`, with the given counts that it has."""
     path = ROOT / "configs" / "estimators" / f"{name}.yaml"
     own = yaml.safe_load(path.read_text()).get("init_args", {})
     given = {option: value for option, value in counts.items() if value is not None and option in own}

@@ -1,12 +1,12 @@
-"""Error and cost of the targets of warped items in EDM's augmentation: the posterior mean or the item itself.
+"""Error and cost of the targets of warped items in EDM's augmentation: the posterior mean, or the item itself.
 
     python -m benchmarks.warped --data PATH [--t 0.5 2 3 5 10 20] [--items 16] [--batch 128] [--output STEM]
 
 The first table has the mean squared error per dimension of each estimator's `warped_mean` at each noise level, ± its
 standard error over items, against the mean over the warped set in float64 (`Exact`). All items are warped, as EDM does
-with p = 0.12. The second has the time of the targets of one training batch with EDM's own noise levels, of which 40 %
-are warped: all warped items by `warped: posterior` as a ratio to `warped: source`, where only the others use the
-estimator. `--output` also writes STEM.md.
+with p = 0.12. The second table has the time of the targets of one training batch with EDM's own noise levels; 40 % of
+the items are warped. It is the ratio of `warped: posterior`, which estimates all items, to `warped: source`, where only
+unwarped items use the estimator. `--output` also writes STEM.md.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from lit_knn.theory.noise import forward_noise
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 
-# EDM's for CIFAR-10 (Karras et al. 2022, table 1 and appendix F.2): augmentation, mean and deviation of ln σ.
+# EDM's values for CIFAR-10 (Karras et al. 2022, table 1 and appendix F.2): augmentation, mean and deviation of ln σ.
 AUGMENTATION, P_MEAN, P_STD = 0.12, -1.2, 1.2
 
 
 def estimators(k: int, n: int) -> dict[str, Estimator]:
-    """What is measured, by name."""
+    """Return the measured estimators by name."""
     return {
         "OneSample, the item itself": OneSample(),
         f"STF, n={n}": STF(n),
@@ -46,7 +46,7 @@ def estimators(k: int, n: int) -> dict[str, Estimator]:
 
 
 def warped_items(reference: ReferenceSet, count: int, seed: int) -> tuple[Tensor, Augmented]:
-    """Images of the set (count, C, H, W), and their augmentation, which warps each."""
+    """Return images of the set (count, C, H, W), and their augmentation; it warps every image."""
     generator = keyed_generator("cpu", seed)
     x = reference.gather(torch.randint(reference.N, (10 * count,), generator=generator))
     augmented = GeometricAugmentation(AUGMENTATION)(x, generator)
@@ -56,7 +56,7 @@ def warped_items(reference: ReferenceSet, count: int, seed: int) -> tuple[Tensor
 
 
 def errors(reference: ReferenceSet, chosen: dict[str, Estimator], t: float, items: int) -> list[str]:
-    """The squared error per dimension of each at noise level t, with its standard error, as text."""
+    """Measure the squared error per dimension of each at noise level t; return it with its standard error, as text."""
     x, augmented = warped_items(reference, items, 1)
     z = forward_noise(augmented.images, torch.full((items,), t), _noise(x, 2))
     exact = ExactFloat64().bind(reference).warped_mean(z, t, augmented.warp, x)
@@ -68,7 +68,7 @@ def errors(reference: ReferenceSet, chosen: dict[str, Estimator], t: float, item
 
 
 def step_times(reference: ReferenceSet, estimator: Estimator, batch: int, repeats: int) -> tuple[float, float]:
-    """Seconds of the estimator in a step of `warped: source`, and of `warped: posterior`."""
+    """Measure the seconds of the estimator in a step of `warped: source`, and of `warped: posterior`."""
     generator = keyed_generator("cpu", 4)
     x = reference.gather(torch.randint(reference.N, (batch,), generator=generator))
     augmented = GeometricAugmentation(AUGMENTATION)(x, generator)

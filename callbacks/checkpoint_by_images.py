@@ -1,4 +1,4 @@
-"""A checkpoint every so many images."""
+"""Save checkpoints at regular numbers of images seen."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ class CheckpointByImages(FiniteCheckpoint):
     `python main.py best --run RUN` measures all of them.
 
     Args:
-        every_n_images: the paper checkpoints every 2.5 million.
-        dirpath: where to; by default `checkpoints/` in the run's folder.
+        every_n_images: images between checkpoints; 2.5 million in the paper.
+        dirpath: folder of the checkpoints; by default `checkpoints/` in the run's folder.
     """
 
     def __init__(self, every_n_images: int = 2_500_000, dirpath: str | None = None) -> None:
@@ -26,12 +26,12 @@ class CheckpointByImages(FiniteCheckpoint):
         self._passed = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A resumed run has passed what its checkpoint has."""
+        """Count from the images of the checkpoint that the run resumes from."""
         super().on_train_start(trainer, pl_module)
         self._passed = _images_seen(pl_module) // self.every_n_images
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """Save if a multiple was passed since the last save."""
+        """Save if the images seen passed a multiple since the last save."""
         passed = _images_seen(pl_module) // self.every_n_images
         if passed > self._passed and not self.is_accumulating(trainer):
             self._passed = passed

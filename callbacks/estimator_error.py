@@ -22,17 +22,17 @@ class EstimatorError(pl.Callback):
     """At validation, measure estimators against the exact posterior mean, which is computed once for all of them.
 
     Writes `estimator_error.csv`, one row for each estimator and noise level, and Figure 3 (`figure3.png`, `.pdf`) to
-    the run's folder, and both to TensorBoard. `lit_knn.metrics.ErrorCurve.levels` tells the columns.
+    the run's folder, and both to TensorBoard. `lit_knn.metrics.ErrorCurve.levels` explains the columns.
 
     Args:
         estimators: by name.
-        noise_levels: the levels t; or how many, equally spaced in ln t from `t_min` to `t_max`.
-        t_min: smallest level, where `noise_levels` is a number.
-        t_max: largest level, where `noise_levels` is a number.
-        num_z: see `lit_knn.metrics.ErrorCurve`, as `repeats`, `batch_size` and `resample_source`.
-        repeats: estimates at each latent; 1 for estimators that are deterministic.
+        noise_levels: the levels t; or their number, for levels evenly spaced in ln t from `t_min` to `t_max`.
+        t_min: smallest level, if `noise_levels` is a number.
+        t_max: largest level, if `noise_levels` is a number.
+        num_z: number of latents, each from another image; see `lit_knn.metrics.ErrorCurve`.
+        repeats: estimates at each latent; deterministic estimators make one.
         batch_size: latents at a time.
-        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z).
+        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z); see `lit_knn.metrics.ErrorCurve`.
 
     Raises:
         InputError: an option out of its range; at `setup`, a run of `fit`, more latents than images, or results of
@@ -55,15 +55,15 @@ class EstimatorError(pl.Callback):
         self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what cannot work before anything long begins."""
+        """Refuse settings that cannot work, before any long work."""
         check_stage("EstimatorError", stage)
         with prefixed("EstimatorError"):
             self.curve.check(data_reference("EstimatorError", trainer))
         check_new("EstimatorError", trainer, CSV_NAME, f"{FIGURE_NAME}.png")
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure, level by level; finished levels are in the CSV at once."""
-        log_dir = trainer.log_dir  # a collective: every rank must ask
+        """Measure level by level, and write each finished level to the CSV at once."""
+        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
         if trainer.sanity_checking:
             return
         folder = Path(log_dir or trainer.default_root_dir)
@@ -84,7 +84,7 @@ class EstimatorError(pl.Callback):
             self._show(trainer, rows, folder)
 
     def _show(self, trainer: pl.Trainer, rows: list[dict[str, Any]], folder: Path) -> None:
-        """Figure 3, and the curves in TensorBoard with the number of the noise level as step."""
+        """Draw Figure 3, and the curves in TensorBoard with the number of the noise level as step."""
         figure = figure3(rows)
         paths = save_figure(figure, folder / FIGURE_NAME)
         show_figure(trainer, FIGURE_NAME, figure)

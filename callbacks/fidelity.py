@@ -1,4 +1,4 @@
-"""Fidelity of samples to the data: FID, Inception Score and their kin, at each validation."""
+"""Measure the fidelity of samples to the data, such as FID and the Inception Score, at each validation."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -17,21 +17,21 @@ from lit_knn.training.run import data_reference, measuring_bar
 
 
 class Fidelity(pl.Callback):
-    """At each validation, sample and log how close the samples are to the data; one row in `fidelity.csv` each time.
+    """At each validation, draw samples, log how close they are to the data, and add a row to `fidelity.csv`.
 
-    With Inception features it logs `fid` and `inception_score`, the numbers of torch-fidelity on the same images. The
+    With Inception features it logs `fid` and `inception_score`, which equal torch-fidelity's on the same images. The
     model must have `sample(seeds)`, which draws with its own number of steps; the data module a `reference`. The seeds
-    are 0 to num_samples − 1 whatever the model, the checkpoint or the number of ranks, which share the work.
+    are always 0 to num_samples − 1, whatever the model or checkpoint. The ranks split them.
 
     Args:
-        num_samples: samples drawn.
-        batch_size: images drawn, and images looked at, at a time, on each rank.
-        extractor: what images are compared by.
+        num_samples: number of samples.
+        batch_size: images drawn or compared at a time, on each rank.
+        extractor: maps images to the features that are compared.
         extra_metrics: any of `kid`, `precision`, `recall`, on the same features.
         kid_subset_size: images of each set in one of KID's 100 subsets.
-        cache_dir: where the statistics of the data are kept for other runs; null to keep none.
-        mirrored: with data that has `hflip`, count the mirror images as data, too. Published values do not: their
-            statistics are of the images as they are, also where training flips them.
+        cache_dir: folder that keeps the statistics of the data for other runs; null to keep none.
+        mirrored: with data that has `hflip`, also count the mirror images as data. Published values do not: their
+            statistics leave out mirror images even if training uses them.
 
     Raises:
         InputError: an option out of its range; at `setup`, weights, a package or images are missing or wrong.
@@ -58,26 +58,26 @@ class Fidelity(pl.Callback):
         self.last_values: dict[str, float] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Load what is needed, or say what is missing, before anything is sampled or trained."""
+        """Load the extractor, and report missing parts before any sampling or training."""
         if stage in ("fit", "validate"):
             self.measure.prepare(self._reference(trainer), self.num_samples)
             on_first_rank(partial(_check_table, trainer.log_dir))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw one sample before the hours of a validation, so that a model that cannot sample says so now."""
+        """Draw one sample before the hours of a validation, so that a model that cannot sample fails at once."""
         if not trainer.sanity_checking:
             pl_module.sample(range(1))  # type: ignore[operator]
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sample with the averaged weights, which are in place until the EMA callback's turn."""
-        log_dir = trainer.log_dir  # a collective: every rank must ask
+        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
         if trainer.sanity_checking:
             return
         device, bar = trainer.strategy.root_device, partial(measuring_bar, trainer)
         values = self.measure(self._reference(trainer), self.samples(pl_module), self.num_samples, device, bar)
         self.last_values = values
         for name, value in values.items():
-            # Every rank logs the value that all share, so that every rank can monitor it.
+            # Every rank logs the shared value, so that every rank can monitor it.
             shown = name in (self.measure.extractor.metric, "inception_score")
             pl_module.log(name, value, prog_bar=shown, rank_zero_only=True)
         if trainer.is_global_zero and log_dir is not None:
@@ -87,20 +87,20 @@ class Fidelity(pl.Callback):
         return data_reference(type(self).__name__, trainer, may_be_sharded=True)
 
     def samples(self, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's share of the samples: seeds (B,) and images (B, *shape)."""
+        """Yield this rank's share of the samples: seeds (B,) and images (B, *shape)."""
         return draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size)  # type: ignore[arg-type]
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> None:
-        """Add a row, or the columns to the row that another callback wrote at this validation."""
+        """Add a row, or add columns to the row that another callback wrote at this validation."""
         point = {
             "step": str(pl_module.step),
             "images_seen": str(pl_module.images_seen),
             "num_samples": str(self.num_samples),
-            # While training, the weights are not those of the checkpoint that a run resumed from.
+            # In training, the weights differ from those of the checkpoint that the run resumed from.
             "checkpoint": "" if trainer.state.fn == "fit" else str(trainer.ckpt_path or ""),
         }
         rows = read_rows(path) if path.exists() else []
-        # Another callback's row of this validation, not one of an earlier measurement.
+        # The last row must be from this validation, not from an earlier measurement.
         fits = rows and all(rows[-1].get(name) == value for name, value in point.items())
         if not fits or rows[-1].get(self.measure.extractor.metric):
             rows.append(point)
@@ -109,7 +109,7 @@ class Fidelity(pl.Callback):
 
 
 def _check_table(log_dir: str | None) -> None:
-    """Keep a damaged table of an earlier run aside now, not after hours of sampling."""
+    """Rename a damaged table of an earlier run now, not after hours of sampling."""
     path = Path(log_dir or "") / FIDELITY_CSV
     if log_dir is not None and path.exists():
         try:

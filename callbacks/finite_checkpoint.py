@@ -1,4 +1,4 @@
-"""Checkpoints of finite weights."""
+"""Save only checkpoints with finite weights."""
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -17,5 +17,5 @@ class FiniteCheckpoint(ModelCheckpoint):
 
     @staticmethod
     def is_accumulating(trainer: pl.Trainer) -> bool:
-        """Whether this batch only added to the gradient of a step to come."""
+        """Whether this batch only added gradients for a later step."""
         return trainer.fit_loop._should_accumulate()

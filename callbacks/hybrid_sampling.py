@@ -1,4 +1,4 @@
-"""Figure 5: samples of the probability flow that an estimator begins and a trained network ends."""
+"""Figure 5: samples of the probability flow, begun by an estimator and finished by a trained network."""
 
 import json
 import re
@@ -38,25 +38,25 @@ Point = tuple[str, float]
 class HybridSampling(pl.Callback):
     """For each t_switch, sample with each estimator down to it and with the network below, and measure the samples.
 
-    The baseline, `forward`, starts the network from noisy data. Measured are the distance to the data, the copied
-    fraction and the mean distance to the nearest training image.
+    The baseline, `forward`, starts the network from noisy data. The measurements are the distance to the data, the
+    copied fraction and the mean distance to the nearest training image.
 
-    Each finished point is a row of a CSV file in `folder`, and is not computed again by a run of the same settings: its
-    last column is a hash of estimator, network, data, index and options, which the JSON file of that name spells. At
-    the end the run's own folder gets the picture of its points. Samples are split over the ranks by batches, which are
-    the same for any number of ranks.
+    Each finished point is a row of a CSV file in `folder`; a run of the same settings does not compute it again. The
+    last column is a hash of estimator, network, data, index and options; the JSON file of that name lists them. At the
+    end the picture of the run's points is written to the run's own folder. Samples are split over the ranks by batches,
+    which are the same for any number of ranks.
 
     Args:
-        network: what integrates below t_switch, a `lit_knn.estimators.Network`.
-        estimators: what integrates above it, by name.
+        network: integrates below t_switch, a `lit_knn.estimators.Network`.
+        estimators: integrate above t_switch, by name.
         t_switch: noise levels, each between the model's sigma_min and sigma_max.
-        folder: where finished points are kept, over all runs, with a grid of samples of each.
+        folder: folder that keeps the finished points of all runs, with a grid of samples of each.
         num_samples: samples of each point, with the seeds 0 to num_samples − 1.
-        num_steps: levels of the sampler's grid, into which t_switch is put.
-        batch_size: samples drawn at a time, on each rank. What an estimator draws depends on it.
-        extractor: what samples and data are compared by; null for Inception, whose distance is FID.
+        num_steps: levels of the sampler's grid, without t_switch, which is inserted.
+        batch_size: samples drawn at a time, on each rank. An estimator's draws depend on it.
+        extractor: maps samples and data to the features that are compared; null for Inception, whose distance is FID.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
-        cache_dir: where the statistics of the data are kept for other runs; null to keep none.
+        cache_dir: folder that keeps the statistics of the data for other runs; null to keep none.
 
     Raises:
         InputError: an option out of its range; at `setup`, a t_switch outside the noise levels, an estimator that
@@ -82,7 +82,7 @@ class HybridSampling(pl.Callback):
             _check_names(estimators)
         if not t_switch:
             raise InputError("HybridSampling: t_switch is empty")
-        MemorisationMetric(threshold)  # refuses a bad one now
+        MemorisationMetric(threshold)  # This refuses a bad threshold now.
         self.network = network
         self.estimators: dict[str, Estimator | None] = {**estimators, FORWARD: None}
         self.t_switch = sorted(set(t_switch), reverse=True)
@@ -100,7 +100,7 @@ class HybridSampling(pl.Callback):
         return self.distance.extractor.metric
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check everything that can be wrong, and find the points that are finished, before any sample is drawn."""
+        """Check all settings and find the finished points, before any sample is drawn."""
         if stage != "validate":
             return
         if not isinstance(pl_module, LitEstimator):
@@ -125,8 +125,8 @@ class HybridSampling(pl.Callback):
         self._rows = {point: self._table.find(finished, **self._key(point)) for point in points}
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure the points that are not finished, and draw all of them."""
-        log_dir = trainer.log_dir  # a collective: every rank must ask
+        """Measure the unfinished points, and draw all of them."""
+        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
         if trainer.sanity_checking:
             return
         todo = [point for point, row in self._rows.items() if row is None]
@@ -161,7 +161,7 @@ class HybridSampling(pl.Callback):
         return {"method": point[0], "t_switch": point[1], "settings": fingerprint(self._settings[point[0]])}
 
     def _describe(self) -> dict[str, Any]:
-        """What the results of each method depend on."""
+        """Describe everything that the results of each method depend on."""
         reference = self._samples.reference
         shared: dict[str, Any] = {
             "network": describe(self.network),
@@ -187,7 +187,7 @@ class HybridSampling(pl.Callback):
         measured = {self.metric: float, "copied_fraction": float, "mean_nearest_distance": float}
         options = {"num_samples": int, "num_steps": int, "seed": int, "seconds": float, "settings": str}
         columns = {"method": str, "t_switch": float, **measured, **options}
-        # Another distance has another file: one of other columns would be a damaged one.
+        # Each distance has its own file, because a file with other columns would count as damaged.
         path = self.folder / f"hybrid_sampling_{self.metric}.csv"
         return ResultsTable(path, columns, key=("method", "t_switch", "settings"))
 

@@ -1,4 +1,4 @@
-"""The last checkpoint, to go on from."""
+"""Keep the last checkpoint, so that a run can resume."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from lit_knn.errors import InputError
 
 
 class LastCheckpoint(FiniteCheckpoint):
-    """Keep `last.ckpt`: every `every_n_steps` steps, at the end of training, and when it is interrupted.
+    """Keep `last.ckpt`: save every `every_n_steps` steps, at the end of training, and on an interruption.
 
-    Ctrl-C and SIGTERM are interruptions; with a single process errors are, too.
+    Ctrl-C and SIGTERM are interruptions; with a single process, errors are, too.
 
     Args:
-        every_n_steps: optimiser steps between saves; what an unexpected end can cost at most.
-        dirpath: where to; by default `checkpoints/` in the run's folder.
+        every_n_steps: optimiser steps between saves; a crash loses at most these.
+        dirpath: folder of the checkpoint; by default `checkpoints/` in the run's folder.
     """
 
     def __init__(self, every_n_steps: int = 1000, dirpath: str | None = None) -> None:
@@ -32,16 +32,16 @@ class LastCheckpoint(FiniteCheckpoint):
         self.every_n_steps = every_n_steps
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """Save when due; at the last batch rather than after it, when averaged weights have replaced the current."""
+        """Save when due. The last save is at the last batch, before averaged weights replace the current ones."""
         step = trainer.global_step
         ends = trainer.should_stop or step == trainer.max_steps or _is_last_batch(trainer)
         if (step % self.every_n_steps == 0 or ends) and not self.is_accumulating(trainer):
             super().on_train_batch_end(trainer, pl_module, *args)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Save on an interruption, but not in a validation, where averaged weights stand in for the current.
+        """Save on an interruption, except in a validation, where averaged weights replace the current ones.
 
-        Saving takes all ranks. An interruption reaches every one of them; an error may be one rank's alone.
+        Saving needs all ranks. An interruption reaches every rank; an error may happen on one alone.
         """
         everywhere = trainer.world_size == 1 or isinstance(exception, (KeyboardInterrupt, SIGTERMException))
         if everywhere and trainer.training and trainer.global_step > 0:

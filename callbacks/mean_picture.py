@@ -19,14 +19,14 @@ FIGURE_NAME = "figure2"
 class MeanPicture(pl.Callback):
     """At validation, draw z, the exact posterior mean and each estimate of it: a row each, a column per noise level.
 
-    One picture for each of a few images of the data, `figure2_0.png` and `.pdf` and so on in the run's folder, and in
+    Each of a few images of the data gets one picture: `figure2_0.png` and `.pdf` and so on in the run's folder, and in
     TensorBoard. The z of all columns have the same noise, and are shown divided by sqrt(1 + t²).
 
     Args:
         estimators: by name, in the order of the rows.
-        noise_levels: the columns; or how many, equally spaced in ln t from `t_min` to `t_max`.
-        t_min: smallest level, where `noise_levels` is a number.
-        t_max: largest level, where `noise_levels` is a number.
+        noise_levels: the columns; or their number, for levels evenly spaced in ln t from `t_min` to `t_max`.
+        t_min: smallest level, if `noise_levels` is a number.
+        t_max: largest level, if `noise_levels` is a number.
         num_images: number of pictures.
 
     Raises:
@@ -50,7 +50,7 @@ class MeanPicture(pl.Callback):
         self.num_images = num_images
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what cannot be drawn."""
+        """Refuse data and settings that cannot be drawn."""
         check_stage("MeanPicture", stage)
         reference = data_reference("MeanPicture", trainer)
         if not are_pictures(reference.shape):
@@ -61,12 +61,12 @@ class MeanPicture(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Estimate on the first rank, and draw."""
-        log_dir = trainer.log_dir  # a collective: every rank must ask
+        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
         if trainer.sanity_checking:
             return
         reference = data_reference("MeanPicture", trainer)
         with prefixed("MeanPicture"):
-            # On every rank: an index that is kept in a cache is built by one for all.
+            # Every rank binds, because one rank builds a cached index for all.
             bind_all(self.estimators, reference, max(self.levels))
         if not trainer.is_global_zero:
             return

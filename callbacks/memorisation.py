@@ -1,4 +1,4 @@
-"""How many samples are copies of training images, and which."""
+"""Find samples that are copies of training images."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +18,13 @@ from lit_knn.training.run import data_reference, measuring_bar, save_picture
 class Memorisation(pl.Callback):
     """At each validation, log `copied_fraction` and `mean_nearest_distance` of samples, and show the likest pairs.
 
-    The ratio test: a sample is a copy if it is nearer to one training image than `threshold` times to any other one.
-    The model must have `sample(seeds)` and `step`, the data module a `reference`. The picture, in the run's folder, has
-    pairs of rows: samples, and under each its nearest training image; the smallest ratio first. With `hflip` mirror
-    images are training images, too.
+    In the ratio test, a sample is a copy if it is nearer to one training image than `threshold` times its distance to
+    any other. The model must have `sample(seeds)` and `step`, the data module a `reference`. The picture in the run's
+    folder has rows of samples, each above a row of their nearest training images; the smallest ratio comes first. With
+    `hflip` mirror images are training images, too.
 
     Args:
-        num_samples: samples drawn, with the seeds 0 to num_samples − 1, split over the ranks by batches.
+        num_samples: number of samples, with the seeds 0 to num_samples − 1, split over the ranks by batches.
         batch_size: samples drawn at a time, on each rank.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
         num_pairs: pairs in the picture; 0 for none.
@@ -48,13 +48,13 @@ class Memorisation(pl.Callback):
         self.metric = MemorisationMetric(threshold)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Search for one image, so that a search that cannot tell copies is found out before anything long."""
+        """Search for one image, so that a search that cannot detect copies fails before any long work."""
         if stage in ("fit", "validate"):
             check_search(data_reference("Memorisation", trainer).to(trainer.strategy.root_device))
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sample with the averaged weights, which are in place until the EMA callback's turn."""
-        log_dir = trainer.log_dir  # a collective: every rank must ask
+        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
         if trainer.sanity_checking:
             return
         reference = data_reference("Memorisation", trainer)
@@ -69,7 +69,7 @@ class Memorisation(pl.Callback):
                 likest.update(samples, nearest)
                 bar.update(len(seeds))
         pl_module.log_dict(self.metric.compute(), rank_zero_only=True)
-        samples, ids = likest.compute()  # on every rank: it exchanges them
+        samples, ids = likest.compute()  # Every rank calls this, because the ranks exchange pairs.
         if trainer.is_global_zero and log_dir is not None and len(ids) and are_pictures(reference.shape):
             step = int(pl_module.step)  # type: ignore[arg-type]
             picture = pair_grid(samples, reference.gather(ids))

@@ -1,4 +1,4 @@
-"""Faster networks: compiled, and with channels last in memory."""
+"""Make networks faster: compile them, and store them channels last in memory."""
 
 import pytorch_lightning as pl
 import torch
@@ -8,16 +8,16 @@ from lit_knn.errors import InputError
 
 
 class NetworkSpeed(pl.Callback):
-    """Compile the network of `fit` and lay its weights out channels last; what is computed stays the same.
+    """Compile the network of `fit` and lay its weights out channels last; the computation stays the same.
 
     Append it to any run: `--trainer.callbacks+ callbacks.NetworkSpeed`. Only the network of the training steps is
-    compiled, not its averaged copy; checkpoints are those of a run without it. Dropout draws from a stream of the
-    compiler's own, so such runs do not repeat uncompiled ones to the last digit.
+    compiled, not its averaged copy. Checkpoints are the same as without it. Dropout draws from the compiler's own
+    stream, so such runs do not repeat uncompiled ones to the last digit.
 
     Args:
         compile: use `torch.compile`. The first steps take minutes.
         channels_last: lay weights and activations out channels last, for tensor cores.
-        backend: of `torch.compile`.
+        backend: backend of `torch.compile`.
 
     Raises:
         InputError: an unknown backend; at `setup`, a model without a network `net` or `model` under preconditioning.
@@ -31,7 +31,7 @@ class NetworkSpeed(pl.Callback):
         self.backend = backend
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Change the network in place, so that the names of its parameters stay, and before DDP looks at it."""
+        """Change the network in place, so that its parameters keep their names, and before DDP reads it."""
         if stage != "fit":
             return
         network = _network(pl_module)

@@ -1,4 +1,4 @@
-"""The Fréchet distance on pixels, at each validation."""
+"""Measure the Fréchet distance on pixels at each validation."""
 
 from callbacks.fidelity import Fidelity
 from lit_knn.metrics import Pixels
@@ -7,10 +7,10 @@ from lit_knn.metrics import Pixels
 class PixelFrechetDistance(Fidelity):
     """`Fidelity` on the pixels themselves: at each validation, log `fd_pixels`, which is not FID.
 
-    Fit for small images such as the digits, and for latents; no weights are needed, and nothing is kept on disk.
+    It suits small images such as the digits, and latents; it needs no weights and keeps nothing on disk.
 
     Args:
-        num_samples: samples drawn, with the seeds 0 to num_samples − 1.
+        num_samples: number of samples, with the seeds 0 to num_samples − 1.
         batch_size: samples drawn at a time, on each rank.
     """
 

@@ -1,4 +1,4 @@
-"""Figure 1 (fig:posterior_illustration): the posterior and the nearest-neighbour proposal on a line."""
+"""Figure 1 (fig:posterior_illustration): the posterior and the nearest-neighbour proposal of points on a line."""
 
 from pathlib import Path
 
@@ -17,12 +17,12 @@ FIGURE_NAME = "figure1"
 class PosteriorPicture(pl.Callback):
     """At validation, draw the posterior p_t(x|z) and the proposal q_t(x|z) of a one-dimensional data set.
 
-    One panel for each noise level; `figure1.png` and `.pdf` in the run's folder, and TensorBoard.
+    Each noise level has a panel; the files are `figure1.png` and `.pdf` in the run's folder, and TensorBoard.
 
     Args:
-        k: neighbours of the proposal.
+        k: number of neighbours of the proposal.
         z: the latent, one number.
-        noise_levels: the panels.
+        noise_levels: noise levels of the panels.
 
     Raises:
         InputError: a noise level that is not above 0; at `setup`, a run of `fit`, data of more than one dimension,
@@ -36,7 +36,7 @@ class PosteriorPicture(pl.Callback):
             self.levels = noise_grid(noise_levels, 0, 0)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what cannot be drawn."""
+        """Refuse data and settings that cannot be drawn."""
         check_stage("PosteriorPicture", stage)
         reference = data_reference("PosteriorPicture", trainer)
         if reference.d != 1:
@@ -45,8 +45,8 @@ class PosteriorPicture(pl.Callback):
         check_new("PosteriorPicture", trainer, f"{FIGURE_NAME}.png")
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw."""
-        log_dir = trainer.log_dir  # a collective: every rank must ask
+        """Draw the picture."""
+        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         figure = figure1(self.knn, data_reference("PosteriorPicture", trainer), self.z, self.levels)

@@ -1,4 +1,4 @@
-"""A progress bar over the whole run."""
+"""Show one progress bar over the whole run."""
 
 import sys
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
 
-# A bar that is written to a file adds a line at each refresh.
+# In a log file, each refresh of the progress bar adds a line.
 SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
 
 
 class StepProgressBar(TQDMProgressBar):
     """Count optimiser steps to `max_steps`, with the time left, instead of batches within an epoch.
 
-    Small data sets have epochs of seconds, of which thousands make a run.
+    With small data sets an epoch takes seconds, and a run has thousands of them.
     """
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Start where a resumed run starts."""
+        """Start at the step of a resumed run."""
         super().on_train_start()
         bar = self.train_progress_bar
         bar.reset(total=trainer.max_steps if trainer.max_steps > 0 else None)

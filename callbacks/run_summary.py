@@ -1,4 +1,4 @@
-"""Where to look after a run, and how long it took."""
+"""Show the results of a run and its time."""
 
 import json
 from dataclasses import asdict
@@ -19,29 +19,29 @@ from lit_knn.results import TITLES, TRAINING_TIME_JSON
 class RunSummary(pl.Callback):
     """When training ends, print the paths of the checkpoint and the sample pictures and the TensorBoard command.
 
-    The time that training took, resumed parts included and validations not, is in `training_time.json` of the run's
-    folder: written at each checkpoint, at the end, and when the run is interrupted.
-    `python -m lit_knn.training.time_table` makes a table of several runs.
+    `training_time.json` in the run's folder holds the time of training, with resumed parts and without validations. It
+    is written at each checkpoint, at the end, and when the run is interrupted. `python -m lit_knn.training.time_table`
+    makes a table of several runs.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ask for the run's folder while all ranks do; an interruption may reach one alone."""
+        """Read the run's folder on all ranks now, because an interruption may reach one alone."""
         self._log_dir = trainer.log_dir
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the time of what the checkpoint keeps."""
+        """Write the training time that belongs to the checkpoint."""
         self._write_time(trainer, pl_module)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Keep the time of an interrupted run."""
+        """Write the training time of an interrupted run."""
         if trainer.state.fn == "fit" and trainer.global_step > 0:
             self._write_time(trainer, pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Print what there is."""
-        log_dir = trainer.log_dir  # a collective: every rank must ask
+        """Print the paths of the results that exist."""
+        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
         self._write_time(trainer, pl_module)
         if not trainer.is_global_zero:
             return
@@ -70,6 +70,6 @@ class RunSummary(pl.Callback):
 
 
 def _short(path: str | Path) -> Path:
-    """Relative to the working directory where that is shorter to read."""
+    """Make a path relative to the working directory if that is shorter to read."""
     path = Path(path)
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

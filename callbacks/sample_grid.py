@@ -1,4 +1,4 @@
-"""Pictures of samples while training."""
+"""Write pictures of samples during training."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from lit_knn.training.run import save_picture
 class SampleGrid(pl.Callback):
     """At each validation, write grids of samples from fixed seeds as PNG files and to TensorBoard.
 
-    Needs images of 1 or 3 channels; the model must have `sample(seeds, num_steps)` and `step`.
+    It needs images of 1 or 3 channels; the model must have `sample(seeds, num_steps)` and `step`.
 
     Args:
-        num_samples: images in a grid; seeds are 0 to num_samples − 1.
-        num_steps: one grid for each of these numbers of sampling steps.
+        num_samples: images in a grid; the seeds are 0 to num_samples − 1.
+        num_steps: numbers of sampling steps; each gives one grid.
     """
 
     def __init__(self, num_samples: int = 64, num_steps: tuple[int, ...] = (1, 2)) -> None:
@@ -31,7 +31,7 @@ class SampleGrid(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sample with the averaged weights, which are in place until the EMA callback's turn."""
-        log_dir = trainer.log_dir  # a collective: every rank must ask
+        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
         if trainer.sanity_checking or log_dir is None or not trainer.is_global_zero:
             return
         folder = Path(log_dir) / "samples"

@@ -1,4 +1,4 @@
-"""What `predict` writes: samples as PNG files or one .npz, and a grid."""
+"""Write the samples of `predict` as PNG files or one .npz file, and a grid."""
 
 import shutil
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ GRID_SAMPLES = 64
 
 
 class SampleWriter(BasePredictionWriter):
-    """Write the samples of `predict`, batch by batch as they come, and a grid of the first 64.
+    """Write the samples of `predict` batch by batch, and a grid of the first 64.
 
     Args:
-        format: `png`, one file per sample named by its seed, or `npz`, one file `samples.npz` with `images`, uint8
-            (N, H, W, C), and `seeds`. Latents and vectors are always written as `npz`, float32 as they are.
-        folder: where to; by default `predictions/` in the run's folder. Must be empty or new.
+        format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8
+            (N, H, W, C), and `seeds`. Latents and vectors are always written as `npz`, float32, not rescaled.
+        folder: output folder, empty or new; by default `predictions/` in the run's folder.
     """
 
     def __init__(self, format: Literal["png", "npz"] = "png", folder: str | None = None) -> None:
@@ -35,13 +35,13 @@ class SampleWriter(BasePredictionWriter):
         self.folder = folder
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make the folder, before any sample is drawn."""
+        """Make the folder before any sample is drawn."""
         if stage != "predict":
             return
         root = self.folder or trainer.log_dir or trainer.default_root_dir
         self._folder = Path(root) if self.folder else Path(root) / "predictions"
         taken = trainer.strategy.broadcast(self._folder.exists() and any(self._folder.iterdir()))
-        if taken:  # as the first rank sees it, so that all ranks stop
+        if taken:  # The first rank decides, so that all ranks stop.
             raise InputError(f"SampleWriter: folder={self._folder} is not empty; nothing in it is overwritten")
         if trainer.is_global_zero:
             self._shards.mkdir(parents=True)
@@ -49,7 +49,7 @@ class SampleWriter(BasePredictionWriter):
 
     @property
     def _shards(self) -> Path:
-        """Batches wait here, one file each, for `on_predict_epoch_end`; memory stays bounded, ranks stay apart."""
+        """Folder of batch files until `on_predict_epoch_end`; it bounds memory and keeps the ranks apart."""
         return self._folder / "batches"
 
     def write_on_batch_end(
@@ -62,7 +62,7 @@ class SampleWriter(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Keep one batch of samples and its seeds."""
+        """Write one batch of samples and its seeds to a file."""
         images = prediction.cpu().float()
         is_picture = are_pictures(images.shape[1:])
         arrays = {"seeds": batch.cpu().numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
@@ -74,7 +74,7 @@ class SampleWriter(BasePredictionWriter):
         np.savez(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz", **arrays)  # type: ignore[arg-type]
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put the batches of all ranks together, in the order of their seeds."""
+        """Join the batches of all ranks in the order of their seeds."""
         trainer.strategy.barrier()
         if not trainer.is_global_zero:
             return

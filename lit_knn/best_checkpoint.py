@@ -1,4 +1,4 @@
-"""All kept checkpoints of a run measured, and the best of them: the protocol of the paper's Table 1 (tab:cifar_fid)."""
+"""Measure all kept checkpoints of a run and find the best: the protocol of the paper's Table 1 (tab:cifar_fid)."""
 
 import json
 import time
@@ -24,28 +24,28 @@ from lit_knn.training.run import data_reference, measuring_bar
 
 @runtime_checkable
 class MeasuresSamples(Protocol):
-    """A callback that draws samples of a model and compares them with the data, as `callbacks.Fidelity`."""
+    """A callback that draws samples of a model and compares them with the data, such as `callbacks.Fidelity`."""
 
     measure: FidelityMeasure
     num_samples: int
 
     def samples(self, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's share of the samples: seeds (B,) and images (B, *shape)."""
+        """Yield this rank's share of the samples: seeds (B,) and images (B, *shape)."""
 
 
 class BestCheckpoint(pl.Callback):
-    """In `predict`, measure each kept checkpoint of a run that is not in its table yet, and tell which is the best.
+    """In `predict`, measure each kept checkpoint of a run that is not in its table yet, and report the best.
 
-    The table has one row for each checkpoint and is rewritten, at once or not at all, after each of them: an
-    interrupted measurement goes on where it was. All ranks load each checkpoint and share its samples.
+    The table has one row for each checkpoint. It is rewritten after each of them, completely or not at all, so that an
+    interrupted measurement can continue. All ranks load each checkpoint and share its samples.
 
     Args:
-        fidelity: what measures, with its number of samples.
-        run: the folder of the training run, where the table and the picture go.
-        folder: where its checkpoints are, if not in `run`.
+        fidelity: measures the samples; it sets their number.
+        run: folder of the training run; the table and the picture are written there.
+        folder: folder of the checkpoints, if it is not `run`.
 
     Attributes:
-        damaged: what cannot be read, and why; filled while measuring.
+        damaged: the unreadable checkpoints and the reasons; filled while measuring.
 
     Raises:
         InputError: at `setup`, no kept checkpoint, or a table of other settings.
@@ -59,25 +59,25 @@ class BestCheckpoint(pl.Callback):
 
     @property
     def metric(self) -> str:
-        """What the best checkpoint has the least of."""
+        """Name of the metric; the best checkpoint has the lowest value."""
         return self.fidelity.measure.extractor.metric
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Find the checkpoints and what is measured already, before anything is sampled."""
+        """Find the checkpoints and their finished measurements, before anything is sampled."""
         self.checkpoints = on_first_rank(lambda: kept_checkpoints(self.run, self.folder, trainer.max_steps))
         self._reference = data_reference("best", trainer, may_be_sharded=True)
         self.fidelity.measure.prepare(self._reference, self.fidelity.num_samples)
-        self._settings = self._describe(pl_module)  # every rank must ask
+        self._settings = self._describe(pl_module)  # Every rank must call this.
         self._table = self._open_table()
         self._rows = on_first_rank(self._finished)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure what is not measured, and draw and print the result."""
+        """Measure the remaining checkpoints, then draw and print the result."""
         todo = {seen: path for seen, path in self.checkpoints.items() if seen not in self._rows}
         done = len(self.checkpoints) - len(todo)
         rank_zero_info(f"{done} of {len(self.checkpoints)} checkpoints are measured already")
         with measuring_bar(trainer, len(self.checkpoints), "Checkpoints", " checkpoints", leave=True) as bar:
-            bar.unit_scale = False  # checkpoints are few
+            bar.unit_scale = False  # Checkpoints are too few for units such as k.
             bar.update(done)
             for seen, path in todo.items():
                 bar.set_description(path.name)
@@ -88,7 +88,7 @@ class BestCheckpoint(pl.Callback):
             self._conclude()
 
     def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
-        """Put the averaged weights of a checkpoint into the model; False, on all ranks, if one cannot read it."""
+        """Load the averaged weights of a checkpoint into the model; return False on all ranks if one cannot read it."""
         problem, checkpoint = None, None
         try:
             checkpoint = read_checkpoint(path)
@@ -121,7 +121,7 @@ class BestCheckpoint(pl.Callback):
 
     def _add(self, row: Row) -> None:
         path = self._settings_path
-        # Two commands may measure the same run at once.
+        # Two commands may measure the same run at the same time.
         with locked(self._table.path):
             if not self._table.path.exists():
                 with written_whole(path) as partial:
@@ -138,7 +138,7 @@ class BestCheckpoint(pl.Callback):
         return ResultsTable(self.run / f"{CHECKPOINTS_PREFIX}{self.metric}.csv", columns, key=("images_seen",))
 
     def _describe(self, pl_module: pl.LightningModule) -> dict[str, Any]:
-        """What the results depend on, but for the checkpoint."""
+        """Describe everything except the checkpoint that the results depend on."""
         measure = self.fidelity.measure
         described = {
             "num_samples": self.fidelity.num_samples,
@@ -149,17 +149,17 @@ class BestCheckpoint(pl.Callback):
             **({"kid_subset_size": measure.kid_subset_size} if "kid" in measure.extra_metrics else {}),
             **{f"model.{name}": value for name, value in pl_module.hparams.items()},
         }
-        return json.loads(json.dumps(described, default=str))  # as it is read again
+        return json.loads(json.dumps(described, default=str))  # A table read from disk has the same types.
 
     @property
     def _settings_path(self) -> Path:
         return self._table.path.with_suffix(".json")
 
     def _finished(self) -> dict[int, Row]:
-        """The rows of the table, by images seen.
+        """Return the rows of the table, by images seen.
 
         Raises:
-            InputError: they are of other settings.
+            InputError: the rows have other settings.
         """
         if not self._table.path.exists():
             return {}

@@ -1,4 +1,4 @@
-"""Errors that end a run in one line."""
+"""Errors that end a run with one line."""
 
 import sys
 from collections.abc import Iterator
@@ -6,23 +6,23 @@ from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """Bad input, named in one line: the option or file, the value, and the rule it breaks.
+    """Bad input. The message has one line: the option or file, the value, and the rule that it breaks.
 
-    `main.py` prints it without a traceback; in a library call it is an ordinary `ValueError`.
+    `main.py` prints it without a traceback; a library call gets an ordinary `ValueError`.
     """
 
 
 class NonFiniteLossError(RuntimeError):
-    """Training ran into a loss that is NaN or infinite; the message names the step and the noise level."""
+    """A loss in training is NaN or infinite; the message names the step and the noise level."""
 
 
 class LostProcessError(InputError):
-    """Another process of the run has ended without a word, so that the others have to tell."""
+    """Another process of the run has ended without a message, so the others report it."""
 
 
 @contextmanager
 def prefixed(owner: str) -> Iterator[None]:
-    """Put a name before the message of an `InputError`: who was given the bad input."""
+    """Put `owner`, the receiver of the bad input, before the message of an `InputError`."""
     try:
         yield
     except InputError as error:
@@ -30,14 +30,14 @@ def prefixed(owner: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line: the system's words without number and path, or the name of its class."""
+    """Describe an error in one line: the system's words without number and path, or the name of its class."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (said.splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager
 def told_in_one_line() -> Iterator[None]:
-    """End a command with one line and exit status 2 where its input is bad."""
+    """End a command with one line and exit status 2 if its input is bad."""
     try:
         yield
     except InputError as error:

@@ -1,4 +1,4 @@
-"""How much memory a machine has, and processes and tensors take."""
+"""Measure the memory of the machine, of processes and of tensors."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The limit of a container, under versions 2 and 1 of control groups; a number, or `max`.
+# Memory limit of a container, under control groups of version 2 and 1: a number, or `max`.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def tensor_bytes(tensors: "Iterable[Tensor]") -> int:
-    """Bytes of some tensors together."""
+    """Total bytes of some tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def machine_bytes() -> int | None:
-    """Memory of this machine, or of the container this process runs in; None if the system does not tell."""
+    """Memory of this machine or of the container of this process, in bytes; None if unknown."""
     total = _field(Path("/proc/meminfo"), "MemTotal")
     if total is None:
         return None
@@ -30,17 +30,16 @@ def machine_bytes() -> int | None:
 
 
 def process_bytes(field: str = "VmRSS", pid: int | str = "self") -> int:
-    """Memory of a process as Linux accounts for it; 0 if the system does not tell, or the process has ended.
+    """Memory of a process in bytes, as Linux counts it; 0 if it is unknown or the process has ended.
 
-    Args:
-        field: of /proc/PID/status: `VmRSS`, resident now; `VmHWM`, the most so far; `RssAnon`, that is no file's.
-        pid: the process; this one by default.
+    `field` is one of /proc/PID/status: `VmRSS`, resident now; `VmHWM`, the peak so far; `RssAnon`, resident memory that
+    does not belong to a file.
     """
     return _field(Path(f"/proc/{pid}/status"), field) or 0
 
 
 def _field(path: Path, name: str) -> int | None:
-    """A number of kB in a file of lines "name: number kB", in bytes."""
+    """Read a number of kB from lines "name: number kB" in a file, and return bytes."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""What a run will hold in memory, and whether it fits, before it starts: `python main.py plan -c …`.
+"""Predict the memory of a run, and whether it fits, before the run starts: `python main.py plan -c …`.
 
-Data, index, coordinates, weights and optimiser are counted; activations, which only a run can tell, are not.
+The plan counts data, index, coordinates, weights and optimiser. It does not count activations, which only a run shows.
 """
 
 import math
@@ -19,12 +19,12 @@ from lit_knn.memory import machine_bytes, process_bytes, tensor_bytes
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.training.base import EstimatorTraining
 
-# Of a CUDA context with the kernels of PyTorch and its libraries.
+# Memory of a CUDA context with the kernels of PyTorch and its libraries.
 CUDA_CONTEXT_BYTES = 600 * 2**20
 GB = 1e9
-# Copies of each parameter that an optimiser keeps.
+# Copies of each parameter in the state of an optimiser.
 OPTIMISER_STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "RAdam": 2, "NAdam": 2, "Adamax": 2, "RMSprop": 1, "Adagrad": 1}
-# An estimator has a few arrays of the bounded size at a time.
+# An estimator holds a few work arrays of the bounded size at the same time.
 WORK_ARRAYS = 4
 
 
@@ -32,11 +32,11 @@ class Part(NamedTuple):
     """One line of a plan.
 
     Attributes:
-        name: what it is.
-        bytes: of one rank.
-        note: what else there is to say.
+        name: the thing that takes memory.
+        bytes: bytes on one rank.
+        note: further information.
         passing: whether it is held only while the run starts.
-        shared: whether the ranks of a machine hold it once, together.
+        shared: whether the ranks of a machine share one copy.
     """
 
     name: str
@@ -50,16 +50,16 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The memory of one rank.
+    """The planned memory of one rank.
 
     Attributes:
-        device: where the run computes.
-        parts: what is held there.
-        host: what a run on a GPU holds in the memory of the machine while it starts.
-        device_memory: what the device has, None if not known.
-        host_memory: what the machine has, None if not known.
-        ranks: processes that share the machine.
-        elsewhere: whether the device is of another machine, described by the user.
+        device: device of the run.
+        parts: memory parts on that device.
+        host: parts that a run on a GPU holds in the machine's memory while it starts.
+        device_memory: memory of the device in bytes, None if unknown.
+        host_memory: memory of the machine in bytes, None if unknown.
+        ranks: number of processes that share the machine.
+        elsewhere: whether the device belongs to another machine, as the user described it.
     """
 
     device: torch.device
@@ -72,12 +72,12 @@ class Plan(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes of one rank on its device."""
+        """Total bytes of one rank on its device."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def needed(self) -> list[tuple[str, float, float | None]]:
-        """Name, bytes needed and bytes there of each memory."""
+        """List name, bytes needed and bytes available of each memory."""
         if self.device.type == "cpu":
             return [("the machine", self.of_all_ranks(self.parts), self.host_memory)]
         host = self.of_all_ranks(self.host)
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether everything fits, as far as that is known."""
+        """Whether everything fits, as far as it is known."""
         return all(there is None or needed <= there for _, needed, there in self.needed)
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ def make_plan(
     gpu_gb: float | None = None,
     machine_gb: float | None = None,
 ) -> Plan:
-    """The plan of a fit; arguments as `Trainer.plan`."""
+    """Plan a fit; the arguments are those of `Trainer.plan`."""
     given = {"images": images, "image_shape": min(image_shape or [1]), "gpu_gb": gpu_gb, "machine_gb": machine_gb}
     for name, value in given.items():
         if value is not None and not value > 0:
@@ -144,7 +144,7 @@ def make_plan(
         parts = [on_device, *held, *network, Part("CUDA context", CUDA_CONTEXT_BYTES, "about")]
     else:
         parts = [loaded, order, *held, *network, program]
-        # The index is built before there are gradients: only what is more than what training needs counts.
+        # The index is built before there are gradients, so only the excess over the needs of training counts.
         later = sum(part.bytes for part in network[1:])
         sample = sum(part.bytes for part in building if part.passing)
         parts.append(Part("building the index", max(sample - later, 0), "beyond what training needs later"))
@@ -169,7 +169,7 @@ def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: li
 
 
 def _image_parts(stored: Stored) -> tuple[Part, Part]:
-    """The images as they are loaded, and on a device."""
+    """Plan the images as they are loaded, and on a device."""
     N, *shape = stored.shape
     what = f"{N:,} x {'x'.join(map(str, shape))} {'uint8' if stored.value_bytes == 1 else 'float32'}"
     place = "mapped from the disk, shared, given up when short" if stored.mapped else "in memory"
@@ -179,7 +179,7 @@ def _image_parts(stored: Stored) -> tuple[Part, Part]:
 
 
 def _estimators(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
-    """Those of the model and of callbacks that measure some."""
+    """Collect the estimators of the model and of callbacks that measure some."""
     measured = [getattr(callback, "estimators", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
     ofcallbacks = [e for found in measured if isinstance(found, dict) for e in found.values()]
     return [e for e in (getattr(model, "estimator", None), *ofcallbacks) if e is not None]
@@ -194,21 +194,16 @@ def _device_memory(device: torch.device, gpu_gb: float | None) -> float | None:
 def estimator_parts(
     estimators: Sequence[Estimator], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
 ) -> tuple[list[Part], list[Part]]:
-    """What estimators hold beside the images on `device`, and what the machine holds while they are bound.
+    """Plan the memory of estimators besides the images: on `device`, and on the machine while they are bound.
 
-    Args:
-        estimators: of the run.
-        data: its data module.
-        stored: the images of one rank.
-        device: where the run computes.
-        ranks: over which the images are split.
+    `data` is the data module of the run, `stored` the images of one rank; all images are split over `ranks` ranks.
     """
     N, d = stored.shape[0], math.prod(stored.shape[1:])
-    # Those of all ranks: each holds all coordinates.
+    # Each rank holds the coordinates of the images of all ranks.
     all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1
     needing = [e for e in estimators if e.needs_reference]
     told = [e.holds(all_images, d, pixels, device) for e in needing]
-    # An estimator that does not tell may search.
+    # An estimator without `holds` may search.
     neighbours = max((1 if holdings is None else holdings.neighbours for holdings in told), default=0)
     held, building = _index_parts(data, N, d, neighbours, device, ranks) if neighbours else ([], [])
     arrays = {name: size for holdings in told if holdings is not None for name, size in holdings.arrays.items()}
@@ -224,21 +219,21 @@ def estimator_parts(
 def _index_parts(
     data: ReferenceDataModule, N: int, d: int, neighbours: int, device: torch.device, ranks: int
 ) -> tuple[list[Part], list[Part]]:
-    """The index of N images on `device`, and what the machine holds while it is built."""
+    """Plan the index of N images on `device`, and the machine's memory during its build."""
     index = FaissIndex("Flat") if data.index is None else data.index
     index.check(N, d, device, min(neighbours, N))
-    shared = index.shared and ranks == 1  # of shards each rank has an index of its own
+    shared = index.shared and ranks == 1  # With shards, each rank has its own index.
     size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
     note = " ".join(str(v) for v in (type(index).__name__, *index.settings().values()) if isinstance(v, str))
     note += "" if size is not None else ": size NOT KNOWN, not counted"
     held = Part("index", size or 0, note, shared=shared and device.type == "cpu")
-    # The machine builds it in its own memory, whatever the device.
+    # The machine builds the index in its own memory, whatever the device.
     built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
     return [held], [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
 
 
 def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
-    """The network and what training it takes but for activations; the network alone where nothing is trained."""
+    """Plan the network and, if it is trained, gradients, optimiser and copies; activations are not counted."""
     modules = _networks(model)
     count = sum(p.numel() for m in modules for p in m.parameters())
     half = str(trainer.precision) in ("16-true", "bf16-true")
@@ -267,6 +262,6 @@ def _optimiser(model: pl.LightningModule) -> tuple[str, int]:
 
 
 def _networks(model: pl.LightningModule) -> list[nn.Module]:
-    """The module and networks within an estimator that is measured, not trained."""
+    """List the module and, for a measured estimator that is not trained, the networks within it."""
     inside = [v for v in vars(getattr(model, "estimator", None) or object).values() if isinstance(v, nn.Module)]
     return [model, *inside]

@@ -29,7 +29,7 @@ Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
 
 
 def parse(args: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "python -m lit_knn.prepare",
         description="Write images, changed as asked, to an .npy file that runs read by page, with a .json beside it.",

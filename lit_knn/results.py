@@ -1,4 +1,4 @@
-"""Tables of results in CSV files: written whole or not at all, and read again by the next run."""
+"""Tables of results in CSV files: each is written completely or not at all, and the next run reads it."""
 
 import csv
 import os
@@ -10,19 +10,19 @@ from typing import Any
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 
-# What a run leaves in its folder.
+# Names of the files in a run's folder.
 FIDELITY_CSV = "fidelity.csv"
 TRAINING_TIME_JSON = "training_time.json"
 CHECKPOINTS_PREFIX = "checkpoints_"
-"""The measured checkpoints of a run are in `checkpoints_<metric>.csv`."""
+"""`checkpoints_<metric>.csv` lists the measured checkpoints of a run."""
 TITLES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
-"""Metrics as people read them; others are shown as they are logged."""
+"""Names of metrics for people; other metrics are shown by their names in logs."""
 
 Row = dict[str, str | int | float]
 
 
 def keep_aside(path: Path, reason: str) -> None:
-    """Rename a damaged file, with a warning that says to what."""
+    """Rename a damaged file, and warn with its new name."""
     names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in range(1, 10_000))
     aside = next(name for name in names if not name.exists())
     path.replace(aside)
@@ -30,7 +30,7 @@ def keep_aside(path: Path, reason: str) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a CSV file at once or not at all; its columns are those of all rows, in the order they come up."""
+    """Write a CSV file completely or not at all; its columns are those of all rows, in the order of appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with written_whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, restval="")
@@ -39,10 +39,10 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read what `write_rows` wrote.
+    """Read a file of `write_rows`.
 
     Raises:
-        InputError: a row has more or fewer fields than the header, as in a file that was cut off.
+        InputError: a row has more or fewer fields than the header, for instance in a truncated file.
     """
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
@@ -54,12 +54,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 class ResultsTable:
-    """Rows in a CSV file, known by some of their columns. Each new row rewrites the file, at once or not at all.
+    """Rows in a CSV file with key columns. Each new row rewrites the file, completely or not at all.
 
     Args:
-        path: the file; need not exist.
+        path: the file; it need not exist.
         columns: name and type of each column.
-        key: the columns a row is known by.
+        key: the columns that identify a row.
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Mapping[str, type], key: tuple[str, ...]) -> None:
@@ -68,10 +68,9 @@ class ResultsTable:
         self.key = key
 
     def load(self) -> list[Row]:
-        """The finished rows.
+        """Load the finished rows; call it on one rank alone.
 
-        A file that is not a table of these columns is renamed, with a warning that names it, and the table starts anew.
-        Call it on one rank alone.
+        If the file is not a table of these columns, it is renamed with a warning, and the table starts empty.
 
         Raises:
             InputError: the file cannot be read.
@@ -85,15 +84,15 @@ class ResultsTable:
             return [{name: kind(row[name]) for name, kind in self.columns.items()} for row in rows]
         except OSError as error:
             raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
-        except (ValueError, csv.Error) as error:  # InputError and UnicodeDecodeError are ValueErrors
+        except (ValueError, csv.Error) as error:  # InputError and UnicodeDecodeError are ValueErrors.
             keep_aside(self.path, str(error))
             return []
 
     def append(self, row: Row) -> None:
-        """Add a finished row to those in the file. Call it on one rank alone."""
+        """Add a finished row to the file; call it on one rank alone."""
         write_rows(self.path, [*self.load(), {name: row[name] for name in self.columns}])
 
     def find(self, rows: list[Row], **key: str | int | float) -> Row | None:
-        """The last of `rows` with this key, or None."""
+        """Return the last of `rows` with this key, or None."""
         found = [row for row in rows if all(row[name] == key[name] for name in self.key)]
         return found[-1] if found else None

@@ -1,4 +1,4 @@
-"""The picture of a run's checkpoints: a metric over the images seen in training."""
+"""Picture of a run's checkpoints: a metric over the images seen in training."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from lit_knn.results import TITLES
 
 
 def checkpoint_curve(points: Sequence[tuple[int, float]], best: tuple[int, float], metric: str, title: str) -> Figure:
-    """Draw the metric of each checkpoint over images seen, the best one marked.
+    """Draw the metric of each checkpoint over images seen, and mark the best one.
 
     Args:
-        points: images seen and value, ascending.
-        best: one of them.
-        metric: name of the column, by which the axis is labelled.
-        title: of the picture.
+        points: (images seen, value), ascending.
+        best: one of the points.
+        metric: name of the column; it labels the axis.
+        title: title of the picture.
     """
     unit, divisor = image_unit(points[-1][0])
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Figure 1 (fig:posterior_illustration): the posterior and the nearest-neighbour proposal on a line."""
+"""Figure 1 (fig:posterior_illustration): the posterior and the nearest-neighbour proposal of points on a line."""
 
 import numpy as np
 import torch
@@ -18,14 +18,7 @@ NEIGHBOUR, OTHER, PROPOSAL = COLOURS[0], "#9ecae1", COLOURS[1]
 
 
 def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) -> Figure:
-    """Draw one panel for each noise level.
-
-    Args:
-        knn: bound to `reference`.
-        reference: points of one dimension.
-        z: the latent.
-        levels: noise levels.
-    """
+    """Draw a panel for each noise level at the latent z; `knn` is bound to `reference`, a set of points on a line."""
     figure = Figure(figsize=(3.6 * len(levels), 3.2), layout="constrained")
     panels = figure.subplots(1, len(levels), squeeze=False)[0]
     for axes, t in zip(panels, levels, strict=True):
@@ -42,7 +35,7 @@ def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) ->
 
 
 def _draw_panel(axes: Axes, knn: KNN, reference: ReferenceSet, z: float, t: float) -> None:
-    """Stems for the posterior probability of each point, dots for its proposal probability."""
+    """Draw stems for the posterior probability of each point, and dots for its proposal probability."""
     latent = torch.full((1, *reference.shape), z, device=reference.device)
     sq_dist = all_sq_dist(reference, latent)
     proposal = knn.proposal(latent, torch.full((1,), t, dtype=torch.float64, device=reference.device))

@@ -11,7 +11,7 @@ def figure2(rows: dict[str, Tensor], levels: list[float]) -> Figure:
     """Draw pictures in rows.
 
     Args:
-        rows: by name, (levels, C, H, W), model space; cut off at black and white.
+        rows: pictures by row name, (levels, C, H, W), model space; values beyond black and white are cut off.
         levels: noise levels of the columns.
     """
     side = 0.9  # inches

@@ -12,20 +12,18 @@ from lit_knn.figures.style import dress, look
 
 QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "variance"}
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
-# Shown are so many decades below each curve's peak, but no more than these above and below the middle one of the peaks.
+# Each curve shows this many decades below its peak, but no more than these above and below the middle peak.
 DECADES, ABOVE, BELOW = 4.0, 6.0, 10.0
-# Distance of the rows of marks for zeros, as a share of the axis.
+# Distance between the rows of marks for zeros, as a share of the axis.
 MARK_STEP = 0.03
 
 
 def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw score errors above and posterior mean errors below, one column per quantity, one colour per estimator.
 
-    The squared bias is the corrected one, shown where it is above three standard errors. Bands are one standard error.
-    What is exactly 0, which a logarithmic axis cannot show, is a mark at the foot, in a row for each estimator.
-
-    Args:
-        rows: of `estimator_error.csv`, one for each estimator and noise level.
+    `rows` are those of `estimator_error.csv`, one for each estimator and noise level. The squared bias is the corrected
+    one, shown if it exceeds three standard errors. Bands are one standard error. A logarithmic axis cannot show exact
+    zeros: they are marks at the foot, in one row per estimator.
     """
     names = list(dict.fromkeys(row["estimator"] for row in rows))
     figure = Figure(figsize=(11, 6.6), layout="constrained")
@@ -34,7 +32,7 @@ def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for row_of_axes, (prefix, label) in zip(grid, PREFIXES.items(), strict=True):
         for axes, (quantity, title) in zip(row_of_axes, QUANTITIES.items(), strict=True):
             dress(axes, "xy", **({"title": title} if prefix == "score" else {"xlabel": "noise level $t$"}))
-            for i, name in reversed(list(enumerate(names))):  # the first named is drawn last, on top
+            for i, name in reversed(list(enumerate(names))):  # The first estimator is drawn last, on top.
                 own = sorted((row for row in rows if row["estimator"] == name), key=lambda row: row["t"])
                 _draw_curve(axes, own, f"{prefix}_{quantity}", i)
                 zeros = [row["t"] for row in own if row[f"{prefix}_{quantity}"] == 0]
@@ -50,7 +48,7 @@ def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _draw_curve(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, number: int) -> None:
-    """One curve, with gaps where a value is unknown, has no logarithm or is a bias that may be none."""
+    """Draw one curve, with gaps for values that are unknown, have no logarithm, or are biases within their error."""
     t, values, errors = [], [], []
     for row in rows:
         value, error = (math.nan if row[name] == "" else row[name] for name in (column, f"{column}_se"))
@@ -65,7 +63,7 @@ def _draw_curve(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, numb
 
 
 def _mark_zeros(axes: Axes, t: Sequence[float], number: int) -> bool:
-    """Mark the noise levels of an estimator's zeros at the foot of the axes; whether there are any."""
+    """Mark the noise levels of an estimator's zeros at the foot of the axes; return whether there are any."""
     if t:
         marks = Line2D(t, [MARK_STEP * (number + 1)] * len(t), **look(number))
         marks.set(linestyle="none", fillstyle="none", transform=axes.get_xaxis_transform())
@@ -74,7 +72,7 @@ def _mark_zeros(axes: Axes, t: Sequence[float], number: int) -> bool:
 
 
 def _fit_limits(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str) -> None:
-    """Show each curve down to `DECADES` below its peak, unless it is far from the others, as rounding errors are."""
+    """Show each curve down to `DECADES` below its peak, except curves far from the others, such as rounding errors."""
     shown = [(row["estimator"], row[column]) for row in rows if math.isfinite(row[column]) and row[column] > 0]
     if shown:
         peaks = sorted(max(value for other, value in shown if other == name) for name in {name for name, _ in shown})

@@ -26,7 +26,7 @@ def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
             style = {**look(number), "markersize": 5, "markerfacecolor": "none", **dashed}
             axes.plot(*zip(*points, strict=True), label=method, **style)
         dress(axes, "x", xlabel="$t_{\\mathrm{switch}}$", ylabel=column.replace("_", " "))
-    # Not logarithmic: that would blow up the differences between draws of equal quality.
+    # The axis is linear: a logarithmic one would exaggerate the differences between draws of equal quality.
     left.set(ylim=(0, None), ylabel=metric)
     right.set_ylim(-0.03, 1.03)
     left.legend()

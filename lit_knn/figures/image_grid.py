@@ -6,13 +6,13 @@ from torchvision.utils import make_grid
 
 from lit_knn.metrics.features import to_uint8
 
-# Small images are enlarged to about this many pixels a side, or nobody can see them.
+# Small images are enlarged to about this many pixels a side, so that people can see them.
 MIN_SIDE = 32
 PAIRS_PER_ROW = 8
 
 
 def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
-    """Tile images (B, C, H, W) in model space into one picture (3, H', W') in [0, 1], by default nearly square."""
+    """Tile images (B, C, H, W) in model space into one picture (3, H', W') in [0, 1], nearly square by default."""
     enlarge = max(-(-MIN_SIDE // images.shape[-1]), 1)
     pixels = to_uint8(images).cpu().float() / 255
     pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)
@@ -20,13 +20,13 @@ def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
 
 
 def pair_grid(upper: Tensor, lower: Tensor) -> Tensor:
-    """Tile pairs of images (n, C, H, W), n >= 1, in model space: rows of the upper ones, each over its lower ones."""
+    """Tile pairs of images (n, C, H, W), n >= 1, in model space: each row of upper images is above its lower images."""
     columns = min(len(upper), PAIRS_PER_ROW)
     rows = zip(upper.split(columns), lower.split(columns), strict=True)
     return torch.cat([image_grid(torch.cat([_filled(a, columns), _filled(b, columns)]), columns) for a, b in rows], 1)
 
 
 def _filled(images: Tensor, columns: int) -> Tensor:
-    """A row of `columns` images, white at the end."""
+    """Make a row of `columns` images, with white at the end."""
     white = images.new_ones(columns - len(images), *images.shape[1:])
     return torch.cat([images, white])

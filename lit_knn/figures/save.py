@@ -1,4 +1,4 @@
-"""Saving figures."""
+"""Save figures to files."""
 
 from os import PathLike
 from pathlib import Path
@@ -11,9 +11,9 @@ PNG_DPI = 200
 
 
 def save_figure(figure: Figure, path: str | PathLike[str]) -> list[Path]:
-    """Save as `path`.png and `path`.pdf, each at once or not at all; the paths written."""
+    """Save `path`.png and `path`.pdf, each completely or not at all; return the paths."""
     path = Path(path)
-    # Laid out once, not at each drawing, of which a figure sees several.
+    # The layout is computed once here, because saving draws a figure several times.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     written = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "pdf")]

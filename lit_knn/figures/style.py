@@ -1,17 +1,17 @@
-"""The one style of all figures."""
+"""The common style of all figures."""
 
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter, NullFormatter
 
-# Told apart in print and by the colour-blind (Okabe and Ito).
+# These colours differ in print and for the colour-blind (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c8c")
 MARKERS = "osD^vP*X"
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour and marker of the line of this number, with the sizes of all lines."""
+    """Return colour and marker of line `number`, and the sizes of all lines."""
     kind = number % len(COLOURS)
     return {"color": COLOURS[kind], "marker": MARKERS[kind], "markersize": 3, "linewidth": 1.4}
 
@@ -19,10 +19,7 @@ def look(number: int) -> dict[str, Any]:
 def dress(axes: Axes, log: str = "", **labels: Any) -> None:
     """Give axes a light grid behind the data and no frame at the top and right.
 
-    Args:
-        axes: to dress.
-        log: the logarithmic ones, "x", "y" or "xy".
-        labels: `title`, `xlabel` and what else `Axes.set` takes.
+    `log` names the logarithmic axes, "x", "y" or "xy"; `labels` are arguments of `Axes.set`, such as `title`.
     """
     for name in log:
         labels[f"{name}scale"] = "log"
@@ -35,7 +32,7 @@ def dress(axes: Axes, log: str = "", **labels: Any) -> None:
 
 
 def log_values(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, with numbers between the powers of ten where there is room."""
+    """Make the vertical axis logarithmic, and number it between the powers of ten if there is room."""
     axes.set_yscale("log")
     for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
@@ -43,5 +40,5 @@ def log_values(axes: Axes) -> None:
 
 
 def image_unit(images: int) -> tuple[str, float]:
-    """Unit and divisor of an axis up to `images`: thousands for the digits, millions for the paper's runs."""
+    """Return unit and divisor for an axis up to `images`: thousands for the digits, millions for the paper's runs."""
     return ("millions", 1e6) if images >= 1e6 else ("thousands", 1e3)

@@ -1,4 +1,4 @@
-"""Image data on disk, read into arrays: zips and folders of image files, `.npy` and `.npz`."""
+"""Read image data from disk into arrays: zips and folders of image files, `.npy` and `.npz`."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from lit_knn.errors import InputError, first_line
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 LABEL_FILE = "dataset.json"
-# What Pillow and zipfile raise on damaged data, beside their own exceptions.
+# Pillow and zipfile raise these on damaged data, besides their own exceptions.
 DAMAGED = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, zlib.error, struct.error, zipfile.BadZipFile)
 
 Read = Callable[[str], bytes]
@@ -26,9 +26,9 @@ Read = Callable[[str], bytes]
 def read_image_files(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray | None]:
     """Read a zip or a folder in the layout of EDM's data sets.
 
-    Every PNG and JPEG file in it, in subfolders too, is one image; they are sorted by name. Other files and hidden
-    ones are ignored. `dataset.json` at the root may hold the labels: {"labels": [["00000/img00000.png", 6], ...]},
-    exactly one for each image, or {"labels": null}.
+    Every PNG and JPEG file, in subfolders too, is one image. Images are sorted by name. Hidden and other files are
+    ignored. `dataset.json` at the root may hold the labels, exactly one for each image:
+    {"labels": [["00000/img00000.png", 6], ...]} or {"labels": null}.
 
     Args:
         path: a .zip file or a folder.
@@ -38,8 +38,8 @@ def read_image_files(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarr
         `labels` (N,), int64, or None.
 
     Raises:
-        InputError: nothing there, no images, an image that is damaged, of another size or number of channels than
-            the first, or in a mode that is neither RGB, palette nor 8-bit grayscale; labels that do not match.
+        InputError: a path that does not exist; no images; an image that is damaged, that differs from the first in
+            size or number of channels, or that is neither RGB, palette nor 8-bit grayscale; labels that do not match.
     """
     path = existing(path)
     with opened(path) as (names, read):
@@ -49,10 +49,10 @@ def read_image_files(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarr
 
 
 def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """The shape (N, C, H, W) that `read_image_files` gives, from the number of images and the first of them.
+    """Return the shape (N, C, H, W) of `read_image_files`; this reads only the file names and the first image.
 
     Raises:
-        InputError: nothing there, no images, a first image that is not read.
+        InputError: a path that does not exist, no images, or a first image that cannot be read.
     """
     path = existing(path)
     with opened(path) as (names, read):
@@ -63,22 +63,21 @@ def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
 def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
     """Read images, latents or vectors from one NumPy file.
 
-    uint8 arrays are images of 1 or 3 channels, (N, C, H, W); (N, H, W, C) is moved to that where axis 1 is neither 1
-    nor 3 long and the last axis is. Floats are taken as they are, (N, *shape), never rescaled or rearranged, and
-    become float32.
+    uint8 arrays are images of 1 or 3 channels, (N, C, H, W). An array (N, H, W, C) is moved to this layout if its last
+    axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) become float32, and are never rescaled or rearranged.
 
     Args:
-        path: an .npy file, or an .npz file with the array under `images`, `arr_0` or any name if it is the only one,
+        path: an .npy file; or an .npz file with the array under `images`, `arr_0` or, for a single array, any name,
             and optionally `labels`, (N,) integers.
-        floats_as_is: take also floats that look like images by mistake: 4-D with 1 or 3 channels and either values
-            outside [-1, 1] or the channels last.
+        floats_as_is: also accept floats that look like images by mistake: 4-D with 1 or 3 channels, and with values
+            outside [-1, 1] or with the channels last.
 
     Returns:
         `array` (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
 
     Raises:
-        InputError: nothing there, a damaged file, pickled objects, no usable key, another dtype or shape, floats
-            that are not finite or look like images by mistake, labels that do not match.
+        InputError: a path that does not exist, a damaged file, pickled objects, no usable key, another dtype or shape,
+            floats that are not finite or look like images by mistake, labels that do not match.
     """
     path = existing(path)
     array, labels = _load_arrays(path)
@@ -94,10 +93,10 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
 
 
 def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int]:
-    """The shape, and the bytes of each value, that `read_array_file` gives of an .npy file, without reading the array.
+    """Return the shape that `read_array_file` gives for an .npy file, and the bytes of each value; read no values.
 
     Raises:
-        InputError: nothing there, or a damaged file.
+        InputError: a path that does not exist, or a damaged file.
     """
     path = existing(path)
     try:
@@ -111,7 +110,7 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
 
 
 def existing(path: str | os.PathLike[str]) -> Path:
-    """The path of data; InputError if there is nothing."""
+    """Return the path of data; raise InputError if it does not exist."""
     if not os.fspath(path):
         raise InputError("the path of the data is empty")
     path = Path(path).expanduser()
@@ -121,7 +120,7 @@ def existing(path: str | os.PathLike[str]) -> Path:
 
 
 def sorted_images(path: Path, names: list[str]) -> list[str]:
-    """The names of images among all, sorted; InputError if there are none."""
+    """Return the names of images, sorted; raise InputError if there are none."""
     image_names = sorted(name for name in names if _is_image(name))
     if not image_names:
         raise InputError(f"{path} holds no image files ({', '.join(IMAGE_SUFFIXES)})")
@@ -129,14 +128,14 @@ def sorted_images(path: Path, names: list[str]) -> list[str]:
 
 
 def _is_image(name: str) -> bool:
-    # macOS puts files such as __MACOSX/._0.png, which are not images, into its zips.
+    # macOS adds files such as __MACOSX/._0.png to its zips; they are not images.
     hidden = name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
     return name.lower().endswith(IMAGE_SUFFIXES) and not hidden
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[list[str], Read]]:
-    """The names in a folder or zip, relative to its root, and a function that reads one."""
+    """Open a folder or zip: yield the names in it, relative to its root, and a function that reads one of them."""
     if path.is_dir():
         yield _folder_names(path), lambda name: (path / name).read_bytes()
     elif path.suffix.lower() == ".zip":
@@ -175,16 +174,12 @@ def _read_images(path: Path, names: list[str], read: Read) -> np.ndarray:
 
 
 def decode(path: Path, name: str, read: Read, change: Callable[[Any], Any] = lambda image: image) -> np.ndarray:
-    """One image, (C, H, W) uint8.
+    """Decode the image `name` of `path` to (C, H, W), uint8; `read` returns the bytes stored under a name.
 
-    Args:
-        path: the folder or zip, for messages.
-        name: of the image in it.
-        read: gives the bytes of a name.
-        change: what to do with the `PIL.Image` (an opaque palette has become its colours) before its pixels are taken.
+    `change` changes the `PIL.Image` before its pixels are taken; an opaque palette is then already RGB.
 
     Raises:
-        InputError: not an image, a damaged one, or in a mode that is not read.
+        InputError: a file that is not an image, a damaged image, or an unsupported mode.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -207,13 +202,13 @@ def decode(path: Path, name: str, read: Read, change: Callable[[Any], Any] = lam
 
 
 def describe_size(image: np.ndarray) -> str:
-    """Width, height and channels of an image (C, H, W), in words."""
+    """Describe an image (C, H, W) in words: width, height and channels."""
     channels, height, width = image.shape
     return f"{width}x{height} with {channels} channel{'s' if channels > 1 else ''}"
 
 
 def read_labels(path: Path, names: list[str], image_names: list[str], read: Read) -> np.ndarray | None:
-    """The labels in `dataset.json`, (N,) int64 in the order of `image_names`, or None; see `read_image_files`."""
+    """Read the labels in `dataset.json`: (N,) int64 in the order of `image_names`, or None; see `read_image_files`."""
     if LABEL_FILE not in names:
         elsewhere = [name for name in names if name.endswith(f"/{LABEL_FILE}")]
         if elsewhere:

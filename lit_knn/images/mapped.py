@@ -1,7 +1,7 @@
-"""Prepared images: a mapped `.npy` of pixels, with a `.json` beside it that says what they are.
+"""Prepared images: a memory-mapped `.npy` file of pixels, and a `.json` file beside it that describes them.
 
-They are the data of a run that does not fit into memory, or is shared by its ranks. `python -m lit_knn.prepare` writes
-them; the `.npy` is uint8 (N, C, H, W), which every tool reads.
+Use them for data that does not fit into memory or that the ranks of a run share. `python -m lit_knn.prepare` writes
+them. The `.npy` file is uint8 (N, C, H, W), which every tool reads.
 """
 
 import json
@@ -14,23 +14,23 @@ import numpy as np
 
 from lit_knn.errors import InputError, first_line
 
-if TYPE_CHECKING:  # to prepare needs no torch, which takes seconds to load
+if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
 
 PARTIAL_SUFFIX = ".partial"
-# How files begin that versions before 0.1 wrote.
+# The first bytes of files that versions before 0.1 wrote.
 OLD_MAGIC = b"lit_knn images\n"
 AGAIN = "delete the .npy and the .json, and prepare them again"
 
 
 class Description(NamedTuple):
-    """What the `.json` says of the pixels.
+    """The content of the `.json` file.
 
     Attributes:
         shape: (N, C, H, W).
-        sha256: of the pixels, 64 hexadecimal digits.
-        origin: what the images were made from, and how; anything that JSON can write.
-        labels: an integer for each image, or None.
+        sha256: hash of the pixels, 64 hexadecimal digits.
+        origin: the source of the images and the options; anything that JSON can write.
+        labels: one integer for each image, or None.
     """
 
     shape: tuple[int, ...]
@@ -40,13 +40,13 @@ class Description(NamedTuple):
 
 
 class PreparedImages(NamedTuple):
-    """Prepared images, open.
+    """Open prepared images.
 
     Attributes:
-        images: (N, C, H, W), uint8, mapped: read by page when it is used, shared by the processes of a machine, and
-            never to be written to.
+        images: (N, C, H, W), uint8, read-only. It is memory-mapped: the system reads a page when it is used, and the
+            processes of a machine share the pages.
         labels: (N,), int64, in memory, or None.
-        sha256: of the pixels.
+        sha256: hash of the pixels.
     """
 
     images: "Tensor"
@@ -55,7 +55,7 @@ class PreparedImages(NamedTuple):
 
 
 def npy_path(path: str | os.PathLike[str]) -> Path:
-    """The path of prepared images; InputError if it does not end in .npy."""
+    """Return the path of prepared images; raise InputError if it does not end in .npy."""
     path = Path(path).expanduser()
     if path.suffix != ".npy":
         raise InputError(f"{path} must end in .npy, as the files of python -m lit_knn.prepare do")
@@ -63,27 +63,23 @@ def npy_path(path: str | os.PathLike[str]) -> Path:
 
 
 def read_description(path: str | os.PathLike[str]) -> Description:
-    """What the prepared images in a file are, checked against the file; their pixels are not read.
+    """Read the description of prepared images, and check it against the file; their pixels are not read.
 
     Raises:
-        InputError: nothing there, a preparation that was not finished, another kind of file, no `.json` or a damaged
-            one, or a file that is not as long as that says.
+        InputError: a path that does not exist, an unfinished preparation, another kind of file, a missing or damaged
+            `.json`, or a file whose length differs from the described one.
     """
     return _open(path)[1]
 
 
 def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
-    """Open prepared images, which stay on the disk.
-
-    Raises:
-        InputError: see `read_description`.
-    """
+    """Open prepared images; they stay on the disk. Raises InputError like `read_description`."""
     import torch
 
     pixels, description = _open(path)
     labels = None if description.labels is None else np.array(description.labels, np.int64)
     with warnings.catch_warnings():
-        # A mapping that could be written to would need as much memory set aside as the file is long.
+        # A writable mapping would reserve as much memory as the file is long.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return PreparedImages(torch.from_numpy(pixels), labels, description.sha256)
 

@@ -1,4 +1,4 @@
-"""What can be prepared: zips and folders of image files, and CIFAR-10 as torchvision keeps it."""
+"""Sources of prepared images: zips and folders of image files, and CIFAR-10 as torchvision stores it."""
 
 import dataclasses
 import hashlib
@@ -15,20 +15,20 @@ from lit_knn.errors import InputError
 from lit_knn.images.files import decode, existing, opened, read_labels, sorted_images
 
 CIFAR10_FOLDER = "cifar-10-batches-py"
-# Modes that lose nothing but transparency on the way to RGB: 16-bit images, for one, would be cut off at 255.
+# These modes lose only transparency on the way to RGB. Others lose more: 16-bit images would be cut off at 255.
 TO_RGB = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What is done to each image, and where labels come from.
+    """The changes made to each image, and the source of its label.
 
     Attributes:
-        size: width and height to which all are resized with antialiasing (Lanczos); None to keep theirs.
-        center_crop: cut the largest square out of the middle first.
-        rgb: make three channels of grayscale, CMYK and transparent images.
-        labels_from_folders: the label of an image is the place of its top-level folder among all, sorted by name;
-            otherwise labels come from `dataset.json`, if there is one.
+        size: width and height to which every image is resized with antialiasing (Lanczos); None keeps its own size.
+        center_crop: first cut the largest square out of the middle.
+        rgb: convert grayscale, CMYK and transparent images to three channels.
+        labels_from_folders: number the top-level folders in the order of their names, and label each image by its
+            folder. Otherwise labels come from `dataset.json`, if there is one.
     """
 
     size: int | None = None
@@ -41,7 +41,7 @@ class Options:
             raise InputError(f"--size must be at least 1, got {self.size}")
 
     def apply(self, image: Any, where: str) -> Any:
-        """Change one `PIL.Image`; `where` names it."""
+        """Change one `PIL.Image`; messages call it `where`."""
         from PIL import Image
 
         if self.rgb and image.mode in TO_RGB:
@@ -55,19 +55,19 @@ class Options:
             raise InputError(f"{where} is {width}x{height}, which --size {self.size} would squeeze: add --center-crop")
         if self.size is None or image.size == (self.size, self.size):
             return image
-        # Pillow would take a palette's nearest entry, and pixels of 1 bit.
+        # For palettes and 1-bit pixels, Pillow would take the nearest pixel instead of averaging.
         return image.resize((self.size, self.size), Image.Resampling.LANCZOS) if image.mode in ("RGB", "L") else image
 
 
 class Source(NamedTuple):
-    """Images that are read one at a time.
+    """A set of images that are read one at a time.
 
     Attributes:
         names: one for each image, for messages.
-        read: the image of a number, (C, H, W) uint8, changed as asked; safe to call in several threads.
+        read: (i) -> image i, (C, H, W) uint8, changed by the options; safe to call from several threads.
         labels: (N,) int64, or None.
-        origin: what the images are, anything that JSON can write: the name of the `source`, the `options`, and a
-            `fingerprint`, which is another if any image, label or their order is another.
+        origin: a description of the images that JSON can write: the name of the `source`, the `options`, and a
+            `fingerprint`, which changes with any image, any label and their order.
     """
 
     names: list[str]
@@ -78,15 +78,15 @@ class Source(NamedTuple):
 
 @contextmanager
 def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Source]:
-    """Open what is to be prepared.
+    """Open the images that are to be prepared.
 
     Args:
-        path: a .zip file or a folder of images in EDM's layout, see `read_image_files`; or a folder that has
-            `cifar-10-batches-py`, of which the training images are taken.
-        options: what is done to each image.
+        path: a .zip file or a folder of images in EDM's layout, see `read_image_files`; or a folder that holds
+            `cifar-10-batches-py`: then the training images are used.
+        options: the changes made to each image.
 
     Raises:
-        InputError: nothing there, no images, labels that do not match.
+        InputError: a path that does not exist, no images, labels that do not match.
     """
     path = existing(path)
     if (path / CIFAR10_FOLDER).is_dir():
@@ -112,7 +112,7 @@ def _folder_labels(path: Path, names: list[str]) -> np.ndarray:
 
 
 def _stamps(path: Path, names: list[str]) -> Iterator[str]:
-    """What tells, without reading an image, that it is the same: size, and CRC or time of change."""
+    """Identify each image without reading it: by its size, and its CRC or its time of change."""
     if path.is_dir():
         for name in names:
             status = (path / name).stat()

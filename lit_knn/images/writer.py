@@ -1,4 +1,4 @@
-"""Writing prepared images: in blocks, so that it can be interrupted, and whole or not at all."""
+"""Write prepared images in blocks, so that a run can be interrupted; the result appears only when it is complete."""
 
 import errno
 import fcntl
@@ -23,9 +23,9 @@ from lit_knn.images.files import describe_size
 from lit_knn.images.mapped import PARTIAL_SUFFIX, Description, npy_path, read_description
 from lit_knn.images.source import Options, Source, open_source
 
-# Written and recorded at a time: what an interruption costs at most.
+# Bytes written and recorded at a time: an interruption loses at most one such block.
 BLOCK_BYTES = 8 * 2**20
-# A bar that is written to a file adds a line at each refresh.
+# In a log file, each refresh of the progress bar adds a line.
 SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
 
 
@@ -36,24 +36,24 @@ def prepare(
     workers: int | None = None,
     block_images: int | None = None,
 ) -> Description:
-    """Write the images of `source` to an `.npy` file that `read_prepared` maps, and what they are to a `.json` beside.
+    """Write the images of `source` to an `.npy` file for `read_prepared`, and their description to a `.json` beside it.
 
-    What is written so far is in `OUT.partial`, and how far that is in `OUT.partial.json`, from which an interrupted
-    preparation goes on; the result is the same, byte for byte.
+    Finished blocks go to `OUT.partial`, and their number to `OUT.partial.json`. An interrupted preparation continues
+    from there. The result is the same, byte for byte.
 
     Args:
         source: see `open_source`.
-        out: the `.npy` file. If it is there, made of the same images in the same way, nothing is done.
-        options: what is done to each image.
-        workers: threads that decode; one for each CPU if None.
-        block_images: images written and recorded at a time; 8 MiB of them if None.
+        out: the `.npy` file. If it exists and was made from the same images with the same options, nothing is done.
+        options: the changes made to each image.
+        workers: threads that decode; None for one per CPU.
+        block_images: images written and recorded at a time; None for 8 MiB of them.
 
     Returns:
-        What the `.json` says.
+        The content of the `.json` file.
 
     Raises:
-        InputError: what is wrong with the source or one of its images; images that differ in size or channels; `out`
-            named otherwise or made of something else; another process preparing it; a full disk.
+        InputError: a bad source or image; images that differ in size or channels; an `out` that does not end in .npy,
+            or that holds something else; another process that prepares `out`; a full disk.
     """
     out = npy_path(out)
     if workers is not None and workers < 1:
@@ -65,7 +65,7 @@ def prepare(
 def write_prepared(
     images: Source, out: str | os.PathLike[str], workers: int | None = None, block_images: int | None = None
 ) -> Description:
-    """Write the images of any source; arguments as `prepare`."""
+    """Write the images of any source; the arguments are those of `prepare`."""
     out, workers = npy_path(out), workers or os.cpu_count() or 1
     labels = None if images.labels is None else images.labels.tolist()
     planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels)
@@ -87,7 +87,7 @@ def write_prepared(
         file.truncate(len(header) + math.prod(planned.shape))
         _to_disk(file)
         description = planned._replace(sha256=digest.hexdigest())
-        # Before the file: where that is there, all is.
+        # The .json comes first, so that a finished .npy file always has its description.
         _write_json(out.with_suffix(".json"), description._asdict())
         os.replace(_partial_path(out), out)
         _forget(out)
@@ -101,7 +101,7 @@ def _npy_header(shape: tuple[int, ...]) -> bytes:
 
 
 def _same(found: Any, planned: dict[str, Any]) -> bool:
-    """Whether two origins are of the same images, whatever the name of the source, made in the same way."""
+    """Tell whether two origins have the same images and options; the name of the source may differ."""
     return isinstance(found, dict) and found | {"source": ""} == planned | {"source": ""}
 
 
@@ -125,14 +125,14 @@ def _record_file(out: Path) -> Path:
 
 @contextmanager
 def _partial_file(out: Path) -> Iterator[BinaryIO]:
-    """The file that becomes `out`, for this process alone."""
+    """Open the file that becomes `out`, locked for this process."""
     path = _partial_path(out)
     if out.with_suffix(".json").exists() and not path.exists():
         raise InputError(f"{out.with_suffix('.json')} is there already: delete it, or name another .npy file")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go by a process that dies, too
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The system frees the lock when a process dies.
         except BlockingIOError as error:
             raise InputError(f"{out} is being prepared by another process") from error
         if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:
@@ -144,7 +144,7 @@ def _partial_file(out: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _named_errors(out: Path) -> Iterator[None]:
-    """Say of an error on the way to the disk what it means for the user."""
+    """Turn an error of writing into a message that tells the user what to do."""
     try:
         yield
     except OSError as error:
@@ -164,7 +164,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _resume(out: Path, file: BinaryIO, header: bytes, planned: Description) -> tuple[Any, int]:
-    """The hash of the images that an earlier start has written, and their number."""
+    """Return the hash and the number of the images that an earlier run has written."""
     digest, image_bytes = hashlib.sha256(), math.prod(planned.shape[1:])
     try:
         record = json.loads(_record_file(out).read_text(encoding="utf-8"))
@@ -195,7 +195,7 @@ def _check_space(out: Path, file: BinaryIO, size: int) -> None:
 
 
 def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, workers: int) -> Iterator[tuple[int, bytes]]:
-    """First image and pixels of each block that is missing."""
+    """Yield the first image number and the pixels of each missing block."""
     from tqdm import tqdm
 
     def read(i: int) -> np.ndarray:
@@ -228,5 +228,5 @@ def _to_disk(file: BinaryIO) -> None:
 
 
 def say(line: str) -> None:
-    """A line beside the progress bar."""
+    """Print a line to standard error, beside the progress bar."""
     print(line, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Neighbour searches that a reference set can own."""
+"""Neighbour indexes for reference sets."""
 
 from lit_knn.index.base import Index
 from lit_knn.index.faiss_index import FaissIndex

@@ -11,13 +11,13 @@ from lit_knn.settings import TellsSettings
 
 
 class Vectors(NamedTuple):
-    """What an index is built from.
+    """The input of `Index.build`.
 
     Attributes:
         chunks: yields all N vectors in order, (c, d) float32 each; may be called again.
-        sample: (m) -> (m, d) float32, a seeded random subset of m <= N vectors, to train on.
+        sample: (m) -> (m, d) float32, a seeded random subset of m <= N vectors, for training.
         N: number of vectors.
-        fingerprint: a name that these vectors have and no others; may take seconds.
+        fingerprint: returns a name that only these vectors have; may take seconds.
         shared: whether all processes of a distributed run build from these vectors.
     """
 
@@ -29,18 +29,18 @@ class Vectors(NamedTuple):
 
 
 class Index(TellsSettings, ABC):
-    """Finds near neighbours, in squared L2 distance, among vectors it was built from.
+    """Finds near neighbours, in squared L2 distance, among the vectors of `build`.
 
-    An index may be approximate and may return fewer than k neighbours: estimators compute the likelihood of
-    what they use themselves, so they stay consistent as n → ∞. At a finite n a search that misses likely images
-    costs error: those belong to the tail of the proposal, which is seldom drawn where t is small.
+    An index may be approximate and may return fewer than k neighbours. Estimators stay consistent as n → ∞, because
+    they compute the likelihood of the images that they use. At finite n, a search that misses likely images costs
+    error: the missed images are in the tail of the proposal, which is seldom drawn at small t.
 
-    `build` assigns what it makes and changes nothing in place, so that `copy.copy` of an index that is not built is
-    another index of the same settings.
+    `build` assigns new attributes and changes nothing in place. So `copy.copy` of an unbuilt index makes an
+    independent index with the same settings.
     """
 
     shared = False
-    """Whether the processes of a machine hold it once, together, while it is on the CPU."""
+    """Whether the processes of a machine share one copy of it while it is on the CPU."""
 
     @abstractmethod
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
@@ -48,17 +48,17 @@ class Index(TellsSettings, ABC):
 
         Args:
             N: number of vectors.
-            d: their dimension.
-            device: where the index will search; None for the CPU.
-            k: neighbours that will be searched.
+            d: dimension of the vectors.
+            device: device of the search; None for the CPU.
+            k: number of neighbours of a later search.
 
         Raises:
-            InputError: which setting, its value and the rule it breaks.
+            InputError: names the setting, its value and the rule that it breaks.
         """
 
     @abstractmethod
     def build(self, vectors: Vectors) -> None:
-        """Build from all vectors, or find what an earlier run has built from them."""
+        """Build from all vectors, or load an index that an earlier run built from them."""
 
     @abstractmethod
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -69,12 +69,12 @@ class Index(TellsSettings, ABC):
             k: number of neighbours, 1 <= k <= N.
 
         Returns:
-            `sq_dist` (B, k), float32, ascending, and `ids` (B, k), int64, on the device of the queries. Where
-            fewer than k were found the last ids are −1 and their distances inf.
+            `sq_dist` (B, k), float32, ascending, and `ids` (B, k), int64, on the device of the queries. If fewer than
+            k were found, the last ids are −1 and their distances inf.
         """
 
     def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """As `search` with k = 1, for queries that are among the vectors, which may take less effort to find."""
+        """Search with k = 1 for queries that are among the vectors; an index may find those with less effort."""
         return self.search(queries, 1)
 
     @abstractmethod
@@ -82,15 +82,15 @@ class Index(TellsSettings, ABC):
         """Move the index to `device`.
 
         Raises:
-            InputError: this kind of index cannot live there.
+            InputError: this kind of index does not support the device.
         """
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
-        """Bytes it will hold on `device` for N vectors of dimension d, without building it; None if not known."""
+        """Predict the bytes that the built index holds on `device` for N vectors of dimension d; None if unknown."""
         return None
 
     def build_bytes(self, N: int, d: int) -> int:
-        """Bytes needed beside, while it is built."""
+        """Predict the additional bytes that are needed during the build."""
         return 0
 
 
@@ -100,7 +100,7 @@ Piece = TypeVar("Piece", Tensor, tuple[int, Tensor])
 def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iterator[Piece]:
     """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows; silent outside a terminal.
 
-    What takes less than a second, such as one class of many, shows no bar.
+    The bar appears after one second, so that short work, such as one of many classes, shows none.
     """
     from tqdm import tqdm
 

@@ -1,7 +1,7 @@
-"""Built indexes on disk: complete or not at all, and only for the data and settings that they were built from.
+"""Keep built indexes on disk: each file is complete or absent, and is used only for its own data and settings.
 
-Beside each `.index` is a `.json` that says what it is, with its checksum. It is written last, so that an index without
-one is not whole.
+Each `.index` file has a `.json` file beside it, with its description and checksum. The `.json` is written last, so
+that an `.index` without one is incomplete.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from lit_knn.distributed import once_per_machine
 from lit_knn.errors import InputError, first_line
 from lit_knn.index.base import Vectors
 
-# Few enough to stay in the processor's cache between being read and being summed.
+# A block of this size stays in the processor's cache between reading and summing.
 CHECK_BYTES = 2**20
 
 Settings = dict[str, Any]
@@ -30,12 +30,12 @@ class IndexCache:
     """A folder of built indexes.
 
     Args:
-        folder: made where it is missing; a leading ~ is the home of the user.
+        folder: is created if missing; a leading ~ is the user's home.
         write: writes an index to a binary file.
-        read: reads, or maps, the index in a file; RuntimeError if it is none.
+        read: reads or maps the index in a file; raises RuntimeError if the file holds none.
 
     Raises:
-        InputError: an empty name, which would be the working directory.
+        InputError: an empty folder name, which would mean the working directory.
     """
 
     def __init__(self, folder: str, write: Callable[[Any, BinaryIO], None], read: Callable[[Path], Any]) -> None:
@@ -46,7 +46,7 @@ class IndexCache:
         self._read = read
 
     def _check_folder(self) -> None:
-        """Refuse a folder that nothing can be written to, or that cannot be made."""
+        """Refuse a folder that cannot be created or written to."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
         if not there.is_dir():
             raise InputError(f"cache_dir={self.folder} is no folder and cannot be made: {there} is a file")
@@ -54,24 +54,25 @@ class IndexCache:
             raise InputError(f"cache_dir={self.folder} cannot be written to")
 
     def get(self, vectors: Vectors, settings: Settings, versions: Settings, build: Callable[[Vectors], Any]) -> Any:
-        """The index from the folder or, where that has none that is whole and fits, a new one, which is kept there.
+        """Return the index from the folder; if it has no complete and matching one, build it and keep it there.
 
         Args:
-            vectors: the data; their fingerprint is asked by one process of each machine. If they are those of all
-                processes of a distributed run, each of them must call this; one of each machine builds, the others map
-                its file.
-            settings: what else the index depends on, with its `factory`; they and the data give the file its name.
-            versions: of the programs that wrote the file; another one's file is built anew.
-            build: makes the index.
+            vectors: the data; one process of each machine asks for their fingerprint. If all processes of a
+                distributed run share the vectors, each of them must call this: one of each machine builds, the others
+                map its file.
+            settings: everything else that the index depends on, with its `factory`. Settings and data determine the
+                file name.
+            versions: versions of the programs that write the file; a file of other versions is built anew.
+            build: builds the index.
 
         Raises:
-            InputError: the folder cannot be written to; another process failed.
+            InputError: the folder cannot be written to, or another process failed.
         """
         index: Any = None
 
         def lead() -> Path | None:
             nonlocal index
-            # Here, so that a folder that one process cannot write to stops the others, too.
+            # The check is inside `lead`, so that its error stops the other processes, too.
             self._check_folder()
             label = {**settings, "data": vectors.fingerprint()}
             path = self.folder / file_name(label)
@@ -89,8 +90,8 @@ class IndexCache:
         return index
 
     def _get(self, path: Path, label: Settings, build: Callable[[], Any]) -> tuple[Any, bool]:
-        """The index, and whether it is in the file."""
-        # Also against other runs: the second waits and then finds what the first has built.
+        """Return the index, and whether it is in the file."""
+        # The lock also holds against other runs: the second run waits, then finds the index of the first.
         with ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,17 +128,17 @@ class IndexCache:
 
 
 def file_name(label: Settings) -> str:
-    """Name of the file of these settings and data; it shows the factory string."""
+    """Return the file name for these settings and data; it shows the factory string."""
     digest = hashlib.sha256(json.dumps(label, sort_keys=True).encode()).hexdigest()[:16]
     return f"{re.sub('[^A-Za-z0-9]+', '-', str(label['factory']))}-{digest}.index"
 
 
 def verify(path: Path, label: Settings) -> None:
-    """Read the whole file and see that it is what `label` says.
+    """Read the whole file and check that it matches `label`.
 
     Raises:
-        FileNotFoundError: there is none, or nothing that says what it is.
-        ValueError: how it differs, as the predicate of a sentence.
+        FileNotFoundError: the file or its description is missing.
+        ValueError: the difference, as the predicate of a sentence.
     """
     try:
         about = dict(json.loads(path.with_suffix(".json").read_text()))

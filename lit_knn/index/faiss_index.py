@@ -1,4 +1,4 @@
-"""Neighbour search by FAISS (Johnson et al. 2019), the search of the paper. The only file that imports faiss."""
+"""Neighbour search by FAISS (Johnson et al. 2019), as in the paper. No other file imports faiss."""
 
 import warnings
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from lit_knn.errors import InputError
 from lit_knn.index.base import Index, Vectors, with_progress
 from lit_knn.index.cache import IndexCache
 
-# FAISS trains k-means on at most this many points per list; more are thrown away by it.
+# FAISS trains k-means on at most this many points per list, and discards more.
 TRAINING_POINTS_PER_LIST = 256
-# Scalar quantisers learn a range per dimension; this many images pin it down.
+# Scalar quantisers learn a range per dimension; this many images are enough for that.
 QUANTISER_TRAINING_POINTS = 50_000
-# Training points are float32: without a limit those of ImageNet would take more memory than the index.
+# Training points are float32: without a limit, those of ImageNet would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30
 GPU_MAX_K = 2048
-# What FAISS sets aside on a large GPU if it is not told otherwise.
+# FAISS reserves this much on a large GPU by default.
 GPU_SCRATCH_MIB = 1536
 GPU_ADVICE = "it can Flat and IVF<c>,SQ8, and lit_knn.index.TorchIndex searches 8-bit vectors there"
 # Vectors are added about this many bytes at a time.
 CHUNK_BYTES = 64 * 2**20
-# Few enough that what is computed of them stays in the processor's cache.
+# The results of so few rows stay in the processor's cache.
 CHECKED_ROWS = 64
-# float32 puts a pixel this far from a whole number at most, in grey levels, and then some.
+# In grey levels: above the largest rounding error of a pixel in float32.
 PIXEL_TOLERANCE = 1e-3
 
 
@@ -37,25 +37,25 @@ class FaissIndex(Index):
 
     Args:
         factory: `Flat` (exact, 4 bytes a dimension), `SQ8` (8-bit, a quarter of the memory), `IVF<c>,Flat` or
-            `IVF<c>,SQ8` (c lists of which `nprobe` are searched); the paper's three kinds. Other L2 indexes that
-            FAISS can build from vectors alone work too; to distances in principal components (`PCA256,IVF<c>,SQ8`) the
-            query's own from their subspace is added.
-        nprobe: lists searched per query, for IVF only. The default searches 1/50 of them, about the share the
-            paper uses (25 of 1788 on CelebA, 100 of 4527 on ImageNet).
-        lossless: let the 256 codes of `SQ8` and `IVF<c>,SQ8` be the 256 values of a pixel, so that uint8 images keep
-            every digit. By default FAISS spreads the codes over the range of each dimension, or of its difference from
-            the centre of its list.
-        cache_dir: folder that keeps built indexes; a later run with the same images, `factory` and `lossless` maps the
+            `IVF<c>,SQ8` (c lists, `nprobe` of them searched) are the paper's kinds. Other L2 indexes work, too, if
+            FAISS can build them from vectors alone. Distances in principal components (`PCA256,IVF<c>,SQ8`) get the
+            query's squared distance from the subspace added.
+        nprobe: lists searched per query, for IVF only. The default searches 1/50 of them, about the share of the
+            paper (25 of 1788 on CelebA, 100 of 4527 on ImageNet).
+        lossless: make the 256 codes of `SQ8` and `IVF<c>,SQ8` the 256 values of a pixel, so that uint8 images keep
+            every digit. By default FAISS spreads the codes over the range of each dimension; with lists, over the
+            range of its difference from the centre of the list.
+        cache_dir: folder that keeps built indexes. A later run with the same images, `factory` and `lossless` maps the
             file instead of building, and all processes of a machine share its memory. null builds in each process.
         gpu_float16: on a GPU, hold the vectors of `Flat` and the centres of lists in half precision.
-        gpu_scratch_mib: on a GPU, memory that FAISS sets aside for intermediate results; null for FAISS's own choice,
-            about 1.5 GiB.
+        gpu_scratch_mib: on a GPU, memory in MiB that FAISS reserves for intermediate results; null for FAISS's own
+            choice, about 1.5 GiB.
 
     Raises:
         InputError: nprobe < 1, gpu_scratch_mib < 0, an empty cache_dir; at `check`, a factory FAISS refuses, nprobe
-            above the number of lists or given without lists, more lists than vectors, `lossless` with another factory;
-            at `build`, a folder that cannot be written to, `lossless` with values that no pixel has, and what FAISS
-            refuses then.
+            above the number of lists or without lists, more lists than vectors, `lossless` with another factory; at
+            `build`, a folder that cannot be written to, `lossless` with values that are not pixels, and other data
+            that FAISS refuses.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FaissIndex(Index):
         self.nprobe = nprobe
         self.lossless = lossless
         self.gpu_float16 = gpu_float16
-        # Private: the public attributes are those that results depend on.
+        # This one is private, because results depend on the public attributes only.
         self._gpu_scratch_mib = gpu_scratch_mib
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self.shared = cache_dir is not None
@@ -84,7 +84,7 @@ class FaissIndex(Index):
         self._projections: list[tuple[Tensor, Tensor]] = []
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """See `Index.check`; creates the empty FAISS index, which costs nothing."""
+        """See `Index.check`; creates the empty FAISS index, which costs almost nothing."""
         index = self._create(N, d)
         if device is not None and device.type != "cpu":
             self._check_device(index, device, k)
@@ -112,7 +112,7 @@ class FaissIndex(Index):
         return index
 
     def _train(self, index: Any, sample: Callable[[int], Tensor], N: int) -> None:
-        """Learn the lists and the quantiser; the sample is given up before vectors are added."""
+        """Train the lists and the quantiser; the sample is freed before vectors are added."""
         if self.lossless:
             _code_vectors_themselves(index)
         if not index.is_trained:
@@ -124,7 +124,7 @@ class FaissIndex(Index):
             _let_codes_be_pixels(index)
 
     def _checked(self, vectors: Tensor) -> Tensor:
-        """The vectors themselves; refuses, with `lossless`, all but pixels."""
+        """Return the vectors; with `lossless`, refuse values that are not pixels."""
         for rows in vectors.split(CHECKED_ROWS) if self.lossless else ():
             pixels = (rows + 1) * 127.5
             strange = ((pixels - pixels.round()).abs() > PIXEL_TOLERANCE) | (pixels < -0.5) | (pixels > 255.5)
@@ -134,7 +134,7 @@ class FaissIndex(Index):
         return vectors
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See `Index.search`; runs where the index is, without a detour over the host."""
+        """See `Index.search`; runs on the device of the index, without copies to the host."""
         if self._index is None:
             raise InputError("FaissIndex: search before build")
         if queries.is_cuda != self._on_gpu:
@@ -149,7 +149,7 @@ class FaissIndex(Index):
         return sq_dist.masked_fill(ids < 0, torch.inf), ids
 
     def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Index.locate`; a vector is in the list whose centre is nearest, so one list is enough."""
+        """See `Index.locate`; searches one list, because a vector is in the list with the nearest centre."""
         lists = None if self._index is None or self._on_gpu else _inverted_lists(self._index)
         if lists is None:
             return self.search(queries, 1)
@@ -160,10 +160,10 @@ class FaissIndex(Index):
             lists.nprobe = nprobe
 
     def _check_device(self, index: Any, device: torch.device, k: int) -> None:
-        """Refuse what FAISS cannot do on a GPU; asks no GPU, so that a plan on another machine can."""
+        """Refuse what FAISS cannot do on a GPU; needs no GPU, so that a machine without one can plan a run."""
         if device.type != "cuda":
             raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
-        # A plan for the GPUs of another machine may be made where faiss has no GPU support.
+        # This machine may plan a run for the GPUs of another, and its faiss may lack GPU support.
         if torch.cuda.is_available() and not hasattr(_import_faiss(), "StandardGpuResources"):
             raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
         if not _runs_on_gpu(index):
@@ -175,9 +175,10 @@ class FaissIndex(Index):
             raise InputError(f"k={k}: FAISS on a GPU finds at most {GPU_MAX_K} neighbours")
 
     def _left_out(self, queries: Tensor) -> Tensor:
-        """Squared length of what projections leave out of each query, (B, 1), which FAISS's distances lack.
+        """Squared length of the part of each query that projections drop, (B, 1); FAISS's distances lack it.
 
-        KNN has exact distances of the nearest images, too, and beside those all of the others would seem too near.
+        KNN mixes these distances with exact ones of the nearest images. Without this part, all others would seem too
+        near.
         """
         left_out = torch.zeros(len(queries), 1, device=queries.device)
         for centre, rows in self._projections:
@@ -200,9 +201,9 @@ class FaissIndex(Index):
         self._projections = [(centre.to(device), rows.to(device)) for centre, rows in self._projections]
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
-        """See `Index.nbytes`; known of flat codes and of lists of them, after linear transforms or not.
+        """See `Index.nbytes`; known for flat codes and lists of them, also after linear transforms.
 
-        On a GPU with the scratch memory.
+        On a GPU the scratch memory is included.
         """
         index = self._create(N, d)
         held = _held_bytes(index, N)
@@ -215,8 +216,8 @@ class FaissIndex(Index):
     def build_bytes(self, N: int, d: int) -> int:
         """See `Index.build_bytes`: the training points in float32 and as they are stored, or the vectors being added.
 
-        FAISS copies the training points where it codes their differences from the centres of lists, and the codes,
-        where there are no lists, each time their array has to grow.
+        With lists, FAISS also copies the training points, to code their differences from the centres. Without lists,
+        it copies the codes each time their array grows.
         """
         index = self._create(N, d)
         lists = _inverted_lists(index)
@@ -278,7 +279,7 @@ class FaissIndex(Index):
 def _import_faiss() -> Any:
     try:
         import faiss
-        import faiss.contrib.torch_utils  # lets every index take and return torch tensors, on their device
+        import faiss.contrib.torch_utils  # Every index then takes and returns torch tensors, on their device.
     except ImportError as error:
         raise InputError("FaissIndex needs faiss: pip install faiss-cpu, or faiss-gpu on Linux x86-64") from error
     return faiss
@@ -286,7 +287,7 @@ def _import_faiss() -> Any:
 
 @cache
 def _gpu_resources(scratch_mib: int | None) -> Any:
-    """Shared by all indexes of the process: each of a thousand classes would set memory aside for itself."""
+    """GPU resources shared by all indexes of the process; otherwise each of a thousand classes would reserve memory."""
     resources = _import_faiss().StandardGpuResources()
     if scratch_mib is not None:
         resources.setTempMemory(scratch_mib * 2**20)
@@ -294,7 +295,7 @@ def _gpu_resources(scratch_mib: int | None) -> Any:
 
 
 def _inverted_lists(index: Any) -> Any:
-    """The IVF part of an index, or None."""
+    """Return the IVF part of an index, or None."""
     faiss = _import_faiss()
     try:
         return faiss.extract_index_ivf(index)
@@ -303,7 +304,7 @@ def _inverted_lists(index: Any) -> Any:
 
 
 def _transforms(index: Any) -> list[Any]:
-    """What vectors go through before an index."""
+    """Return the transforms that an index applies to vectors first."""
     faiss = _import_faiss()
     if not isinstance(index, faiss.IndexPreTransform):
         return []
@@ -311,12 +312,12 @@ def _transforms(index: Any) -> list[Any]:
 
 
 def _projections(index: Any) -> list[tuple[Tensor, Tensor]]:
-    """Centre (d,) and orthonormal rows (r, d) of each projection that vectors go through first, as in `PCA256,…`."""
+    """Return centre (d,) and orthonormal rows (r, d) of each projection before the search, as in `PCA256,…`."""
     faiss = _import_faiss()
     found = []
     for step in _transforms(index):
         if not isinstance(step, faiss.LinearTransform) or not step.is_orthonormal:
-            return []  # of a step that stretches, the distances are other ones anyway
+            return []  # A step that stretches changes the distances anyway.
         rows = torch.from_numpy(faiss.vector_to_array(step.A).reshape(step.d_out, step.d_in))
         is_pca = isinstance(step, faiss.PCAMatrix)
         centre = torch.from_numpy(faiss.vector_to_array(step.mean)) if is_pca else torch.zeros(step.d_in)
@@ -325,11 +326,11 @@ def _projections(index: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _held_bytes(index: Any, N: int) -> int | None:
-    """What an empty index will hold when it is filled with N vectors; None if not known."""
+    """Predict the bytes of an empty index after N vectors are added; None if unknown."""
     faiss = _import_faiss()
     if isinstance(index, faiss.IndexPreTransform):
         held = _held_bytes(faiss.downcast_index(index.index), N)
-        # A PCA also keeps all its components.
+        # A PCA also keeps the components that it does not use.
         transforms = sum(4 * s.d_in * (s.d_out + s.d_in * isinstance(s, faiss.PCAMatrix)) for s in _transforms(index))
         return None if held is None else held + transforms
     if isinstance(index, faiss.IndexIVF):
@@ -339,7 +340,7 @@ def _held_bytes(index: Any, N: int) -> int | None:
 
 
 def _expect_few_points(index: Any, N: int, factory: str) -> None:
-    """Say so once, in words about the data, where FAISS would count its training points at each clustering."""
+    """Warn once that the lists have few points; FAISS would warn at each clustering, in its own terms."""
     lists = _inverted_lists(index)
     if lists is None:
         return
@@ -354,7 +355,7 @@ def _expect_few_points(index: Any, N: int, factory: str) -> None:
 
 
 def _runs_on_gpu(index: Any) -> bool:
-    """Whether FAISS has an index of this kind for GPUs; of lists of product codes it may still refuse a size."""
+    """Whether FAISS has this kind of index for GPUs; it may still refuse some sizes of product codes in lists."""
     faiss = _import_faiss()
     if isinstance(index, faiss.IndexPreTransform):
         return _runs_on_gpu(faiss.downcast_index(index.index))
@@ -365,7 +366,7 @@ def _runs_on_gpu(index: Any) -> bool:
 
 
 def _most_components(index: Any) -> int:
-    """Most components of a PCA before an index, which FAISS would refuse after minutes; 0 without any."""
+    """Largest number of PCA components before an index, 0 without a PCA; FAISS refuses too many only after minutes."""
     steps, pca = _transforms(index), _import_faiss().PCAMatrix
     return max((step.d_out for step in steps if isinstance(step, pca)), default=0)
 
@@ -377,7 +378,7 @@ def _is_plain_sq8(index: Any) -> bool:
 
 
 def _code_vectors_themselves(index: Any) -> None:
-    """Let lists hold codes of the vectors, not of their differences from the centre of the list."""
+    """Make lists code the vectors themselves, not their differences from the centre of the list."""
     if isinstance(index, _import_faiss().IndexIVFScalarQuantizer):
         index.by_residual = False
 
@@ -385,8 +386,8 @@ def _code_vectors_themselves(index: Any) -> None:
 def _let_codes_be_pixels(index: Any) -> None:
     """Make code p of a trained and empty 8-bit index stand for p / 127.5 − 1, exactly.
 
-    FAISS decodes p to minimum + range · (p + 1/2) / 255. Its own codes for pixels, `SQ8_direct`, will not do: in a list
-    FAISS makes them of differences from the centre, which are no pixels.
+    FAISS decodes p to minimum + range · (p + 1/2) / 255. FAISS's own pixel codes, `SQ8_direct`, do not work in lists:
+    there FAISS codes differences from the centre, which are no pixels.
     """
     faiss = _import_faiss()
     minimum, spread = np.full(index.d, -1 - 0.5 / 127.5), np.full(index.d, 2.0)
@@ -394,17 +395,17 @@ def _let_codes_be_pixels(index: Any) -> None:
 
 
 def _write(index: Any, file: BinaryIO) -> None:
-    # Through Python, which reports a full disk also where FAISS, on closing a file, would not.
+    # Python writes the file, because FAISS ignores a disk that is full when it closes a file.
     faiss = _import_faiss()
     faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 2**20))
 
 
 def _read(path: Path) -> Any:
     faiss = _import_faiss()
-    # Maps indexes of every kind; a faiss older than that reads the file.
+    # This flag maps every kind of index; an older faiss lacks it and reads the file.
     return faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
 
 
 def _reason(error: RuntimeError) -> str:
-    """FAISS's own words without the C++ signature in front of them."""
+    """Return FAISS's message without the C++ signature in front of it."""
     return str(error).rsplit(": ", 1)[-1].strip()

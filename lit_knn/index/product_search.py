@@ -1,4 +1,4 @@
-"""What brute-force searches in PyTorch share: scores by products, chunk by chunk, and the k best of them."""
+"""Shared base of brute-force searches in PyTorch: compute scores by products, chunk by chunk, and keep the k best."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,8 +10,8 @@ from lit_knn.index.base import Index
 from lit_knn.linalg.dtypes import check_compute, compute_dtype, matmul_float32
 from lit_knn.linalg.int8 import digits_of, product
 
-# Upper bound of the float32 scores of one chunk, and of vectors that are converted to be multiplied; larger arrays come
-# fresh from the operating system on a CPU.
+# Upper bound of the float32 scores of one chunk, and of converted vectors. On a CPU, the operating system gives new
+# memory for larger arrays at each use, which is slow.
 SCORE_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 
@@ -19,24 +19,25 @@ GPU_FACTOR = 32
 class ProductSearch(Index):
     """Scores all N vectors for each query by a product, chunk by chunk, and keeps the k best; no limit on k.
 
-    It works where the vectors are; nothing leaves the device.
+    All work stays on the device of the vectors.
 
     Args:
-        compute: type of the products: one of `types`, or `auto` for the fastest that the device multiplies natively.
+        compute: number type of the products: one of `types`, or `auto` for the fastest that the device multiplies
+            natively.
 
     Raises:
         InputError: an unknown type; at `build` and `to`, a type that the device does not multiply natively.
     """
 
     types: tuple[str, ...] = ("float16",)
-    """Of products, beside `float32` and `bfloat16`."""
+    """Allowed number types of products, besides `float32` and `bfloat16`."""
 
     def __init__(self, compute: str = "auto") -> None:
         self.compute = check_compute(type(self).__name__, compute, *self.types)
         self._values: Tensor | None = None
 
     def _hold(self, values: Tensor, half_sq_norms: Tensor) -> None:
-        """Take the vectors, (N, r) of any type, and ‖values‖²/2, (N,) float32."""
+        """Store the vectors, (N, r) of any type, and ‖values‖²/2, (N,) float32."""
         self._dtype = self._product_type(values.device)
         self._values, self._half_sq_norms = values, half_sq_norms
 
@@ -53,24 +54,24 @@ class ProductSearch(Index):
             raise InputError(f"{type(self).__name__}: search before build")
 
     def _nearest(self, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Search in the units of the values.
+        """Find the k nearest values; distances are in the units of the values.
 
         Args:
             u: (B, r), the queries.
             k: number of neighbours.
 
         Returns:
-            ‖u − v‖² of the k nearest values v, (B, k) ascending, their ids (B, k), and ‖u‖² (B, 1).
+            ‖u − v‖² for the k nearest values v, (B, k) ascending, their ids (B, k), and ‖u‖² (B, 1).
         """
         sq_norms = u.square().sum(1, keepdim=True)
         if len(u) == 0:
             return u.new_empty(0, k), torch.empty(0, k, dtype=torch.long, device=u.device), sq_norms
-        # At least k at a time, so that merging costs no more than a few scores of each.
+        # A chunk has at least k rows, so that merging costs little beside the scores.
         best, ids = _k_smallest(self._scores(u, step=max(_score_bytes(u) // (4 * len(u)), k)), k)
         return 2 * best + sq_norms, ids, sq_norms
 
     def _scores(self, u: Tensor, step: int) -> Iterator[tuple[int, Tensor]]:
-        """Half the squared distances, less their ‖u‖²/2, to `step` vectors at a time: first row and (B, c) float32."""
+        """Yield the first row and (‖u − v‖² − ‖u‖²)/2, (B, c) float32, for c <= `step` vectors at a time."""
         assert self._values is not None
         multiply = self._multiplier(u, self._values)
         for start in range(0, len(self._values), step):
@@ -78,11 +79,11 @@ class ProductSearch(Index):
             yield start, self._half_sq_norms[rows] - multiply(rows)
 
     def _multiplier(self, u: Tensor, values: Tensor) -> Callable[[slice], Tensor]:
-        """The products of all queries with some of the values, (B, c) float32."""
+        """Return a function that multiplies all queries with some rows of the values, (B, c) float32."""
         if self._dtype == torch.int8:
             digits, unit = digits_of(u, 1)
             return lambda rows: product(digits, values[rows].T).mul_(unit)
-        # float16 ends at 65504, which is |z| = 514 in pixels. A power of two rounds nothing.
+        # float16 ends at 65504, that is |z| = 514 in pixels. Dividing by a power of two rounds nothing.
         unit = torch.exp2(torch.frexp(u.abs().amax(1, keepdim=True)).exponent.float())
         rounded, dtype = (u / unit).to(self._dtype), self._dtype
         if values.dtype == dtype:
@@ -92,7 +93,7 @@ class ProductSearch(Index):
         def multiply(rows: slice) -> Tensor:
             chunk = values[rows]
             out = torch.empty(len(u), len(chunk), device=u.device)
-            # A few converted vectors at a time: all of a chunk would be an array larger than its scores.
+            # Few vectors are converted at a time: a whole converted chunk would be larger than its scores.
             for start in range(0, len(chunk), step):
                 some = slice(start, start + step)
                 out[:, some] = matmul_float32(rounded, chunk[some].to(dtype).T)
@@ -106,7 +107,7 @@ def _score_bytes(u: Tensor) -> int:
 
 
 def _k_smallest(scores: Iterator[tuple[int, Tensor]], k: int) -> tuple[Tensor, Tensor]:
-    """The k smallest scores of each row over all chunks, ascending, and their columns: (B, k) each."""
+    """Return the k smallest scores of each row over all chunks, ascending, and their columns: (B, k) each."""
     start, chunk = next(scores)
     best, ids = chunk.topk(min(k, chunk.shape[1]), dim=1, largest=False, sorted=False)
     for start, chunk in scores:

@@ -1,4 +1,4 @@
-"""Brute-force neighbour search in PyTorch in the leading principal components of the vectors."""
+"""Brute-force neighbour search in PyTorch, in the leading principal components of the vectors."""
 
 import torch
 from torch import Tensor
@@ -10,17 +10,17 @@ from lit_knn.linalg.pca import principal_components, project_images, sample_size
 
 
 class SubspaceIndex(ProductSearch):
-    """Searches r principal components, held in the type of the products.
+    """Searches r principal components, held in the number type of the products.
 
-    What it finds is approximate: distances are those within the subspace plus the query's squared distance from it,
-    which is the same for all vectors. Noise is isotropic and images are not, so the directions left out hold mostly
-    noise. `search_recall` of `callbacks.EstimatorError` tells what is lost; estimators compute the likelihood of what
-    they use themselves.
+    The search is approximate: a distance is the one within the subspace plus the query's squared distance from the
+    subspace, which is the same for all vectors. Noise is isotropic and images are not, so the dropped directions hold
+    mostly noise. `search_recall` of `callbacks.EstimatorError` measures the loss. Estimators compute the likelihood of
+    the images that they use, so they stay consistent.
 
     Args:
-        r: principal components.
-        compute: type of the products: `bfloat16`, `float16`, `float32`, or `auto` for the fastest that the device
-            multiplies natively.
+        r: number of principal components.
+        compute: number type of the products: `bfloat16`, `float16`, `float32`, or `auto` for the fastest that the
+            device multiplies natively.
 
     Raises:
         InputError: r < 1, an unknown type; at `check`, r > min(N, d); at `build` and `to`, a type that the device does
@@ -39,7 +39,7 @@ class SubspaceIndex(ProductSearch):
             raise InputError(f"SubspaceIndex: r={self.r} is more than min(N, d) = min({N}, {d})")
 
     def build(self, vectors: Vectors) -> None:
-        """See `Index.build`; always builds, which takes about as long as reading a file would."""
+        """See `Index.build`; always builds anew, because reading a file would take about as long."""
         device, d = next(iter(vectors.chunks())).device, vectors.sample(1).shape[1]
         rows = vectors.sample(sample_size(vectors.N, d, self.r))
         self._components = principal_components(rows, rows.mean(0), self.r).to(device)
@@ -57,12 +57,12 @@ class SubspaceIndex(ProductSearch):
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         """See `Index.nbytes`."""
         known = device.type != "cuda" or torch.cuda.is_available()
-        # A GPU of another machine: two bytes, unless said otherwise.
+        # On the GPU of another machine, `auto` takes two bytes a value.
         value = self._product_type(device).itemsize if known else 4 if self.compute == "float32" else 2
         return N * (self.r * value + 4) + 4 * d * (self.r + 1)
 
     def build_bytes(self, N: int, d: int) -> int:
-        """See `Index.build_bytes`: the sample that principal components come from."""
+        """See `Index.build_bytes`: the sample for the principal components."""
         return 4 * d * sample_size(N, d, self.r)
 
     def to(self, device: torch.device) -> None:

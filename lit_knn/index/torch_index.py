@@ -1,4 +1,4 @@
-"""Brute-force neighbour search in PyTorch among 8-bit vectors, in the fastest type that the device multiplies."""
+"""Brute-force neighbour search in PyTorch over 8-bit vectors, in the fastest type that the device multiplies."""
 
 import torch
 from torch import Tensor
@@ -9,15 +9,15 @@ from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms, quantise
 
 
 class TorchIndex(ProductSearch):
-    """Searches all dimensions, held in 8 bits: a quarter of FAISS's `Flat`, and without loss if they are pixels.
+    """Searches all dimensions, held in 8 bits: a quarter of the memory of FAISS's `Flat`, and lossless for pixels.
 
-    What it finds is approximate, because the query is rounded: to 1/127 of its largest entry for `int8`, to 8 or 11
-    bits for `bfloat16` and `float16`. `search_recall` of `callbacks.EstimatorError` tells what is lost; estimators
-    compute the likelihood of what they use themselves.
+    The search is approximate, because the query is rounded: to 1/127 of its largest entry for `int8`, to 8 or 11 bits
+    for `bfloat16` and `float16`. `search_recall` of `callbacks.EstimatorError` measures the loss. Estimators compute
+    the likelihood of the images that they use, so they stay consistent.
 
     Args:
-        compute: type of the products: `int8` (CPUs), `bfloat16`, `float16`, `float32`, or `auto` for the fastest that
-            the device multiplies natively.
+        compute: number type of the products: `int8` (CPUs), `bfloat16`, `float16`, `float32`, or `auto` for the fastest
+            that the device multiplies natively.
 
     Raises:
         InputError: an unknown type; at `build` and `to`, a type that the device does not multiply natively.
@@ -26,10 +26,10 @@ class TorchIndex(ProductSearch):
     types = ("float16", "int8")
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """See `Index.check`; every set will do."""
+        """See `Index.check`; accepts every set."""
 
     def build(self, vectors: Vectors) -> None:
-        """See `Index.build`; always builds, which takes about as long as reading a file would."""
+        """See `Index.build`; always builds anew, because reading a file would take about as long."""
         codes = quantise(lambda: with_progress(vectors.chunks(), vectors.N, "building TorchIndex"), vectors.N)
         self._scale, self._offset = codes.scale, codes.offset
         self._hold(codes.values, half_sq_norms(codes.values.split(HALF_SQ_NORM_ROWS)))

@@ -1,4 +1,4 @@
-"""What the neighbour search finds, and what the theorems say about it, by enumeration of the whole reference set."""
+"""Diagnostics of the neighbour search and of the paper's theorems, by enumeration of the whole reference set."""
 
 from typing import Any, NamedTuple
 
@@ -19,13 +19,13 @@ from lit_knn.theory.proposal import dense_log_q
 
 
 class SearchDiagnostics(NamedTuple):
-    """Of the nearest-neighbour estimator at each z; all (B,), float64. Variances are traces divided by d.
+    """Results for the nearest-neighbour estimator at each z; all (B,), float64. Variances are traces divided by d.
 
     Attributes:
         recall: share of the k nearest images that the search found.
-        found_mass: posterior probability of the images that the search found.
+        found_mass: posterior probability of the found images.
         normaliser_ratio: Z_q / p_t(z).
-        eq12_variance: Eq. 12 (eq:SNIS_Var) with the proposal of the search, left-hand side of both theorems.
+        eq12_variance: Eq. 12 (eq:SNIS_Var) with the proposal of the search, the left-hand side of both theorems.
         bound_4_1: right-hand side of Theorem 4.1.
         bound_4_2: right-hand side of Theorem 4.2.
     """
@@ -40,13 +40,13 @@ class SearchDiagnostics(NamedTuple):
 
 @torch.no_grad()
 def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
-    """Enumerate the posterior and the proposal of each z; costs two products of z and all images, as `Exact` does.
+    """Enumerate the posterior and the proposal at each z; this costs two products of z and all images, like `Exact`.
 
-    The theorems assume that the search is exact; with an approximate index they need not hold. The proposal is that of
-    the search alone, also where the estimator would put the source of z into it.
+    The theorems assume exact search; with an approximate index they need not hold. The proposal is that of the search
+    alone, even if the estimator adds the source of z to it.
 
     Args:
-        estimator: bound, with `proposal`, `k` and `n`, as `KNN`.
+        estimator: bound, with `proposal`, `k` and `n`, like `KNN`.
         z: (B, *shape).
         t: noise level.
         mu: (B, *shape), the exact posterior mean, float64.
@@ -62,7 +62,7 @@ def _diagnose(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnost
     log_p = log_posterior(sq_dist, t)
 
     found, ids = proposal.ids >= 0, proposal.ids.clamp(min=0)
-    # By distance, not by id: of two images at the same distance either is a k-th neighbour.
+    # Neighbours are counted by distance, not by id, because two images at the same distance are equally k-th.
     farthest = sq_dist.kthvalue(k, dim=1, keepdim=True).values
     recall = ((sq_dist.gather(1, ids) <= farthest) & found).double().mean(1)
     found_mass = torch.where(found, log_p.gather(1, ids).exp(), 0.0).sum(1)

@@ -1,4 +1,4 @@
-"""The errors of estimators over noise levels, Figure 3 (fig:estimator_perf), as rows of numbers."""
+"""Errors of estimators over noise levels, the rows of numbers for Figure 3 (fig:estimator_perf)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lit_knn.metrics.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
-# Columns of the other quantities of `measure`.
+# Columns for the other quantities of `measure`.
 COLUMNS = {
     "effective_sample_size": "effective_sample_size",
     "largest_weight": "largest_weight",
@@ -42,9 +42,9 @@ def error_curve(
     seed: int = 0,
     resample_source: bool = False,
 ) -> list[Row]:
-    """Measure estimators over noise levels: the rows that `figure3` draws. Shows a progress bar on a terminal.
+    """Measure estimators over noise levels; return the rows that `figure3` draws. Shows a progress bar on a terminal.
 
-    Arguments, rows and errors are those of `ErrorCurve` and its `levels`.
+    Arguments, rows and errors are those of `ErrorCurve` and `ErrorCurve.levels`.
     """
     curve = ErrorCurve(estimators, noise_levels, num_z, repeats, batch_size, resample_source)
     with progress_bar(curve.estimates, "Estimator error", " estimates") as bar:
@@ -53,7 +53,7 @@ def error_curve(
 
 @dataclass
 class ErrorCurve:
-    """What is measured, at which latents, how often.
+    """A measurement of estimators at noisy latents over noise levels.
 
     Every draw is a function of (seed, batch, level, estimator, repeat), and ranks share whole batches: the numbers
     depend on `batch_size`, but not on the number of ranks.
@@ -61,12 +61,12 @@ class ErrorCurve:
     Args:
         estimators: by name.
         noise_levels: the levels t.
-        num_z: latents, one for each of as many images of the reference set.
+        num_z: number of latents, each from another image of the reference set.
         repeats: estimates at each latent; deterministic estimators make one.
         batch_size: latents at a time.
-        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that z was
-            made from. The MSE is the same in expectation. What `STF` and `OneSample` owe to the choice of their source
-            then counts as variance, while with a fixed source, as in the paper, it counts as bias: all of STF's bias.
+        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
+            z. The expected MSE is the same. With a fixed source, as in the paper, the error that `STF` and `OneSample`
+            owe to their source counts as bias: it is all of STF's bias. With a resampled source it counts as variance.
 
     Raises:
         InputError: an option out of its range.
@@ -88,44 +88,43 @@ class ErrorCurve:
 
     @property
     def estimates(self) -> int:
-        """The number of estimates that this rank makes."""
+        """Number of estimates on this rank."""
         latents = sum(len(numbers) for _, numbers in own_batches(self.num_z, self.batch_size))
         return latents * len(self.noise_levels) * sum(map(self._repeats, self.estimators.values()))
 
     def check(self, reference: ReferenceSet) -> None:
-        """Refuse a set of fewer images than latents, before anything long begins."""
+        """Refuse a set with fewer images than latents, before any long work."""
         if self.num_z > reference.N:
             raise InputError(f"num_z={self.num_z} is more than the {reference.N} images of the reference set")
 
     def levels(
         self, reference: ReferenceSet, seed: int = 0, advance: Callable[[int], Any] = lambda estimates: None
     ) -> Iterator[list[Row]]:
-        """Measure level by level. All ranks must ask; they split the latents, and get the same rows.
+        """Measure level by level. All ranks must call it; they split the latents and get the same rows.
 
         Args:
-            reference: the data set, which the estimators are bound to.
+            reference: the data set that the estimators are bound to.
             seed: first part of the key of every draw.
-            advance: told the number of estimates after each batch of them, for instance `tqdm.update`.
+            advance: called with the number of estimates after each batch of them, for instance `tqdm.update`.
 
         Yields:
-            The rows of a noise level, one for each estimator. Columns, means over the latents: MSE, squared bias
-            (plain, and corrected for the finite number of repeats) and variance per dimension, of the posterior mean
-            (`mu_`) and of the score (`score_`), with standard errors over the latents (`_se`); the share of the MSE
-            that is squared bias, corrected (`bias_share`); of sampling estimators the effective sample size, the
-            largest weight and what they estimate of their own MSE (`certified_mse`); of KNN the search recall, the
-            posterior mass found, Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d. What an estimator
-            does not have is "".
+            The rows of a noise level, one for each estimator. Columns are means over the latents: MSE, squared bias
+            (plain, and corrected for the finite number of repeats) and variance per dimension, for the posterior mean
+            (`mu_`) and the score (`score_`), with standard errors over the latents (`_se`); `bias_share`, the corrected
+            squared bias as a share of the MSE; for sampling estimators the effective sample size, the largest weight
+            and their own estimate of their MSE (`certified_mse`); for KNN the search recall, the posterior mass found,
+            Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d. Quantities that an estimator lacks are "".
         """
         self.check(reference)
         bind_all(self.estimators, reference, max(self.noise_levels))
         latents = NoisyLatents(reference, self.num_z, seed)
         for level in range(len(self.noise_levels)):
             means = self._measure_level(latents, level, advance)
-            # On every rank: computing adds up over ranks.
+            # Every rank computes, because computing adds up over ranks.
             yield [self._row(name, level, mean.compute()) for name, mean in zip(self.estimators, means, strict=True)]
 
     def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
-        """The means of each estimator's quantities at one noise level, over the latents of this rank."""
+        """Average each estimator's quantities at one noise level over the latents of this rank."""
         t, reference = self.noise_levels[level], latents.reference
         exact = ExactFloat64().bind(reference)
         cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]

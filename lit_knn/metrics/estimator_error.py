@@ -13,8 +13,8 @@ class ErrorTerms(NamedTuple):
 
     Attributes:
         mse: mean of ‖μ̂ − μ‖² / d over the repeats.
-        bias_sq: ‖m − μ‖² / d with m the mean over the repeats; too large by variance / R in expectation.
-        bias_sq_corrected: `bias_sq` − `variance` / R, unbiased, so that it can be negative.
+        bias_sq: ‖m − μ‖² / d, where m is the mean over the repeats; its expectation is too large by variance / R.
+        bias_sq_corrected: `bias_sq` − `variance` / R; unbiased, so it can be negative.
         variance: Σ ‖μ̂ − m‖² / ((R − 1) d), unbiased.
     """
 
@@ -30,7 +30,7 @@ def error_terms(error_sum: Tensor, sq_error_sum: Tensor, repeats: int) -> ErrorT
     Args:
         error_sum: (B, *shape), float64, Σ_r (μ̂_r − μ).
         sq_error_sum: (B,), float64, Σ_r ‖μ̂_r − μ‖².
-        repeats: R; 1 means a deterministic estimator, whose variance is 0.
+        repeats: R; 1 means a deterministic estimator, with variance 0.
 
     Returns:
         The terms, with mse = bias_sq_corrected + variance.
@@ -52,15 +52,15 @@ class MeanAndError(NamedTuple):
 
 
 def mean_and_error(values: Tensor) -> MeanAndError:
-    """The mean of values at each latent, (B,), and its standard error."""
+    """Return the mean of values (B,), one per latent, and its standard error."""
     return MeanAndError(values.mean().item(), (values.std() / len(values) ** 0.5).item())
 
 
 def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: MeanAndError) -> MeanAndError:
-    """The share of the MSE that is squared bias: a ratio of means over latents, with its standard error.
+    """Compute the share of the MSE that is squared bias: a ratio of means over latents, with its standard error.
 
-    The bias is the one corrected for the number of repeats: the plain one has variance / R in it. For mse =
-    bias_sq_corrected + variance at each latent, the three standard errors tell the covariance of bias and MSE.
+    It uses the corrected bias, because the plain one includes variance / R. As mse = bias_sq_corrected + variance at
+    each latent, the three standard errors determine the covariance of bias and MSE.
     """
     share = bias_sq_corrected.mean / mse.mean if mse.mean > 0 else math.nan
     of_mse, of_bias, of_variance = (part.standard_error**2 for part in (mse, bias_sq_corrected, variance))
@@ -70,11 +70,7 @@ def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: Mea
 
 
 class LatentMeans(Metric):
-    """Means over latents of named quantities and their standard errors; state that adds up over batches and ranks.
-
-    Args:
-        names: of the quantities.
-    """
+    """Averages named quantities over latents, with standard errors; its state adds up over batches and ranks."""
 
     full_state_update = False
     count: Tensor
@@ -89,14 +85,14 @@ class LatentMeans(Metric):
         self.add_state("sq_total", torch.zeros(len(names), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, **values: Tensor) -> None:
-        """Take in a batch of latents: one (B,) tensor for each name."""
+        """Add a batch of latents: one (B,) tensor for each name."""
         stacked = torch.stack([values[name].double() for name in self.names])
         self.count += stacked.shape[1]
         self.total += stacked.sum(1)
         self.sq_total += stacked.square().sum(1)
 
     def compute(self) -> dict[str, MeanAndError]:
-        """Mean and standard error of each quantity over the latents of all batches and ranks."""
+        """Return mean and standard error of each quantity over the latents of all batches and ranks."""
         mean = self.total / self.count
         variance = (self.sq_total - self.total * mean).clamp(min=0) / (self.count - 1)
         error = (variance / self.count).sqrt()

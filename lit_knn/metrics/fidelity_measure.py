@@ -1,4 +1,4 @@
-"""Fidelity of any images to a data set: what `Fidelity` does with samples."""
+"""Fidelity of any images to a data set: the measurement behind the `Fidelity` callback."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -28,20 +28,21 @@ EXTRA_METRICS = ("kid", "precision", "recall")
 
 
 class FidelityMeasure:
-    """Compares images with a reference set; all ranks take part, and all get the same numbers.
+    """Compares images with a reference set; all ranks take part and get the same numbers.
 
-    The real set is the reference set; published values leave the mirror images of data with `hflip` out of it.
+    The real images are those of the reference set. As in published values, mirror images of data with `hflip` are left
+    out by default.
 
     Args:
-        extractor: what images are compared by.
-        batch_size: real images that go through the extractor at a time.
+        extractor: maps images to the features that are compared.
+        batch_size: real images per call of the extractor.
         extra_metrics: any of `kid`, `precision`, `recall`, on the same features.
         kid_subset_size: images of each set in one of KID's 100 subsets.
-        cache_dir: where the statistics of the real set are kept for other runs; null to keep none.
-        mirrored: count the mirror images of data with `hflip` as real images, too.
+        cache_dir: folder that keeps the statistics of the real set for other runs; null to keep none.
+        mirrored: also count the mirror images of data with `hflip` as real images.
 
     Raises:
-        InputError: an option out of its range, an unknown metric.
+        InputError: an option out of its range, or an unknown metric.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class FidelityMeasure:
         self._real: FeatureStatistics | None = None
 
     def prepare(self, reference: ReferenceSet, num_images: int) -> None:
-        """Load the extractor and check that `num_images` images can be compared with the data, before long work.
+        """Load the extractor and check that `num_images` images can be compared with the data, before any long work.
 
         Raises:
-            InputError: weights or a package are missing or wrong; too few images for a metric.
+            InputError: weights or a package are missing or wrong, or a metric needs more images.
         """
-        # The first rank downloads, if need be, and all ranks hear of what went wrong.
+        # The first rank downloads if necessary, and all ranks get its error.
         on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
         self.extractor.load(reference.shape, "cpu")
         fewest = min(num_images, self._num_real(reference))
@@ -111,14 +112,14 @@ class FidelityMeasure:
         device: torch.device | str = "cpu",
         bar: Bar = progress_bar,
     ) -> dict[str, float]:
-        """Compare images with the data; on all ranks, after `prepare`.
+        """Compare images with the data; all ranks call it, after `prepare`.
 
         Args:
             reference: the data.
-            batches: this rank's share of the images, as numbers (B,) int64, each used once over all ranks, and images
-                (B, *shape) in model space. They are asked for one by one, under a progress bar.
-            total: number of images over all ranks, for the progress bar; None where the caller shows one.
-            device: where features are taken.
+            batches: this rank's share of the images: numbers (B,) int64, each used once over all ranks, and images
+                (B, *shape) in model space. They are read one batch at a time, under a progress bar.
+            total: number of images over all ranks, for the progress bar; None if the caller shows one.
+            device: device of the feature extraction.
             bar: makes a progress bar.
 
         Returns:
@@ -149,19 +150,19 @@ class FidelityMeasure:
     def _real_statistics(
         self, reference: ReferenceSet, device: torch.device | str, bar: Bar
     ) -> FeatureStatistics | None:
-        """Statistics of the data, from the cache or by all ranks together; the first rank alone needs them."""
+        """Get the statistics of the data from the cache, or from all ranks; only the first rank needs them."""
         rank, size = rank_and_size()
-        path = self._cache_path(reference)  # every rank must ask: the images may be split over them
+        path = self._cache_path(reference)  # Every rank must call this, because ranks may share the images.
         path = path if rank == 0 else None
         real = None if path is None else load_statistics(path, self.extractor.num_features)
         if path is not None and real is None and path.exists():
             warn_on_first_rank(f"{path} is damaged; the statistics of the data are computed anew")
         if broadcast(real is not None):
             return None if real is None else real.to(device)
-        if self.cache_dir is not None:  # a folder that cannot be made shows now, not after the pass over the data
+        if self.cache_dir is not None:  # A bad folder must fail before the pass over the data.
             folder = Path(self.cache_dir)
             on_first_rank(lambda: folder.mkdir(parents=True, exist_ok=True))
-        # The Inception Score is of the samples alone; the logits of a large data set would fill the memory.
+        # Only samples have an Inception Score; the logits of a large data set would fill the memory.
         batches = reference.share(rank, size, self.batch_size, self.mirrored)
         shown = bar(_share(self._num_real(reference)), "Data", " images")
         real = self._statistics(batches, device, shown, with_logits=False)
@@ -185,5 +186,5 @@ class FidelityMeasure:
 
 
 def _share(total: int | None) -> int | None:
-    """How many of all images are this rank's, for its progress bar."""
+    """Return this rank's share of the images, for its progress bar."""
     return None if total is None else total // rank_and_size()[1]

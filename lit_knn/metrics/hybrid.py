@@ -1,4 +1,4 @@
-"""One point of Figure 5: how its samples are drawn."""
+"""Hybrid samples for one point of Figure 5."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ from lit_knn.sampling import hybrid_sampler, hybrid_sigmas, integrate_flow, seed
 from lit_knn.schedules import NoiseGrid
 from lit_knn.theory.noise import forward_noise
 
-# Apart from the streams of the models.
+# These streams differ from those of the models.
 HYBRID_STREAM, FORWARD_STREAM = 10, 11
 
 
 @dataclass(frozen=True)
 class HybridSamples:
-    """Samples that a network ends from t_switch, whatever brought them there.
+    """Draws samples that a network finishes from t_switch; an estimator or the data begins them.
 
     Attributes:
         network: integrates below t_switch.
         reference: the data.
-        num_steps: levels of the sampler's grid, t_switch not counted.
-        grid: of the noise levels.
-        seed: first part of the key of every draw but the latents, which depend on the samples' seeds alone.
+        num_steps: number of levels of the sampler's grid, without t_switch.
+        grid: spacing of the noise levels.
+        seed: first part of the key of every draw, except the latents, which depend only on the samples' seeds.
     """
 
     network: Estimator
@@ -36,13 +36,13 @@ class HybridSamples:
 
     @torch.no_grad()
     def draw(self, estimator: Estimator | None, t_switch: float, seeds: Tensor) -> Tensor:
-        """Draw one batch; all methods and all t_switch have the same latents.
+        """Draw one batch; the latents are the same for all methods and all t_switch.
 
         Args:
-            estimator: integrates from sigma_max to t_switch; None starts at t_switch from the forward process,
-                x + t_switch·ε, with x drawn from the data with replacement, as the exact flow does.
-            t_switch: where the network takes over.
-            seeds: (B,), of the latents; what an estimator draws is a function of the first.
+            estimator: integrates from sigma_max to t_switch. With None, the forward process gives the start at
+                t_switch, as the exact flow does: x + t_switch·ε, with x drawn from the data with replacement.
+            t_switch: noise level at which the network takes over.
+            seeds: (B,), seeds of the latents; the draws of an estimator depend on the first.
 
         Returns:
             (B, *shape), float32, model space.

@@ -1,4 +1,4 @@
-"""What measurements of estimators share: their options, and the latents they measure at."""
+"""The latents at which estimators are measured, and shared options of these measurements."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,18 +10,18 @@ from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
-# Last parts of keys, beyond those of training and sampling.
+# Last parts of keys; training and sampling do not use them.
 LATENT_STREAM, SOURCE_STREAM, ESTIMATOR_STREAM = 10, 11, 12
 
 
 class NoisyLatents:
-    """z = x + t ε, with images x drawn from the reference set without replacement, and ε a function of z's number.
+    """Noisy latents z = x + t ε: images x are drawn without replacement, and ε depends on the latent's number.
 
-    Images and noise are the same at all noise levels, so that curves over t are smooth, and depend neither on the
+    Images and noise are the same at all noise levels, so that curves over t are smooth. They depend neither on the
     batch nor on the number of ranks.
 
     Args:
-        reference: where x is drawn from.
+        reference: the set that x is drawn from.
         num: number of latents, at most N.
         seed: first part of the key of every draw.
     """
@@ -33,7 +33,7 @@ class NoisyLatents:
         self.ids = order[:num]
 
     def batch(self, numbers: range, t: float) -> tuple[Tensor, Tensor]:
-        """The latents of these numbers at t, (B, *shape), float32, and the x they were made from."""
+        """Return the latents of these numbers at t, (B, *shape), float32, and the x that made them."""
         x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
         noise = [
             torch.randn(*self.reference.shape, generator=keyed_generator("cpu", self.seed, i, LATENT_STREAM))
@@ -43,10 +43,10 @@ class NoisyLatents:
 
 
 def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
-    """The noise levels of an option: as listed, or a number of them, equally spaced in ln t from t_min to t_max.
+    """Return the listed noise levels; for a number, return that many levels, evenly spaced in ln t in [t_min, t_max].
 
     Raises:
-        InputError: no level, one that is not a finite number above 0, or not t_min < t_max.
+        InputError: no level, a level that is not a finite number above 0, or t_min >= t_max.
     """
     if isinstance(noise_levels, int):
         if noise_levels < 2:
@@ -65,34 +65,34 @@ def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) 
 
 
 def check_estimators(estimators: Mapping[str, Estimator]) -> None:
-    """Refuse to measure no estimator."""
+    """Refuse an empty set of estimators."""
     if not estimators:
         raise InputError("estimators is empty; name at least one")
 
 
 def check_at_least(least: int, **options: int) -> None:
-    """Refuse options that are too small, by name."""
+    """Refuse options below `least`, by name."""
     for name, value in options.items():
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
 
 
 def bind_all(estimators: Mapping[str, Estimator], reference: ReferenceSet, t: float) -> None:
-    """Bind the estimators that need a reference set, and try each of them once at noise level t.
+    """Bind the estimators that need a reference set, and call each of them once at noise level t.
 
     Raises:
-        InputError: one refuses the set, or cannot be used on its images.
+        InputError: an estimator refuses the set or its images.
     """
-    # The largest k first: what is more than N is refused before an index is built.
+    # The largest k comes first, so that k > N is refused before an index is built.
     for name, estimator in sorted(estimators.items(), key=lambda item: getattr(item[1], "k", 0), reverse=True):
         try_estimator(f"estimators.{name}", estimator, reference, t, source=True)
 
 
 def try_estimator(option: str, estimator: Estimator, reference: ReferenceSet, t: float, source: bool = False) -> None:
-    """Bind an estimator and call it once, with the image that z was made from if `source`.
+    """Bind an estimator and call it once; with `source`, it gets the image that made z.
 
     Raises:
-        InputError: it refuses the set, or cannot be used on its images.
+        InputError: the estimator refuses the set or its images.
     """
     if estimator.needs_reference:
         estimator.bind(reference)

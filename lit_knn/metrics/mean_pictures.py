@@ -1,4 +1,4 @@
-"""The posterior mean and its estimates over noise levels, as Figure 2 (fig:denoiser_viz) shows them."""
+"""The posterior mean and its estimates over noise levels, as in Figure 2 (fig:denoiser_viz)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,18 +18,18 @@ def mean_pictures(
     num_images: int = 1,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Estimate the posterior means of a few z, of the same images and noise at all levels.
+    """Estimate the posterior means at a few z, with the same images and noise at all levels.
 
     Args:
         estimators: by name; they are bound to `reference`.
         reference: the data set.
         noise_levels: the levels t.
         num_images: number of z at each level.
-        seed: of every draw.
+        seed: seed of every draw.
 
     Returns:
-        The rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z divided by sqrt(1 + t²), the
-        exact mean and each estimate of it.
+        The rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z / sqrt(1 + t²), the exact
+        mean, and each estimate of it.
     """
     bind_all(estimators, reference, max(noise_levels))
     latents = NoisyLatents(reference, num_images, seed)

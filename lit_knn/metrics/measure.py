@@ -1,4 +1,4 @@
-"""One estimator at one batch of latents: its errors, its weights, its search and its time."""
+"""Measurement of one estimator at one batch of latents: errors, weights, search and time."""
 
 from collections.abc import Callable
 
@@ -17,24 +17,16 @@ TIME = "ms_per_estimate"
 CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")
 
 Source = Callable[[int], Tensor]
-"""The number of a repeat -> its `x_source`, (B, *shape)."""
+"""(repeat) -> `x_source`, (B, *shape)."""
 
 
 def fixed_source(x: Tensor) -> Source:
-    """The clean x that z was made from, in every repeat."""
+    """Return the clean x that made z, in every repeat."""
     return lambda repeat: x
 
 
 def posterior_source(reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]) -> Source:
-    """A draw from the posterior p_t(x|z) for each repeat: as the clean x is distributed, given z.
-
-    Args:
-        reference: the data set.
-        z: (B, *shape).
-        t: noise level.
-        repeats: number of draws.
-        key: of the draws.
-    """
+    """Draw x from its posterior p_t(x|z) given z (B, *shape), once for each repeat; `key` seeds the draws."""
     generator = keyed_generator(z.device, *key, SOURCE_STREAM)
     levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
     ids = MonteCarlo(repeats).bind(reference).posterior_ids(z, levels, generator)
@@ -42,7 +34,7 @@ def posterior_source(reference: ReferenceSet, z: Tensor, t: float, repeats: int,
 
 
 def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
-    """The names of what `measure` returns for an estimator."""
+    """Return the names of the results of `measure` for an estimator."""
     names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
     if hasattr(estimator, "certified_mean"):
         names += CERTIFIED
@@ -54,10 +46,9 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
 def measure(
     estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
 ) -> dict[str, Tensor]:
-    """Measure all that an estimator can tell at these latents; arguments as `repeated_errors`.
+    """Measure all quantities of an estimator at these latents, (B,) each; the arguments are those of `repeated_errors`.
 
-    Returns:
-        (B,) for each of `quantities`: see `repeated_errors`, `Certificate` and `SearchDiagnostics`.
+    For the meaning of the `quantities` see `repeated_errors`, `Certificate` and `SearchDiagnostics`.
     """
     values = repeated_errors(estimator, repeats, z, t, mu, source, key)
     if hasattr(estimator, "certified_mean"):
@@ -75,13 +66,13 @@ def repeated_errors(
     """Estimate the posterior mean `repeats` times and compare with the exact one.
 
     Args:
-        estimator: bound; one that is deterministic given its source where `repeats` is 1.
+        estimator: bound; with `repeats` = 1, deterministic given its source.
         repeats: R.
         z: (B, *shape).
         t: noise level.
         mu: (B, *shape), float64, the exact posterior mean.
-        source: gives `x_source` of each repeat.
-        key: of the random draws.
+        source: returns the `x_source` of each repeat.
+        key: key of the random draws.
 
     Returns:
         (B,) each: the `ErrorTerms`, and the time of one estimate of one posterior mean, in milliseconds.

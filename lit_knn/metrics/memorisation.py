@@ -1,4 +1,4 @@
-"""Memorisation: how near generated samples are to the images they were learnt from, and how many are copies."""
+"""Memorisation: how near generated samples are to their training images, and how many are copies."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,17 +12,17 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 
-# More than the two that are needed: an approximate search mixes up the first few, and an image may be there twice.
+# Two would be enough, but approximate search may swap the first few, and an image may be in the set twice.
 CANDIDATES = 8
 
 
 class NearestImages(NamedTuple):
-    """What the ratio test compares; (B,) each, distances float64.
+    """The distances that the ratio test compares; (B,) each, distances float64.
 
     Attributes:
         distance: L2 distance to the nearest image, model space.
-        second_distance: L2 distance to the nearest image that differs from that one.
-        ids: the nearest image.
+        second_distance: L2 distance to the nearest image that differs from the first.
+        ids: ids of the nearest images.
     """
 
     distance: Tensor
@@ -31,22 +31,19 @@ class NearestImages(NamedTuple):
 
     @property
     def ratio(self) -> Tensor:
-        """Nearest distance over second nearest, in [0, 1]; 1 where both are 0. A copy has a small one."""
+        """Nearest distance over second nearest, in [0, 1]; 1 if both are 0. A copy has a small ratio."""
         return torch.where(self.second_distance > 0, self.distance / self.second_distance, 1.0)
 
 
 def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
-    """Find the two nearest images of each sample; distances are exact, the neighbours as exact as the search.
+    """Find the two nearest images of each sample; distances are exact, the neighbours are as exact as the search.
 
-    An image that is in the set more than once counts once, as long as no more than `CANDIDATES` copies of it are: the
-    second nearest would else be the nearest again, the ratio 1, and a perfect copy of the image not seen as one.
+    Fewer than `CANDIDATES` copies of an image in the set count as one. Otherwise the nearest image would also be the
+    second nearest, the ratio 1, and a perfect copy would be missed.
 
     Args:
         samples: (B, *shape), model space.
         reference: the images.
-
-    Returns:
-        Distances and ids.
 
     Raises:
         InputError: N < 2, or a search that finds fewer than two images.
@@ -61,7 +58,7 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
     sq_dist, order = sq_dist.sort(dim=1)
     images = images.flatten(2).gather(1, order.unsqueeze(2).expand(-1, -1, images[0, 0].numel()))
     differs = (images != images[:, :1]).any(2) & sq_dist.isfinite()
-    # Where all candidates are the same image, the second is one of them.
+    # If all candidates are the same image, the second is one of them.
     second = torch.where(differs.any(1), differs.int().argmax(1), 1)
     nearest_ids = ids.gather(1, order)[:, 0]
     distance = sq_dist.sqrt()
@@ -69,18 +66,14 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
 
 
 def check_search(reference: ReferenceSet) -> None:
-    """Search for one image, so that a search that cannot tell copies is found out before anything long.
-
-    Raises:
-        InputError: as `nearest_images`.
-    """
+    """Search for one image, so that a search that cannot detect copies raises InputError before any long work."""
     nearest_images(reference.gather(torch.tensor([0], device=reference.device)), reference)
 
 
 def memorisation(
     samples: Tensor, reference: ReferenceSet, threshold: float = 1 / 3, batch_size: int = 500
 ) -> dict[str, float]:
-    """How many samples are copies, and how near they are to the data.
+    """Measure how many samples are copies, and how near they are to the data; see `MemorisationMetric.compute`.
 
     Args:
         samples: (B, *shape), model space, on the device of `reference`.
@@ -88,11 +81,8 @@ def memorisation(
         threshold: see `is_copied`.
         batch_size: samples at a time.
 
-    Returns:
-        See `MemorisationMetric.compute`.
-
     Raises:
-        InputError: as `nearest_images` and `MemorisationMetric`.
+        InputError: see `nearest_images` and `MemorisationMetric`.
     """
     metric = MemorisationMetric(threshold).to(reference.device)
     for batch in samples.split(batch_size):
@@ -101,25 +91,19 @@ def memorisation(
 
 
 def is_copied(nearest: NearestImages, threshold: float = 1 / 3) -> Tensor:
-    """The ratio test of Yoon et al. 2023: a copy is nearer to one image than `threshold` times to any other.
+    """Ratio test of Yoon et al. 2023: a copy is nearer to one image than `threshold` times its distance to any other.
 
-    Blind to what is in the set several times with small changes, such as near-duplicates: those hide a copy.
+    The test misses copies of an image that has near-duplicates in the set. The result is (B,), bool.
 
     Args:
         nearest: from `nearest_images`.
-        threshold: largest ratio of a copy, excluded; distances, not their squares.
-
-    Returns:
-        (B,), bool.
+        threshold: upper bound of a copy's ratio of distances (not squared), itself excluded.
     """
     return nearest.distance < threshold * nearest.second_distance
 
 
 class MemorisationMetric(Metric):
-    """Copied fraction and mean nearest distance over batches and ranks.
-
-    Args:
-        threshold: of `is_copied`, in (0, 1].
+    """Copied fraction and mean nearest distance over batches and ranks; for `threshold` see `is_copied`.
 
     Raises:
         InputError: threshold outside (0, 1].
@@ -146,7 +130,7 @@ class MemorisationMetric(Metric):
         self.total += len(nearest.distance)
 
     def compute(self) -> dict[str, float]:
-        """`copied_fraction` in [0, 1] and `mean_nearest_distance`, L2 in model space; NaN without samples."""
+        """Return `copied_fraction` in [0, 1] and `mean_nearest_distance`, L2 in model space; NaN without samples."""
         total = int(self.total)
         if total == 0:
             return {"copied_fraction": float("nan"), "mean_nearest_distance": float("nan")}
@@ -157,26 +141,21 @@ class MemorisationMetric(Metric):
 
 
 class LikestPairs:
-    """The samples with the smallest ratios, and their nearest images, over batches and ranks.
-
-    Args:
-        number: of pairs.
-        reference: the data.
-    """
+    """Keeps the `number` samples with the smallest ratios, and their nearest images, over batches and ranks."""
 
     def __init__(self, number: int, reference: ReferenceSet) -> None:
         self.number = number
-        # Full from the start, so that all ranks have the same shapes to exchange.
+        # The list is full from the start, so that all ranks exchange the same shapes.
         ratio = torch.full((number,), torch.inf, dtype=torch.float64)
         parts = ratio, torch.zeros(number, *reference.shape), torch.zeros(number, dtype=torch.int64)
         self._parts = [part.to(reference.device) for part in parts]
 
     def update(self, samples: Tensor, nearest: NearestImages) -> None:
-        """Compare a batch with the likest so far."""
+        """Compare a batch with the likest pairs so far."""
         self._keep([[*pair] for pair in zip(self._parts, (nearest.ratio, samples, nearest.ids), strict=True)])
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Samples (n, *shape) and ids (n,) of their nearest images, the smallest ratio first; a collective."""
+        """Return samples (n, *shape) and ids (n,) of their nearest images, smallest ratio first; all ranks call it."""
         exchange = Exchange()
         self._keep([exchange.all_gather(part) for part in self._parts])
         ratio, samples, ids = self._parts
@@ -185,6 +164,6 @@ class LikestPairs:
 
     def _keep(self, parts: Sequence[Sequence[Tensor]]) -> None:
         joined = [torch.cat(list(part)) for part in parts]
-        # Stable, so that ties do not depend on the number of ranks more than they must.
+        # A stable sort makes ties depend as little as possible on the number of ranks.
         order = joined[0].sort(stable=True).indices[: self.number]
         self._parts = [part[order] for part in joined]

@@ -1,4 +1,4 @@
-"""Progress bars of what takes long."""
+"""Progress bars for long work."""
 
 import sys
 from collections.abc import Callable
@@ -7,24 +7,19 @@ from tqdm import tqdm
 
 from lit_knn.distributed import rank_and_size
 
-# A bar that is written to a file adds a line at each refresh.
+# In a log file, each refresh of the progress bar adds a line.
 SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
 
 Bar = Callable[[int | None, str, str], tqdm]
-"""(total, description, unit) -> a bar, as `progress_bar`."""
+"""(total, description, unit) -> a bar, like `progress_bar`."""
 
 
 def progress_bar(
     total: int | None, description: str, unit: str, leave: bool = False, shown: bool | None = None
 ) -> tqdm:
-    """A bar with the time left, on the first rank.
+    """Make a bar with the time left, on the first rank; `total` = None makes none.
 
-    Args:
-        total: what it counts to; None for no bar.
-        description: what goes on.
-        unit: what is counted, with a space before it.
-        leave: whether it stays when all is done.
-        shown: whether there is one; by default on a terminal.
+    `unit` starts with a space. `leave` keeps the bar after the work. By default the bar is shown only on a terminal.
     """
     shown = sys.stderr.isatty() if shown is None else shown
     shown = shown and rank_and_size()[0] == 0 and total is not None

@@ -1,4 +1,4 @@
-"""Samples of a model, drawn and measured."""
+"""Draw and measure samples of a model."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ Sample = Callable[[Tensor], Tensor]
 def draw_samples(sample: Sample, num_samples: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this rank's share of the samples with the seeds 0 to num_samples − 1: seeds (B,), images (B, *shape).
 
-    Ranks share whole batches: where an image depends on its batch, it is the same for any number of ranks.
+    Ranks share whole batches. So an image that depends on its batch is the same for any number of ranks.
     """
     for _, numbers in own_batches(num_samples, batch_size):
         seeds = torch.arange(numbers.start, numbers.stop)
@@ -36,16 +36,16 @@ def measure_samples(
     watch: Callable[[Tensor, Tensor], Any] = lambda seeds, samples: None,
     bar: Bar = progress_bar,
 ) -> dict[str, float]:
-    """Measure how near samples are to the data and how many are copies; all ranks must ask, which share the batches.
+    """Measure how near samples are to the data and how many are copies; all ranks call it and share the batches.
 
     Args:
-        sample: draws them, on the device of `reference`.
+        sample: draws samples, on the device of `reference`.
         reference: the data.
         distance: compares samples with the data.
-        num_samples: with the seeds 0 to num_samples − 1.
+        num_samples: number of samples, with the seeds 0 to num_samples − 1.
         batch_size: samples drawn at a time.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
-        watch: sees the seeds and samples of each batch of this rank.
+        watch: called with the seeds and samples of each batch of this rank.
         bar: makes the progress bar of the pass over the data.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Statistics of a real set on disk, under a name that tells data and extractor."""
+"""Keep statistics of a real set on disk, under a name that identifies data and extractor."""
 
 import hashlib
 import zipfile
@@ -13,13 +13,13 @@ from lit_knn.metrics.fidelity import FeatureStatistics
 
 
 def cache_path(folder: str | Path, metric: str, data: str, extractor: str, with_features: bool) -> Path:
-    """Where the statistics of the data with this fingerprint belong, by the extractor with that one."""
+    """Return the path of the statistics; `data` and `extractor` are fingerprints."""
     name = hashlib.sha256(f"{data} {extractor} features={with_features}".encode()).hexdigest()[:16]
     return Path(folder) / f"{metric}-{name}.npz"
 
 
 def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
-    """Write a file at once or not at all; whatever was there is replaced."""
+    """Write the file completely or not at all; an existing file is replaced."""
     arrays = {"mean": statistics.mean, "cov": statistics.cov, "count": torch.tensor(statistics.count)}
     if statistics.features is not None:
         arrays["features"] = statistics.features
@@ -28,7 +28,7 @@ def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
 
 
 def load_statistics(path: Path, num_features: int) -> FeatureStatistics | None:
-    """Read what `save_statistics` wrote; None if the file is damaged or is something else."""
+    """Read a file of `save_statistics`; return None if it is damaged or something else."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}

@@ -1,4 +1,4 @@
-"""What estimators ask of a reference set, whole or in shards."""
+"""The interface of a reference set, whole or in shards, for estimators."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,10 +20,10 @@ T = TypeVar("T")
 class Reference(ABC):
     """The data set D that an estimator averages over.
 
-    It is shared, never copied: `copy.deepcopy` of a module that holds it returns the same object.
+    Modules share it: `copy.deepcopy` of a module that holds it keeps the same object.
 
     Attributes:
-        local: the part that this process holds, an ordinary set: the set itself, if that is whole.
+        local: the part of this process, an ordinary set; a whole set is its own part.
         index: neighbour index of that part.
         N: number of images, mirrored ones included.
         shape: shape of one image.
@@ -31,8 +31,8 @@ class Reference(ABC):
         hflip: whether the mirror images count.
         labels: (N,) int64, mirrored ones included, or None.
         index_built: whether the index is built.
-        label: the class of all images, where the set is that of one class.
-        told: options that a warning has told of; the sets of all classes share them.
+        label: the common class of all images, in a set of one class.
+        told: options that have caused a warning already; the sets of all classes share them.
     """
 
     sharded = False
@@ -58,11 +58,11 @@ class Reference(ABC):
     @property
     @abstractmethod
     def local(self) -> "ReferenceSet":
-        """See above."""
+        """The part of this process; see the class."""
 
     @property
     def device(self) -> torch.device:
-        """Where the images are."""
+        """The device of the images."""
         return self.local.images.device
 
     @property
@@ -79,16 +79,16 @@ class Reference(ABC):
         return self._classes
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, computed once, and again after the images have moved to another device."""
+        """Return the result of `make`, computed once, and again after the images have moved to another device."""
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the images and the index to `device`; returns self."""
+        """Move the images and the index to `device`; return self."""
         before = self.device
         self._move(torch.device(device))
-        # Of the images, for "cuda" may mean the "cuda:0" where they are.
+        # The devices of the images are compared, because "cuda" may mean their own "cuda:0".
         if self.device != before:
             self._cache.clear()
         self.labels = None if self.labels is None else self.labels.to(device)
@@ -99,21 +99,21 @@ class Reference(ABC):
 
     @abstractmethod
     def fingerprint(self, mirrored: bool = True) -> str:
-        """SHA-256 of the images as they are stored and of whether their mirror images count, 64 hexadecimal digits.
+        """SHA-256 of the stored images and of whether their mirror images count, 64 hexadecimal digits.
 
-        Without `mirrored` it is that of a set with hflip=False.
+        With mirrored=False it is the fingerprint of the same set with hflip=False.
         """
 
     def build_index(self, k: int = 1) -> None:
-        """Build the neighbour index if that was not done before; shows a progress bar on a terminal.
+        """Build the neighbour index, if that was not done before, with a progress bar on a terminal.
 
-        In a distributed run every process must call it where the index is kept in a cache.
+        In a distributed run every process must call it if the index is kept in a cache.
 
         Args:
-            k: neighbours that will be searched; one that the index cannot find is refused before it is built.
+            k: number of neighbours of later searches; an impossible one is refused before the build.
 
         Raises:
-            InputError: the index refuses its settings for this set, on its device.
+            InputError: the index refuses its settings for this set or its device.
         """
         if not self.index_built:
             self._build_index(k)
@@ -130,8 +130,8 @@ class Reference(ABC):
             k: number of neighbours, 1 <= k <= N.
 
         Returns:
-            `sq_dist` (B, k), squared L2 in model space, ascending, and `ids` (B, k): as exact as the index says.
-            Where the index found fewer than k the last ids are −1 and their distances inf.
+            `sq_dist` (B, k), squared L2 in model space, ascending, and `ids` (B, k), as exact as the index. If the
+            index found fewer than k, the last ids are −1 and their distances inf.
 
         Raises:
             InputError: k outside [1, N], or z of another shape.
@@ -144,7 +144,7 @@ class Reference(ABC):
     def _search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]: ...
 
     def locate(self, x: Tensor) -> Tensor:
-        """The ids of images that are in the set, (B, *shape) to (B,); of others −1 or the id of a near one.
+        """Find the ids (B,) of images (B, *shape) of the set; an image not in the set gets −1 or the id of a near one.
 
         Raises:
             InputError: x of another shape.
@@ -155,7 +155,7 @@ class Reference(ABC):
 
     @abstractmethod
     def _locate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Distances and ids, (B,) each."""
+        """Return distances and ids, (B,) each."""
 
     def _check_search(self, z: Tensor, k: int) -> None:
         if not 1 <= k <= self.N:
@@ -165,33 +165,26 @@ class Reference(ABC):
 
     @abstractmethod
     def gather(self, ids: Tensor) -> Tensor:
-        """The images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
+        """Return the images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
 
     @abstractmethod
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
-        """A set that this process can gather the images of `ids` from by itself, and their ids there."""
+        """Return a local set that holds the images of `ids`, and their ids in it; it gathers without other ranks."""
 
     @abstractmethod
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
-        """Stream all N images in the order of their ids.
+        """Stream all N images in the order of their ids: the first id and the images (c, *shape), float32, model space.
 
         Args:
             rows: images per chunk, at most.
-            mirrored: with hflip, stream the mirror images, too, which come last.
-
-        Yields:
-            The first id of the chunk and its images, (c, *shape), float32, model space.
+            mirrored: with hflip, stream the mirror images, too, after all others.
         """
 
     @abstractmethod
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """What is one rank's of a pass over all images that the ranks share; each image is one rank's.
+        """Stream the images of process `rank`, when `ranks` processes split all images; each image belongs to one rank.
 
-        Args:
-            rank: this process.
-            ranks: number of processes.
-            rows: images per chunk, at most.
-            mirrored: see `chunks`.
+        `rows` and `mirrored` are those of `chunks`.
 
         Yields:
             Ids (c,) and images (c, *shape), float32, model space; c <= `rows`.
@@ -207,20 +200,17 @@ class Reference(ABC):
 
     @abstractmethod
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
-        """Ask every part of the set the same: `function(part, *queries)`.
+        """Evaluate `function(part, *queries)` on every part of the set.
 
         Args:
-            function: (reference, *queries) -> tensors with a row for each query.
+            function: (reference, *queries) -> tensors with one row per query; they get the shape (parts, B, ...).
             queries: (B, ...) each.
-
-        Returns:
-            The tensors of `function`, each with the parts as its first dimension, (parts, B, ...).
         """
 
     def of_all(self, rows: Tensor) -> Tensor:
-        """Rows for all images of the set, from those for the images of `local`."""
+        """Join rows for the images of `local` to rows for all images of the set."""
         return rows
 
     def of_first(self, values: Tensor) -> Tensor:
-        """The values that the first rank has, where ranks might round otherwise."""
+        """Return the values of the first rank, because ranks might round differently."""
         return values

@@ -1,4 +1,4 @@
-"""The classes of a reference set: rows grouped by their labels, and a set of the images of each."""
+"""The classes of a reference set: rows grouped by label, and one reference set per class."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class ClassSets(Mapping[int, "ReferenceSet"]):
-    """The images of each class as a reference set, by label, ascending; each made once, when it is asked for.
+    """One reference set per class, by ascending label; each is made when it is first used.
 
-    The images are views, without a copy, where those of the class follow each other, as they do in data sorted by
-    class. Elsewhere they are copied, so that all classes together take as much memory as the set itself. Each class
-    has an index of its own, with the settings of the set's.
+    The images of a class are a view if they follow each other, as in data sorted by class. Otherwise they are copied,
+    so that all classes together take as much memory as the set itself. Each class has its own index, with the settings
+    of the set's index.
 
     Raises:
-        InputError: the set has no labels; when a class is asked for, it has not this label.
+        InputError: the set has no labels; at a look-up, the set does not have this label.
     """
 
     def __init__(self, reference: "ReferenceSet") -> None:
@@ -50,14 +50,14 @@ class ClassSets(Mapping[int, "ReferenceSet"]):
         return len(self._rows)
 
     def to(self, device: torch.device) -> None:
-        """Move the classes that are made, after the set itself."""
+        """Move the sets that exist; the whole set must have moved before."""
         for label, made in self._sets.items():
             made.to(device)
             if isinstance(rows := self._rows[label], slice):
-                made.images = self._reference.images[rows]  # a view again
+                made.images = self._reference.images[rows]  # The images are a view again.
 
     def _sha256(self, rows: Tensor | slice) -> str | None:
-        """Tells these rows of these images from all others, where the hash of the images was given: nothing is read."""
+        """Identify these rows by the given hash of all images, without reading them; None if no hash was given."""
         given = self._reference.given_sha256
         if given is None:
             return None
@@ -66,18 +66,18 @@ class ClassSets(Mapping[int, "ReferenceSet"]):
 
 
 def rows_by_label(labels: Tensor) -> dict[int, Tensor]:
-    """The rows of each label that occurs in `labels` (B,): (b,) int64 each, ascending; labels ascending."""
+    """Group the rows of `labels` (B,): a dict from label to rows, (b,) int64, both ascending."""
     order = labels.argsort(stable=True)
     found, counts = labels[order].unique_consecutive(return_counts=True)
     return dict(zip(found.tolist(), order.split(counts.tolist()), strict=True))
 
 
 def as_slice(rows: Tensor) -> Tensor | slice:
-    """Ascending rows (b,) as a slice where they are consecutive, for which indexing gives a view and no copy."""
+    """Turn ascending rows (b,) into a slice if they are consecutive, because a slice indexes without a copy."""
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
 def lie_together(labels: Tensor) -> bool:
-    """Whether the rows of each label follow each other in `labels` (B,)."""
+    """Whether the rows of each label are consecutive in `labels` (B,)."""
     return len(labels.unique_consecutive()) == len(labels.unique())

@@ -1,4 +1,4 @@
-"""Principal components of a reference set, and its images in them; both are computed once and kept by the set."""
+"""Principal components of a reference set, and its images in them; the set computes both once and keeps them."""
 
 import torch
 
@@ -11,9 +11,9 @@ from lit_knn.rng import keyed_generator
 
 
 def components_of(reference: Reference, r: int) -> PrincipalComponents:
-    """The r leading principal components, of a seeded subset of the images; with shards, those of the first rank.
+    """Compute the r leading principal components from a seeded subset of the images; with shards, of the first rank.
 
-    A rank that rounds differently, on another kind of processor, may find some of them mirrored or turned.
+    A rank on another kind of processor rounds differently, and may find some components mirrored or turned.
 
     Raises:
         InputError: r outside [1, min(N, d)].
@@ -24,12 +24,9 @@ def components_of(reference: Reference, r: int) -> PrincipalComponents:
 
 
 def projection_of(reference: Reference, r: int, dtype: torch.dtype = torch.float32) -> Projection:
-    """All N images in r principal components, with a progress bar; with shards, each rank projects its own.
+    """Project all N images to r principal components of type `dtype`; with shards, each rank projects its own.
 
-    Args:
-        reference: the set.
-        r: number of components.
-        dtype: of the coordinates.
+    It shows a progress bar.
 
     Raises:
         InputError: r outside [1, min(N, d)].

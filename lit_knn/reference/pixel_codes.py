@@ -8,11 +8,11 @@ from lit_knn.reference.reference_set import ReferenceSet
 
 
 def codes_of(reference: ReferenceSet, rows: slice) -> Tensor:
-    """Stored pixels p as int8, p − 128: (c, d), of uint8 images."""
+    """Return stored pixels p of uint8 images as p − 128: (c, d), int8."""
     return (reference.images[rows] ^ 128).view(torch.int8).flatten(1)
 
 
 def half_sq_norms_of(reference: ReferenceSet) -> Tensor:
-    """‖code‖²/2 of each stored image, (N,) or half as many with hflip, float32; computed once, and kept by the set."""
+    """‖code‖²/2 of each stored image, float32, (N,) or with hflip (N/2,); the set computes it once and keeps it."""
     pieces = (slice(i, i + HALF_SQ_NORM_ROWS) for i in range(0, len(reference.images), HALF_SQ_NORM_ROWS))
     return reference.cached("half_sq_norms", lambda: half_sq_norms(codes_of(reference, rows) for rows in pieces))

@@ -18,21 +18,21 @@ CHUNK_BYTES = 64 * 2**20
 
 
 class ReferenceSet(Reference):
-    """Images (or any vectors) held once, as given, and gathered to float32 model space.
+    """Images (or any vectors), stored once in their own type and gathered as float32 in model space.
 
     Args:
-        images: uint8 (N, C, H, W), pixel p becoming p / 127.5 − 1; or float (N, *shape), taken as it is
-            (latents, toys) and stored as float32. A tensor or a NumPy array. uint8 images are not copied, so that they
-            may be those of `read_prepared`, mapped from a file.
+        images: uint8 (N, C, H, W), whose pixel p becomes p / 127.5 − 1; or float (N, *shape), which is stored as
+            float32 and not rescaled (latents, toys). A tensor or a NumPy array. uint8 images are not copied, so they
+            may be a file mapped by `read_prepared`.
         index: neighbour index; built at the first search or by `build_index`. Default: exact FAISS search.
-        hflip: let the set also hold the mirror image (last axis flipped) of every image, without storing it:
-            id i + N/2 is the mirror of image i, and a search queries z and its mirror.
+        hflip: also count the mirror image (last axis flipped) of every image, without storing it: id i + N/2 is the
+            mirror of image i, and a search queries z and its mirror.
         labels: (N,) integer class labels, or None.
-        sha256: of the bytes of `images`, where it is known: `fingerprint` then need not read them all.
+        sha256: hash of the bytes of `images`, if known; `fingerprint` then need not read them all.
 
     Raises:
-        InputError: an empty set, another dtype, float values that are not finite, uint8 that is not
-            (N, C, H, W), hflip on vectors, or a number of labels that is not N.
+        InputError: an empty set, another dtype, float values that are not finite, uint8 images that are not
+            (N, C, H, W), hflip on vectors, or a number of labels other than N.
     """
 
     def __init__(
@@ -82,18 +82,15 @@ class ReferenceSet(Reference):
         return hashlib.sha256(what.encode()).hexdigest()
 
     def subset(self, rows: Tensor | slice, label: int, sha256: str | None = None) -> "ReferenceSet":
-        """Some of the stored images, all of one class, as a set with an index of its own in the settings of this one's.
+        """Make a set of some stored images of one class, with its own index in the same settings.
 
-        Args:
-            rows: of the stored images, on the CPU; a slice makes a view of them.
-            label: of the class.
-            sha256: tells the images of these rows from all others, where it is known.
+        `rows` are on the CPU; a slice makes a view; `sha256` is a hash that only the images of these rows have.
         """
         images = self.images[rows]
         labels = torch.full((len(images),), label, device=self.device)
         part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
         part.label = label
-        # The processes of a distributed run ask for classes at different times, and must not wait for each other.
+        # Processes of a distributed run use classes at different times, and must not wait for each other.
         part._index_shared = False
         return part
 
@@ -111,7 +108,7 @@ class ReferenceSet(Reference):
         return sq_dist[:, 0], ids[:, 0]
 
     def _nearest(self, z: Tensor, k: int, find: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The k nearest that `find` finds of the stored images and, with hflip, of their mirror images."""
+        """Find the k nearest by `find` among the stored images and, with hflip, their mirror images."""
         sq_dist, ids = find(z.flatten(1).float())
         if not self.hflip:
             return sq_dist, ids
@@ -140,7 +137,7 @@ class ReferenceSet(Reference):
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Reference.share`; chunks take turns."""
+        """See `Reference.share`; the ranks take turns in chunks."""
         for number, (start, x) in enumerate(self.chunks(rows, mirrored)):
             if number % ranks == rank:
                 yield torch.arange(start, start + len(x), device=self.device), x
@@ -152,11 +149,11 @@ class ReferenceSet(Reference):
         return total
 
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
-        """See `Reference.over_shards`; this set is one part."""
+        """See `Reference.over_shards`; this set is the only part."""
         return [answer.unsqueeze(0) for answer in function(self, *queries)]
 
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
-        """See `Reference.fetch`: this set."""
+        """See `Reference.fetch`; returns this set."""
         return self, ids
 
     def _stored_chunks(self) -> Iterator[Tensor]:
@@ -170,12 +167,12 @@ class ReferenceSet(Reference):
 
 
 def chunk_rows(d: int) -> int:
-    """Images of dimension d that are converted to float at a time while building and streaming."""
+    """Return how many images of dimension d are converted to float at a time, in building and streaming."""
     return max(CHUNK_BYTES // (4 * d), 1)
 
 
 def to_model_space(images: Tensor) -> Tensor:
-    """Pixel p becomes p / 127.5 − 1; floats are taken as they are."""
+    """Map pixels p to p / 127.5 − 1; floats stay as they are."""
     if images.dtype != torch.uint8:
         return images
     return images.float().div_(127.5).sub_(1.0)
@@ -191,7 +188,7 @@ def _check_images(images: Tensor, hflip: bool) -> None:
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
     else:
         for start in range(0, len(images), 4096):
-            # As float32, which is what is kept: a float64 may overflow it.
+            # The check is in float32, the stored type, because a float64 may overflow it.
             finite = images[start : start + 4096].float().isfinite()
             if not finite.all():
                 row = start + int((~finite).flatten(1).any(1).int().argmax())
@@ -201,7 +198,7 @@ def _check_images(images: Tensor, hflip: bool) -> None:
 
 
 def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) -> Tensor | None:
-    """Labels of all images, mirrored ones included, from those of the `stored` ones: (N,) int64, or None."""
+    """Expand the labels of the `stored` images to all images, mirrored ones included: (N,) int64, or None."""
     if labels is None:
         return None
     labels = torch.as_tensor(labels).long()

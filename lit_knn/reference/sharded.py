@@ -16,41 +16,42 @@ from lit_knn.reference.reference_set import ReferenceSet, expand_labels
 
 
 def shard_rows(N: int, rank: int, size: int) -> slice:
-    """The images of one rank, where N are split evenly over `size` ranks."""
+    """Return the images of one rank, when N images are split evenly over `size` ranks."""
     return slice(N * rank // size, N * (rank + 1) // size)
 
 
 class ShardedReferenceSet(Reference):
-    """A reference set of which each rank holds, and searches, its shard; to estimators it is the whole set.
+    """A reference set split over the ranks: each rank holds and searches one shard; estimators see the whole set.
 
-    What exact search finds is what it finds in the whole set. An approximate index is built of each shard, with the
-    same settings: lists of an inverted file are for so many fewer images, and `nprobe` are searched in each shard.
+    Exact search finds the same images as in the whole set. An approximate index is built for each shard with the same
+    settings: its lists then serve fewer images, and `nprobe` lists are searched in each shard.
 
-    Ids count through the shards in the order of the ranks. Of `search`, `gather` and every estimator all ranks must
-    make the same number of calls, in the same order, with any number of rows, also none. To the other ranks a rank
-    sends, with R ranks, B its own latents and m = min(k, N/R):
+    Ids count through the shards in the order of the ranks. All ranks must call `search`, `gather` and every estimator
+    equally often and in the same order, with any number of rows, even none. With R ranks, B latents of its own and
+    m = min(k, N/R), a rank sends:
 
-    - `search`: 4·d bytes (z) and 12·m bytes (what it found for a z of theirs), for each z and each other rank;
-    - `fetch`, `gather`: 8 bytes for each different image that another rank holds, which sends it as it is stored: d
-      bytes of uint8, 4·d of float32. An estimator fetches its n draws for all z at once, and holds them meanwhile: at
-      most B·n images, much fewer at small t, where most draws are one image;
+    - `search`: 4·d bytes (z) and 12·m bytes (the neighbours it found for a z of theirs), for each z and each other
+      rank;
+    - `fetch`, `gather`: 8 bytes for each different image that another rank holds. That rank sends the stored image: d
+      bytes of uint8, 4·d of float32. An estimator fetches its n draws for all z at once and holds them meanwhile: at
+      most B·n images, and far fewer at small t, where most draws are one image;
     - `Exact`: (4·d + 8) bytes (z and t) and 8·d + 8 bytes (the mean over the shard, and the logarithm of its
       normaliser) for each z and each other rank.
 
-    Of a projection every rank holds the coordinates of all images, N·r values.
+    Every rank holds the projected coordinates of all images, N·r values.
 
     Args:
-        images: those of this rank, see `ReferenceSet`.
-        index: of this rank's images; see `ReferenceSet`.
+        images: the images of this rank, see `ReferenceSet`.
+        index: index of this rank's images; see `ReferenceSet`.
         hflip: see `ReferenceSet`; the same on all ranks.
-        labels: (N_rank,), those of this rank's images, or None. All of them are then held on each rank.
-        sha256: of this rank's images, where it is known.
+        labels: (N_rank,), the labels of this rank's images, or None. Each rank then holds the labels of all images.
+        sha256: hash of this rank's images, if known.
 
     Attributes:
-        exchange: what counts the bytes sent.
+        exchange: sends data between ranks and counts the bytes.
 
     Raises:
-        InputError: see `ReferenceSet`; images whose shape or type, labels or mirroring differ between ranks.
+        InputError: see `ReferenceSet`; ranks whose images differ in shape, type, labels or mirroring.
     """
 
     sharded = True
@@ -83,7 +84,7 @@ class ShardedReferenceSet(Reference):
 
     @property
     def images(self) -> Tensor:
-        """Those of this rank, as they are stored."""
+        """The stored images of this rank."""
         return self.local.images
 
     def of_all(self, rows: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ class ShardedReferenceSet(Reference):
         return self.exchange.of_first(values)
 
     def _agree_on_shards(self, labels: Tensor | np.ndarray | None) -> list[int]:
-        """The number of images of each rank; takes the labels of all."""
+        """Compare the shards and set the labels of all; return the number of images of each rank."""
         what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={labels is not None}"
         own = None if labels is None else torch.as_tensor(labels).cpu().numpy()
         each = in_every_process(lambda: (what, len(self.images), own))
@@ -111,7 +112,7 @@ class ShardedReferenceSet(Reference):
         self._bounds = self._bounds.to(device)
 
     def fingerprint(self, mirrored: bool = True) -> str:
-        """Of the images of all ranks, the same on each; every rank must call it. See `Reference.fingerprint`."""
+        """See `Reference.fingerprint`; covers the images of all ranks, so that every rank must call it."""
         return hashlib.sha256(
             " ".join(in_every_process(partial(self.local.fingerprint, mirrored))).encode()
         ).hexdigest()
@@ -120,8 +121,8 @@ class ShardedReferenceSet(Reference):
         in_every_process(lambda: self.local.build_index(k))
 
     def _search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Each rank searches its shard for all latents, and what is nearest is merged."""
-        # A shard may have fewer than k; all shards give the same number of columns.
+        """Search the latents of all ranks in each shard, and merge the nearest."""
+        # A shard may have fewer than k images, but all shards must give the same number of columns.
         width = min(k, self._largest)
 
         def found(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +136,7 @@ class ShardedReferenceSet(Reference):
         return sq_dist, ids.gather(1, order)
 
     def _locate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Each rank looks in its shard, and the nearest is taken."""
+        """Look up the images in each shard, and take the nearest."""
 
         def found(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
             sq_dist, ids = part._locate(queries)
@@ -146,21 +147,21 @@ class ShardedReferenceSet(Reference):
         return sq_dist.gather(0, nearest).squeeze(0), ids.gather(0, nearest).squeeze(0)
 
     def _to_global(self, ids: Tensor) -> Tensor:
-        """Ids in the whole set of ids in this shard; −1 stays."""
+        """Convert ids in this shard to ids in the whole set; −1 stays."""
         own = len(self.images)
         mirrored = ids >= own
         shifted = torch.where(mirrored, ids - own + self._stored, ids) + self._offset
         return torch.where(ids < 0, ids, shifted)
 
     def fetch(self, ids: Tensor) -> tuple[ReferenceSet, Tensor]:
-        """See `Reference.fetch`; each image comes, as it is stored, from the rank that holds it, once for a call."""
+        """See `Reference.fetch`; the rank that holds an image sends it in its stored type, once per call."""
         wanted, position = (ids % self._stored).unique(return_inverse=True)
         owner = torch.searchsorted(self._bounds, wanted, right=True)
-        # Sorted by id, so by owner too.
+        # The ids are sorted, so they are also sorted by owner.
         counts = torch.bincount(owner, minlength=self.exchange.size).tolist()
         asked = self.exchange.all_to_all(wanted.split(counts))
         given = self.exchange.all_to_all([self.images.index_select(0, rows - self._offset) for rows in asked])
-        if len(wanted) == 0:  # a reference set has an image at least
+        if len(wanted) == 0:  # A reference set cannot be empty.
             return self.local, ids
         fetched = ReferenceSet(torch.cat(given), hflip=self.hflip)
         return fetched, torch.where(ids < self._stored, position, position + len(wanted))
@@ -171,12 +172,12 @@ class ShardedReferenceSet(Reference):
         return fetched.gather(own_ids)
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
-        """See `Reference.chunks`; every rank gets all images, `rows` at a time, which must be the same on all."""
+        """See `Reference.chunks`; every rank gets all images, `rows` at a time; `rows` must be the same on all."""
         for ids in torch.arange(self.N if mirrored else self._stored, device=self.device).split(rows):
             yield int(ids[0]), self.gather(ids)
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Reference.share`; its own images, which nobody sends, so that no rank waits for another."""
+        """See `Reference.share`; each rank takes its own images, so that none are sent and no rank waits."""
         for start, x in self.local.chunks(rows, mirrored):
             yield self._to_global(torch.arange(start, start + len(x), device=self.device)), x
 
@@ -184,9 +185,9 @@ class ShardedReferenceSet(Reference):
         return self.exchange.sum(self.local._sum())
 
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
-        """See `Reference.over_shards`: `function` sees the shard of its rank and the queries of all ranks.
+        """See `Reference.over_shards`: `function` gets the shard of its rank and the queries of all ranks.
 
-        Its answers go back to the rank of the query: (ranks, B, ...).
+        Each answer goes back to the rank of its query: (ranks, B, ...).
         """
         gathered = [self.exchange.all_gather(query) for query in queries]
         counts = [len(rows) for rows in gathered[0]]

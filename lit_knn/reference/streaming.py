@@ -1,4 +1,4 @@
-"""Distances of latents to all images of a reference set, in pieces of bounded memory."""
+"""Distances from latents to all images of a reference set, computed in pieces of bounded memory."""
 
 from collections.abc import Iterator
 
@@ -9,8 +9,8 @@ from lit_knn.reference.base import Reference
 from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.theory.warp import Warp
 
-# Upper bound of one float64 work array on a CPU: larger ones come fresh from the operating system at each use, and
-# writing to new pages costs more than the products. A GPU keeps its memory and wants long kernels.
+# Upper bound of one float64 work array on a CPU. The operating system gives new memory for larger arrays at each use,
+# and writing to new pages costs more than the products. A GPU keeps its memory and is fastest with long kernels.
 WORK_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 
@@ -21,14 +21,14 @@ def work_bytes(device: torch.device) -> int:
 
 
 def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
-    """Split the items of `z` so that `floats_per_item` float64 numbers for each stay in `work_bytes`."""
+    """Split the items of `z`, so that a piece with `floats_per_item` float64 numbers per item fits `work_bytes`."""
     step = max(work_bytes(z.device) // (8 * floats_per_item), 1)
     for start in range(0, len(z), step):
         yield slice(start, min(start + step, len(z)))
 
 
 def all_sq_dist(reference: Reference, z: Tensor) -> Tensor:
-    """‖z − x‖² of each z (B, *shape) with all images; (B, N), float64, which must fit in memory, see `batches_of`."""
+    """Compute ‖z − x‖² for each z (B, *shape) and all images: (B, N) float64; must fit in memory, see `batches_of`."""
     sq_dist = torch.empty(len(z), reference.N, dtype=torch.float64, device=z.device)
     for ids, _, chunk in stream_sq_dist(reference, z):
         sq_dist[:, ids] = chunk
@@ -36,12 +36,12 @@ def all_sq_dist(reference: Reference, z: Tensor) -> Tensor:
 
 
 def stream_sq_dist(reference: Reference, z: Tensor, warp: Warp | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Stream the reference set past the latents.
+    """Stream the reference set with its distances to the latents.
 
     Args:
         reference: the set.
         z: (B, *shape); B at most a few thousand, see `batches_of`.
-        warp: B maps A; the distances are then those of z to A x, for which every image is resampled B times.
+        warp: B maps A; the distances are then from z to A x, and every image is resampled B times.
 
     Yields:
         The slice of ids, their images (c, d) float32, and ‖z − x‖² (B, c) float64.

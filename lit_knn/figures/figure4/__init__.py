@@ -1,4 +1,4 @@
-"""Figure 4 (fig:ablation): FID against images seen; `python -m lit_knn.figures.figure4` draws it of training runs."""
+"""Figure 4 (fig:ablation): FID against images seen; `python -m lit_knn.figures.figure4` draws it from training runs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +12,10 @@ from lit_knn.results import TITLES
 
 
 def figure4(curves: Sequence[Curve], metric: str) -> Figure:
-    """Two panels, k above and n below, each against the baseline, the one-sample estimator where there is a run of it.
+    """Draw two panels, k above and n below, each with the baseline, a run of the one-sample estimator, if there is one.
 
-    Dotted lines are the best value of each curve; dashed ones where a curve passes the baseline's best.
-
-    Args:
-        curves: from `read_curves`.
-        metric: what they are of, by which the axes are labelled.
+    Dotted lines show the best value of each curve, dashed lines the point where a curve passes the baseline's best. The
+    curves are those of `read_curves`, and `metric` labels the axes.
     """
     knn = [curve for curve in curves if curve.k is not None]
     baselines = [curve for curve in curves if curve.k is None]
@@ -35,7 +32,7 @@ def figure4(curves: Sequence[Curve], metric: str) -> Figure:
 
 
 def _vary(curves: Sequence[Curve], name: str) -> list[Curve]:
-    """The curves that differ in this option alone: those with the most common value of the other, the larger first."""
+    """Select the curves that differ in this option alone: the other has its most common value; ties take the larger."""
     other = "n" if name == "k" else "k"
     values = Counter(getattr(curve, other) for curve in curves)
     if not values:

@@ -1,8 +1,8 @@
-"""Figure 4 (fig:ablation): FID against images seen, from the tables that training runs left.
+"""Figure 4 (fig:ablation): FID against images seen, from the tables of training runs.
 
 `python -m lit_knn.figures.figure4 RUN_FOLDER... [--metric fid] [--output figure4]` draws figure4.png and figure4.pdf.
-A training run need not have measured as it went: `python main.py best --run RUN_FOLDER` measures what it kept, and
-folders of `validate` runs, one for each checkpoint, do as well.
+A training run need not have measured anything: `python main.py best --run RUN_FOLDER` measures its kept checkpoints.
+Folders of `validate` runs, one for each checkpoint, also work.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from lit_knn.figures.save import save_figure
 
 
 def check_absent(stem: str) -> None:
-    """Raise InputError if `stem`.png or `stem`.pdf is there already."""
+    """Raise InputError if `stem`.png or `stem`.pdf exists already."""
     for path in (Path(f"{stem}.png"), Path(f"{stem}.pdf")):
         if path.exists():
             raise InputError(f"figure4: --output {stem}: {path} is there already; nothing is overwritten")

@@ -1,4 +1,4 @@
-"""The curves of Figure 4, read from what training runs left in their folders."""
+"""The curves of Figure 4, read from the folders of training runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ class Curve:
         estimator: class name.
         k: neighbours searched, or None.
         n: samples drawn, or None.
-        metric: what is drawn.
-        points: images seen and value, ascending.
+        metric: name of the metric.
+        points: (images seen, value), ascending.
     """
 
     estimator: str
@@ -39,7 +39,7 @@ class Curve:
         return max(map(self._quality, self.points))[1]
 
     def passes(self, other: "Curve") -> int | None:
-        """Images seen where it is first better than the other's best, or None."""
+        """Images seen when it is first better than the other's best, or None."""
         best = self._quality((0, other.best))[0]
         return next((point[0] for point in self.points if self._quality(point)[0] > best), None)
 
@@ -49,7 +49,7 @@ class Curve:
 
 
 def read_curves(folders: Sequence[str | Path], metric: str) -> list[Curve]:
-    """Read config.yaml of each run folder, and the table of its kept checkpoints or else fidelity.csv.
+    """Read the config.yaml of each run folder, and the table of its kept checkpoints or, without it, fidelity.csv.
 
     Raises:
         InputError: a file is missing or damaged, or has no values of `metric`.
@@ -70,10 +70,10 @@ def read_curves(folders: Sequence[str | Path], metric: str) -> list[Curve]:
 
 
 def read_estimator(path: Path, owner: str) -> tuple[str, int | None, int | None]:
-    """Class name, k and n of the estimator in the config.yaml of a run, for the command `owner`.
+    """Read class name, k and n of the estimator from the config.yaml of a run, for the command `owner`.
 
     Raises:
-        InputError: no such file, or no estimator in it.
+        InputError: the file does not exist or has no estimator.
     """
     if not path.is_file():
         raise InputError(f"{owner}: {path}: no such file; give the folders of training runs, such as runs/x/version_0")
@@ -87,7 +87,7 @@ def read_estimator(path: Path, owner: str) -> tuple[str, int | None, int | None]
 
 
 def _number(estimator: str, options: dict[str, Any], option: str) -> int | None:
-    """An option of an estimator; null is the default of its class, which a run on fewer images than that takes down."""
+    """Read an option of an estimator; null is the class's default, which is reduced if the data has fewer images."""
     count = getattr(getattr(estimators, estimator, None), option, None)
     given = options.get(option)
     return count.default if given is None and option in options and isinstance(count, Count) else given
