@@ -119,8 +119,9 @@ class Estimator(TellsSettings, ABC):
             (B, *shape), in the dtype of `z`.
 
         Raises:
-            InputError: wrong shapes or devices; t <= 0; NaN or infinite values; `bind` was not called; `x_source` or
-                labels are missing though the estimator needs them; labels are unknown or not supported.
+            InputError: wrong shapes or devices, also of what the hook returns; t <= 0; NaN or infinite values; `bind`
+                was not called; `x_source` or labels are missing though the estimator needs them; labels are unknown
+                or not supported.
         """
         t = self._check(z, t, x_source, labels)
         if self._nothing_to_do(z):
@@ -129,8 +130,10 @@ class Estimator(TellsSettings, ABC):
         with torch.autocast(z.device.type, enabled=False):
 
             def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
-                source = None if x_source is None else x_source[rows]
-                return part._posterior_mean(z[rows], t[rows], source, generator).to(z.dtype)
+                # Copies, because a hook may use them as its own.
+                own_z, own_t = z[rows].clone(), t[rows].clone()
+                source = None if x_source is None else x_source[rows].clone()
+                return part._check_mean(part._posterior_mean(own_z, own_t, source, generator), z[rows]).to(z.dtype)
 
             return self._by_label(labels, mean)
 
@@ -174,11 +177,13 @@ class Estimator(TellsSettings, ABC):
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         with torch.autocast(z.device.type, enabled=False):
 
-            def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
+            def answer(part: Estimator, rows: Tensor | slice) -> Tensor:
                 own = warp if isinstance(rows, slice) else warp.rows(rows)
-                return part._warped_mean(wide[rows], t[rows], own, x_source[rows], generator).to(z.dtype)
+                own_z, own_t, source = wide[rows].clone(), t[rows].clone(), x_source[rows].clone()
+                mean = part._warped_mean(own_z, own_t, own, source, generator)
+                return part._check_mean(mean, z[rows]).to(z.dtype)
 
-            return self._by_label(labels, mean)
+            return self._by_label(labels, answer)
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
@@ -228,7 +233,7 @@ class Estimator(TellsSettings, ABC):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """Hook for `posterior_mean`, which a subclass implements; gets checked arguments.
+        """Hook for `posterior_mean`, which a subclass implements; gets checked arguments, which it may overwrite.
 
         Args:
             z: (B, *shape); B >= 1, but B may be 0 on sharded sets.
@@ -250,6 +255,14 @@ class Estimator(TellsSettings, ABC):
     def _nothing_to_do(self, z: Tensor) -> bool:
         """Whether z is empty and may be skipped; on a sharded set it may not, because other ranks wait for answers."""
         return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
+
+    def _check_mean(self, mean: Tensor, z: Tensor) -> Tensor:
+        """Return what a hook has answered for `z`; raises InputError if it is no such mean."""
+        got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
+        if got != f"{tuple(z.shape)} on {z.device}":
+            name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
+            raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
+        return mean
 
     def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None, labels: Tensor | None = None) -> Tensor:
         name = type(self).__name__
