@@ -114,9 +114,17 @@ class Inherited(Estimator):
         return self.reference.images.float().div(127.5).sub(1).mean(0).expand_as(z)
 
 
+class Shrunk(KNN):
+    """An own estimator that changes one of ours, and reads the images of this rank alone."""
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        mean = self.reference.images.float().div(127.5).sub(1).mean(0)
+        return (super()._posterior_mean(z, t, x_source, generator) + mean) / 2
+
+
 @pytest.mark.parametrize(
     "estimator",
-    [MonteCarlo(n=4), Adaptive(KNN(k=4, n=4), 1e-3), Inherited()],
+    [MonteCarlo(n=4), Adaptive(KNN(k=4, n=4), 1e-3), Inherited(), Shrunk(k=4, n=4)],
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_an_estimator_that_does_not_say_it_is_shardable_refuses_shards(estimator):

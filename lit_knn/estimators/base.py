@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -48,10 +48,16 @@ class Estimator(TellsSettings, ABC):
     """Whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
 
     A shardable estimator accesses the set only through `search`, `gather`, `fetch` and `over_shards`. It calls them
-    equally often on every rank, and never reads `images`.
+    equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its own code
+    may do otherwise: it sets the flag itself.
     """
 
     _reference: Reference | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "shardable" not in vars(cls):
+            cls.shardable = False
 
     def bind(self, reference: Reference) -> Self:
         """Set the reference set that the estimator averages over; returns self.
