@@ -65,7 +65,7 @@ def generated_source(
 ) -> Source:
     """Make a source of generated images, which can be prepared; the other arguments are those of `Recipe`.
 
-    `images` are (S, C, H, W) uint8 and `labels` (S,) int64, None for zeros. `size` is the width and height after the
+    `images` are (S, C, H, W) uint8 and `labels` (S,) int64, None for zeros. `size` is the width and height after
     bilinear resizing with antialiasing; None keeps those of the source.
 
     Raises:

@@ -1,22 +1,30 @@
 """Objects that report the settings they were made with, and short hashes of settings."""
 
+import copy
+import dataclasses
 import hashlib
 import inspect
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import PurePath
+from types import FunctionType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 DIGITS = 12
+# What every module has; `training` and hooks do not change what a network computes at evaluation.
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class TellsSettings:
     """Records the arguments of the constructor, even if attributes store them under other names."""
 
-    _arguments: Mapping[str, Any]
+    _arguments: Mapping[str, Any] | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Record the arguments; a copy keeps the arguments of the original."""
@@ -26,12 +34,16 @@ class TellsSettings:
         except TypeError:  # `copy` passes no arguments and sets the attributes itself; other errors come from __init__
             return made
         bound.apply_defaults()
-        made._arguments = dict(list(bound.arguments.items())[1:])
+        arguments = dict(list(bound.arguments.items())[1:])
+        # Copies of lists and dictionaries, because the constructor may change those that it is given.
+        made._arguments = {name: copy.copy(v) if type(v) in (list, dict) else v for name, v in arguments.items()}
         return made
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that results depend on: the constructor's arguments, with their current values."""
-        return {name: getattr(self, name, value) for name, value in self._arguments.items()}
+        recorded, own = self._arguments or {}, vars(self)
+        # An attribute of the class does not hold what the constructor was given.
+        return {name: getattr(self, name) if name in own else value for name, value in recorded.items()}
 
 
 def describe(thing: TellsSettings) -> dict[str, Any]:
@@ -39,14 +51,23 @@ def describe(thing: TellsSettings) -> dict[str, Any]:
 
     Any other value becomes a unique string, so different settings never look equal.
     """
-    kind = type(thing)
+    kind, recorded = type(thing), thing._arguments or {}
     told = {name: _tell(value) for name, value in thing.settings().items()}
-    return {"class": f"{kind.__module__}.{kind.__qualname__}", **told}
+    # An attribute may hold less than the argument of its name. None stands for a default, which is told as it is now.
+    given = {name: _tell(value) for name, value in recorded.items() if name in told and value is not None}
+    more: dict[str, Any] = {name: value for name, value in given.items() if value != told[name]}
+    # A network may come from a file whose name is all that the constructor was given.
+    inside = {name: part for name, part in vars(thing).items() if isinstance(part, nn.Module) and name not in told}
+    more |= {name: _tell(part) for name, part in inside.items()}
+    # Its own `__new__` may have kept arguments back; the weights of a module count, too.
+    if thing._arguments is None or kind.__new__ is not TellsSettings.__new__ or isinstance(thing, nn.Module):
+        more["untold"] = _untold()
+    return {"class": _name(kind), **told, **({"not in settings": more} if more else {})}
 
 
 def fingerprint(settings: Any) -> str:
     """Hash anything that JSON can write to 12 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:DIGITS]
+    return _hash(json.dumps(settings, sort_keys=True).encode())[:DIGITS]
 
 
 def _tell(value: Any) -> Any:
@@ -56,23 +77,50 @@ def _tell(value: Any) -> Any:
         return describe(value)
     if isinstance(value, nn.Module):
         return _hash_of_module(value)
-    if isinstance(value, Tensor):
-        return hashlib.sha256(_bytes(value)).hexdigest()
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        return f"{value.dtype} {tuple(value.shape)} {_hash(_bytes(value))}"
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        return f"{value.dtype} {value.shape} {_hash(value.tobytes())}"
+    if isinstance(value, Enum):
+        return f"{_name(type(value))}.{value.name}"
+    if isinstance(value, (torch.dtype, torch.device, PurePath)):
+        return f"{type(value).__name__} {value}"
+    if isinstance(value, (type, FunctionType)) and "<" not in value.__qualname__:
+        return _name(value)
+    if dataclasses.is_dataclass(value):
+        return {"class": _name(type(value)), **{name: _tell(part) for name, part in vars(value).items()}}
     if isinstance(value, Mapping):
-        return {str(name): _tell(part) for name, part in value.items()}
+        if all(isinstance(name, str) for name in value):
+            return {name: _tell(part) for name, part in value.items()}
+        return [[_tell(name), _tell(part)] for name, part in value.items()]
     if isinstance(value, Sequence):
         return [_tell(part) for part in value]
-    return f"untold {uuid.uuid4()}"
+    return _untold()
 
 
 def _hash_of_module(module: nn.Module) -> str:
-    numbers = {name: n for name, n in vars(module).items() if isinstance(n, (int, float)) and name != "training"}
-    sha = hashlib.sha256(json.dumps([str(module), numbers], sort_keys=True).encode())
-    for name, tensor in module.state_dict().items():
-        sha.update(name.encode())
-        sha.update(_bytes(tensor))
-    return sha.hexdigest()
+    told = []
+    for path, part in module.named_modules():
+        own = {name: _tell(value) for name, value in vars(part).items() if name not in OF_EVERY_MODULE}
+        tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        told.append(
+            [path, _name(type(part)), part.extra_repr(), own, {name: _tell(tensor) for name, tensor in tensors}]
+        )
+    return _hash(json.dumps(told, sort_keys=True).encode())
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def _untold() -> str:
+    return f"untold {uuid.uuid4()}"
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.view(-1).view(torch.uint8).numpy().tobytes()

@@ -8,6 +8,7 @@ from lit_knn.estimators import (
     KNN,
     STF,
     Adaptive,
+    ByClass,
     Estimator,
     Exact,
     ExactFloat64,
@@ -20,7 +21,9 @@ from lit_knn.estimators import (
     Wiener,
 )
 from lit_knn.index import FaissIndex
+from lit_knn.metrics import error_curve
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
+from lit_knn.theory.warp import Warp
 
 OURS = {
     "Adaptive": lambda: Adaptive(KNN(k=6, n=4), tolerance=1e9),
@@ -111,9 +114,17 @@ class Inherited(Estimator):
         return self.reference.images.float().div(127.5).sub(1).mean(0).expand_as(z)
 
 
+class Shrunk(KNN):
+    """An own estimator that changes one of ours, and reads the images of this rank alone."""
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        mean = self.reference.images.float().div(127.5).sub(1).mean(0)
+        return (super()._posterior_mean(z, t, x_source, generator) + mean) / 2
+
+
 @pytest.mark.parametrize(
     "estimator",
-    [MonteCarlo(n=4), Adaptive(KNN(k=4, n=4), 1e-3), Inherited()],
+    [MonteCarlo(n=4), Adaptive(KNN(k=4, n=4), 1e-3), Inherited(), Shrunk(k=4, n=4)],
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_an_estimator_that_does_not_say_it_is_shardable_refuses_shards(estimator):
@@ -137,3 +148,74 @@ def test_the_hook_gets_arguments_that_are_ready_to_use():
         assert seen["t"].dtype == torch.float64
         torch.testing.assert_close(mean, z / 5)
         assert mean.dtype == torch.float32
+
+
+class Given(Estimator):
+    """An own estimator whose hook is a function."""
+
+    def __init__(self, hook):
+        self.hook = hook
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        return self.hook(z, t, x_source)
+
+    def _warped_mean(self, z, t, warp, x_source, generator):
+        return self.hook(z, t, x_source)
+
+
+def untouched_warp(batch):
+    theta = torch.tensor([[1.0, 0, 0], [0, 1, 0]]).expand(batch, 2, 3)
+    return Warp(torch.zeros(batch, 2, dtype=torch.bool), theta)
+
+
+@pytest.mark.parametrize(
+    ("hook", "got"),
+    [
+        (lambda z, t, x: None, "NoneType"),
+        (lambda z, t, x: z[:1], r"\(1, 1, 4, 4\) on cpu"),
+        (lambda z, t, x: z.flatten(1), r"\(4, 16\) on cpu"),
+        (lambda z, t, x: z.to("meta"), r"\(4, 1, 4, 4\) on meta"),
+    ],
+)
+def test_what_is_no_mean_of_each_z_is_refused(hook, got):
+    estimator, z = Given(hook).bind(ReferenceSet(images())), torch.zeros(4, 1, 4, 4)
+    said = rf"Given: the posterior mean must be a tensor \(4, 1, 4, 4\) on cpu, got {got}$"
+    with pytest.raises(InputError, match=said):
+        estimator.posterior_mean(z, T)
+    with pytest.raises(InputError, match=said):
+        estimator.warped_mean(z, T, untouched_warp(4), z)
+    # The parts of ByClass have other estimators' rows to be mixed up with.
+    classes = ReferenceSet(images(), labels=torch.arange(60) % 2)
+    with pytest.raises(InputError, match="Given: the posterior mean must be a tensor"):
+        ByClass(Given(hook)).bind(classes).posterior_mean(z, T, labels=torch.tensor([0, 1, 1, 1]))
+
+
+def test_a_hook_that_overwrites_its_arguments_changes_nothing_of_the_callers():
+    def hook(z, t, x_source):
+        return z.zero_() + x_source.mul_(2) * t.mul_(3).reshape(-1, 1, 1, 1)
+
+    estimator = Given(hook).bind(ReferenceSet(images()))
+    for t in (2.0, torch.full((4,), 2.0, dtype=torch.float64)):
+        z, x = torch.ones(4, 1, 4, 4), torch.ones(4, 1, 4, 4)
+        with torch.inference_mode():  # where PyTorch would not notice
+            for mean in (estimator.posterior_mean(z, t, x), estimator.warped_mean(z, t, untouched_warp(4), x)):
+                assert (mean == 12).all()
+        assert (z == 1).all()
+        assert (x == 1).all()
+        assert (torch.as_tensor(t) == 2).all()
+
+
+class Named(Inherited):
+    """An own estimator whose attributes are named like methods of ours."""
+
+    proposal = "uniform"
+    certified_mean = last_counts = 3
+    n = 4
+
+
+def test_names_of_ours_mean_nothing_in_own_estimators():
+    rows = error_curve({"own": Named()}, ReferenceSet(images()), [T], num_z=8, repeats=2)
+    assert rows[0]["mu_mse"] > 0
+    assert rows[0]["certified_mse"] == rows[0]["search_recall"] == ""
+    with pytest.raises(InputError, match="estimator=Named does not tell its own error"):
+        Adaptive(Named(), 1e-3)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lit_knn.data import Digits
+from lit_knn.errors import InputError
 from lit_knn.estimators import ByClass
 from lit_knn.index import FaissIndex
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
@@ -133,3 +134,43 @@ def test_derivatives_and_inverse_are_those_of_the_closed_forms(process, t):
     torch.testing.assert_close(plain.t_of_sigma(process.sigma(times)), times, rtol=1e-10, atol=0)
     z, mu = torch.randn(2, 7, dtype=torch.float64)
     torch.testing.assert_close(plain.velocity(z, times, mu), process.velocity(z, times, mu), rtol=1e-9, atol=1e-9)
+
+
+class ByFormula(Process):
+    """A process of σ(t) alone."""
+
+    def __init__(self, formula):
+        self.formula = formula
+
+    def sigma(self, t):
+        return self.formula(t)
+
+    def scale(self, t):
+        return torch.ones_like(t)
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        lambda t: 50 * t.tanh(),  # never reaches 80
+        lambda t: 40 * (1 - (1 - t.square()).sqrt()),  # not defined beyond t = 1
+        lambda t: 0.01 * 8000**t,  # begins above 0.002
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_noise_level_that_a_process_never_has_is_refused(formula, dtype):
+    process = ByFormula(formula)
+    between = torch.tensor([0.1, 30.0], dtype=dtype)
+    found = process.t_of_sigma(between)
+    assert found.dtype == dtype
+    torch.testing.assert_close(process.sigma(found.double()), between.double(), rtol=1e-4, atol=0)
+    with pytest.raises(InputError, match=r"ByFormula: no t has the noise level σ\(t\)=(80|0.002)"):
+        process.t_of_sigma(torch.tensor([0.002, 1.0, 80.0], dtype=dtype))
+
+
+def test_times_in_float32_of_a_process_that_turns_infinite_at_1():
+    """σ(t) = tan(πt/2), whose value at t = 1, rounded to float32, is negative."""
+    process = ByFormula(lambda t: torch.tan(t * (torch.pi / 2)))
+    sigma = torch.tensor([1e-6, 0.002, 1.0, 80.0])
+    expected = sigma.double().atan() * (2 / torch.pi)
+    torch.testing.assert_close(process.t_of_sigma(sigma), expected.float(), rtol=1e-6, atol=0)

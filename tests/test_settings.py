@@ -1,7 +1,11 @@
 """The description of an object's settings, by which stored results are recognised."""
 
 import copy
+import dataclasses
+import enum
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -72,3 +76,112 @@ def test_an_index_tells_its_settings():
 def test_a_wrong_argument_is_still_reported_by_the_constructor():
     with pytest.raises(TypeError, match="no_such_option"):
         KNN(no_such_option=1)
+
+
+class Scale(nn.Module):
+    """A module whose attributes, no parameters, decide what it computes."""
+
+    def __init__(self, factor=1.0, mode="plain", buffer=0.0):
+        super().__init__()
+        self.factor, self._mode = factor, mode
+        self.register_buffer("buffer", torch.tensor(buffer), persistent=False)
+
+
+def test_attributes_and_buffers_deep_in_a_network_count():
+    def wrapped(*args):
+        return Own(net=nn.Sequential(nn.Linear(2, 2, bias=False).requires_grad_(False), Scale(*args)))
+
+    with torch.no_grad():
+        made = [wrapped(*args) for args in ((), (), (2.0,), (1.0, "other"), (1.0, "plain", 3.0))]
+    for one in made:
+        nn.init.ones_(one._rest[0][0].weight)
+    assert same(made[0], made[1])
+    assert not any(same(made[0], other) for other in made[2:])
+
+
+def test_values_of_equal_bytes_and_keys_of_equal_text_are_told_apart():
+    zeros = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), np.zeros(4), np.zeros((2, 2))]
+    for i, one in enumerate(zeros):
+        assert [same(Own(net=one), Own(net=other)) for other in zeros] == [j == i for j in range(len(zeros))]
+    assert not same(Own(inner={1: "a", "1": "b"}), Own(inner={1: "c", "1": "b"}))
+    assert not same(Own(inner={1: "a"}), Own(inner={"1": "a"}))
+
+
+class Mode(enum.Enum):
+    FAST, SLOW = range(2)
+
+
+@dataclasses.dataclass
+class Options:
+    width: float = 1.0
+    mode: Mode = Mode.FAST
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (Mode.FAST, Mode.SLOW),
+        (Path("a"), Path("b")),
+        (torch.float32, torch.float64),
+        (torch.device("cpu"), torch.device("cuda", 1)),
+        (np.float32(0.5), np.float32(0.25)),
+        (np.arange(3), np.arange(1, 4)),
+        (Options(), Options(mode=Mode.SLOW)),
+        (same, test_an_index_tells_its_settings),
+        (nn.ReLU, nn.GELU),
+        (torch.ones(2, dtype=torch.cfloat).conj(), torch.zeros(2, dtype=torch.cfloat)),
+    ],
+)
+def test_usual_kinds_of_options_are_known_again(value, other):
+    assert same(Own(hook=value), Own(hook=copy.deepcopy(value)))
+    assert not same(Own(hook=value), Own(hook=other))
+
+
+class OfItsClass(Own):
+    """Attributes of the class, and one that holds less, have the names of the arguments."""
+
+    k = 10
+
+    def __init__(self, k=10, levels=(), deterministic=True):
+        super().__init__()
+        self._kept, self._said = k, deterministic
+        self.levels = len(levels)
+        self._first = levels.pop(0) if isinstance(levels, list) else None
+
+
+class Filtered(Own):
+    """An own `__new__` that keeps the arguments to itself."""
+
+    def __new__(cls, k=10):
+        return super().__new__(cls)
+
+
+class FromFile(Own):
+    """A network that is read from a file, which another training may overwrite."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.network = torch.load(path, weights_only=False)
+
+
+def test_arguments_count_whatever_attributes_have_their_names():
+    assert same(OfItsClass(), OfItsClass(10))
+    assert not same(OfItsClass(k=10), OfItsClass(k=20))
+    assert not same(OfItsClass(deterministic=False), OfItsClass(deterministic=True))
+    assert not same(OfItsClass(levels=(1, 2)), OfItsClass(levels=(1, 3)))
+    assert not same(OfItsClass(levels=[1, 2]), OfItsClass(levels=[3, 2]))
+    assert not same(Filtered(10), Filtered(20))
+
+
+def test_a_changed_option_counts():
+    changed = KNN(8, 4)
+    changed.n = 5
+    assert not same(changed, KNN(8, 4))
+
+
+def test_a_network_that_an_estimator_reads_itself_counts(tmp_path):
+    made = []
+    for net in (nn.Linear(2, 2), nn.Linear(2, 2)):
+        torch.save(net, tmp_path / "net.pt")
+        made += [FromFile(tmp_path / "net.pt"), FromFile(tmp_path / "net.pt")]
+    assert [same(made[0], other) for other in made] == [True, True, False, False]

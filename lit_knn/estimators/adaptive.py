@@ -56,9 +56,9 @@ class Adaptive(CertifiedEstimator):
         self, estimator: CertifiedEstimator, tolerance: float, growth: int = 4, max_n: int | None = None
     ) -> None:
         name = type(estimator).__name__
-        if not hasattr(estimator, "certified_mean"):
+        if not isinstance(estimator, CertifiedEstimator):
             raise InputError(f"Adaptive: estimator={name} does not tell its own error; use one that draws images")
-        if hasattr(estimator, "last_counts"):
+        if isinstance(estimator, Adaptive):
             raise InputError("Adaptive: estimator=Adaptive adapts already")
         if estimator.n < 2:
             raise InputError(f"Adaptive: {name} with n={estimator.n} cannot tell its own error; use n >= 2")

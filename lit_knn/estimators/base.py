@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -48,10 +48,16 @@ class Estimator(TellsSettings, ABC):
     """Whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
 
     A shardable estimator accesses the set only through `search`, `gather`, `fetch` and `over_shards`. It calls them
-    equally often on every rank, and never reads `images`.
+    equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its own code
+    may do otherwise: it sets the flag itself.
     """
 
     _reference: Reference | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "shardable" not in vars(cls):
+            cls.shardable = False
 
     def bind(self, reference: Reference) -> Self:
         """Set the reference set that the estimator averages over; returns self.
@@ -119,8 +125,9 @@ class Estimator(TellsSettings, ABC):
             (B, *shape), in the dtype of `z`.
 
         Raises:
-            InputError: wrong shapes or devices; t <= 0; NaN or infinite values; `bind` was not called; `x_source` or
-                labels are missing though the estimator needs them; labels are unknown or not supported.
+            InputError: wrong shapes or devices, also of what the hook returns; t <= 0; NaN or infinite values; `bind`
+                was not called; `x_source` or labels are missing though the estimator needs them; labels are unknown
+                or not supported.
         """
         t = self._check(z, t, x_source, labels)
         if self._nothing_to_do(z):
@@ -129,8 +136,10 @@ class Estimator(TellsSettings, ABC):
         with torch.autocast(z.device.type, enabled=False):
 
             def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
-                source = None if x_source is None else x_source[rows]
-                return part._posterior_mean(z[rows], t[rows], source, generator).to(z.dtype)
+                # Copies, because a hook may use them as its own.
+                own_z, own_t = z[rows].clone(), t[rows].clone()
+                source = None if x_source is None else x_source[rows].clone()
+                return part._check_mean(part._posterior_mean(own_z, own_t, source, generator), z[rows]).to(z.dtype)
 
             return self._by_label(labels, mean)
 
@@ -174,11 +183,13 @@ class Estimator(TellsSettings, ABC):
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         with torch.autocast(z.device.type, enabled=False):
 
-            def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
+            def answer(part: Estimator, rows: Tensor | slice) -> Tensor:
                 own = warp if isinstance(rows, slice) else warp.rows(rows)
-                return part._warped_mean(wide[rows], t[rows], own, x_source[rows], generator).to(z.dtype)
+                own_z, own_t, source = wide[rows].clone(), t[rows].clone(), x_source[rows].clone()
+                mean = part._warped_mean(own_z, own_t, own, source, generator)
+                return part._check_mean(mean, z[rows]).to(z.dtype)
 
-            return self._by_label(labels, mean)
+            return self._by_label(labels, answer)
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
@@ -228,7 +239,7 @@ class Estimator(TellsSettings, ABC):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """Hook for `posterior_mean`, which a subclass implements; gets checked arguments.
+        """Hook for `posterior_mean`, which a subclass implements; gets checked arguments, which it may overwrite.
 
         Args:
             z: (B, *shape); B >= 1, but B may be 0 on sharded sets.
@@ -250,6 +261,14 @@ class Estimator(TellsSettings, ABC):
     def _nothing_to_do(self, z: Tensor) -> bool:
         """Whether z is empty and may be skipped; on a sharded set it may not, because other ranks wait for answers."""
         return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
+
+    def _check_mean(self, mean: Tensor, z: Tensor) -> Tensor:
+        """Return what a hook has answered for `z`; raises InputError if it is no such mean."""
+        got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
+        if got != f"{tuple(z.shape)} on {z.device}":
+            name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
+            raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
+        return mean
 
     def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None, labels: Tensor | None = None) -> Tensor:
         name = type(self).__name__

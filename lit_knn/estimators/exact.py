@@ -65,6 +65,8 @@ class Exact(ExactFloat64):
     per dimension below 1e-9 on the images. Otherwise it computes like `ExactFloat64`.
     """
 
+    shardable = True
+
     _digits: int | None = None
 
     @property
@@ -109,6 +111,8 @@ class ExactInt8(Exact):
         InputError: digits outside [1, 4]; at `bind`, images that are not uint8, or a device that does not multiply
             8-bit integers.
     """
+
+    shardable = True
 
     def __init__(self, digits: int | None = None) -> None:
         self.digits = None if digits is None else check_count("ExactInt8", "digits", digits)

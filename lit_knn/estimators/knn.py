@@ -111,6 +111,8 @@ class StratifiedKNN(KNN):
         InputError: k < 1, n < 1; at `bind`, k > N or n > N.
     """
 
+    shardable = True
+
     n = Count(DEFAULT_N, IMAGES)
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:

@@ -60,8 +60,9 @@ class CertifiedEstimator(Estimator):
         if self._nothing_to_do(z):
             return Certificate(z.clone(), t, t, t)
         with torch.autocast(z.device.type, enabled=False):
-            certificate = self._certify(z, t, x_source, generator)
-        return certificate._replace(mean=certificate.mean.to(z.dtype))
+            source = None if x_source is None else x_source.clone()
+            certificate = self._certify(z.clone(), t.clone(), source, generator)
+        return certificate._replace(mean=self._check_mean(certificate.mean, z).to(z.dtype))
 
     @abstractmethod
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:

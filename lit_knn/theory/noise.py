@@ -15,6 +15,8 @@ from lit_knn.errors import InputError
 
 # Bisection steps: enough for float64 to resolve times down to 1e-14.
 BISECTIONS = 100
+# How often the latest time, 1, is doubled in search of a noise level: to times of 1e30.
+DOUBLINGS = 100
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
@@ -52,16 +54,27 @@ class Process(ABC):
         return _derivative(self.scale, t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """Find the time at which σ(t) equals `sigma`, by bisection."""
-        high = torch.ones_like(sigma)
-        while (self.sigma(high) < sigma).any():
-            high = torch.where(self.sigma(high) < sigma, 2 * high, high)
-        low = torch.zeros_like(sigma)
+        """Find the time at which σ(t) equals `sigma`, by bisection in float64.
+
+        Raises:
+            InputError: no time has this noise level: it is above 0 and below σ(0), or above the largest σ(t).
+        """
+        wanted = sigma.double()
+        low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
+        for _ in range(DOUBLINGS):
+            below = self.sigma(high) < wanted
+            if not below.any():
+                break
+            high = torch.where(below, 2 * high, high)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            below = self.sigma(middle) < sigma
+            below = self.sigma(middle) < wanted
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return high
+        # A σ that is NaN is not below, so the search may end where σ ceases to be defined.
+        missed = ~(self.sigma(high) >= wanted) | ((self.sigma(torch.zeros_like(wanted)) > wanted) & (wanted > 0))
+        if missed.any():
+            raise InputError(f"{type(self).__name__}: no t has the noise level σ(t)={wanted[missed][0].item():g}")
+        return high.to(sigma.dtype)
 
     def noise_std(self, t: Tensor) -> Tensor:
         """s(t)·σ(t), the standard deviation of z given x."""
