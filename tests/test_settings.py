@@ -21,7 +21,7 @@ class Own(Estimator):
     def __init__(self, k=10, width=0.5, net=None, hook=None, inner=None, levels=()):
         self._k = k
         self.wide = 2 * width
-        self._rest = net, hook, inner, levels
+        self.kept = net, hook, inner, levels
 
     def _posterior_mean(self, z, t, x_source, generator):
         return z / self._k
@@ -94,7 +94,7 @@ def test_attributes_and_buffers_deep_in_a_network_count():
     with torch.no_grad():
         made = [wrapped(*args) for args in ((), (), (2.0,), (1.0, "other"), (1.0, "plain", 3.0))]
     for one in made:
-        nn.init.ones_(one._rest[0][0].weight)
+        nn.init.ones_(one.kept[0][0].weight)
     assert same(made[0], made[1])
     assert not any(same(made[0], other) for other in made[2:])
 

@@ -58,7 +58,7 @@ class Adaptive(CertifiedEstimator):
         name = type(estimator).__name__
         if not isinstance(estimator, CertifiedEstimator):
             raise InputError(f"Adaptive: estimator={name} does not tell its own error; use one that draws images")
-        if isinstance(estimator, Adaptive):
+        if hasattr(estimator, "attempts"):
             raise InputError("Adaptive: estimator=Adaptive adapts already")
         if estimator.n < 2:
             raise InputError(f"Adaptive: {name} with n={estimator.n} cannot tell its own error; use n >= 2")
