@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.estimators.draws import Draws, per_draw, sq_error
@@ -62,6 +63,8 @@ class CertifiedEstimator(Estimator):
         with torch.autocast(z.device.type, enabled=False):
             source = None if x_source is None else x_source.clone()
             certificate = self._certify(z.clone(), t.clone(), source, generator)
+        if not isinstance(certificate, Certificate) or any(part.shape != t.shape for part in certificate[1:]):
+            raise InputError(f"{type(self).__name__}: needs a Certificate of {len(z)} rows in each of its parts")
         return certificate._replace(mean=self._check_mean(certificate.mean, z).to(z.dtype))
 
     @abstractmethod
