@@ -52,6 +52,7 @@ class EstimatorError(pl.Callback):
         resample_source: bool = False,
     ) -> None:
         levels = noise_grid(noise_levels, t_min, t_max)
+        self.estimators = estimators
         self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator
+from lit_knn.estimators import Estimator, Holdings
 from lit_knn.index import FaissIndex
 from lit_knn.memory import machine_bytes, process_bytes, tensor_bytes
 from lit_knn.reference.streaming import work_bytes
@@ -36,7 +36,8 @@ class Part(NamedTuple):
         bytes: bytes on one rank.
         note: further information.
         passing: whether it is held only while the run starts.
-        shared: whether the ranks of a machine share one copy.
+        shared: whether the ranks of a machine hold it once, together.
+        known: whether its size is known; otherwise it is not counted.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Part(NamedTuple):
     note: str
     passing: bool = False
     shared: bool = False
+    known: bool = True
 
     def __str__(self) -> str:
         return f"  {self.name:26}{self.bytes / 1e9:8.3f} GB  {self.note}".rstrip()
@@ -100,9 +102,10 @@ class Plan(NamedTuple):
         if self.device.type != "cpu":
             lines += ["  and in the memory of the machine, until it is on the device:", *map(str, self.host)]
         lines.append("Not counted: activations of the network, which grow with the batch.")
+        fits = ": fits" if all(part.known for part in self.parts) else ": fits, apart from what is NOT KNOWN"
         for name, needed, there in self.needed:
             has = "whose memory is not known" if there is None else f"which has {there / GB:.2f} GB"
-            verdict = "" if there is None else (": fits" if needed <= there else ": DOES NOT FIT")
+            verdict = "" if there is None else (fits if needed <= there else ": DOES NOT FIT")
             lines.append(f"{needed / GB:.2f} GB on {name}, {has}{verdict}")
         return "\n".join(lines)
 
@@ -179,10 +182,12 @@ def _image_parts(stored: Stored) -> tuple[Part, Part]:
 
 
 def _estimators(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
-    """Collect the estimators of the model and of callbacks that measure some."""
-    measured = [getattr(callback, "estimators", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-    ofcallbacks = [e for found in measured if isinstance(found, dict) for e in found.values()]
-    return [e for e in (getattr(model, "estimator", None), *ofcallbacks) if e is not None]
+    """Those of the model and of callbacks that measure some."""
+    found = [getattr(model, "estimator", None)]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        measured = getattr(callback, "estimators", None)
+        found += [getattr(callback, "network", None), *(measured.values() if isinstance(measured, dict) else ())]
+    return [estimator for estimator in found if isinstance(estimator, Estimator)]
 
 
 def _device_memory(device: torch.device, gpu_gb: float | None) -> float | None:
@@ -201,19 +206,27 @@ def estimator_parts(
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     # Each rank holds the coordinates of the images of all ranks.
     all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1
-    needing = [e for e in estimators if e.needs_reference]
-    told = [e.holds(all_images, d, pixels, device) for e in needing]
-    # An estimator without `holds` may search.
-    neighbours = max((1 if holdings is None else holdings.neighbours for holdings in told), default=0)
+    told = [(e, _holdings(e, all_images, d, pixels, device)) for e in estimators]
+    needing = [(e, holdings) for e, holdings in told if e.needs_reference]
+    # An estimator that does not tell may search.
+    neighbours = max((1 if holdings is None else holdings.neighbours for _, holdings in needing), default=0)
     held, building = _index_parts(data, N, d, neighbours, device, ranks) if neighbours else ([], [])
-    arrays = {name: size for holdings in told if holdings is not None for name, size in holdings.arrays.items()}
+    arrays: dict[str, int] = {}
+    for name, size in (array for _, holdings in told if holdings for array in holdings.arrays.items()):
+        arrays[name] = max(size, arrays.get(name, 0))
     held += [Part(name, size, "") for name, size in sorted(arrays.items())]
     if needing:
         held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about"))
-    for estimator, holdings in zip(needing, told, strict=True):
-        if holdings is None:
-            held.append(Part(type(estimator).__name__, 0, "does not tell what else it holds: NOT KNOWN, not counted"))
+    silent = "does not tell what else it holds: NOT KNOWN, not counted"
+    held += [Part(type(e).__name__, 0, silent, known=False) for e, holdings in told if holdings is None]
     return held, building
+
+
+def _holdings(estimator: Estimator, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
+    told = estimator.holds(N, d, pixels, device)
+    if told is None or isinstance(told, Holdings):
+        return told
+    raise InputError(f"plan: {type(estimator).__name__}.holds must return Holdings or None, got {told!r}")
 
 
 def _index_parts(
@@ -226,15 +239,15 @@ def _index_parts(
     size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
     note = " ".join(str(v) for v in (type(index).__name__, *index.settings().values()) if isinstance(v, str))
     note += "" if size is not None else ": size NOT KNOWN, not counted"
-    held = Part("index", size or 0, note, shared=shared and device.type == "cpu")
-    # The machine builds the index in its own memory, whatever the device.
+    held = Part("index", size or 0, note, shared=shared and device.type == "cpu", known=size is not None)
+    # The machine builds it in its own memory, whatever the device.
     built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
     return [held], [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
 
 
 def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
-    """Plan the network and, if it is trained, gradients, optimiser and copies; activations are not counted."""
-    modules = _networks(model)
+    """The network and what training it takes but for activations; the network alone where nothing is trained."""
+    modules = _networks(model, trainer)
     count = sum(p.numel() for m in modules for p in m.parameters())
     half = str(trainer.precision) in ("16-true", "bf16-true")
     weights = tensor_bytes(p for m in modules for p in m.parameters()) // (2 if half else 1)
@@ -261,7 +274,7 @@ def _optimiser(model: pl.LightningModule) -> tuple[str, int]:
     return name if known else f"{name}: 2 copies assumed", OPTIMISER_STATES.get(name, 2)
 
 
-def _networks(model: pl.LightningModule) -> list[nn.Module]:
-    """List the module and, for a measured estimator that is not trained, the networks within it."""
-    inside = [v for v in vars(getattr(model, "estimator", None) or object).values() if isinstance(v, nn.Module)]
-    return [model, *inside]
+def _networks(model: pl.LightningModule, trainer: pl.Trainer) -> list[nn.Module]:
+    """The module and networks within estimators, which are measured, not trained."""
+    held = [value for estimator in _estimators(trainer, model) for value in vars(estimator).values()]
+    return [model, *(value for value in held if isinstance(value, nn.Module))]

@@ -20,6 +20,7 @@ from lit_knn.estimators import (
     UniformSNIS,
     Wiener,
 )
+from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import error_curve
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
@@ -219,3 +220,58 @@ def test_names_of_ours_mean_nothing_in_own_estimators():
     assert rows[0]["certified_mse"] == rows[0]["search_recall"] == ""
     with pytest.raises(InputError, match="estimator=Named does not tell its own error"):
         Adaptive(Named(), 1e-3)
+
+
+class Remembering(Inherited):
+    """An own estimator that keeps what it has computed."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def _posterior_mean(self, *args):
+        if "mean" not in self.kept:
+            self.kept["mean"] = super()._posterior_mean(*args)[:1]
+        return self.kept["mean"].expand_as(args[0])
+
+
+def test_what_an_estimator_keeps_of_a_class_is_kept_apart():
+    labels = torch.arange(60) % 3
+    estimator = ByClass(Remembering()).bind(ReferenceSet(images(), labels=labels))
+    mean = estimator.posterior_mean(torch.zeros(3, 1, 4, 4), T, labels=torch.arange(3))
+    expected = torch.stack([images()[labels == label].float().mean(0) / 127.5 - 1 for label in range(3)])
+    torch.testing.assert_close(mean, expected)
+
+
+class Certified(CertifiedEstimator):
+    """An own estimator whose certificate is a function of z and n; its n may have an upper end."""
+
+    def __init__(self, certificate, most=10**9):
+        self.certificate, self.most, self.n = certificate, most, 4
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, min(value, self.most) if name == "n" else value)
+
+    def _posterior_mean(self, *args):
+        return self._certify(*args).mean
+
+    def _certify(self, z, t, x_source, generator):
+        return self.certificate(z)
+
+
+def expanded(z, rows):
+    """A certificate of mean 0 and a large error whose parts are expanded from one number."""
+    return Certificate(
+        torch.zeros(()).expand(z.shape), *torch.tensor([1.0, 1.0, 9.0]).double()[:, None].expand(3, rows)
+    )
+
+
+def test_adaptive_around_own_estimators():
+    reference = ReferenceSet(images())
+    _, z = latents(reference)
+    estimator = Adaptive(Certified(lambda z: expanded(z, len(z))), tolerance=1e-3, max_n=20).bind(reference)
+    torch.testing.assert_close(estimator.posterior_mean(z, T), ExactFloat64().bind(reference).posterior_mean(z, T))
+    for certificate in (lambda z: expanded(z, 1), lambda z: None, lambda z: z):
+        with pytest.raises(InputError, match="Certified: needs a Certificate of 24 rows in each of its parts"):
+            Adaptive(Certified(certificate), tolerance=1e-3, max_n=20).bind(reference).posterior_mean(z, T)
+    with pytest.raises(InputError, match="Certified was given n=16 and keeps n=8"):
+        Adaptive(Certified(expanded, most=8), tolerance=1e-3, max_n=20).bind(reference)

@@ -91,6 +91,33 @@ def test_an_estimator_that_tells_nothing_is_not_said_to_be_counted(outside, caps
     out = capsys.readouterr().out
     assert re.search(r"index +\d", out)
     assert re.search("Nearest .*NOT KNOWN, not counted", out)
+    assert out.rstrip().endswith("fits, apart from what is NOT KNOWN")
+
+
+def plan_with(code, outside, name):
+    (outside / f"{name}.py").write_text("import torch\nfrom lit_knn.estimators import Estimator, Holdings\n" + code)
+    main(f"plan -c {ROOT}/configs/demo.yaml --model.estimator {name}.Own".split())
+
+
+def test_an_estimator_without_a_reference_set_is_in_the_plan(outside, capsys):
+    code = "class Own(Estimator):\n    needs_reference = False\n    _posterior_mean = lambda self, z, *args: z\n"
+    plan_with(code, outside, "free")
+    out = capsys.readouterr().out
+    assert re.search("Own .*NOT KNOWN, not counted", out)
+    assert out.rstrip().endswith("fits, apart from what is NOT KNOWN")
+    tells = "    def holds(self, N, d, pixels, device):\n        return Holdings(arrays={'table': 3 * 10**9})\n"
+    plan_with(code + tells, outside, "free_and_telling")
+    out = capsys.readouterr().out
+    assert "NOT KNOWN" not in out
+    assert re.search(r"table +3\.000 GB", out)
+    with pytest.raises(SystemExit, match="2"):
+        plan_with(code + tells.replace("Holdings(arrays=", "dict(arrays="), outside, "mistaken")
+    assert "error: plan: Own.holds must return Holdings or None, got {'arrays'" in capsys.readouterr().err
+
+
+def test_the_estimators_of_figure_3_are_in_the_plan(capsys):
+    main(["plan", "-c", f"{ROOT}/configs/figure3/digits.yaml"])
+    assert re.search(r"index +0\.000 GB", capsys.readouterr().out)
 
 
 def test_the_other_snippets_run(tmp_path, monkeypatch):

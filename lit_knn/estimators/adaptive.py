@@ -92,6 +92,8 @@ class Adaptive(CertifiedEstimator):
         while (n := self.attempts[-1].n * self.growth) <= limit:
             attempt = settled(first)
             attempt.n = n
+            if attempt.n != n:
+                raise InputError(f"Adaptive: {type(first).__name__} was given n={n} and keeps n={attempt.n}")
             self.attempts.append(attempt.bind(reference))
         self._exact = None
         return self
@@ -129,7 +131,8 @@ class Adaptive(CertifiedEstimator):
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
         """See `certified_mean`; exact rows have error 0 and the weight statistics of the last attempt."""
         first, *others = self.attempts
-        result = first.certified_mean(z, t, x_source, generator)
+        # Copies, because rows are replaced: parts that are expanded would change in all rows.
+        result = Certificate(*(part.clone() for part in first.certified_mean(z, t, x_source, generator)))
         rows, counts = self._above(result), [len(z)]
         for attempt in others:
             counts.append(len(rows))

@@ -56,7 +56,7 @@ class ByClass(Estimator):
 
     def _bind_one(self, label: int, images: ReferenceSet) -> Tensor:
         try:
-            self.parts[label] = copy.copy(self.estimator).bind(images)
+            self.parts[label] = _copy_apart(self.estimator).bind(images)
         except InputError as error:
             raise InputError(f"class {label}: {error}") from error
         return images.images
@@ -80,3 +80,10 @@ class ByClass(Estimator):
             raise InputError(f"label {unknown} is none of the {len(self.parts)} classes of the reference set")
         parts = [answer(self.parts[label], own) for label, own in rows.items()]
         return torch.cat(parts)[torch.cat(list(rows.values())).argsort()]
+
+
+def _copy_apart(estimator: Estimator) -> Estimator:
+    """Copy an estimator, and the collections in which it may keep what it computes of its class."""
+    made = copy.copy(estimator)
+    vars(made).update({name: copy.copy(v) for name, v in vars(made).items() if isinstance(v, (dict, list, set))})
+    return made

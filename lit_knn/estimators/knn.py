@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
 from lit_knn.estimators.draws import Draws, draws_without_repetition, merged_draws
-from lit_knn.estimators.sampled import SampledEstimator
+from lit_knn.estimators.sampled import NeighbourEstimator
 from lit_knn.reference import Reference
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
@@ -18,7 +18,7 @@ from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposa
 RECOMPUTED_NEIGHBOURS = 16
 
 
-class KNN(SampledEstimator):
+class KNN(NeighbourEstimator):
     """SNIS (Eq. 11) with the nearest-neighbour proposal (Eq. 13, eq:proposal): Algorithm 1 (alg:estimator).
 
     It is biased, O(1/n). Its variance is at most Z_q/p_t(z) times the variance of `MonteCarlo` (Theorem 4.1). The

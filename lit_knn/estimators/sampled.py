@@ -2,17 +2,19 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.estimators.draws import Draws, per_draw, sq_error
 from lit_knn.reference import Reference
 from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.posterior import direct_sq_dist
+from lit_knn.theory.proposal import Proposal
 from lit_knn.theory.snis import weighted_mean
 from lit_knn.theory.warp import Warp
 
@@ -62,6 +64,8 @@ class CertifiedEstimator(Estimator):
         with torch.autocast(z.device.type, enabled=False):
             source = None if x_source is None else x_source.clone()
             certificate = self._certify(z.clone(), t.clone(), source, generator)
+        if not isinstance(certificate, Certificate) or any(part.shape != t.shape for part in certificate[1:]):
+            raise InputError(f"{type(self).__name__}: needs a Certificate of {len(z)} rows in each of its parts")
         return certificate._replace(mean=self._check_mean(certificate.mean, z).to(z.dtype))
 
     @abstractmethod
@@ -114,6 +118,17 @@ class SampledEstimator(CertifiedEstimator):
     @abstractmethod
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         """Draw the images of each z; arguments as `_posterior_mean`."""
+
+
+class NeighbourEstimator(SampledEstimator):
+    """A sampling estimator whose proposal, Eq. 13 (eq:proposal), can be inspected; subclasses implement `proposal`."""
+
+    k: Any
+    """Number of neighbours searched for each z."""
+
+    @abstractmethod
+    def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
+        """The proposal for z (B, *shape) at t (B,)."""
 
 
 def in_order(parts: Sequence[Certificate], rows: Sequence[Tensor]) -> Certificate:

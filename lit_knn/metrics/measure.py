@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_knn.estimators import KNN, Estimator, MonteCarlo
-from lit_knn.estimators.sampled import CertifiedEstimator
+from lit_knn.estimators import Estimator, MonteCarlo
+from lit_knn.estimators.sampled import CertifiedEstimator, NeighbourEstimator
 from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
@@ -39,7 +39,7 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
     names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
     if isinstance(estimator, CertifiedEstimator):
         names += CERTIFIED
-    if isinstance(estimator, KNN):
+    if isinstance(estimator, NeighbourEstimator):
         names += SearchDiagnostics._fields
     return (*names, TIME)
 
@@ -56,7 +56,7 @@ def measure(
         generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
         certificate = estimator.certified_mean(z, t, source(0), generator)
         values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
-    if isinstance(estimator, KNN):
+    if isinstance(estimator, NeighbourEstimator):
         values |= search_diagnostics(estimator, z, t, mu)._asdict()
     return values
 
