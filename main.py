@@ -21,6 +21,12 @@ from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 # These imports let the command line know classes by their bare names: `--data ImageFiles`, `--model.help LitICT`.
+import lit_knn.data
+import lit_knn.edm
+import lit_knn.ict
+import lit_knn.lit_estimator
+import lit_knn.nets
+import lit_knn.training.augmentation  # noqa: F401
 from callbacks import StepProgressBar
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
 from lit_knn.trainer import Trainer

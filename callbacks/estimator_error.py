@@ -29,10 +29,12 @@ class EstimatorError(pl.Callback):
         noise_levels: the levels t; or their number, for levels evenly spaced in ln t from `t_min` to `t_max`.
         t_min: smallest level, if `noise_levels` is a number.
         t_max: largest level, if `noise_levels` is a number.
-        num_z: number of latents, each from another image; see `lit_knn.metrics.ErrorCurve`.
+        num_z: number of latents, each made from another image of the reference set.
         repeats: estimates at each latent; deterministic estimators make one.
         batch_size: latents at a time.
-        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z); see `lit_knn.metrics.ErrorCurve`.
+        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
+            z. The MSE is the same in expectation. Errors of `STF` and `OneSample` that come from their source then
+            count as variance. With a fixed source, as in the paper, they count as bias.
 
     Raises:
         InputError: an option out of its range; at `setup`, a run of `fit`, more latents than images, or results of

@@ -237,7 +237,8 @@ def _index_parts(
     index.check(N, d, device, min(neighbours, N))
     shared = index.shared and ranks == 1  # With shards, each rank has its own index.
     size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
-    note = " ".join(str(v) for v in (type(index).__name__, *index.settings().values()) if isinstance(v, str))
+    told = [value for name, value in index.settings().items() if isinstance(value, str) and name != "cache_dir"]
+    note = " ".join([type(index).__name__, *told])
     note += "" if size is not None else ": size NOT KNOWN, not counted"
     held = Part("index", size or 0, note, shared=shared and device.type == "cpu", known=size is not None)
     # The machine builds it in its own memory, whatever the device.

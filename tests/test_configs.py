@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from lit_knn.estimators import KNN, STF, Adaptive, Estimator, Exact, OneSample, 
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
 from lit_knn.lit_estimator import LitEstimator
+from lit_knn.nets import UNet
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training.base import EstimatorTraining
 from main import main, make_cli
@@ -226,3 +229,23 @@ def test_figure4_halves_the_batch_of_table_1():
     cli = parse(*run, *baseline, "--model.solver", "lit_knn.solvers.euler_step")
     assert type(cli.model.estimator) is OneSample
     assert cli.model.solver is euler_step
+
+
+def test_the_networks_of_figures_are_those_of_the_run_that_trains_them():
+    trained = parse("-c", str(CONFIGS / "table2" / "digits.yaml")).model.denoiser.model.state_dict()
+    figure5 = yaml.safe_load((CONFIGS / "figure5" / "digits.yaml").read_text())
+    options = figure5["trainer"]["callbacks"][0]["init_args"]["network"]["init_args"]["net"]["init_args"]
+    part = yaml.safe_load((CONFIGS / "models" / "unet_digits.yaml").read_text())["init_args"]
+    shapes = {name: value.shape for name, value in trained.items()}
+    for given in (options, part):
+        assert {name: value.shape for name, value in UNet(**given).state_dict().items()} == shapes
+
+
+def test_the_command_line_knows_the_models_by_their_bare_names():
+    # A fresh interpreter: other tests have imported everything.
+    for name in ("LitICT", "LitEDM", "LitEstimator"):
+        done = subprocess.run(
+            [sys.executable, "main.py", "fit", "--model.help", name], cwd=CONFIGS.parent, capture_output=True
+        )
+        assert done.returncode == 0
+        assert b"--model.init_args.estimator" in done.stdout or b"--estimator" in done.stdout

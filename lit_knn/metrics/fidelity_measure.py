@@ -1,6 +1,6 @@
 """Fidelity of any images to a data set: the measurement behind the `Fidelity` callback."""
 
-import logging
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -168,7 +168,7 @@ class FidelityMeasure:
         real = self._statistics(batches, device, shown, with_logits=False)
         if path is not None:
             save_statistics(path, real)
-            logging.getLogger(__name__).info(f"Statistics of the data ({self.extractor.metric}) are kept in {path}")
+            print(f"Statistics of the data ({self.extractor.metric}) are kept in {path}", file=sys.stderr)
         return real
 
     def _cache_path(self, reference: ReferenceSet) -> Path | None:
