@@ -74,6 +74,19 @@ def test_samples_are_drawn_with_an_own_estimator(outside):
     assert len(list(outside.rglob("*.png"))) >= 4
 
 
+@pytest.mark.parametrize(("answer", "got"), [("None", "None"), ("loss", "(16,)")])
+def test_an_objective_that_is_no_scalar_is_refused(answer, got, outside, capsys):
+    code = f"from lit_knn.edm import LitEDM\nclass Own(LitEDM):\n    objective = lambda self, loss, x: {answer}\n"
+    name = f"objective_{answer.lower()}"
+    (outside / f"{name}.py").write_text(code)
+    command = (
+        f"fit -c configs/table2/digits.yaml --model {name}.Own --model.net mine_net.Small --model.augmentation null"
+    )
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments(command))
+    assert f"error: Own: objective must return a scalar tensor, got {got}\n" in capsys.readouterr().err
+
+
 def test_on_shards_it_is_refused_with_a_line(outside):
     own = "--model.estimator mine.Nearest --model.estimator.k 4 --data.sharded true"
     command = f"fit -c {ROOT}/configs/demo.yaml {own}".split()

@@ -182,7 +182,12 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.update(loss.detach(), t, self._images_per_batch)
         self.log("train/loss", loss.mean(), prog_bar=True)
         self.log("images_seen", float(self.images_seen))
-        return self.objective(loss, x)
+        minimised = self.objective(loss, x)
+        # Lightning takes None for a batch to leave out, and would train nothing.
+        if not isinstance(minimised, Tensor) or minimised.numel() != 1:
+            got = tuple(minimised.shape) if isinstance(minimised, Tensor) else minimised
+            raise InputError(f"{type(self).__name__}: objective must return a scalar tensor, got {got}")
+        return minimised
 
     def _check_finite(self, loss: Tensor, t: Tensor) -> None:
         finite = loss.isfinite()
