@@ -1,6 +1,7 @@
 """The application: `python main.py fit|validate|predict|plan -c configs/….yaml` and `… best --run RUN`."""
 
 import argparse
+import importlib
 import os
 import pkgutil
 import sys
@@ -20,17 +21,14 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-# These imports let the command line know classes by their bare names: `--data ImageFiles`, `--model.help LitICT`.
-import lit_knn.data
-import lit_knn.edm
-import lit_knn.ict
-import lit_knn.lit_estimator
-import lit_knn.nets
-import lit_knn.training.augmentation  # noqa: F401
 from callbacks import StepProgressBar
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
 from lit_knn.trainer import Trainer
 from lit_knn.training.kept_checkpoints import config_of_run
+
+# The command line knows their classes by bare names: `--data ImageFiles`, `--model.help LitICT`.
+for module in ("data", "edm", "ict", "lit_estimator", "nets", "training.augmentation"):
+    importlib.import_module(f"lit_knn.{module}")
 
 # A parser's message has these lines around the actual reason.
 FRAMES = (

@@ -7,6 +7,7 @@ import torch
 from lit_knn.edm import LitEDM
 from lit_knn.estimators import OneSample
 from lit_knn.nets import DDPMpp, UNet
+from lit_knn.training.augmentation import GeometricAugmentation
 from tests.edm_pickles import edm_network, published, write
 
 
@@ -27,11 +28,11 @@ def write_published(path, net=None, use_fp16=False, **options):
     return write(path, published(edm_network(net or small_published(), use_fp16)), **options)
 
 
-def write_own(path, channels=8, image_channels=1, seed=0):
+def write_own(path, channels=8, image_channels=1, seed=0, augment_dim=0):
     """A checkpoint of LitEDM with the digits' U-Net, but another number of channels."""
     torch.manual_seed(seed)
-    net = UNet(image_channels, channels=channels, multipliers=(1, 2), blocks=1)
-    model = LitEDM(net, OneSample())
+    net = UNet(image_channels, channels=channels, multipliers=(1, 2), blocks=1, augment_dim=augment_dim)
+    model = LitEDM(net, OneSample(), GeometricAugmentation() if augment_dim else None)
     for parameter in net.parameters():  # the last layer starts at zero
         torch.nn.init.normal_(parameter, std=0.05)
     path = Path(path)

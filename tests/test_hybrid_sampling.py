@@ -27,13 +27,13 @@ RESULTS = Path("results/hybrid_sampling_fd_pixels.csv")
 SMALL = {"folder": "results", "num_samples": 40, "num_steps": 3, "batch_size": 20, "t_switch": [1.0, 10.0]}
 SMALL |= {"extractor": {"class_path": "lit_knn.metrics.Pixels"}, "cache_dir": None}
 NET = {"class_path": "lit_knn.nets.UNet"}
-NET["init_args"] = {"in_channels": 1, "channels": 8, "multipliers": [1, 2], "blocks": 1}
+NET["init_args"] = {"in_channels": 1, "channels": 8, "multipliers": [1, 2], "blocks": 1, "augment_dim": 9}
 
 
 @pytest.fixture(autouse=True)
 def _work_in_a_folder_of_its_own_with_a_network(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_own("network.ckpt")
+    write_own("network.ckpt", augment_dim=9)
 
 
 def arguments(estimators=("KNN", "STF"), network="network.ckpt", net=NET, trainer=None, **options):
@@ -141,7 +141,7 @@ def test_other_settings_are_other_points(drawn):
         drawn.clear()
         main([*arguments(["KNN"], **{"t_switch": [1.0], **change}), "--seed_everything", seed])
         assert len(drawn) == 4
-    write_own("network.ckpt", seed=1)
+    write_own("network.ckpt", seed=1, augment_dim=9)
     drawn.clear()
     main(arguments(["KNN"], t_switch=[1.0]))
     assert len(drawn) == 4
@@ -150,9 +150,9 @@ def test_other_settings_are_other_points(drawn):
 
 
 def test_the_fingerprint_knows_weights_images_and_index_but_not_where_the_file_was():
-    net = lambda: UNet(1, channels=8, multipliers=(1, 2), blocks=1)  # noqa: E731
-    write_own("elsewhere/same.ckpt")
-    write_own("other.ckpt", seed=1)
+    net = lambda: UNet(1, channels=8, multipliers=(1, 2), blocks=1, augment_dim=9)  # noqa: E731
+    write_own("elsewhere/same.ckpt", augment_dim=9)
+    write_own("other.ckpt", seed=1, augment_dim=9)
     one = describe(Network("network.ckpt", net()))
     assert one == describe(Network("elsewhere/same.ckpt", net()))
     assert one != describe(Network("other.ckpt", net()))
@@ -236,7 +236,7 @@ def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_bad_input_ends_in_one_line_before_sampling(options, words, drawn, capsys):
-    write_own("colour.ckpt", image_channels=3)
+    write_own("colour.ckpt", image_channels=3, augment_dim=9)
     write_published("published.pkl")
     with pytest.raises(SystemExit):
         main(arguments(**options))
