@@ -252,7 +252,7 @@ class Estimator(TellsSettings, ABC):
         """
 
     def _by_label(self, labels: Tensor | None, answer: Callable[["Estimator", Tensor | slice], Tensor]) -> Tensor:
-        """Let each label's estimator compute its rows. By default one estimator computes all rows and refuses labels."""
+        """Let each label's estimator compute its rows. By default, `self` computes all rows and refuses labels."""
         if labels is not None:
             name = type(self).__name__
             raise InputError(f"{name}: labels are given, but it averages over all classes; use ByClass({name}(...))")

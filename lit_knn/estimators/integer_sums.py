@@ -29,7 +29,7 @@ MOST_PER_SCORE = 1e28
 
 
 def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images on a CPU. See `float_sums` for arguments and result.
+    """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images on a CPU. It is called like `float_sums`.
 
     z is split into `count` 8-bit digits; three are about as precise as float32.
     """

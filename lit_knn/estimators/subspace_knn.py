@@ -33,7 +33,7 @@ LEAST_NOISE = 1e-30
 
 
 class SubspaceDraws(NamedTuple):
-    """Images drawn for each z: `StratifiedDraws` with `rest_mean` (B, r), the exact E_q[y] over the rest, for `rest`."""
+    """`StratifiedDraws` with `rest_mean` (B, r), the exact E_q[y] over the rest, in place of `rest`."""
 
     ids: Tensor
     log_correction: Tensor
