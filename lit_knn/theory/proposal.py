@@ -95,7 +95,7 @@ def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | Non
 
 
 def _tail_ids(proposal: Proposal, share: Tensor) -> Tensor:
-    """Ids of the tail images at positions `share` (B, n), from 0 to 1, in the tail sorted by id.
+    """Return ids of the tail images at relative positions `share` (B, n), from 0 to 1, in the tail sorted by id.
 
     If the neighbours' sorted ids are s_0 < s_1 < …, the r-th tail image has id r + j, where j counts the neighbours
     with s_j − j ≤ r.
@@ -143,7 +143,7 @@ def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Gene
 
 
 def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns of the n likeliest neighbours (B, n), padded with k, and the counts of kept and used places, (B,)."""
+    """Return columns of the n likeliest neighbours (B, n), padded with k, and counts of kept and used places, (B,)."""
     k, log_q_tail = proposal.ids.shape[1], proposal.log_q_tail.unsqueeze(1)
     log_top, top = proposal.log_q.topk(min(n, k), dim=1)
     beyond = n - top.shape[1]
