@@ -16,7 +16,7 @@ from lit_knn.errors import InputError, LostProcessError, first_line
 
 T = TypeVar("T")
 
-# Building an index takes long. A long wait is safe, because the others notice at once when a connected process dies.
+# Building an index takes long. Long waits are safe, because the others notice at once if a connected process dies.
 PATIENCE = timedelta(days=7)
 # A process may die before it connects, for instance if its data are missing. The others notice only after this time.
 ARRIVAL = timedelta(minutes=30)

@@ -179,7 +179,7 @@ class Estimator(TellsSettings, ABC):
         self._check_warp(z, warp, x_source)
         if self._nothing_to_do(z):
             return z.clone()
-        # The proposal is computed from z and x_source, and half precision would round it.
+        # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         with torch.autocast(z.device.type, enabled=False):
 

@@ -20,7 +20,7 @@ NEGLIGIBLE_SHARE = 1e-12
 WEIGHT_DIGITS = 3
 # Bytes for the float32 scores of one group of latents. Each pair of a latent and an image has one score.
 SCORE_BYTES = 64 * 2**20
-# Minimum latents per group, because every group reads all images once or twice.
+# Minimum number of latents per group. It limits the groups, because every group reads all images once or twice.
 MIN_LATENTS = 64
 # Number of images per product.
 CHUNK = 8192

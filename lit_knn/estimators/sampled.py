@@ -122,7 +122,7 @@ class SampledEstimator(CertifiedEstimator):
 
 
 class NeighbourEstimator(SampledEstimator):
-    """A sampling estimator whose proposal, Eq. 13 (eq:proposal), can be inspected; subclasses implement `proposal`."""
+    """A sampling estimator whose proposal, Eq. 13 (eq:proposal), can be inspected. Subclasses implement `proposal`."""
 
     k: Any
     """Number of neighbours searched for each z."""

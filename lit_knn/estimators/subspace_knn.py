@@ -26,7 +26,7 @@ from lit_knn.theory.warp import Warp
 NEGLIGIBLE_SHARE = 1e-8
 # Size of a piece relative to other work arrays. On a CPU a larger piece would need fresh memory at each use.
 PIECE_FACTOR = 2
-# Minimum latents per piece: with fewer, reading the coordinates takes longer than multiplying them.
+# Minimum number of latents per piece. With fewer, reading the coordinates takes longer than multiplying them.
 MIN_ROWS = 32
 # Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
 LEAST_NOISE = 1e-30

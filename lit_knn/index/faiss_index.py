@@ -16,7 +16,7 @@ from lit_knn.index.cache import IndexCache
 
 # FAISS trains k-means on at most this many points per list, and discards more.
 TRAINING_POINTS_PER_LIST = 256
-# Scalar quantisers learn a range per dimension. This many images are enough to learn it.
+# Scalar quantisers learn a range per dimension. This many images are enough to learn the range.
 QUANTISER_TRAINING_POINTS = 50_000
 # Limit of the training points, which are float32. Without it, ImageNet's would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30

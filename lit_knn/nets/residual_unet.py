@@ -137,7 +137,7 @@ class ResidualUNet(nn.Module):
         return features
 
     def decode(self, features: list[Tensor], embedding: Tensor) -> Tensor:
-        """Map the encoder's features to (B, widths[0], H, W); this empties the list."""
+        """Map the encoder's features to (B, widths[0], H, W). This call empties the list of features."""
         h = features[-1]
         for name in self.upwards:
             joins_features = "_block" in name

@@ -85,7 +85,7 @@ class Reference(ABC):
         return self._cache[key]
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the images and the index to `device`; return self."""
+        """Move the images and the index to `device`. Returns self."""
         before = self.device
         self._move(torch.device(device))
         # Compare the devices before and after the move, because "cuda" may mean the "cuda:0" of the images.

@@ -10,7 +10,7 @@ from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.stratified import StratifiedDraws, num_sure, num_used, systematic_draws
 
 # Draws without repetition skip images that together have less than this share of the proposal. The chance that one of
-# n independent draws hits them is n times this.
+# n independent draws hits a skipped image is at most n times this share.
 NEGLIGIBLE_SHARE = 1e-16
 
 
@@ -156,7 +156,7 @@ def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _all_images(proposal: Proposal) -> StratifiedDraws:
-    """Draw every image of the set once; each stands only for itself."""
+    """Draw every image of the set once. Each image stands only for itself."""
     batch, N, device = len(proposal.ids), proposal.N, proposal.ids.device
     nothing = torch.zeros(batch, N, dtype=torch.float64, device=device)
     ids, used = torch.arange(N, device=device).expand(batch, N), torch.full((batch,), N, device=device)
