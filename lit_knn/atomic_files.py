@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path; if the block ends without an error, the file there is renamed to `path`.
+    """Yield a temporary path. If the block ends without an error, the file there is renamed to `path`.
 
     The temporary path has the same folder, which is made if needed, and the same suffix.
     """
@@ -27,7 +27,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def remove_partial(path: Path) -> None:
-    """Remove the files of processes that were killed inside `written_whole(path)`; no live one may be inside it."""
+    """Remove files of processes that were killed inside `written_whole(path)`. No live process may be inside it."""
     for partial in path.parent.glob(f".{path.stem}.*.partial{path.suffix}"):
         partial.unlink(missing_ok=True)
 

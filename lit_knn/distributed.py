@@ -16,21 +16,21 @@ from lit_knn.errors import InputError, LostProcessError, first_line
 
 T = TypeVar("T")
 
-# Building an index takes long. A long wait is safe, because the others notice at once when a connected process dies.
+# Building an index takes long. Long waits are safe, because the others notice at once if a connected process dies.
 PATIENCE = timedelta(days=7)
-# A process may die before it connects, for instance without its data. The others notice this only after this time.
+# A process may die before it connects, for instance if its data are missing. The others notice only after this time.
 ARRIVAL = timedelta(minutes=30)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def rank_and_size() -> tuple[int, int]:
-    """The rank of this process and the number of ranks; (0, 1) without a distributed run."""
+    """Return the rank of this process and the number of ranks: (0, 1) without a distributed run."""
     distributed = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
 
 
 def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
-    """Split the numbers 0 to num − 1 into batches, the same for any number of ranks; yield this rank's batches.
+    """Split the numbers 0 to num − 1 into batches, the same for any number of ranks. Yields this rank's batches.
 
     Yields:
         The batch's index, and its numbers; only the last batch has fewer than `batch_size`.
@@ -41,7 +41,7 @@ def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
 
 
 def broadcast(value: T) -> T:
-    """Return the first rank's value, which must be picklable, on every rank; all ranks must call it."""
+    """Return the first rank's value, which must be picklable, on every rank. All ranks must call this."""
     values = [value]
     if not _is_alone():
         dist.broadcast_object_list(values)
@@ -49,7 +49,7 @@ def broadcast(value: T) -> T:
 
 
 def on_first_rank(work: Callable[[], T]) -> T:
-    """Run `work` on the first rank and return its result on every rank; all ranks must call this.
+    """Run `work` on the first rank and return its result on every rank. All ranks must call this.
 
     Raises:
         InputError: on every rank, if `work` raised an InputError or an OSError.
@@ -94,7 +94,7 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
 
 
 def in_every_process(work: Callable[[], T]) -> list[T]:
-    """Run `work` in every process and wait for all; every process must call this.
+    """Run `work` in every process and wait for all. Every process must call this.
 
     Returns:
         The result of each process, which must be picklable, in the order of the ranks.
@@ -116,10 +116,10 @@ def _is_alone() -> bool:
 
 @contextmanager
 def _patient_group() -> Iterator[Any]:
-    """A group of all processes, apart from the training's group, because NCCL stops waiting after minutes."""
+    """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
     try:
         # The first group checks that all processes have arrived, the second waits for their work. Both stay open until
-        # the end: a process that closes a group while another one joins it looks lost.
+        # the end, because a process that closes a group while another process joins it looks lost.
         groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
     except RuntimeError as error:
         raise _lost(error) from error
@@ -131,13 +131,13 @@ def _patient_group() -> Iterator[Any]:
 
 
 def machine_name() -> str:
-    """A name that the processes of one machine or container share, and no other process has."""
+    """Return a name that the processes of one machine or container share, and that no other process has."""
     boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
     return f"{socket.gethostname()} {boot}"
 
 
 def _together(work: Callable[[], T] | None, group: Any) -> list[Any]:
-    """Run `work`, if it is not None, wait for the others, and return the result of each process."""
+    """Run `work` unless it is None, wait for the other processes, and return the result of each process."""
     error, result = None, None
     try:
         result = work() if work is not None else None
@@ -167,7 +167,7 @@ def _lost(error: RuntimeError) -> LostProcessError:
 
 
 class Exchange:
-    """Collective operations on tensors; only the first dimension may differ between ranks.
+    """Collective operations on tensors. Only the first dimension may differ between ranks.
 
     Every rank must call them in the same order, with tensors on the device of the torch.distributed backend
     (gloo: CPU; NCCL: GPU). Without a distributed run there is one rank, and it sends nothing.
@@ -183,7 +183,7 @@ class Exchange:
         self.bytes_sent = 0
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Send part r to rank r; return the parts that this rank received, in the order of the senders."""
+        """Send part r to rank r. Returns the parts that this rank received, in the order of the senders."""
         if self.size == 1:
             return list(parts)
         sent = torch.tensor([len(part) for part in parts], device=parts[0].device)
@@ -201,9 +201,9 @@ class Exchange:
         return self.all_to_all([rows] * self.size)
 
     def of_first(self, values: Tensor) -> Tensor:
-        """Return the first rank's values on every rank; all ranks give tensors of one shape."""
+        """Return the first rank's values on every rank. All ranks must give tensors of one shape."""
         return self.all_to_all([values if self.rank == 0 else values[:0]] * self.size)[0]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum tensors of one shape over the ranks; the result is the same on each, bit for bit."""
+        """Sum tensors of one shape over the ranks. The result is the same on each rank, bit for bit."""
         return torch.stack(self.all_gather(values.unsqueeze(0))).sum(0).squeeze(0)

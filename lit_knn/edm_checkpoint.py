@@ -27,7 +27,7 @@ from lit_knn.nets.published.edm_pickle import Parts, checked_config, naming, rea
 # Prefix of the inner network's weights in a checkpoint of LitEDM.
 OWN_PREFIX = "denoiser.model."
 SIGMAS = ("sigma_min", "sigma_max", "sigma_data")
-# Buffers of the published networks have names that end in these.
+# In the published networks, the names of buffers end in one of these words.
 BUFFERS = ("resample_filter", "freqs")
 
 
@@ -35,7 +35,7 @@ BUFFERS = ("resample_filter", "freqs")
 
 
 def load_edm_pickle(path: str | os.PathLike[str], fp16: bool = False) -> EDMPrecond:
-    """Make the denoiser of a published `.pkl` without running any of its code; otherwise as `load_network`.
+    """Make the denoiser of a published `.pkl` without running any of the file's code. See `load_network` for the rest.
 
     Raises:
         InputError: as `read_edm_pickle`; no published network has this architecture.
@@ -90,7 +90,7 @@ def _denoiser(
 def _empty_network(config: Mapping[str, Any], num_weights: int) -> nn.Module:
     """Build the network without memory or random numbers, because the file has every weight."""
     blocks = config.get("num_blocks")
-    if isinstance(blocks, int) and blocks > num_weights:  # building so many might not end
+    if isinstance(blocks, int) and blocks > num_weights:  # Building so many blocks might not end.
         raise InputError(f"num_blocks={blocks} is more than its {num_weights} weights can fill")
     with torch.device("meta"):
         return network_from_config(config)
@@ -210,7 +210,7 @@ def describe(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> str
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Convert one file; bad input ends with one line and exit status 2."""
+    """Convert one file. Bad input ends with one line and exit status 2."""
     parser = argparse.ArgumentParser(
         prog="python -m lit_knn.edm_checkpoint",
         description="Convert a published EDM network (.pkl) to safetensors, executing none of its code.",

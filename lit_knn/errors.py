@@ -13,7 +13,7 @@ class InputError(ValueError):
 
 
 class NonFiniteLossError(RuntimeError):
-    """A loss in training is NaN or infinite; the message names the step and the noise level."""
+    """A loss in training is NaN or infinite. The message names the step and the noise level."""
 
 
 class LostProcessError(InputError):
@@ -30,7 +30,7 @@ def prefixed(owner: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Describe an error in one line: the system's words without number and path, or the name of its class."""
+    """Describe an error in one line, by the system's words without number and path, or by the name of its class."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (said.splitlines() or [type(error).__name__])[0]
 

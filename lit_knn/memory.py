@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Memory limit of a container, under control groups of version 2 and 1: a number, or `max`.
+# Files with the memory limit of a container, for control groups of version 2 and 1. A file has a number or `max`.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def tensor_bytes(tensors: "Iterable[Tensor]") -> int:
-    """Total bytes of some tensors."""
+    """Return the total bytes of some tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def machine_bytes() -> int | None:
-    """Memory of this machine or of the container of this process, in bytes; None if unknown."""
+    """Return the bytes of memory of this machine, or of this process's container. Returns None if unknown."""
     total = _field(Path("/proc/meminfo"), "MemTotal")
     if total is None:
         return None
@@ -30,7 +30,7 @@ def machine_bytes() -> int | None:
 
 
 def process_bytes(field: str = "VmRSS", pid: int | str = "self") -> int:
-    """Memory of a process in bytes, as Linux counts it; 0 if it is unknown or the process has ended.
+    """Return the memory of a process in bytes, as Linux counts it: 0 if it is unknown or the process has ended.
 
     `field` is one of /proc/PID/status: `VmRSS`, resident now; `VmHWM`, the peak so far; `RssAnon`, resident memory that
     does not belong to a file.

@@ -22,9 +22,9 @@ from lit_knn.training.base import EstimatorTraining
 # Memory of a CUDA context with the kernels of PyTorch and its libraries.
 CUDA_CONTEXT_BYTES = 600 * 2**20
 GB = 1e9
-# Copies of each parameter in the state of an optimiser.
+# Number of copies of each parameter that the state of an optimiser holds.
 OPTIMISER_STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "RAdam": 2, "NAdam": 2, "Adamax": 2, "RMSprop": 1, "Adagrad": 1}
-# An estimator holds a few work arrays of the bounded size at the same time.
+# Number of work arrays of bounded size that an estimator may hold at the same time.
 WORK_ARRAYS = 4
 
 
@@ -79,14 +79,14 @@ class Plan(NamedTuple):
 
     @property
     def needed(self) -> list[tuple[str, float, float | None]]:
-        """List name, bytes needed and bytes available of each memory."""
+        """For each memory, return its name, the bytes needed and the bytes available."""
         if self.device.type == "cpu":
             return [("the machine", self.of_all_ranks(self.parts), self.host_memory)]
         host = self.of_all_ranks(self.host)
         return [("each device", self.total, self.device_memory), ("the machine", host, self.host_memory)]
 
     def of_all_ranks(self, parts: list[Part]) -> int:
-        """Bytes of parts in the memory of a machine, whose ranks hold shared parts once."""
+        """Return the bytes of parts in the memory of a machine. Its ranks hold each shared part once."""
         return sum(part.bytes * (1 if part.shared else self.ranks) for part in parts)
 
     @property
@@ -119,7 +119,7 @@ def make_plan(
     gpu_gb: float | None = None,
     machine_gb: float | None = None,
 ) -> Plan:
-    """Plan a fit; the arguments are those of `Trainer.plan`."""
+    """Plan a fit. The arguments are those of `Trainer.plan`."""
     given = {"images": images, "image_shape": min(image_shape or [1]), "gpu_gb": gpu_gb, "machine_gb": machine_gb}
     for name, value in given.items():
         if value is not None and not value > 0:
@@ -182,7 +182,7 @@ def _image_parts(stored: Stored) -> tuple[Part, Part]:
 
 
 def _estimators(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
-    """Those of the model and of callbacks that measure some."""
+    """Return the estimators of the model and of the callbacks that measure estimators."""
     found = [getattr(model, "estimator", None)]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         measured = getattr(callback, "estimators", None)
@@ -208,7 +208,7 @@ def estimator_parts(
     all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1
     told = [(e, _holdings(e, all_images, d, pixels, device)) for e in estimators]
     needing = [(e, holdings) for e, holdings in told if e.needs_reference]
-    # An estimator that does not tell may search.
+    # An estimator that does not tell its needs may search for neighbours.
     neighbours = max((1 if holdings is None else holdings.neighbours for _, holdings in needing), default=0)
     held, building = _index_parts(data, N, d, neighbours, device, ranks) if neighbours else ([], [])
     arrays: dict[str, int] = {}
@@ -241,13 +241,13 @@ def _index_parts(
     note = " ".join([type(index).__name__, *told])
     note += "" if size is not None else ": size NOT KNOWN, not counted"
     held = Part("index", size or 0, note, shared=shared and device.type == "cpu", known=size is not None)
-    # The machine builds it in its own memory, whatever the device.
+    # The machine builds the index in its own memory, whatever the device.
     built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
     return [held], [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
 
 
 def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
-    """The network and what training it takes but for activations; the network alone where nothing is trained."""
+    """Plan the network and what its training needs, except activations. Without training, plan only the network."""
     modules = _networks(model, trainer)
     count = sum(p.numel() for m in modules for p in m.parameters())
     half = str(trainer.precision) in ("16-true", "bf16-true")
@@ -276,6 +276,6 @@ def _optimiser(model: pl.LightningModule) -> tuple[str, int]:
 
 
 def _networks(model: pl.LightningModule, trainer: pl.Trainer) -> list[nn.Module]:
-    """The module and networks within estimators, which are measured, not trained."""
+    """Return the module and the networks inside estimators. Those networks are measured, not trained."""
     held = [value for estimator in _estimators(trainer, model) for value in vars(estimator).values()]
     return [model, *(value for value in held if isinstance(value, nn.Module))]

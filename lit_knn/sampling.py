@@ -108,7 +108,7 @@ def heun_sampler(
     process: Process = EDM_PROCESS,
     progress: bool = False,
 ) -> Tensor:
-    """EDM's sampler: Karras et al. 2022, Algorithm 1, or with churn Algorithm 2; 2·num_steps − 1 evaluations.
+    """EDM's sampler (Karras et al. 2022): Algorithm 1, or Algorithm 2 with churn. Needs 2·num_steps − 1 evaluations.
 
     It takes Heun steps in float64 through the noise levels of their Eq. 5, which `process` turns into times. Churn adds
     noise to z / s(t). The last step, to t = 0, gives the posterior mean at σ_min. In the EDM and flow-matching
@@ -223,7 +223,7 @@ def integrate_flow(
 
 
 def _add_noise(z: Tensor, t: Tensor, sigma_hat: Tensor, noise: Tensor, process: Process) -> tuple[Tensor, Tensor]:
-    """Raise the noise level of z from σ(t) to `sigma_hat` (Algorithm 2, lines 4-6); returns the new z and its time."""
+    """Raise the noise level of z from σ(t) to `sigma_hat` (Algorithm 2, lines 4-6). Returns the new z and its time."""
     t_hat = process.t_of_sigma(sigma_hat)
     spread = (sigma_hat.square() - process.sigma(t).square()).sqrt().item()
     scale, scale_hat = process.scale(t).item(), process.scale(t_hat).item()

@@ -38,7 +38,7 @@ class NoiseGrid:
         return karras_sigmas(num_steps, self.sigma_min, self.sigma_max, self.rho)
 
     def descending(self, num_steps: int) -> Tensor:
-        """Levels for a sampler, (num_steps,) float64; a single level is sigma_max.
+        """Levels for a sampler, (num_steps,) float64. A single level is sigma_max.
 
         Raises:
             InputError: num_steps is not an integer of at least 1.
@@ -72,7 +72,7 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
     ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
     low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
     sigmas = (low + ramp * (high - low)) ** rho
-    # The powers round, but f(x, t_min) = x needs the exact ends.
+    # The powers have rounding errors, but f(x, t_min) = x needs the exact ends.
     sigmas[0], sigmas[-1] = sigma_min, sigma_max
     return sigmas
 
@@ -101,7 +101,7 @@ def log_normal_sigmas(
 
 
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
-    """iCT's number of grid points N(k), from s0 + 1 to s1 + 1: one more than the number of intervals.
+    """iCT's number of grid points N(k), from s0 + 1 to s1 + 1. It is one more than the number of intervals.
 
     The number of intervals starts at s0 and doubles every K/(log2(s1/s0) + 1) iterations, up to s1.
 
@@ -158,5 +158,5 @@ def pseudo_huber(a: Tensor, b: Tensor, c: float | None = None) -> Tensor:
     difference = (a - b).flatten(1)
     c = 0.00054 * math.sqrt(difference.shape[1]) if c is None else c
     sq_norm = difference.square().sum(1)
-    # sqrt(s + c²) − c loses its digits for small s; this form does not.
+    # sqrt(s + c²) − c would lose digits for small s. This form keeps them.
     return sq_norm / (torch.sqrt(sq_norm + c * c) + c)

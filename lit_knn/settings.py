@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 DIGITS = 12
-# What every module has; `training` and hooks do not change what a network computes at evaluation.
+# Attributes of every module. `training` and hooks do not change the output of a network at evaluation.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -27,7 +27,7 @@ class TellsSettings:
     _arguments: Mapping[str, Any] | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Record the arguments; a copy keeps the arguments of the original."""
+        """Record the arguments. A copy keeps the arguments of the original."""
         made = super().__new__(cls)
         try:
             bound = inspect.signature(cls.__init__).bind(made, *args, **kwargs)
@@ -35,14 +35,14 @@ class TellsSettings:
             return made
         bound.apply_defaults()
         arguments = dict(list(bound.arguments.items())[1:])
-        # Copies of lists and dictionaries, because the constructor may change those that it is given.
+        # Copy lists and dictionaries, because the constructor may change its arguments.
         made._arguments = {name: copy.copy(v) if type(v) in (list, dict) else v for name, v in arguments.items()}
         return made
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that results depend on: the constructor's arguments, with their current values."""
         recorded, own = self._arguments or {}, vars(self)
-        # An attribute of the class does not hold what the constructor was given.
+        # Only attributes of the object count, because a class attribute does not hold the constructor's argument.
         return {name: getattr(self, name) if name in own else value for name, value in recorded.items()}
 
 
@@ -53,20 +53,22 @@ def describe(thing: TellsSettings) -> dict[str, Any]:
     """
     kind, recorded = type(thing), thing._arguments or {}
     told = {name: _tell(value) for name, value in thing.settings().items()}
-    # An attribute may hold less than the argument of its name. None stands for a default, which is told as it is now.
+    # An attribute may hold less than the argument of the same name. An argument of None stands for a default, and its
+    # current value is in `told`.
     given = {name: _tell(value) for name, value in recorded.items() if name in told and value is not None}
     more: dict[str, Any] = {name: value for name, value in given.items() if value != told[name]}
-    # A network may come from a file whose name is all that the constructor was given.
+    # An object may hold a network although its constructor was given only the name of a file.
     inside = {name: part for name, part in vars(thing).items() if isinstance(part, nn.Module) and name not in told}
     more |= {name: _tell(part) for name, part in inside.items()}
-    # Its own `__new__` may have kept arguments back; the weights of a module count, too.
+    # The record is incomplete if the class has its own `__new__`, which may hide arguments, or if the object is a
+    # module, whose weights matter too.
     if thing._arguments is None or kind.__new__ is not TellsSettings.__new__ or isinstance(thing, nn.Module):
         more["untold"] = _untold()
     return {"class": _name(kind), **told, **({"not in settings": more} if more else {})}
 
 
 def fingerprint(settings: Any) -> str:
-    """Hash anything that JSON can write to 12 hexadecimal digits."""
+    """Return a hash of 12 hexadecimal digits for anything that JSON can write."""
     return _hash(json.dumps(settings, sort_keys=True).encode())[:DIGITS]
 
 

@@ -22,7 +22,7 @@ def euler_step(
     posterior_mean: PosteriorMean,
     process: Process = EDM_PROCESS,
 ) -> Tensor:
-    """One Euler step of Eq. 3 (eq:pfode) from t to t_next: order 1, one evaluation.
+    """Take one Euler step of Eq. 3 (eq:pfode) from t to t_next. It has order 1 and needs one evaluation.
 
     In the EDM process, with the one-sample mean x, the step gives exactly x + t_next·ε. Consistency matching then
     equals the original consistency training (appendix, eq:z_prime).
@@ -50,7 +50,7 @@ def heun_step(
     posterior_mean: PosteriorMean,
     process: Process = EDM_PROCESS,
 ) -> Tensor:
-    """One Heun step of Eq. 3 (eq:pfode) from t to t_next: order 2, two evaluations; otherwise as `euler_step`.
+    """Take one Heun step of Eq. 3 (eq:pfode) from t to t_next. It has order 2 and two evaluations; see `euler_step`.
 
     If t_next = 0, the velocity there is not defined, so the step is Euler's. If t_next = 0 for all items, there is no
     second evaluation.

@@ -8,7 +8,7 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the time of the work that `measure()` blocks do on a device.
+    """Adds up the time that a device spends inside `with measure():` blocks.
 
     On a CUDA device it records events, and it waits only when it is read, so that the queue does not stall.
     """
@@ -20,7 +20,7 @@ class Stopwatch:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Add the time of the block."""
+        """Add the time that the device spends in the block."""
         if self._cuda:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -33,7 +33,7 @@ class Stopwatch:
             self._seconds += time.perf_counter() - began
 
     def read_and_reset(self) -> float:
-        """Return the seconds measured since the last reading; waits for the device."""
+        """Return the seconds measured since the last reading. Waits for the device."""
         for start, end in self._events:
             end.synchronize()
             self._seconds += start.elapsed_time(end) / 1000

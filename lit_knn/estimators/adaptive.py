@@ -16,7 +16,8 @@ from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.reference import Reference
 from lit_knn.theory.warp import Warp
 
-# Gathering one image costs as much as 10 to 40 images in the exact mean's product, which serves a whole batch.
+# Cost of gathering one image, relative to the cost of one image in the exact mean. It lies between 10 and 40, because
+# the product of the exact mean serves a whole batch.
 GATHERED_SHARE = 16
 
 
@@ -77,11 +78,11 @@ class Adaptive(CertifiedEstimator):
 
     @property
     def last_counts(self) -> tuple[int, ...]:
-        """Counts of z in the last call, by what settled them: n images, n·growth images, …, the exact mean."""
+        """How many z of the last call were settled by n images, by n·growth images, …, and by the exact mean."""
         return self._last_counts
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`; binds one copy of the wrapped estimator per n."""
+        """See `Estimator.bind`. Binds one copy of the wrapped estimator for each n."""
         super().bind(reference)
         if self.max_n is not None and self.max_n > reference.N:
             raise InputError(f"Adaptive: max_n={self.max_n} is more than the {reference.N} images of the reference set")
@@ -104,14 +105,14 @@ class Adaptive(CertifiedEstimator):
         return self.estimator.can_warp
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """See `Estimator.holds`: the arrays of the wrapped estimator and of the exact mean."""
+        """See `Estimator.holds`. Counts the arrays of the wrapped estimator and of the exact mean."""
         wrapped, exact = self.estimator.holds(N, d, pixels, device), Exact().holds(N, d, pixels, device)
         return None if wrapped is None else Holdings(wrapped.neighbours, {**wrapped.arrays, **exact.arrays})
 
     def _exact_mean(self, z: Tensor, t: Tensor) -> Tensor:
-        """Compute the exact mean; its estimator is bound at the first call."""
+        """Compute the exact posterior mean. The first call binds the exact estimator."""
         if self._exact is None:
-            # The error of integer sums must be below the tolerance, too.
+            # `Exact` may use integer sums. Their error must be below the tolerance, too.
             kind = Exact if self.tolerance >= LARGEST_SQ_ERROR else ExactFloat64
             self._exact = kind().bind(self.reference)
         return self._exact.posterior_mean(z, t)
@@ -129,9 +130,9 @@ class Adaptive(CertifiedEstimator):
         return self.attempts[0].warped_mean(z, t, warp, x_source, generator)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
-        """See `certified_mean`; exact rows have error 0 and the weight statistics of the last attempt."""
+        """See `certified_mean`. Rows with the exact mean have error 0 and the weight statistics of the last attempt."""
         first, *others = self.attempts
-        # Copies, because rows are replaced: parts that are expanded would change in all rows.
+        # Clone the parts, because rows are replaced below. Replacing a row of an expanded tensor would change all rows.
         result = Certificate(*(part.clone() for part in first.certified_mean(z, t, x_source, generator)))
         rows, counts = self._above(result), [len(z)]
         for attempt in others:
@@ -150,5 +151,5 @@ class Adaptive(CertifiedEstimator):
         return result
 
     def _above(self, certificate: Certificate) -> Tensor:
-        """Indices of rows whose error is above the tolerance or NaN."""
+        """Return the indices of rows whose error is above the tolerance or NaN."""
         return (~(certificate.sq_error <= self.tolerance)).nonzero()[:, 0]

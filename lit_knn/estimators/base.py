@@ -39,7 +39,7 @@ class Estimator(TellsSettings, ABC):
     """Whether `bind` must be called before use."""
 
     deterministic = False
-    """Whether equal z, t and x_source always give equal estimates; then the generator has no effect."""
+    """Whether equal z, t and x_source always give equal estimates. If so, the generator has no effect."""
 
     uses_source = False
     """Whether the estimate depends on `x_source`."""
@@ -60,7 +60,7 @@ class Estimator(TellsSettings, ABC):
             cls.shardable = False
 
     def bind(self, reference: Reference) -> Self:
-        """Set the reference set that the estimator averages over; returns self.
+        """Bind the estimator to the reference set that it averages over. Returns self.
 
         Raises:
             InputError: the settings do not fit the set, for instance k > N; the set is sharded and the estimator is not
@@ -73,7 +73,7 @@ class Estimator(TellsSettings, ABC):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """Predict the memory that the estimator will hold on `device`; None if it cannot tell.
+        """Predict the memory that the estimator will hold on `device`. Returns None if the estimator cannot tell.
 
         Args:
             N: number of images, including mirrored images and images on other ranks.
@@ -98,7 +98,7 @@ class Estimator(TellsSettings, ABC):
 
     @property
     def reference(self) -> Reference:
-        """The bound reference set; raises InputError if `bind` was not called."""
+        """The bound reference set. Raises InputError if `bind` was not called."""
         if self._reference is None:
             raise InputError(f"{type(self).__name__} is used before bind(reference)")
         return self._reference
@@ -136,7 +136,7 @@ class Estimator(TellsSettings, ABC):
         with torch.autocast(z.device.type, enabled=False):
 
             def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
-                # Copies, because a hook may use them as its own.
+                # Clone the arguments, because a hook may overwrite them.
                 own_z, own_t = z[rows].clone(), t[rows].clone()
                 source = None if x_source is None else x_source[rows].clone()
                 return part._check_mean(part._posterior_mean(own_z, own_t, source, generator), z[rows]).to(z.dtype)
@@ -179,7 +179,7 @@ class Estimator(TellsSettings, ABC):
         self._check_warp(z, warp, x_source)
         if self._nothing_to_do(z):
             return z.clone()
-        # The proposal comes from arithmetic on z and x_source, which half precision would round.
+        # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         with torch.autocast(z.device.type, enabled=False):
 
@@ -194,7 +194,7 @@ class Estimator(TellsSettings, ABC):
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """Hook for `warped_mean`: gets checked arguments, with `t` (B,) float64 on the device of `z`."""
+        """Hook for `warped_mean`. Its arguments are checked; `t` is (B,) float64 on the device of `z`."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -230,7 +230,7 @@ class Estimator(TellsSettings, ABC):
         if not ((sigma > 0) & sigma.isfinite()).all():
             bad = t[~((sigma > 0) & sigma.isfinite())][0].item()
             raise InputError(f"{type(self).__name__}: {type(process).__name__} has no finite noise level at t={bad}")
-        # Half precision rounds the mean by more than a small t. The score would be this error divided by t².
+        # In half precision, the mean's rounding error exceeds a small t. The score would be this error divided by t².
         wide = z.to(torch.promote_types(z.dtype, torch.float32))
         mean = under_process(self.posterior_mean, process)(wide, t, x_source, generator, labels)
         return score_from_mean(mean.double(), z.double(), t, process).to(z.dtype)
@@ -239,7 +239,7 @@ class Estimator(TellsSettings, ABC):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """Hook for `posterior_mean`, which a subclass implements; gets checked arguments, which it may overwrite.
+        """Hook for `posterior_mean` that a subclass implements. Its arguments are checked, and it may overwrite them.
 
         Args:
             z: (B, *shape); B >= 1, but B may be 0 on sharded sets.
@@ -252,18 +252,18 @@ class Estimator(TellsSettings, ABC):
         """
 
     def _by_label(self, labels: Tensor | None, answer: Callable[["Estimator", Tensor | slice], Tensor]) -> Tensor:
-        """Let the estimator of each label answer for its rows; by default one answers for all and refuses labels."""
+        """Let each label's estimator compute its rows. By default, `self` computes all rows and refuses labels."""
         if labels is not None:
             name = type(self).__name__
             raise InputError(f"{name}: labels are given, but it averages over all classes; use ByClass({name}(...))")
         return answer(self, slice(None))
 
     def _nothing_to_do(self, z: Tensor) -> bool:
-        """Whether z is empty and may be skipped; on a sharded set it may not, because other ranks wait for answers."""
+        """Whether to skip a call because z is empty. A sharded set skips none, because other ranks wait for answers."""
         return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
 
     def _check_mean(self, mean: Tensor, z: Tensor) -> Tensor:
-        """Return what a hook has answered for `z`; raises InputError if it is no such mean."""
+        """Return `mean`, which a hook computed for `z`. Raises InputError unless it has the shape and device of `z`."""
         got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
         if got != f"{tuple(z.shape)} on {z.device}":
             name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
@@ -286,7 +286,7 @@ class Estimator(TellsSettings, ABC):
         t = per_item(t, z).flatten().double()
         if t.shape not in ((1,), (len(z),)):
             raise InputError(f"{name}: t must be a scalar or ({len(z)},), got {tuple(t.shape)}")
-        # Stacked, so that both bits come from the GPU in one transfer.
+        # The two checks are stacked, so that both results come from the GPU in one transfer.
         bad_t, bad_z = torch.stack([~((t > 0) & t.isfinite()).all(), ~z.isfinite().all()]).tolist()
         if bad_t:
             raise InputError(f"{name}: t must be finite and above 0, got {t[~((t > 0) & t.isfinite())][0].item()}")

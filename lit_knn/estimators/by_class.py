@@ -15,7 +15,7 @@ from lit_knn.reference.classes import rows_by_label
 
 
 class ByClass(Estimator):
-    """Estimates E[x|z,t,class], the mean over the images of each z's class; `posterior_mean` needs `labels`.
+    """Estimates E[x|z,t,class], the mean over the images of each z's class. `posterior_mean` needs `labels`.
 
     `bind` binds a copy of the wrapped estimator to each class of the reference set, with its own index. A given count
     such as k must not exceed the size of any class; a default count is reduced to the size of each class.
@@ -44,7 +44,7 @@ class ByClass(Estimator):
         return self.estimator.can_warp
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`; binds the estimator to each class."""
+        """See `Estimator.bind`. Binds a copy of the wrapped estimator to each class."""
         super().bind(reference)
         self.parts = {}
         classes = reference.classes
@@ -83,7 +83,7 @@ class ByClass(Estimator):
 
 
 def _copy_apart(estimator: Estimator) -> Estimator:
-    """Copy an estimator, and the collections in which it may keep what it computes of its class."""
+    """Copy an estimator and its collections, in which it may store results for its class."""
     made = copy.copy(estimator)
     vars(made).update({name: copy.copy(v) for name, v in vars(made).items() if isinstance(v, (dict, list, set))})
     return made

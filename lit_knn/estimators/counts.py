@@ -1,4 +1,4 @@
-"""Options that count images or components. A given count is fixed; a small reference set reduces a default."""
+"""Options that count images or components. A given count is fixed. A small reference set reduces a default count."""
 
 import copy
 import warnings

@@ -10,7 +10,7 @@ from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import snis_weights, weighted_deviation
 from lit_knn.theory.stratified import StratifiedDraws
 
-# This replaces a divisor of 0 where the numerator is 0 too.
+# This divisor replaces 0 where the numerator is 0 too.
 TINY = 1e-300
 
 
@@ -38,7 +38,7 @@ class Draws(NamedTuple):
     of_posterior: bool = False
 
     def rows(self, rows: Tensor, places: int) -> "Draws":
-        """Select some rows and the first places, without the source, to compute their weights."""
+        """Select some rows and their first places, without the source, in order to compute their weights."""
 
         def some(part: Tensor | None) -> Tensor | None:
             return None if part is None else part[rows, :places] if part.ndim == 2 else part[rows]
@@ -48,7 +48,7 @@ class Draws(NamedTuple):
         return Draws(ids, log_correction, *optional, of_posterior=self.of_posterior)
 
     def weights(self, sq_dist: Tensor, t: Tensor) -> Tensor:
-        """Self-normalised weights, Eq. 11 (eq:SNIS_estimator): (B, p), float64, from the exact distances."""
+        """Return self-normalised weights, Eq. 11 (eq:SNIS_estimator), from the exact distances: (B, p), float64."""
         log_p = torch.zeros_like(sq_dist) if self.of_posterior else unnormalised_log_likelihood(sq_dist, t)
         return snis_weights(log_p, -self.log_correction)
 
@@ -59,13 +59,13 @@ def uniform_ids(reference: Reference, batch: int, n: int, generator: torch.Gener
 
 
 def uniform_draws(ids: Tensor, x_source: Tensor | None = None) -> Draws:
-    """Make uniform draws `ids` (B, n) into `Draws`; a source is weighted as if it were one of them."""
+    """Turn uniform draws `ids` (B, n) into `Draws`. A given source is weighted as if it were one of the draws."""
     places = ids.shape[1] + (x_source is not None)
     return Draws(ids, torch.zeros(len(ids), places, dtype=torch.float64, device=ids.device), x_source=x_source)
 
 
 def merged_draws(ids: Tensor, log_correction: Tensor, of_posterior: bool = False) -> Draws:
-    """Merge repeated images of independent draws, to gather each only once; at small t all draws are one image.
+    """Merge repeated images of independent draws, to gather each only once. At small t all draws are one image.
 
     `ids` is (B, n); `log_correction` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
     """
@@ -80,7 +80,7 @@ def merged_draws(ids: Tensor, log_correction: Tensor, of_posterior: bool = False
 
 
 def draws_without_repetition(draws: StratifiedDraws) -> Draws:
-    """Turn stratified draws into `Draws`; the inclusion probability of a sampled image is one over its correction."""
+    """Turn stratified draws into `Draws`. A sampled image has the inclusion probability 1/correction."""
     inclusion = torch.where(draws.sampled, (-draws.log_correction).exp(), 1.0)
     return Draws(draws.ids, draws.log_correction, draws.used, inclusion=inclusion)
 
@@ -102,7 +102,8 @@ def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
     sq_deviation, d = direct_sq_dist(mean.to(x.dtype), x), mean.shape[1:].numel()
     if draws.inclusion is None:
         sq_weights = weights * per_draw(draws, weights)
-        # The mean comes from the same draws. For equal weights this is the n − 1 of a sample variance.
+        # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a
+        # sample variance.
         left = 1 - sq_weights.sum(1)
         return torch.where(left > 0, (sq_weights * sq_deviation).sum(1) / left, 0.0) / d
     chance = 1 - draws.inclusion
@@ -113,5 +114,5 @@ def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
 
 
 def per_draw(draws: Draws, weights: Tensor) -> Tensor:
-    """Weight of a single draw at each place, (B, p): a place may stand for several equal draws."""
+    """Return the weight of one draw at each place, (B, p). A place may stand for several equal draws."""
     return weights if draws.multiplicity is None else weights / draws.multiplicity.clamp(min=1)

@@ -8,11 +8,11 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import forward_noise
 
-# Largest squared error per dimension of a mean that counts as exact.
+# A mean counts as exact if its squared error per dimension is at most this number.
 LARGEST_SQ_ERROR = 1e-9
-# The measured error must be this factor smaller, because few latents and few images are measured.
+# The measured error must be smaller by this factor, because few latents and few images are measured.
 MARGIN = 5
-# Pixels are in [−1, 1]: at the lowest of these noise levels one image has the whole posterior, at the highest all
+# Noise levels for pixels in [−1, 1]. At the lowest level, one image has the whole posterior. At the highest level, all
 # images are likely.
 LEVELS = torch.logspace(-1, 1.9, 16, dtype=torch.float64)
 LATENTS_PER_LEVEL = 4
@@ -21,7 +21,7 @@ SUBSET_VALUES = 2**24
 
 
 def enough_digits(reference: ReferenceSet, candidates: tuple[int, ...] = (2, 3)) -> int | None:
-    """Find the fewest digits of z for which `integer_sums` is exact enough; None if no candidate is.
+    """Find the fewest digits of z with which `integer_sums` is exact enough. Returns None if no candidate is enough.
 
     The error is measured at latents made from the images. The noise levels range from one likely image to all images
     likely. A random subset replaces a large set, so the measurement takes a second at most.

@@ -17,7 +17,7 @@ from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.theory.warp import Warp
 
 MAX_DIGITS = 4
-# The default if fewer digits are not exact enough.
+# Default number of digits if fewer digits are not exact enough.
 MOST_CHOSEN = 3
 
 
@@ -32,7 +32,7 @@ class ExactFloat64(Estimator):
     shardable = True
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: nothing except the images."""
+        """See `Estimator.holds`. The estimator holds nothing except the images."""
         return Holdings()
 
     def _posterior_mean(
@@ -44,7 +44,7 @@ class ExactFloat64(Estimator):
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """Compute in float64 and resample every image for each z: N times the cost of warping a batch."""
+        """Compute in float64, and resample every image for each z. This costs N times as much as warping a batch."""
 
         def mean(reference: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
             return float_sums(reference, z, t, Warp(flips.bool(), theta))
@@ -54,7 +54,7 @@ class ExactFloat64(Estimator):
         return warp.apply(_join(means, log_normalisers).to(x_source.dtype))
 
     def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The exact mean over a set or shard, (B, *shape), and the log of its normaliser, (B,); float64."""
+        """Return the exact mean over a set or shard, (B, *shape), and its log normaliser, (B,), both in float64."""
         return float_sums(reference, z, t)
 
 
@@ -71,20 +71,20 @@ class Exact(ExactFloat64):
 
     @property
     def digits_in_use(self) -> int | None:
-        """Number of 8-bit digits of z, after `bind`; None for float64."""
+        """Number of 8-bit digits of z, known after `bind`. None stands for float64."""
         return self._digits
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`; measures which type is exact enough."""
+        """See `Estimator.bind`. Measures which number type is exact enough."""
         super().bind(reference)
-        # Each shard computes its own mean, and all must use the same type.
+        # Each shard computes its own mean, and all shards must use the same number type.
         each = in_every_process(lambda: self._digits_for(reference.local)) if reference.sharded else None
         found = [self._digits_for(reference.local)] if each is None else each
         self._digits = max(found) if None not in found else None  # type: ignore[type-var]
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: the norms of the images, if the products use integers."""
+        """See `Estimator.holds`. The estimator holds the norms of the images if the products use integers."""
         integers = pixels and is_native(torch.int8, device)
         return Holdings(arrays={"norms of the images": 4 * N} if integers else {})
 
@@ -120,7 +120,7 @@ class ExactInt8(Exact):
             raise InputError(f"ExactInt8: digits must be at most {MAX_DIGITS}, got {digits}: a float32 has no more")
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`; measures how many digits are enough."""
+        """See `Estimator.bind`. Measures how many digits are enough."""
         if not _suits_integers(reference.local):
             raise InputError(
                 f"ExactInt8: needs uint8 images and a CPU that multiplies int8, got {reference.local.images.dtype} on "
@@ -133,7 +133,7 @@ class ExactInt8(Exact):
 
 
 def _join(means: Tensor, log_normalisers: Tensor) -> Tensor:
-    """Join the means of the shards, (shards, B, *shape), by their normalisers, (shards, B), to (B, *shape)."""
+    """Average the shards' means (shards, B, *shape), weighted by their normalisers (shards, B): (B, *shape)."""
     shares = torch.softmax(log_normalisers, dim=0)
     return (shares.unsqueeze(-1) * means.flatten(2)).sum(0).reshape(means.shape[1:])
 

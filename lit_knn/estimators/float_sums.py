@@ -12,7 +12,7 @@ from lit_knn.theory.warp import Warp
 
 
 def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None) -> tuple[Tensor, Tensor]:
-    """E[x|z,t], Eq. 8 (eq:posterior_mean), over a set; the memory does not grow with B or N.
+    """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over a set. The memory does not grow with B or N.
 
     Args:
         reference: the set, of any type, on any device.
@@ -34,7 +34,7 @@ def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None 
 
 
 def _stream(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None) -> tuple[Tensor, Tensor]:
-    """`float_sums` of one batch; the mean is (B, d)."""
+    """Compute `float_sums` for one batch. The mean is (B, d)."""
     maximum = torch.full((len(z), 1), -math.inf, dtype=torch.float64, device=z.device)
     normaliser = torch.zeros_like(maximum)
     weighted_sum = torch.zeros(len(z), reference.d, dtype=torch.float64, device=z.device)

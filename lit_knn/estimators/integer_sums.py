@@ -10,25 +10,26 @@ from lit_knn.reference.pixel_codes import codes_of, half_sq_norms_of
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_mean
 
-# Nearest images whose distances are recomputed: at small t only they matter, and the products have too few digits.
+# Number of nearest images whose distances are recomputed. At small t only these images matter, and the integer products
+# are not precise enough for them.
 RECOMPUTED = 32
-# All other images are left out if they have less than this share of the posterior.
+# All other images are left out if they together have less than this share of the posterior.
 NEGLIGIBLE_SHARE = 1e-12
-# Digits of the weights. Weights below the last digit of the largest weight are lost, and larger sets have more of
-# them. On CIFAR-10, two digits of the weights would lose 30 times more than two digits of z.
+# Number of digits of the weights. Weights below the last digit of the largest weight are lost, and larger sets have
+# more such weights. On CIFAR-10, two digits of the weights would lose 30 times more than two digits of z.
 WEIGHT_DIGITS = 3
-# Size of the float32 scores (latents times images) of one group of latents.
+# Bytes for the float32 scores of one group of latents. Each pair of a latent and an image has one score.
 SCORE_BYTES = 64 * 2**20
-# Minimum latents per group, because every group reads all images once or twice.
+# Minimum number of latents per group. It limits the groups, because every group reads all images once or twice.
 MIN_LATENTS = 64
-# Images per product.
+# Number of images per product.
 CHUNK = 8192
-# Largest factor (PIXEL_SCALE / t)² of a score, because float32 could not hold larger logarithms.
+# Largest factor (PIXEL_SCALE / t)² that multiplies a score. float32 could not hold larger logarithms.
 MOST_PER_SCORE = 1e28
 
 
 def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """E[x|z,t], Eq. 8 (eq:posterior_mean), over a set of uint8 images, on a CPU; arguments and result as `float_sums`.
+    """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images on a CPU. It is called like `float_sums`.
 
     z is split into `count` 8-bit digits; three are about as precise as float32.
     """
@@ -53,9 +54,10 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Te
     rest = scores.scatter_(1, nearest, -torch.inf)
     best = rest.amax(1, keepdim=True)
     log_best = (best.double() - half_sq_norm) * per_score
-    # Only differences of large scores are precise. If no rest is left, `best` is −inf.
+    # Subtract `best` first, because only differences of large scores are precise. If no rest is left, `best` is −inf.
     rest.sub_(best.clamp(min=torch.finfo(best.dtype).min)).mul_(per_score.float()).exp_()
-    # If an image has more copies than are recomputed, rounding at small t may put the others far above the exact ones.
+    # An image may have more copies than are recomputed. At small t, rounding may then put the likelihoods of the other
+    # copies far above the exact ones.
     maximum = torch.maximum(exact.amax(1, keepdim=True), log_best)
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
     total_rest = rest.sum(1, keepdim=True, dtype=torch.float64) * (log_best - maximum).exp()
@@ -68,7 +70,7 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Te
 
 
 def _scores(reference: ReferenceSet, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """u·c − ‖c‖²/2 for z as codes u and all N images as codes c, (B, N) float32; and ‖u‖²/2, (B, 1) float64.
+    """Return u·c − ‖c‖²/2, (B, N) float32, and ‖u‖²/2, (B, 1) float64, for codes u of z and codes c of the N images.
 
     The first minus the second is −‖u − c‖²/2: the log-likelihood in units of (PIXEL_SCALE / t)², up to a constant.
     """
@@ -86,7 +88,7 @@ def _scores(reference: ReferenceSet, z: Tensor, count: int) -> tuple[Tensor, Ten
 
 
 def _weighted_sum(reference: ReferenceSet, weights: Tensor) -> Tensor:
-    """Σ w x / Σ w over all N images, (B, d) float64, with weights rounded to `WEIGHT_DIGITS`."""
+    """Return Σ w x / Σ w over all N images, (B, d) float64, with weights rounded to `WEIGHT_DIGITS` digits."""
     stored = len(reference.images)
     mu = torch.zeros(len(weights), reference.d, dtype=torch.float64)
     digits, _ = digits_of(weights, WEIGHT_DIGITS)

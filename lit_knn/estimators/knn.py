@@ -13,8 +13,8 @@ from lit_knn.reference import Reference
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
 
-# The nearest neighbours get exact distances. At small t only a few images matter, and the likelihood ratio of two near
-# neighbours depends on digits that a search does not have.
+# Number of nearest neighbours that get exact distances. At small t only a few images matter, and the likelihood ratio
+# of two near neighbours depends on digits that a search does not have.
 RECOMPUTED_NEIGHBOURS = 16
 
 
@@ -51,7 +51,7 @@ class KNN(NeighbourEstimator):
         self.include_source = self.uses_source = include_source
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`; builds the neighbour index of the set."""
+        """See `Estimator.bind`. Builds the neighbour index of the set."""
         super().bind(reference)
         reference.build_index(self.k)
         # One query shows at once whether the index refuses the settings, before training starts.
@@ -59,7 +59,7 @@ class KNN(NeighbourEstimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: the index."""
+        """See `Estimator.holds`. The estimator holds the index."""
         return Holdings(neighbours=KNN.k.within(self, N, d))
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
@@ -75,7 +75,7 @@ class KNN(NeighbourEstimator):
         return merged_draws(ids, -log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the source of each z as one more neighbour, or a missing neighbour (id −1) if it is not needed."""
+        """Add the source of each z as one more neighbour. If the source is not needed, add a missing one (id −1)."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = direct_sq_dist(z, self.reference.gather(source.clamp(min=0)))
         found = ids >= 0
@@ -87,7 +87,7 @@ class KNN(NeighbourEstimator):
         return sq_dist, torch.cat([ids, torch.where(missed, source, -1)], 1)
 
     def _recompute_nearest(self, z: Tensor, sq_dist: Tensor, ids: Tensor) -> Tensor:
-        """Replace the distances of the first few neighbours by exact ones; (B, k), float64."""
+        """Replace the distances of the first few neighbours by exact distances: (B, k), float64."""
         nearest = ids[:, :RECOMPUTED_NEIGHBOURS]
         exact = direct_sq_dist(z, self.reference.gather(nearest.clamp(min=0)))
         sq_dist = sq_dist.double()
@@ -96,7 +96,7 @@ class KNN(NeighbourEstimator):
 
 
 class StratifiedKNN(KNN):
-    """`KNN` with draws without repetition from the same proposal, Eq. 13 (eq:proposal).
+    """A `KNN` that draws from the same proposal, Eq. 13 (eq:proposal), without repetition.
 
     Neighbours that are sure to be drawn are kept. The other places are spread evenly over the rest of the proposal (its
     other neighbours and its tail). An image's weight is p/q times the share of q that it represents. So no image takes

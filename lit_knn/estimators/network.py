@@ -14,7 +14,7 @@ from lit_knn.estimators.base import Estimator, Holdings
 
 
 class Network(Estimator):
-    """The denoiser D(z, σ) of a trained EDM network, which estimates E[x|z,σ]: biased, deterministic.
+    """Estimates E[x|z,σ] by the denoiser D(z, σ) of a trained EDM network. The estimate is biased and deterministic.
 
     It needs no reference set and no randomness. Class-conditional networks take `labels`; without labels they run
     unconditionally.
@@ -45,15 +45,15 @@ class Network(Estimator):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes; 0 if the network is unconditional."""
+        """Number of classes, 0 if the network is unconditional."""
         return getattr(self.denoiser.model, "num_classes", 0)
 
     def settings(self) -> dict[str, Any]:
-        """See `TellsSettings.settings`; the weights count, not the path."""
+        """See `TellsSettings.settings`. The weights are a setting, and the path is not."""
         return {"denoiser": self.denoiser}
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: nothing, because networks are counted separately."""
+        """See `Estimator.holds`. Counts nothing, because networks are counted separately."""
         return Holdings()
 
     def _posterior_mean(

@@ -33,7 +33,7 @@ class OneSample(Estimator):
         return answer(self, slice(None))
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: nothing."""
+        """See `Estimator.holds`. The estimator holds nothing."""
         return Holdings()
 
     def _warped_mean(

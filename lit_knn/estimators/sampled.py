@@ -1,4 +1,4 @@
-"""Base of the sampling estimators: gathers the drawn images and averages them, in bounded memory."""
+"""Base class of the sampling estimators. It gathers the drawn images and averages them, in bounded memory."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,8 @@ from lit_knn.theory.proposal import Proposal
 from lit_knn.theory.snis import weighted_mean
 from lit_knn.theory.warp import Warp
 
-# Bytes of float32 images gathered at a time on a CPU: passes over them are fastest near the size of its cache.
+# Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
+# near the size of the CPU's cache.
 GATHER_BYTES = 4 * 2**20
 
 
@@ -40,10 +41,10 @@ class Certificate(NamedTuple):
 
 
 class CertifiedEstimator(Estimator):
-    """An estimator that averages n weighted images and estimates its own error; subclasses implement `_certify`."""
+    """An estimator that averages n weighted images and estimates its own error. Subclasses implement `_certify`."""
 
     n = Count(DEFAULT_N)
-    """Images drawn for each z, with repetition; n may therefore exceed the size of the set."""
+    """Number of images drawn for each z. Images may repeat, so n may exceed the size of the set."""
 
     @torch.no_grad()
     def certified_mean(
@@ -70,11 +71,11 @@ class CertifiedEstimator(Estimator):
 
     @abstractmethod
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
-        """Hook for `certified_mean`; gets checked arguments."""
+        """Hook for `certified_mean`. Its arguments are checked."""
 
 
 class SampledEstimator(CertifiedEstimator):
-    """An estimator that draws n images for each z and averages them; subclasses implement `_draw`."""
+    """An estimator that draws n images for each z and averages them. Subclasses implement `_draw`."""
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -96,7 +97,7 @@ class SampledEstimator(CertifiedEstimator):
     def _weighted(
         self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Draws]]:
-        """Yield rows of z (b,), the images drawn for them (b, p, *shape), their weights (b, p) and draws.
+        """Yield row numbers of z (b,), the images drawn for these rows (b, p, *shape), their weights (b, p) and draws.
 
         With `warp`, the likelihoods are computed from the warped images.
         """
@@ -117,28 +118,28 @@ class SampledEstimator(CertifiedEstimator):
 
     @abstractmethod
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
-        """Draw the images of each z; arguments as `_posterior_mean`."""
+        """Draw the images of each z. The arguments are those of `_posterior_mean`."""
 
 
 class NeighbourEstimator(SampledEstimator):
-    """A sampling estimator whose proposal, Eq. 13 (eq:proposal), can be inspected; subclasses implement `proposal`."""
+    """A sampling estimator whose proposal, Eq. 13 (eq:proposal), can be inspected. Subclasses implement `proposal`."""
 
     k: Any
     """Number of neighbours searched for each z."""
 
     @abstractmethod
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
-        """The proposal for z (B, *shape) at t (B,)."""
+        """Return the proposal for z (B, *shape) at t (B,)."""
 
 
 def in_order(parts: Sequence[Certificate], rows: Sequence[Tensor]) -> Certificate:
-    """Join certificates of parts into one; `rows` gives the row numbers of each part, in total 0 to B − 1."""
+    """Join the parts' certificates into one. `rows` has the row numbers of each part, together 0 to B − 1."""
     position = torch.cat(list(rows)).argsort()
     return Certificate(*(torch.cat(part)[position] for part in zip(*parts, strict=True)))
 
 
 def weight_spread(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Effective sample size and largest weight, (B,) each, of weights (B, n) that sum to 1."""
+    """Return the effective sample size and the largest weight, (B,) each, for weights (B, n) that sum to 1."""
     return 1 / weights.square().sum(1), weights.amax(1)
 
 
@@ -168,7 +169,7 @@ def gather_used(
 
 
 def gather(reference: Reference, ids: Tensor, x_source: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield rows of `ids` (B, n) and their images, (b, n, *shape), in bounded memory; a given source comes first.
+    """Yield rows of `ids` (B, n) and their images, (b, n, *shape), in bounded memory. A given source comes first.
 
     With a sharded set, this process first fetches all images at once: each image once, in its stored type.
     """

@@ -24,16 +24,16 @@ from lit_knn.theory.warp import Warp
 # Images that together have less than this share of the proposal are left out. They hold the same share of the posterior
 # on average. The squared error of leaving them out is at most this share times a squared distance in the data.
 NEGLIGIBLE_SHARE = 1e-8
-# Size of a piece relative to other work arrays; on a CPU a larger piece would need fresh memory at each use.
+# Size of a piece relative to other work arrays. On a CPU a larger piece would need fresh memory at each use.
 PIECE_FACTOR = 2
-# Minimum latents per piece: with fewer, reading the coordinates takes longer than multiplying them.
+# Minimum number of latents per piece. With fewer, reading the coordinates takes longer than multiplying them.
 MIN_ROWS = 32
-# Minimum noise variance of the proposal: below it, float32 could not hold the logarithms.
+# Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
 LEAST_NOISE = 1e-30
 
 
 class SubspaceDraws(NamedTuple):
-    """Images drawn for each z: as `StratifiedDraws`, but with `rest_mean` (B, r), the exact E_q[y] over the rest."""
+    """`StratifiedDraws` with `rest_mean` (B, r), the exact E_q[y] over the rest, in place of `rest`."""
 
     ids: Tensor
     log_correction: Tensor
@@ -48,7 +48,7 @@ class SubspaceDraws(NamedTuple):
 
 
 class SubspaceKNN(CertifiedEstimator):
-    """SNIS (Eq. 11) that proposes from the posterior given P'z over all images and is corrected by its exact mean.
+    """SNIS (Eq. 11) whose proposal is the posterior given P'z over all images. The proposal's exact mean corrects it.
 
     The r leading principal components of an image are y = P'(x − mean). The posterior of the images given P'z alone,
     q_i ∝ exp(−‖P'(z − mean) − y_i‖²/2t²), costs a product of r dimensions instead of d, and so does its mean of y.
@@ -85,14 +85,14 @@ class SubspaceKNN(CertifiedEstimator):
         self.compute = check_compute("SubspaceKNN", compute)
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`; projects the images."""
+        """See `Estimator.bind`. Projects the images."""
         super().bind(reference)
         self._check_kept()
         self._projection()
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: the coordinates of all images and the components."""
+        """See `Estimator.holds`. The estimator holds the coordinates of all images and the components."""
         r, dtype = SubspaceKNN.r.within(self, N, d), planned_dtype("SubspaceKNN", self.compute, device)
         size = N * (r * dtype.itemsize + 4) + 4 * r * d
         return Holdings(arrays={f"r={r} coordinates, {str(dtype).removeprefix('torch.')}": size})
@@ -113,13 +113,13 @@ class SubspaceKNN(CertifiedEstimator):
         for rows, x, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
             mu[rows] = weighted_mean(weights, x).to(mu.dtype)
             excess[rows] = self._excess(weights, draws)
-        # One product for all rows: P is large, and reading it for a few rows at a time would be slow.
+        # Use one product for all rows, because P is large and reading it for a few rows at a time would be slow.
         return mu - self._projection().components.expand(excess).view(mu.shape)
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        # The proposal only approximates the posterior of warped images, so its negligible images may be likely.
+        # The proposal only approximates the posterior of warped images, so images with negligible shares may be likely.
         draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), generator, negligible_share=0.0)
         mean = torch.empty_like(x_source)
         for rows, x, weights, part in self._weighted(draws, z, t, warp):
@@ -143,7 +143,7 @@ class SubspaceKNN(CertifiedEstimator):
         """Choose the images of each z from the posterior given P'z alone."""
         projection = self._projection()
         y = projection.components.project(z)
-        # The largest array of a piece is (b, N) in float64. Pieces should be few: each reads all coordinates twice.
+        # The largest array of a piece is (b, N) in float64. Use few pieces, because each reads all coordinates twice.
         rows_of_piece = max(PIECE_FACTOR * work_bytes(z.device) // (8 * self.reference.N), MIN_ROWS)
         num_pieces = max(-(-len(z) // rows_of_piece), 1)
         log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
@@ -156,7 +156,7 @@ class SubspaceKNN(CertifiedEstimator):
     def _weighted(
         self, draws: SubspaceDraws, z: Tensor, t: Tensor, warp: Warp | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, SubspaceDraws]]:
-        """Yield rows (b,), their images (b, places, *shape), weights (b, places) and draws, in some order.
+        """Yield rows (b,), their images (b, places, *shape), weights (b, places) and draws, in any order.
 
         With `warp`, the likelihoods are computed from the warped images.
         """
@@ -180,13 +180,13 @@ class SubspaceKNN(CertifiedEstimator):
         return SubspaceDraws(*draws[:4], _mean_of_rest(draws.rest, coordinates))
 
     def _excess(self, weights: Tensor, draws: SubspaceDraws) -> Tensor:
-        """Known error in the mean of y that the choice of drawn images causes, (b, r), float32."""
+        """Return the known error of the mean of y that the choice of drawn images causes: (b, r), float32."""
         projection, sampled = self._projection(), draws.sampled
         count = sampled.sum(1, keepdim=True)
         drawn = projection.coordinates[draws.ids].float()
         mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1) / count.clamp(min=1)
         share = (weights * sampled).sum(1, keepdim=True).float()
-        # If nothing is drawn, its share is 0.
+        # `share` is 0 if nothing is drawn.
         return share * (mean - draws.rest_mean)
 
     def _sq_error(self, weights: Tensor, x: Tensor, mean: Tensor, excess: Tensor, draws: SubspaceDraws) -> Tensor:
@@ -208,7 +208,7 @@ class SubspaceKNN(CertifiedEstimator):
             - 2 * weights * share * (from_mean * from_rest).sum(2)
             + share.square() * from_rest.square().sum(2)
         ).sum(1)
-        # Kept images balance the draws, so Σc is not 0. It does not vary, so it is no error and is subtracted.
+        # Kept images balance the draws, so Σc is not 0. Σc does not vary, so it is no error and is subtracted.
         total = (weighted_deviation(weights, x, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
         variance = torch.where(count > 1, centred.clamp(min=0) * count / (count - 1).clamp(min=1), squares)
@@ -217,7 +217,7 @@ class SubspaceKNN(CertifiedEstimator):
 
 
 def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
-    """Mean of the coordinates (N, r) over each row's rest (B, N): (B, r), 0 if the rest is empty. Overwrites `rest`.
+    """Average the coordinates (N, r) over each row's rest (B, N): (B, r), 0 for an empty rest. Overwrites `rest`.
 
     All rows share one product. No row may hold a NaN, because on some processors it would spread to other rows.
     """

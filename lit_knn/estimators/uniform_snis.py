@@ -26,7 +26,7 @@ class UniformSNIS(SampledEstimator):
         self.n = n
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`: nothing except the images."""
+        """See `Estimator.holds`. The estimator holds nothing except the images."""
         return Holdings()
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:

@@ -40,7 +40,7 @@ class Index(TellsSettings, ABC):
     """
 
     shared = False
-    """Whether the processes of a machine share one copy of it while it is on the CPU."""
+    """Whether the processes of a machine share one copy of the index while it is on the CPU."""
 
     @abstractmethod
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
@@ -74,7 +74,7 @@ class Index(TellsSettings, ABC):
         """
 
     def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Search with k = 1 for queries that are among the vectors; an index may find those with less effort."""
+        """Search with k = 1 for queries that are among the vectors. An index may find such queries with less effort."""
         return self.search(queries, 1)
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Index(TellsSettings, ABC):
         """
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
-        """Predict the bytes that the built index holds on `device` for N vectors of dimension d; None if unknown."""
+        """Predict the bytes of the built index on `device` for N vectors of dimension d. Returns None if unknown."""
         return None
 
     def build_bytes(self, N: int, d: int) -> int:
@@ -98,7 +98,7 @@ Piece = TypeVar("Piece", Tensor, tuple[int, Tensor])
 
 
 def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iterator[Piece]:
-    """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows; silent outside a terminal.
+    """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows. Only terminals show the bar.
 
     The bar appears after one second, so that short work, such as one of many classes, shows none.
     """

@@ -1,4 +1,4 @@
-"""Keep built indexes on disk: each file is complete or absent, and is used only for its own data and settings.
+"""Keeps built indexes on disk. Each file is complete or absent, and is used only for its own data and settings.
 
 Each `.index` file has a `.json` file beside it, with its description and checksum. The `.json` is written last, so
 that an `.index` without one is incomplete.
@@ -20,7 +20,7 @@ from lit_knn.distributed import once_per_machine
 from lit_knn.errors import InputError, first_line
 from lit_knn.index.base import Vectors
 
-# A block of this size stays in the processor's cache between reading and summing.
+# Bytes of a block that stays in the processor's cache between reading and summing.
 CHECK_BYTES = 2**20
 
 Settings = dict[str, Any]
@@ -54,7 +54,7 @@ class IndexCache:
             raise InputError(f"cache_dir={self.folder} cannot be written to")
 
     def get(self, vectors: Vectors, settings: Settings, versions: Settings, build: Callable[[Vectors], Any]) -> Any:
-        """Return the index from the folder; if it has no complete and matching one, build it and keep it there.
+        """Return the index from the folder. If the folder has no complete and matching index, build and keep one.
 
         Args:
             vectors: the data; one process of each machine asks for their fingerprint. If all processes of a
@@ -91,7 +91,7 @@ class IndexCache:
 
     def _get(self, path: Path, label: Settings, build: Callable[[], Any]) -> tuple[Any, bool]:
         """Return the index, and whether it is in the file."""
-        # The lock also holds against other runs: the second run waits, then finds the index of the first.
+        # The lock also stops other runs. A second run waits, and then finds the index of the first run.
         with ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ class IndexCache:
 
 
 def file_name(label: Settings) -> str:
-    """Return the file name for these settings and data; it shows the factory string."""
+    """Return the file name for these settings and data. The name shows the factory string."""
     digest = hashlib.sha256(json.dumps(label, sort_keys=True).encode()).hexdigest()[:16]
     return f"{re.sub('[^A-Za-z0-9]+', '-', str(label['factory']))}-{digest}.index"
 

@@ -16,19 +16,19 @@ from lit_knn.index.cache import IndexCache
 
 # FAISS trains k-means on at most this many points per list, and discards more.
 TRAINING_POINTS_PER_LIST = 256
-# Scalar quantisers learn a range per dimension; this many images are enough for that.
+# Scalar quantisers learn a range per dimension. This many images are enough to learn the range.
 QUANTISER_TRAINING_POINTS = 50_000
-# Training points are float32: without a limit, those of ImageNet would take more memory than the index.
+# Limit of the training points, which are float32. Without it, ImageNet's would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30
 GPU_MAX_K = 2048
-# FAISS reserves this much on a large GPU by default.
+# FAISS reserves this much memory on a large GPU by default.
 GPU_SCRATCH_MIB = 1536
 GPU_ADVICE = "it can Flat and IVF<c>,SQ8, and lit_knn.index.TorchIndex searches 8-bit vectors there"
 # Vectors are added about this many bytes at a time.
 CHUNK_BYTES = 64 * 2**20
-# The results of so few rows stay in the processor's cache.
+# Number of rows that are checked at a time. The results of so few rows stay in the processor's cache.
 CHECKED_ROWS = 64
-# In grey levels: above the largest rounding error of a pixel in float32.
+# Tolerance in grey levels. It is above the largest rounding error of a pixel in float32.
 PIXEL_TOLERANCE = 1e-3
 
 
@@ -75,7 +75,7 @@ class FaissIndex(Index):
         self.nprobe = nprobe
         self.lossless = lossless
         self.gpu_float16 = gpu_float16
-        # This one is private, because results depend on the public attributes only.
+        # This attribute is private, because results depend only on the public attributes.
         self._gpu_scratch_mib = gpu_scratch_mib
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self.shared = cache_dir is not None
@@ -84,13 +84,13 @@ class FaissIndex(Index):
         self._projections: list[tuple[Tensor, Tensor]] = []
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """See `Index.check`; creates the empty FAISS index, which costs almost nothing."""
+        """See `Index.check`. Creates the empty FAISS index, which costs almost nothing."""
         index = self._create(N, d)
         if device is not None and device.type != "cpu":
             self._check_device(index, device, k)
 
     def build(self, vectors: Vectors) -> None:
-        """See `Index.build`; trains the lists and the quantiser on a subset, then adds all vectors."""
+        """See `Index.build`. Trains the lists and the quantiser on a subset, then adds all vectors."""
         if self._cache is None:
             index = self._build(vectors)
         else:
@@ -112,7 +112,7 @@ class FaissIndex(Index):
         return index
 
     def _train(self, index: Any, sample: Callable[[int], Tensor], N: int) -> None:
-        """Train the lists and the quantiser; the sample is freed before vectors are added."""
+        """Train the lists and the quantiser. The sample is freed before vectors are added."""
         if self.lossless:
             _code_vectors_themselves(index)
         if not index.is_trained:
@@ -124,7 +124,7 @@ class FaissIndex(Index):
             _let_codes_be_pixels(index)
 
     def _checked(self, vectors: Tensor) -> Tensor:
-        """Return the vectors; with `lossless`, refuse values that are not pixels."""
+        """Return the vectors. With `lossless`, refuse values that are not pixels."""
         for rows in vectors.split(CHECKED_ROWS) if self.lossless else ():
             pixels = (rows + 1) * 127.5
             strange = ((pixels - pixels.round()).abs() > PIXEL_TOLERANCE) | (pixels < -0.5) | (pixels > 255.5)
@@ -134,7 +134,7 @@ class FaissIndex(Index):
         return vectors
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See `Index.search`; runs on the device of the index, without copies to the host."""
+        """See `Index.search`. Runs on the device of the index, without copies to the host."""
         if self._index is None:
             raise InputError("FaissIndex: search before build")
         if queries.is_cuda != self._on_gpu:
@@ -149,7 +149,7 @@ class FaissIndex(Index):
         return sq_dist.masked_fill(ids < 0, torch.inf), ids
 
     def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Index.locate`; searches one list, because a vector is in the list with the nearest centre."""
+        """See `Index.locate`. Searches one list, because a vector is in the list with the nearest centre."""
         lists = None if self._index is None or self._on_gpu else _inverted_lists(self._index)
         if lists is None:
             return self.search(queries, 1)
@@ -160,10 +160,10 @@ class FaissIndex(Index):
             lists.nprobe = nprobe
 
     def _check_device(self, index: Any, device: torch.device, k: int) -> None:
-        """Refuse what FAISS cannot do on a GPU; needs no GPU, so that a machine without one can plan a run."""
+        """Refuse what FAISS cannot do on a GPU. The check needs no GPU, so a machine without a GPU can plan a run."""
         if device.type != "cuda":
             raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
-        # This machine may plan a run for the GPUs of another, and its faiss may lack GPU support.
+        # This machine may plan a run for the GPUs of another machine, and the faiss here may lack GPU support.
         if torch.cuda.is_available() and not hasattr(_import_faiss(), "StandardGpuResources"):
             raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
         if not _runs_on_gpu(index):
@@ -175,7 +175,7 @@ class FaissIndex(Index):
             raise InputError(f"k={k}: FAISS on a GPU finds at most {GPU_MAX_K} neighbours")
 
     def _left_out(self, queries: Tensor) -> Tensor:
-        """Squared length of the part of each query that projections drop, (B, 1); FAISS's distances lack it.
+        """Return the squared length of the part of each query that projections drop: (B, 1). FAISS's distances lack it.
 
         KNN mixes these distances with exact ones of the nearest images. Without this part, all others would seem too
         near.
@@ -188,7 +188,7 @@ class FaissIndex(Index):
         return left_out
 
     def to(self, device: torch.device) -> None:
-        """See `Index.to`; FAISS runs on the CPU and on CUDA devices."""
+        """See `Index.to`. FAISS runs on the CPU and on CUDA devices."""
         faiss = _import_faiss()
         if device.type != "cpu":
             self._check_device(self._index, device, k=1)
@@ -201,7 +201,7 @@ class FaissIndex(Index):
         self._projections = [(centre.to(device), rows.to(device)) for centre, rows in self._projections]
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
-        """See `Index.nbytes`; known for flat codes and lists of them, also after linear transforms.
+        """See `Index.nbytes`. The size is known for flat codes and lists of flat codes, also after linear transforms.
 
         On a GPU the scratch memory is included.
         """
@@ -214,7 +214,7 @@ class FaissIndex(Index):
         return (held // 2 if flat and self.gpu_float16 else held) + scratch * 2**20
 
     def build_bytes(self, N: int, d: int) -> int:
-        """See `Index.build_bytes`: the training points in float32 and as they are stored, or the vectors being added.
+        """See `Index.build_bytes`. Counts the training points, in float32 and as stored, or the vectors being added.
 
         With lists, FAISS also copies the training points, to code their differences from the centres. Without lists,
         it copies the codes each time their array grows.
@@ -287,7 +287,7 @@ def _import_faiss() -> Any:
 
 @cache
 def _gpu_resources(scratch_mib: int | None) -> Any:
-    """GPU resources shared by all indexes of the process; otherwise each of a thousand classes would reserve memory."""
+    """Return GPU resources for all indexes of the process. Otherwise each of 1000 classes would reserve memory."""
     resources = _import_faiss().StandardGpuResources()
     if scratch_mib is not None:
         resources.setTempMemory(scratch_mib * 2**20)
@@ -326,11 +326,11 @@ def _projections(index: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _held_bytes(index: Any, N: int) -> int | None:
-    """Predict the bytes of an empty index after N vectors are added; None if unknown."""
+    """Predict the bytes of an empty index after N vectors are added. Returns None if unknown."""
     faiss = _import_faiss()
     if isinstance(index, faiss.IndexPreTransform):
         held = _held_bytes(faiss.downcast_index(index.index), N)
-        # A PCA also keeps the components that it does not use.
+        # FAISS's PCA also keeps the components that it does not use.
         transforms = sum(4 * s.d_in * (s.d_out + s.d_in * isinstance(s, faiss.PCAMatrix)) for s in _transforms(index))
         return None if held is None else held + transforms
     if isinstance(index, faiss.IndexIVF):
@@ -340,7 +340,7 @@ def _held_bytes(index: Any, N: int) -> int | None:
 
 
 def _expect_few_points(index: Any, N: int, factory: str) -> None:
-    """Warn once that the lists have few points; FAISS would warn at each clustering, in its own terms."""
+    """Warn once that the lists have few points. FAISS would warn at each clustering, in its own terms."""
     lists = _inverted_lists(index)
     if lists is None:
         return
@@ -355,7 +355,7 @@ def _expect_few_points(index: Any, N: int, factory: str) -> None:
 
 
 def _runs_on_gpu(index: Any) -> bool:
-    """Whether FAISS has this kind of index for GPUs; it may still refuse some sizes of product codes in lists."""
+    """Whether FAISS has this kind of index for GPUs. FAISS may still refuse some sizes of product codes in lists."""
     faiss = _import_faiss()
     if isinstance(index, faiss.IndexPreTransform):
         return _runs_on_gpu(faiss.downcast_index(index.index))
@@ -366,7 +366,7 @@ def _runs_on_gpu(index: Any) -> bool:
 
 
 def _most_components(index: Any) -> int:
-    """Largest number of PCA components before an index, 0 without a PCA; FAISS refuses too many only after minutes."""
+    """Return the most PCA components before an index, 0 without a PCA. FAISS refuses too many only after minutes."""
     steps, pca = _transforms(index), _import_faiss().PCAMatrix
     return max((step.d_out for step in steps if isinstance(step, pca)), default=0)
 
@@ -402,7 +402,7 @@ def _write(index: Any, file: BinaryIO) -> None:
 
 def _read(path: Path) -> Any:
     faiss = _import_faiss()
-    # This flag maps every kind of index; an older faiss lacks it and reads the file.
+    # This flag maps every kind of index into memory. An older faiss lacks the flag and reads the file.
     return faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
 
 

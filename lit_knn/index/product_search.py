@@ -1,4 +1,4 @@
-"""Shared base of brute-force searches in PyTorch: compute scores by products, chunk by chunk, and keep the k best."""
+"""Base class of brute-force searches in PyTorch, which compute scores by products and keep the k best."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,14 +10,14 @@ from lit_knn.index.base import Index
 from lit_knn.linalg.dtypes import check_compute, compute_dtype, matmul_float32
 from lit_knn.linalg.int8 import digits_of, product
 
-# Upper bound of the float32 scores of one chunk, and of converted vectors. On a CPU, the operating system gives new
-# memory for larger arrays at each use, which is slow.
+# Most bytes of one chunk's float32 scores, and of converted vectors. On a CPU, the operating system gives new memory
+# for larger arrays at each use, which is slow.
 SCORE_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 
 
 class ProductSearch(Index):
-    """Scores all N vectors for each query by a product, chunk by chunk, and keeps the k best; no limit on k.
+    """Scores all N vectors for each query by a product, chunk by chunk, and keeps the k best. k has no limit.
 
     All work stays on the device of the vectors.
 
@@ -54,7 +54,7 @@ class ProductSearch(Index):
             raise InputError(f"{type(self).__name__}: search before build")
 
     def _nearest(self, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Find the k nearest values; distances are in the units of the values.
+        """Find the k nearest values. Distances are in the units of the values.
 
         Args:
             u: (B, r), the queries.
@@ -66,7 +66,7 @@ class ProductSearch(Index):
         sq_norms = u.square().sum(1, keepdim=True)
         if len(u) == 0:
             return u.new_empty(0, k), torch.empty(0, k, dtype=torch.long, device=u.device), sq_norms
-        # A chunk has at least k rows, so that merging costs little beside the scores.
+        # A chunk has at least k rows, so that merging costs little compared to the scores.
         best, ids = _k_smallest(self._scores(u, step=max(_score_bytes(u) // (4 * len(u)), k)), k)
         return 2 * best + sq_norms, ids, sq_norms
 
@@ -83,7 +83,7 @@ class ProductSearch(Index):
         if self._dtype == torch.int8:
             digits, unit = digits_of(u, 1)
             return lambda rows: product(digits, values[rows].T).mul_(unit)
-        # float16 ends at 65504, that is |z| = 514 in pixels. Dividing by a power of two rounds nothing.
+        # float16 ends at 65504, which is |z| = 514 in pixels. Dividing by a power of two causes no rounding.
         unit = torch.exp2(torch.frexp(u.abs().amax(1, keepdim=True)).exponent.float())
         rounded, dtype = (u / unit).to(self._dtype), self._dtype
         if values.dtype == dtype:
@@ -93,7 +93,7 @@ class ProductSearch(Index):
         def multiply(rows: slice) -> Tensor:
             chunk = values[rows]
             out = torch.empty(len(u), len(chunk), device=u.device)
-            # Few vectors are converted at a time: a whole converted chunk would be larger than its scores.
+            # Few vectors are converted at a time, because a whole converted chunk would be larger than its scores.
             for start in range(0, len(chunk), step):
                 some = slice(start, start + step)
                 out[:, some] = matmul_float32(rounded, chunk[some].to(dtype).T)

@@ -39,7 +39,7 @@ class SubspaceIndex(ProductSearch):
             raise InputError(f"SubspaceIndex: r={self.r} is more than min(N, d) = min({N}, {d})")
 
     def build(self, vectors: Vectors) -> None:
-        """See `Index.build`; always builds anew, because reading a file would take about as long."""
+        """See `Index.build`. Always builds anew, because reading a file would take about as long."""
         device, d = next(iter(vectors.chunks())).device, vectors.sample(1).shape[1]
         rows = vectors.sample(sample_size(vectors.N, d, self.r))
         self._components = principal_components(rows, rows.mean(0), self.r).to(device)
@@ -57,12 +57,12 @@ class SubspaceIndex(ProductSearch):
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         """See `Index.nbytes`."""
         known = device.type != "cuda" or torch.cuda.is_available()
-        # On the GPU of another machine, `auto` takes two bytes a value.
+        # On the GPU of another machine, `auto` uses a type of two bytes.
         value = self._product_type(device).itemsize if known else 4 if self.compute == "float32" else 2
         return N * (self.r * value + 4) + 4 * d * (self.r + 1)
 
     def build_bytes(self, N: int, d: int) -> int:
-        """See `Index.build_bytes`: the sample for the principal components."""
+        """See `Index.build_bytes`. Counts the sample for the principal components."""
         return 4 * d * sample_size(N, d, self.r)
 
     def to(self, device: torch.device) -> None:

@@ -9,7 +9,7 @@ from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms, quantise
 
 
 class TorchIndex(ProductSearch):
-    """Searches all dimensions, held in 8 bits: a quarter of the memory of FAISS's `Flat`, and lossless for pixels.
+    """Searches all dimensions, held in 8 bits: a quarter of the memory of FAISS's `Flat`, without loss for pixels.
 
     The search is approximate, because the query is rounded: to 1/127 of its largest entry for `int8`, to 8 or 11 bits
     for `bfloat16` and `float16`. `search_recall` of `callbacks.EstimatorError` measures the loss. Estimators compute
@@ -26,10 +26,10 @@ class TorchIndex(ProductSearch):
     types = ("float16", "int8")
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """See `Index.check`; accepts every set."""
+        """See `Index.check`. Accepts every set."""
 
     def build(self, vectors: Vectors) -> None:
-        """See `Index.build`; always builds anew, because reading a file would take about as long."""
+        """See `Index.build`. Always builds anew, because reading a file would take about as long."""
         codes = quantise(lambda: with_progress(vectors.chunks(), vectors.N, "building TorchIndex"), vectors.N)
         self._scale, self._offset = codes.scale, codes.offset
         self._hold(codes.values, half_sq_norms(codes.values.split(HALF_SQ_NORM_ROWS)))

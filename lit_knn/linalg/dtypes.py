@@ -38,7 +38,7 @@ def compute_dtype(owner: str, compute: str, device: torch.device, int8: bool = F
 
 
 def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b in float32 for matrices of one type; on CUDA the result is never rounded to that type."""
+    """Return a @ b in float32 for matrices of one type. On CUDA the result is never rounded to that type."""
     if a.dtype == torch.float32 or not a.is_cuda:
         return (a @ b).float()
     return torch.mm(a, b, out_dtype=torch.float32)

@@ -12,9 +12,9 @@ PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
 # Each digit of a query is an integer from −127 to 127, and the unit of the next digit is 254 times smaller.
 DIGIT = 127
 BASE = 254
-# The sum of this many products of a digit and a code is always below 2^31.
+# Number of products of a digit and a code whose sum is always below 2^31.
 TERMS = 2**17
-# Computation of norms: vectors that are read at a time, and bytes that are converted to float32 at a time.
+# To compute norms, this many vectors are read at a time, and this many bytes are converted to float32 at a time.
 HALF_SQ_NORM_ROWS = 8192
 HALF_SQ_NORM_BYTES = 16 * 2**20
 
@@ -40,7 +40,7 @@ def half_sq_norms(pieces: Iterable[Tensor]) -> Tensor:
         step = max(HALF_SQ_NORM_BYTES // (4 * piece.shape[1]), 1)
         for rows in piece.split(step):
             # All pieces share one work array. With an array per piece, the small results in between would fragment
-            # the heap, and it would grow to a float32 copy of all vectors.
+            # the heap, and the heap would grow to the size of a float32 copy of all vectors.
             if work.numel() == 0:
                 work = torch.empty(step, piece.shape[1], device=piece.device)
             norms.append(work[: len(rows)].copy_(rows).square_().sum(1) / 2)
@@ -93,7 +93,7 @@ def digits_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def product(digits: Tensor, matrix: Tensor) -> Tensor:
-    """Σ_j digit_j @ matrix / 254^j, (B, N), float32; each digit's product is exact before this rounding.
+    """Return Σ_j digit_j @ matrix / 254^j, (B, N), float32. Each digit's product is exact before this rounding.
 
     Args:
         digits: (count, B, d), int8.
@@ -104,7 +104,7 @@ def product(digits: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _product_of_few(digits: Tensor, matrix: Tensor) -> Tensor:
-    """`product` with d <= TERMS."""
+    """Compute `product` for d <= TERMS."""
     count, batch, _ = digits.shape
     parts = torch._int_mm(digits.flatten(0, 1), matrix).view(count, batch, -1)
     total = parts[-1].float()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_knn.rng import keyed_default_rng
 
-# A subset of the images gives the components, because they must be orthonormal but not optimal.
+# Bytes of the subset of images that gives the components. Components must be orthonormal but need not be optimal.
 SAMPLE_BYTES = 128 * 2**20
 OVERSAMPLING = 32
 
@@ -57,7 +57,7 @@ class Projection(NamedTuple):
 
 
 def sample_size(N: int, d: int, r: int) -> int:
-    """Number of vectors, out of N of dimension d, that are sampled to compute r principal components."""
+    """Return how many of N vectors of dimension d are sampled to compute r principal components."""
     return min(N, max(SAMPLE_BYTES // (4 * d), 2 * r))
 
 

@@ -13,7 +13,7 @@ NORM_EPS = 1e-5
 
 
 class ADMBlock(ResidualBlock):
-    """Residual block of ADM: the embedding scales and shifts the features; an untrained block equals its shortcut."""
+    """Residual block of ADM. The embedding scales and shifts the features. An untrained block equals its shortcut."""
 
     norm_eps = NORM_EPS
     residual_scale = 1.0
@@ -26,20 +26,20 @@ class ADMBlock(ResidualBlock):
         return self.norm1(h) * (1 + scale) + shift
 
     def start(self) -> None:
-        """Zero the last layer of each residual branch; other layers keep PyTorch's initial weights."""
+        """Set the last layer of each residual branch to zero. Other layers keep PyTorch's initial weights."""
         for layer in (self.conv1, self.proj) if self.heads else (self.conv1,):
             zero_(layer)
 
 
 def zero_(layer: nn.Conv2d) -> None:
-    """Zero weights and bias, in place."""
+    """Set the weights and the bias to zero, in place."""
     nn.init.zeros_(layer.weight)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
 
 
 class ADM(ResidualUNet):
-    """ADM. The defaults are EDM's for ImageNet at 64x64, except `num_classes`, which is 1000 there.
+    """ADM. The defaults are EDM's for ImageNet at 64x64, except `num_classes`, which EDM sets to 1000.
 
     The network loads the published EDM checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half
     precision use autocast: it keeps the embedding in float32. `torch.compile` makes one graph (tried with inductor on

@@ -14,7 +14,7 @@ Direction = Literal["up", "down"]
 
 
 def fir_kernel(taps: Sequence[float]) -> Tensor:
-    """Separable low-pass filter that sums to one, (1, 1, n, n) float32 for n taps.
+    """Return the separable low-pass filter of n taps that sums to one: (1, 1, n, n) float32.
 
     Raises:
         InputError: no taps or an odd number of them; taps that are not symmetric or sum to zero.
@@ -28,7 +28,7 @@ def fir_kernel(taps: Sequence[float]) -> Tensor:
 
 
 def resample(h: Tensor, kernel: Tensor, direction: Direction) -> Tensor:
-    """Double or halve each channel of h (B, C, H, W) through the low-pass `kernel` (1, 1, n, n), n even.
+    """Double or halve the height and width of h (B, C, H, W) with the low-pass `kernel` (1, 1, n, n), where n is even.
 
     Two symmetric taps are always the box filter: it averages 2x2 pixels to halve, and repeats pixels to double.
     """
@@ -44,7 +44,7 @@ def resample(h: Tensor, kernel: Tensor, direction: Direction) -> Tensor:
 
 
 class Resample(nn.Module):
-    """Double or halve the image through a low-pass filter, without weights."""
+    """Doubles or halves the size of the image with a low-pass filter. It has no weights."""
 
     resample_filter: Tensor
 
@@ -59,7 +59,7 @@ class Resample(nn.Module):
 
 
 class ResamplingConv(nn.Conv2d):
-    """Double or halve the image, then convolve it."""
+    """Doubles or halves the size of the image, and then convolves it."""
 
     resample_filter: Tensor
 
@@ -74,7 +74,7 @@ class ResamplingConv(nn.Conv2d):
 
 
 class BlurredStridedConv(nn.Conv2d):
-    """Low-pass the image, then convolve it with stride 2; the image is padded once, for both."""
+    """Filters the image by a low-pass, and then convolves it with stride 2. One padding serves both steps."""
 
     resample_filter: Tensor
 
@@ -90,7 +90,7 @@ class BlurredStridedConv(nn.Conv2d):
 
 
 def group_norm(width: int, eps: float) -> nn.GroupNorm:
-    """Group norm with at most 32 groups of at least 4 channels; raises InputError if they do not divide the width."""
+    """Make a group norm of at most 32 groups of at least 4 channels. Raises InputError if the groups are not equal."""
     groups = max(min(32, width // 4), 1)
     if width % groups:
         raise InputError(f"channels: a layer of {width} channels cannot be normalised in {groups} groups")
@@ -112,7 +112,7 @@ def attention(qkv: Tensor, heads: int) -> Tensor:
 
 
 class ResidualBlock(nn.Module):
-    """Norm, convolution, modulated norm, dropout and convolution, plus a shortcut; then optional self-attention.
+    """Residual block: norm, convolution, modulated norm, dropout, convolution, shortcut and optional self-attention.
 
     Subclasses define how the embedding modulates the second norm, and initialise the weights.
 

@@ -1,4 +1,4 @@
-"""Preconditioning: turns a raw network into a consistency function (Song et al. 2023) or a denoiser (EDM)."""
+"""Preconditioning turns a raw network into a consistency function (Song et al. 2023) or a denoiser (EDM)."""
 
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from lit_knn.theory.noise import per_item
 
 
 class Coefficients(NamedTuple):
-    """Coefficients that turn a network F into c_skip·z + c_out·F(c_in·z, c_noise); (B,) each, in the dtype of t."""
+    """Coefficients that turn a network F into c_skip·z + c_out·F(c_in·z, c_noise). Each is (B,), in the dtype of t."""
 
     c_skip: Tensor
     c_out: Tensor
@@ -19,7 +19,7 @@ class Coefficients(NamedTuple):
 
 
 def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: float = 0.002) -> Coefficients:
-    """Coefficients that make f(z, sigma_min) = z exactly: c_skip = 1 and c_out = 0 there.
+    """Return coefficients that make f(z, sigma_min) = z exactly. At sigma_min, c_skip = 1 and c_out = 0.
 
     Args:
         t: (B,), noise level, t >= sigma_min.
@@ -37,7 +37,7 @@ def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: floa
 
 
 def edm_coefficients(sigma: Tensor, sigma_data: float = 0.5) -> Coefficients:
-    """Coefficients that give the network inputs and targets of unit variance (Karras et al. 2022, Table 1).
+    """Return coefficients that give the network inputs and targets of unit variance (Karras et al. 2022, Table 1).
 
     Args:
         sigma: (B,), noise level, sigma > 0.
@@ -114,7 +114,7 @@ class EDMPrecond(nn.Module):
         c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
         z = z.float()
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
-        # `autocast(enabled=self.fp16)` would be wrong: if disabled, it switches off the trainer's own autocast.
+        # `autocast(enabled=self.fp16)` would be wrong, because a disabled autocast switches off the trainer's autocast.
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
             output = self.model(c_in * z, c.c_noise.float(), *labels)
         return c_skip * z + c_out * output.to(torch.float32)

@@ -1,4 +1,4 @@
-"""Base of the published networks: the U-shape of residual blocks, its module names and its input checks."""
+"""Base class of the published networks. It has the U-shape of residual blocks, module names and input checks."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -12,7 +12,7 @@ from lit_knn.nets.layers import Direction, ResidualBlock
 
 
 class ResidualUNet(nn.Module):
-    """Encoder and decoder of residual blocks; subclasses add the embedding and the output.
+    """Encoder and decoder of residual blocks. Subclasses add the embedding and the output.
 
     Modules are named as in the published EDM checkpoints (`enc.16x16_block0.conv0`, `dec.8x8_in0.qkv`, ...). `ADM`
     documents the arguments.
@@ -137,7 +137,7 @@ class ResidualUNet(nn.Module):
         return features
 
     def decode(self, features: list[Tensor], embedding: Tensor) -> Tensor:
-        """Map the encoder's features to (B, widths[0], H, W); this empties the list."""
+        """Map the encoder's features to (B, widths[0], H, W). This call empties the list of features."""
         h = features[-1]
         for name in self.upwards:
             joins_features = "_block" in name
@@ -199,7 +199,7 @@ class ResidualUNet(nn.Module):
         return class_label
 
     def _one_hot(self, class_label: Tensor) -> Tensor:
-        # A compiled network cannot branch on a value, so there the data module must check the labels.
+        # A compiled network cannot branch on a value, so the data module must check the labels for it.
         if not torch.compiler.is_compiling() and class_label.numel() > 0:
             lowest, highest = int(class_label.min()), int(class_label.max())
             if lowest < 0 or highest >= self.num_classes:

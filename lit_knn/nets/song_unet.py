@@ -27,7 +27,7 @@ def glorot_(layer: nn.Conv2d | nn.Linear, gain: float = 1.0) -> None:
 
 
 class SongBlock(ResidualBlock):
-    """Residual block of DDPM++ and NCSN++: the embedding shifts the features, and sums are divided by √2."""
+    """Residual block of DDPM++ and NCSN++. The embedding shifts the features, and sums are divided by √2."""
 
     norm_eps = NORM_EPS
     residual_scale = HALF
@@ -90,7 +90,7 @@ class SongUNet(ResidualUNet):
         glorot_(last, NEARLY_ZERO)
 
     def heads(self, width: int) -> int:
-        """Number of attention heads: always one."""
+        """Number of attention heads, which is always one."""
         return 1
 
     def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
@@ -230,7 +230,7 @@ class NCSNpp(SongUNet):
             width = next_width
 
     def encode(self, image: Tensor, embedding: Tensor) -> list[Tensor]:
-        """Encode the image. After each halving, the shrunken image is added to the features; this sum shrinks next."""
+        """Encode the image. Each halving adds the shrunken image to the features; the next one shrinks this sum."""
         features = [self.enc[self.stem](image)]
         for name in self.downwards:
             h = self.enc[name](features[-1], embedding)

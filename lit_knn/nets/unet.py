@@ -115,7 +115,7 @@ class UNet(nn.Module):
 
 
 class Waves(nn.Module):
-    """Sines and cosines of the noise label at `half` frequencies from 1 down to 1/30, radians per unit of the label.
+    """Sines and cosines of the noise label at `half` frequencies from 1 down to 1/30 radians per unit of the label.
 
     The label ln(t)/4 spans 2.65 units from t = 0.002 to 80, and one step of an 11-level grid takes up to 0.53 units.
     To a consistency model, neighbouring levels must look nearly alike (Song & Dhariwal 2023, Section 3.1), so no
@@ -135,7 +135,7 @@ class Waves(nn.Module):
 
 
 class NoiseEmbedding(nn.Module):
-    """Sines and cosines of the noise label, then an MLP; class and augmentation labels are added as learned vectors."""
+    """Embeds the noise label by sines, cosines and an MLP. Adds learned vectors for class and augmentation labels."""
 
     def __init__(self, features: int, width: int, num_classes: int, augment_dim: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class NoiseEmbedding(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """Two convolutions with group norm; the embedding scales and shifts the second norm."""
+    """Two convolutions with group norm. The embedding scales and shifts the second norm."""
 
     def __init__(self, in_width: int, width: int, embedding: int, dropout: float) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Attention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halve the image with a strided convolution."""
+    """Halves the size of the image with a strided convolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Double the image by repeating pixels, then convolve it."""
+    """Doubles the size of the image by repeating pixels, and then convolves it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ class Reference(ABC):
     @property
     @abstractmethod
     def local(self) -> "ReferenceSet":
-        """The part of this process; see the class."""
+        """The part of the set that this process holds; see the class."""
 
     @property
     def device(self) -> torch.device:
@@ -79,16 +79,16 @@ class Reference(ABC):
         return self._classes
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of `make`, computed once, and again after the images have moved to another device."""
+        """Return the result of `make`. It is computed once, and again after the images have moved to another device."""
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the images and the index to `device`; return self."""
+        """Move the images and the index to `device`. Returns self."""
         before = self.device
         self._move(torch.device(device))
-        # The devices of the images are compared, because "cuda" may mean their own "cuda:0".
+        # Compare the devices before and after the move, because "cuda" may mean the "cuda:0" of the images.
         if self.device != before:
             self._cache.clear()
         self.labels = None if self.labels is None else self.labels.to(device)
@@ -99,7 +99,7 @@ class Reference(ABC):
 
     @abstractmethod
     def fingerprint(self, mirrored: bool = True) -> str:
-        """SHA-256 of the stored images and of whether their mirror images count, 64 hexadecimal digits.
+        """SHA-256 hash of the stored images and of the setting `hflip`, as 64 hexadecimal digits.
 
         With mirrored=False it is the fingerprint of the same set with hflip=False.
         """
@@ -144,7 +144,7 @@ class Reference(ABC):
     def _search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]: ...
 
     def locate(self, x: Tensor) -> Tensor:
-        """Find the ids (B,) of images (B, *shape) of the set; an image not in the set gets −1 or the id of a near one.
+        """Find the ids (B,) of images (B, *shape). An image that is not in the set gets −1 or the id of a near image.
 
         Raises:
             InputError: x of another shape.
@@ -169,11 +169,11 @@ class Reference(ABC):
 
     @abstractmethod
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
-        """Return a local set that holds the images of `ids`, and their ids in it; it gathers without other ranks."""
+        """Return a local set with the images of `ids`, and their ids in it. This set gathers without other ranks."""
 
     @abstractmethod
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
-        """Stream all N images in the order of their ids: the first id and the images (c, *shape), float32, model space.
+        """Stream all N images by ascending id. Yields the first id and the images (c, *shape), float32, model space.
 
         Args:
             rows: images per chunk, at most.
@@ -182,7 +182,7 @@ class Reference(ABC):
 
     @abstractmethod
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Stream the images of process `rank`, when `ranks` processes split all images; each image belongs to one rank.
+        """Stream the images of process `rank`, when `ranks` processes split all images. Each image belongs to one rank.
 
         `rows` and `mirrored` are those of `chunks`.
 
@@ -191,12 +191,12 @@ class Reference(ABC):
         """
 
     def mean(self) -> Tensor:
-        """The mean of all N images, (d,) float32; computed once."""
+        """Return the mean of all N images, (d,) float32. It is computed once."""
         return self.cached("mean", lambda: (self._sum() / self.N).float())
 
     @abstractmethod
     def _sum(self) -> Tensor:
-        """The sum of all N images, (d,) float64."""
+        """Return the sum of all N images, (d,) float64."""
 
     @abstractmethod
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:

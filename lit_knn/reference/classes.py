@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ClassSets(Mapping[int, "ReferenceSet"]):
-    """One reference set per class, by ascending label; each is made when it is first used.
+    """One reference set per class, by ascending label. Each set is made when it is first used.
 
     The images of a class are a view if they follow each other, as in data sorted by class. Otherwise they are copied,
     so that all classes together take as much memory as the set itself. Each class has its own index, with the settings
@@ -50,14 +50,14 @@ class ClassSets(Mapping[int, "ReferenceSet"]):
         return len(self._rows)
 
     def to(self, device: torch.device) -> None:
-        """Move the sets that exist; the whole set must have moved before."""
+        """Move the sets that exist. The whole set must have moved before."""
         for label, made in self._sets.items():
             made.to(device)
             if isinstance(rows := self._rows[label], slice):
-                made.images = self._reference.images[rows]  # The images are a view again.
+                made.images = self._reference.images[rows]  # A view uses no memory of its own.
 
     def _sha256(self, rows: Tensor | slice) -> str | None:
-        """Identify these rows by the given hash of all images, without reading them; None if no hash was given."""
+        """Hash these rows by the given hash of all images, without reading images. None if no hash was given."""
         given = self._reference.given_sha256
         if given is None:
             return None

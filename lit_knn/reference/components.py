@@ -1,4 +1,4 @@
-"""Principal components of a reference set, and its images in them; the set computes both once and keeps them."""
+"""Principal components of a reference set, and its images in them. The set computes both once and keeps them."""
 
 import torch
 
@@ -11,7 +11,7 @@ from lit_knn.rng import keyed_generator
 
 
 def components_of(reference: Reference, r: int) -> PrincipalComponents:
-    """Compute the r leading principal components from a seeded subset of the images; with shards, of the first rank.
+    """Compute the r leading principal components from a seeded subset of the images (or of the first rank's shard).
 
     A rank on another kind of processor rounds differently, and may find some components mirrored or turned.
 
@@ -24,7 +24,7 @@ def components_of(reference: Reference, r: int) -> PrincipalComponents:
 
 
 def projection_of(reference: Reference, r: int, dtype: torch.dtype = torch.float32) -> Projection:
-    """Project all N images to r principal components of type `dtype`; with shards, each rank projects its own.
+    """Project all N images to r principal components of type `dtype`. With shards, each rank projects its own images.
 
     It shows a progress bar.
 

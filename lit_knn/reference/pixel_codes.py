@@ -13,6 +13,6 @@ def codes_of(reference: ReferenceSet, rows: slice) -> Tensor:
 
 
 def half_sq_norms_of(reference: ReferenceSet) -> Tensor:
-    """‖code‖²/2 of each stored image, float32, (N,) or with hflip (N/2,); the set computes it once and keeps it."""
+    """Return ‖code‖²/2 of each stored image, float32, (N,) or with hflip (N/2,). It is computed once and kept."""
     pieces = (slice(i, i + HALF_SQ_NORM_ROWS) for i in range(0, len(reference.images), HALF_SQ_NORM_ROWS))
     return reference.cached("half_sq_norms", lambda: half_sq_norms(codes_of(reference, rows) for rows in pieces))

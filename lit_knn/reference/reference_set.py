@@ -137,7 +137,7 @@ class ReferenceSet(Reference):
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Reference.share`; the ranks take turns in chunks."""
+        """See `Reference.share`. The ranks take turns in chunks."""
         for number, (start, x) in enumerate(self.chunks(rows, mirrored)):
             if number % ranks == rank:
                 yield torch.arange(start, start + len(x), device=self.device), x
@@ -149,11 +149,11 @@ class ReferenceSet(Reference):
         return total
 
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
-        """See `Reference.over_shards`; this set is the only part."""
+        """See `Reference.over_shards`. This set is the only part."""
         return [answer.unsqueeze(0) for answer in function(self, *queries)]
 
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
-        """See `Reference.fetch`; returns this set."""
+        """See `Reference.fetch`. Returns this set."""
         return self, ids
 
     def _stored_chunks(self) -> Iterator[Tensor]:
@@ -167,7 +167,7 @@ class ReferenceSet(Reference):
 
 
 def chunk_rows(d: int) -> int:
-    """Return how many images of dimension d are converted to float at a time, in building and streaming."""
+    """Return how many images of dimension d are converted to float at a time, to build an index or to stream."""
     return max(CHUNK_BYTES // (4 * d), 1)
 
 
@@ -188,7 +188,7 @@ def _check_images(images: Tensor, hflip: bool) -> None:
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
     else:
         for start in range(0, len(images), 4096):
-            # The check is in float32, the stored type, because a float64 may overflow it.
+            # The check uses float32, the stored type, because a float64 value may be too large for float32.
             finite = images[start : start + 4096].float().isfinite()
             if not finite.all():
                 row = start + int((~finite).flatten(1).any(1).int().argmax())

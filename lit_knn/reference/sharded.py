@@ -21,7 +21,7 @@ def shard_rows(N: int, rank: int, size: int) -> slice:
 
 
 class ShardedReferenceSet(Reference):
-    """A reference set split over the ranks: each rank holds and searches one shard; estimators see the whole set.
+    """A reference set split over the ranks. Each rank holds and searches one shard; estimators see the whole set.
 
     Exact search finds the same images as in the whole set. An approximate index is built for each shard with the same
     settings: its lists then serve fewer images, and `nprobe` lists are searched in each shard.
@@ -88,15 +88,15 @@ class ShardedReferenceSet(Reference):
         return self.local.images
 
     def of_all(self, rows: Tensor) -> Tensor:
-        """See `Reference.of_all`; every rank must call it."""
+        """See `Reference.of_all`. Every rank must call it."""
         return torch.cat([part for half in rows.split(len(self.images)) for part in self.exchange.all_gather(half)])
 
     def of_first(self, values: Tensor) -> Tensor:
-        """See `Reference.of_first`; every rank must call it."""
+        """See `Reference.of_first`. Every rank must call it."""
         return self.exchange.of_first(values)
 
     def _agree_on_shards(self, labels: Tensor | np.ndarray | None) -> list[int]:
-        """Compare the shards and set the labels of all; return the number of images of each rank."""
+        """Compare the shards and set the labels of all images. Returns the number of images of each rank."""
         what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={labels is not None}"
         own = None if labels is None else torch.as_tensor(labels).cpu().numpy()
         each = in_every_process(lambda: (what, len(self.images), own))
@@ -112,7 +112,7 @@ class ShardedReferenceSet(Reference):
         self._bounds = self._bounds.to(device)
 
     def fingerprint(self, mirrored: bool = True) -> str:
-        """See `Reference.fingerprint`; covers the images of all ranks, so that every rank must call it."""
+        """See `Reference.fingerprint`. The hash covers the images of all ranks, so every rank must call it."""
         return hashlib.sha256(
             " ".join(in_every_process(partial(self.local.fingerprint, mirrored))).encode()
         ).hexdigest()
@@ -136,7 +136,7 @@ class ShardedReferenceSet(Reference):
         return sq_dist, ids.gather(1, order)
 
     def _locate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up the images in each shard, and take the nearest."""
+        """Look up the images in each shard, and choose the nearest result."""
 
         def found(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
             sq_dist, ids = part._locate(queries)
@@ -147,14 +147,14 @@ class ShardedReferenceSet(Reference):
         return sq_dist.gather(0, nearest).squeeze(0), ids.gather(0, nearest).squeeze(0)
 
     def _to_global(self, ids: Tensor) -> Tensor:
-        """Convert ids in this shard to ids in the whole set; −1 stays."""
+        """Convert ids in this shard to ids in the whole set. −1 stays −1."""
         own = len(self.images)
         mirrored = ids >= own
         shifted = torch.where(mirrored, ids - own + self._stored, ids) + self._offset
         return torch.where(ids < 0, ids, shifted)
 
     def fetch(self, ids: Tensor) -> tuple[ReferenceSet, Tensor]:
-        """See `Reference.fetch`; the rank that holds an image sends it in its stored type, once per call."""
+        """See `Reference.fetch`. The rank that holds an image sends it in its stored type, once per call."""
         wanted, position = (ids % self._stored).unique(return_inverse=True)
         owner = torch.searchsorted(self._bounds, wanted, right=True)
         # The ids are sorted, so they are also sorted by owner.
@@ -172,12 +172,12 @@ class ShardedReferenceSet(Reference):
         return fetched.gather(own_ids)
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
-        """See `Reference.chunks`; every rank gets all images, `rows` at a time; `rows` must be the same on all."""
+        """See `Reference.chunks`. Every rank gets all images, `rows` at a time. All ranks must give the same `rows`."""
         for ids in torch.arange(self.N if mirrored else self._stored, device=self.device).split(rows):
             yield int(ids[0]), self.gather(ids)
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Reference.share`; each rank takes its own images, so that none are sent and no rank waits."""
+        """See `Reference.share`. Each rank takes its own images, so that none are sent and no rank waits."""
         for start, x in self.local.chunks(rows, mirrored):
             yield self._to_global(torch.arange(start, start + len(x), device=self.device)), x
 
@@ -185,7 +185,7 @@ class ShardedReferenceSet(Reference):
         return self.exchange.sum(self.local._sum())
 
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
-        """See `Reference.over_shards`: `function` gets the shard of its rank and the queries of all ranks.
+        """See `Reference.over_shards`. `function` gets the shard of its rank and the queries of all ranks.
 
         Each answer goes back to the rank of its query: (ranks, B, ...).
         """

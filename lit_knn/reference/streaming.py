@@ -9,14 +9,14 @@ from lit_knn.reference.base import Reference
 from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.theory.warp import Warp
 
-# Upper bound of one float64 work array on a CPU. The operating system gives new memory for larger arrays at each use,
+# Most bytes of one float64 work array on a CPU. The operating system gives new memory for larger arrays at each use,
 # and writing to new pages costs more than the products. A GPU keeps its memory and is fastest with long kernels.
 WORK_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 
 
 def work_bytes(device: torch.device) -> int:
-    """Upper bound of one work array on `device`."""
+    """Return the most bytes of one work array on `device`."""
     return WORK_BYTES if device.type == "cpu" else WORK_BYTES * GPU_FACTOR
 
 
@@ -28,7 +28,7 @@ def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
 
 
 def all_sq_dist(reference: Reference, z: Tensor) -> Tensor:
-    """Compute ‖z − x‖² for each z (B, *shape) and all images: (B, N) float64; must fit in memory, see `batches_of`."""
+    """Compute ‖z − x‖² for each z (B, *shape) and all images: (B, N) float64. See `batches_of` to limit its memory."""
     sq_dist = torch.empty(len(z), reference.N, dtype=torch.float64, device=z.device)
     for ids, _, chunk in stream_sq_dist(reference, z):
         sq_dist[:, ids] = chunk

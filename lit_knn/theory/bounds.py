@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def snis_trace(log_posterior: Tensor, log_q: Tensor | float, sq_deviation: Tensor, n: int) -> Tensor:
-    """Trace of the covariance of the SNIS mean, Eq. 12 (eq:SNIS_Var): (1/n) Σ_i p_i²/q_i ‖x_i − μ‖², (B,).
+    """Covariance trace of the SNIS mean, Eq. 12 (eq:SNIS_Var): (1/n) Σ_i p_i²/q_i ‖x_i − μ‖², (B,).
 
     Args:
         log_posterior: (B, N), log p_t(x_i|z) of Eq. 2.
@@ -24,17 +24,17 @@ def snis_trace(log_posterior: Tensor, log_q: Tensor | float, sq_deviation: Tenso
 
 
 def monte_carlo_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Tensor:
-    """Tr Cov(μ̂_MC), the variance of n draws from the posterior (Eq. 9, eq:simple_mc); arguments as `snis_trace`."""
+    """Tr Cov(μ̂_MC) for n posterior draws (Eq. 9, eq:simple_mc). The arguments are those of `snis_trace`."""
     return snis_trace(log_posterior, log_posterior, sq_deviation, n)
 
 
 def uniform_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Tensor:
-    """Tr Cov(μ̂_U), the trace for SNIS with q = 1/N (eq:uniform_trace); arguments as `snis_trace`."""
+    """Tr Cov(μ̂_U) for SNIS with q = 1/N (eq:uniform_trace). The arguments are those of `snis_trace`."""
     return snis_trace(log_posterior, -math.log(log_posterior.shape[1]), sq_deviation, n)
 
 
 def normaliser_ratio(log_likelihood: Tensor, log_Zq: Tensor) -> Tensor:
-    """Z_q / p_t(z), (B,); it is at least 1 if q is built from the k nearest images.
+    """Z_q / p_t(z), (B,). This ratio is at least 1 if q is built from the k nearest images.
 
     Args:
         log_likelihood: (B, N), log p_t(z|x_i) up to a constant of each row.

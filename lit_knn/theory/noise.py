@@ -13,14 +13,14 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 
-# Bisection steps: enough for float64 to resolve times down to 1e-14.
+# Number of bisection steps. With so many, float64 resolves times down to 1e-14.
 BISECTIONS = 100
-# How often the latest time, 1, is doubled in search of a noise level: to times of 1e30.
+# Number of times that the search for a noise level may double the latest time, from 1 to about 1e30.
 DOUBLINGS = 100
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
-    """Reshape `t`, () or (B,), to () or (B, 1, ..., 1), on the device of `like`, (B, *shape), to broadcast over it."""
+    """Reshape `t`, () or (B,), to () or (B, 1, ..., 1), to broadcast over `like`, (B, *shape), on the same device."""
     if not isinstance(t, Tensor):
         t = torch.tensor(t, dtype=torch.float64)
     t = t.to(like.device)
@@ -70,7 +70,7 @@ class Process(ABC):
             middle = (low + high) / 2
             below = self.sigma(middle) < wanted
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        # A σ that is NaN is not below, so the search may end where σ ceases to be defined.
+        # If σ is NaN, `below` is false, so the search may end where σ ceases to be defined.
         missed = ~(self.sigma(high) >= wanted) | ((self.sigma(torch.zeros_like(wanted)) > wanted) & (wanted > 0))
         if missed.any():
             raise InputError(f"{type(self).__name__}: no t has the noise level σ(t)={wanted[missed][0].item():g}")
@@ -95,7 +95,7 @@ class Process(ABC):
 
 
 def _derivative(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-    """Differentiate an elementwise function. Forward mode refuses expanded tensors, so t is copied."""
+    """Differentiate an elementwise function. t is copied, because forward mode refuses expanded tensors."""
     t = t.clone(memory_format=torch.contiguous_format)
     return torch.func.jvp(function, (t,), (torch.ones_like(t),))[1]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item
 
-# Block size: float32 sums the terms of a block, and float64 sums the blocks.
+# Number of terms per block. float32 sums the terms of a block, and float64 sums the blocks.
 TERMS_PER_SUM = 64
 
 

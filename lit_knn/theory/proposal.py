@@ -10,7 +10,7 @@ from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.stratified import StratifiedDraws, num_sure, num_used, systematic_draws
 
 # Draws without repetition skip images that together have less than this share of the proposal. The chance that one of
-# n independent draws hits them is n times this.
+# n independent draws hits a skipped image is at most n times this share.
 NEGLIGIBLE_SHARE = 1e-16
 
 
@@ -95,7 +95,7 @@ def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | Non
 
 
 def _tail_ids(proposal: Proposal, share: Tensor) -> Tensor:
-    """Ids of the tail images at positions `share` (B, n), from 0 to 1, in the tail sorted by id.
+    """Return ids of the tail images at relative positions `share` (B, n), from 0 to 1, in the tail sorted by id.
 
     If the neighbours' sorted ids are s_0 < s_1 < …, the r-th tail image has id r + j, where j counts the neighbours
     with s_j − j ≤ r.
@@ -143,7 +143,7 @@ def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Gene
 
 
 def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns of the n likeliest neighbours (B, n), padded with k, and the counts of kept and used places, (B,)."""
+    """Return columns of the n likeliest neighbours (B, n), padded with k, and counts of kept and used places, (B,)."""
     k, log_q_tail = proposal.ids.shape[1], proposal.log_q_tail.unsqueeze(1)
     log_top, top = proposal.log_q.topk(min(n, k), dim=1)
     beyond = n - top.shape[1]
@@ -156,7 +156,7 @@ def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _all_images(proposal: Proposal) -> StratifiedDraws:
-    """Draw every image of the set once; each stands only for itself."""
+    """Draw every image of the set once. Each image stands only for itself."""
     batch, N, device = len(proposal.ids), proposal.N, proposal.ids.device
     nothing = torch.zeros(batch, N, dtype=torch.float64, device=device)
     ids, used = torch.arange(N, device=device).expand(batch, N), torch.full((batch,), N, device=device)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-# Draws per float32 product. A product may add its terms one by one, so its error grows with their number.
+# Number of draws per float32 product. A product may add its terms one by one, so its error grows with this number.
 DRAWS_PER_SUM = 256
 
 
@@ -61,6 +61,6 @@ def snis_variance(posterior: Tensor, q: Tensor, x: Tensor, n: int) -> Tensor:
     flat = x.flatten(1).to(posterior.dtype)
     mu = posterior @ flat
     ratio = torch.where(posterior > 0, posterior.square() / q, 0.0)
-    # The expanded square, Σ r x² − 2μ Σ r x + μ² Σ r, would lose digits. N is small, so take the difference itself.
+    # The expanded square, Σ r x² − 2μ Σ r x + μ² Σ r, would lose digits. N is small, so compute x − μ itself.
     variance = torch.einsum("bn,bnd->bd", ratio, (flat - mu.unsqueeze(1)).square()) / n
     return variance.reshape(posterior.shape[0], *x.shape[1:])

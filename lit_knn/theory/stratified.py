@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class StratifiedDraws(NamedTuple):
-    """n drawn images per row; the last places of a row may be unused.
+    """n drawn images per row. The last places of a row may be unused.
 
     Attributes:
         ids: (B, n). If m is None, the used places of a row hold distinct ids, up to rounding.
@@ -55,7 +55,7 @@ def stratified_draws(
     q_top = log_top.exp() / rest.sum(1, keepdim=True, dtype=torch.float64)
     used = num_used(log_top, rest.shape[1], log_negligible)
     if m is None:
-        # n = N keeps every image: rounding must not make some of them random.
+        # If n = N, every image is kept. Rounding must not make some images random.
         sure = num_sure(q_top) if n < rest.shape[1] else torch.full_like(used, n)
     else:
         sure = torch.full_like(used, m)
@@ -101,8 +101,8 @@ def systematic_draws(
 
 
 def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
-    """Count the largest probabilities that together hold all but a negligible part, (B,); n if all n hold less."""
-    # Bound on the mass after each place: the later places, plus N times the last one for all images outside the n.
+    """Count the largest probabilities that together hold all but a negligible part: (B,), n if all n hold less."""
+    # Bound the mass after each place by the later places, plus N times the last place for all images outside the n.
     bound = log_top[:, -1:] + math.log(N)
     later = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1).flip(1)
     enough = later < log_negligible.unsqueeze(1)

@@ -31,12 +31,12 @@ class Warp(NamedTuple):
         return _resample(flip(images, self.flips), self.theta)
 
     def adjoint(self, images: Tensor) -> Tensor:
-        """Apply the adjoint A' to each item, (B, C, H, W) to the same shape; ⟨A'v, x⟩ = ⟨v, A x⟩."""
+        """Apply the adjoint A' to each item, (B, C, H, W) to the same shape. A' is defined by ⟨A'v, x⟩ = ⟨v, A x⟩."""
         pull_back = torch.func.vjp(self.apply, torch.zeros_like(images))[1]
         return pull_back(images)[0]
 
     def query(self, z: Tensor, t: Tensor, x_source: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Find z' (B, C, H, W) and t' (B,) such that the plain set's posterior is near z's over the warped set.
+        """Find z' (B, C, H, W) and t' (B,) whose posterior over the plain set is near that of z over the warped set.
 
         x_s is the source and Δ = x_i − x_s. Up to a constant, −‖z − A x_i‖²/2t² = (⟨A'(z − A x_s), Δ⟩ − ‖AΔ‖²/2)/t².
         Only ‖AΔ‖² needs a resampling per image, so ρ‖Δ‖² replaces it. The share ρ = ‖A(x_s − m)‖²/‖x_s − m‖² tells how
@@ -62,14 +62,14 @@ class Warp(NamedTuple):
 
 
 def flip(images: Tensor, flips: Tensor) -> Tensor:
-    """Mirror `images` (B, ..., H, W) along W where flips[:, 0] and along H where flips[:, 1]; its own inverse."""
+    """Mirror `images` (B, ..., H, W) along W where flips[:, 0] and along H where flips[:, 1]. Two calls cancel out."""
     for column, axis in ((0, -1), (1, -2)):
         images = torch.where(flips[:, column].reshape(-1, *[1] * (images.ndim - 1)), images.flip(axis), images)
     return images
 
 
 def _resample(images: Tensor, theta: Tensor) -> Tensor:
-    """Interpolate bilinearly at the positions that `theta` (B, 2, 3) gives, the same for all planes of an item."""
+    """Interpolate bilinearly at the positions that `theta` (B, 2, 3) gives. All planes of an item share them."""
     if len(images) == 0:
         return images  # affine_grid refuses an empty batch
     # In half precision the positions would be off by a tenth of a pixel, and not every device could resample.
