@@ -63,7 +63,7 @@ def npy_path(path: str | os.PathLike[str]) -> Path:
 
 
 def read_description(path: str | os.PathLike[str]) -> Description:
-    """Read the description of prepared images, and check it against the file; their pixels are not read.
+    """Read the description of prepared images, and check that it fits the .npy file, without reading the pixels.
 
     Raises:
         InputError: a path that does not exist, an unfinished preparation, another kind of file, a missing or damaged
