@@ -176,8 +176,8 @@ def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -
     for name, statistics in (("first", a), ("second", b)):
         if not (statistics.mean.isfinite().all() and statistics.cov.isfinite().all()):
             raise InputError(f"the features of the {name} set, of {statistics.count} images, are not finite")
-    # Tr (C C')^½ is the sum of the singular values of C^½ C'^½, whose absolute error is the rounding error. The square
-    # roots of the eigenvalues of C C', which is not symmetric, would have the square root of that error.
+    # Tr (C C')^½ is the sum of the singular values of C^½ C'^½. Their absolute error is the rounding error. C C' is not
+    # symmetric: the square roots of its eigenvalues would have errors of the square root of the rounding error.
     cross = torch.linalg.svdvals(_symmetric_root(a.cov) @ _symmetric_root(b.cov)).sum()
     return float((a.mean - b.mean).square().sum() + a.cov.trace() + b.cov.trace() - 2 * cross)
 

@@ -1,4 +1,4 @@
-"""Fidelity of any images to a data set: the measurement behind the `Fidelity` callback."""
+"""Measures the fidelity of any images to a data set, for the `Fidelity` callback."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -152,14 +152,14 @@ class FidelityMeasure:
     ) -> FeatureStatistics | None:
         """Get the statistics of the data from the cache, or from all ranks; only the first rank needs them."""
         rank, size = rank_and_size()
-        path = self._cache_path(reference)  # Every rank must call this, because ranks may share the images.
+        path = self._cache_path(reference)  # Every rank must call `_cache_path`, because ranks may share the images.
         path = path if rank == 0 else None
         real = None if path is None else load_statistics(path, self.extractor.num_features)
         if path is not None and real is None and path.exists():
             warn_on_first_rank(f"{path} is damaged; the statistics of the data are computed anew")
         if broadcast(real is not None):
             return None if real is None else real.to(device)
-        if self.cache_dir is not None:  # A bad folder must fail before the pass over the data.
+        if self.cache_dir is not None:  # A bad folder raises its error before the pass over the data.
             folder = Path(self.cache_dir)
             on_first_rank(lambda: folder.mkdir(parents=True, exist_ok=True))
         # Only samples have an Inception Score; the logits of a large data set would fill the memory.

@@ -12,12 +12,13 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 
-# Two would be enough, but approximate search may swap the first few, and an image may be in the set twice.
+# Number of images to search for. Two would be enough, but approximate search may swap the first few images, and the
+# set may hold an image twice.
 CANDIDATES = 8
 
 
 class NearestImages(NamedTuple):
-    """The distances that the ratio test compares; (B,) each, distances float64.
+    """The distances that the ratio test compares. All fields are (B,); distances are float64.
 
     Attributes:
         distance: L2 distance to the nearest image, model space.
@@ -31,12 +32,12 @@ class NearestImages(NamedTuple):
 
     @property
     def ratio(self) -> Tensor:
-        """Nearest distance over second nearest, in [0, 1]; 1 if both are 0. A copy has a small ratio."""
+        """The nearest distance divided by the second nearest, in [0, 1]; 1 if both are 0. A copy has a small ratio."""
         return torch.where(self.second_distance > 0, self.distance / self.second_distance, 1.0)
 
 
 def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
-    """Find the two nearest images of each sample; distances are exact, the neighbours are as exact as the search.
+    """Find the two nearest images of each sample. The distances are exact; the neighbours are as exact as the search.
 
     Fewer than `CANDIDATES` copies of an image in the set count as one. Otherwise the nearest image would also be the
     second nearest, the ratio 1, and a perfect copy would be missed.
