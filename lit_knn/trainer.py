@@ -21,7 +21,7 @@ class Trainer(pl.Trainer):
         gpu_gb: float | None = None,
         machine_gb: float | None = None,
     ) -> Plan:
-        """Show the memory that each rank of a fit needs, and whether it fits; it loads and builds nothing.
+        """Show how much memory each rank of a fit needs, and whether that is available; load and build nothing.
 
         Args:
             model: the module.
@@ -74,7 +74,7 @@ class Trainer(pl.Trainer):
         best = BestCheckpoint(measures[-1], run, checkpoints)
         bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
         for bar in bars:
-            bar.disable()  # one bar over the checkpoints takes its place
+            bar.disable()  # One bar over all checkpoints replaces this bar.
         self.callbacks, self.loggers = [best, *bars], []
         assert datamodule is not None
         datamodule.predict_samples, self.limit_predict_batches = self.world_size, 1  # a trial before the long work
