@@ -52,10 +52,10 @@ jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
 
 
 class CLI(LightningCLI):
-    """LightningCLI with one seed for everything; its options override the options saved in a checkpoint."""
+    """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Let `--seed_everything` also set the random streams of the model and the order of the data."""
+        """Make `--seed_everything` also set the random streams of the model and the order of the data."""
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
 

@@ -88,7 +88,7 @@ class BestCheckpoint(pl.Callback):
             self._conclude()
 
     def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
-        """Load the averaged weights of a checkpoint into the model; return False on all ranks if one cannot read it."""
+        """Load the averaged weights of a checkpoint into the model; return False on all ranks if one refuses it."""
         problem, checkpoint = None, None
         try:
             checkpoint = read_checkpoint(path)

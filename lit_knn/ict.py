@@ -113,7 +113,7 @@ class LitICT(EstimatorTraining):
         return torch.optim.RAdam(self.parameters(), lr=self.hparams.lr)
 
     def average_decay(self) -> float:
-        """The constant `ema_decay`."""
+        """The option `ema_decay`; iCT keeps it constant."""
         return self.hparams.ema_decay
 
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class Trainer(pl.Trainer):
         gpu_gb: float | None = None,
         machine_gb: float | None = None,
     ) -> Plan:
-        """Show how much memory each rank of a fit needs, and whether that is available; load and build nothing.
+        """Show how much memory each rank of a fit needs, and whether that is available. Nothing is loaded or built.
 
         Args:
             model: the module.
@@ -77,7 +77,8 @@ class Trainer(pl.Trainer):
             bar.disable()  # One bar over all checkpoints replaces this bar.
         self.callbacks, self.loggers = [best, *bars], []
         assert datamodule is not None
-        datamodule.predict_samples, self.limit_predict_batches = self.world_size, 1  # a trial before the long work
+        # `predict` itself draws one sample on each rank, as a trial before the long work.
+        datamodule.predict_samples, self.limit_predict_batches = self.world_size, 1
         self.predict(model, datamodule=datamodule, return_predictions=False)
         if best.damaged:
             raise InputError(f"{len(best.damaged)} checkpoint(s) are not measured: {'; '.join(best.damaged)}")

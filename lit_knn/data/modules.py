@@ -117,7 +117,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             self.train_dataloader()
 
     def _loaded(self) -> tuple[Images, Labels]:
-        """Call `load` on every rank; if one fails, all stop at once instead of waiting in the first collective."""
+        """Call `load` on every rank. If one rank fails, all stop at once instead of waiting in the first collective."""
         loaded: list[tuple[Images, Labels]] = []
 
         def load() -> None:
@@ -131,7 +131,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if len(images) < world_size:
             raise InputError(f"data.sharded=true on {world_size} devices needs as many images, there are {len(images)}")
         rows = shard_rows(len(images), rank, world_size)
-        # A copy frees the memory of the other shards; a mapped file needs no memory.
+        # A copy frees the memory of the other shards. A mapped file needs no copy, because it takes no memory.
         shard = images[rows] if self.mapped else images[rows].clone()
         sha256 = self.sha256()
         return ShardedReferenceSet(
@@ -177,7 +177,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
 
 class SeedBatches:
-    """Batches of this rank's seeds, int64, 0 <= seed < num_seeds: rank r has r, r + world_size, ...
+    """Batches of this rank's seeds, int64, 0 <= seed < num_seeds. Rank r has the seeds r, r + world_size, ...
 
     Raises:
         InputError: fewer seeds than ranks.
@@ -196,7 +196,7 @@ class SeedBatches:
 
 
 class Digits(ReferenceDataModule):
-    """The 1,797 handwritten digits of scikit-learn, 8x8, grayscale, with labels; it downloads nothing."""
+    """The 1,797 handwritten digits of scikit-learn, 8x8, grayscale, with labels. Nothing is downloaded."""
 
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`; the values 0..16 are spread over 0..255."""

@@ -40,7 +40,7 @@ class Description(NamedTuple):
 
 
 class PreparedImages(NamedTuple):
-    """Open prepared images.
+    """Prepared images that are open for reading.
 
     Attributes:
         images: (N, C, H, W), uint8, read-only. It is memory-mapped: the system reads a page when it is used, and the
@@ -79,7 +79,7 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
     pixels, description = _open(path)
     labels = None if description.labels is None else np.array(description.labels, np.int64)
     with warnings.catch_warnings():
-        # A writable mapping would reserve as much memory as the file is long.
+        # A writable mapping would reserve as much memory as the size of the file.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return PreparedImages(torch.from_numpy(pixels), labels, description.sha256)
 

@@ -1,4 +1,4 @@
-"""Diagnostics of the neighbour search and of the paper's theorems, by enumeration of the whole reference set."""
+"""Diagnoses the neighbour search and tests the paper's theorems by enumerating the whole reference set."""
 
 from typing import Any, NamedTuple
 

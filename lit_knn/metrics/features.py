@@ -50,7 +50,7 @@ class FeatureExtractor(ABC):
 
 
 class Pixels(FeatureExtractor):
-    """The images themselves, of any shape, in model space. It suits small images such as the digits."""
+    """The images themselves, of any shape, in model space. These features suit small images such as the digits."""
 
     metric = "fd_pixels"
 
@@ -91,7 +91,7 @@ class NetworkExtractor(FeatureExtractor):
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Compute features and logits in full precision, even if the images come from a network in lower precision."""
         cudnn = torch.backends.cudnn
-        # Devices share the statistics of the data, so no device may round convolutions to TF32.
+        # All devices use the same statistics of the data, so no device may round convolutions to TF32.
         full = cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=False)
         with torch.autocast(images.device.type, enabled=False), full:
             return self._extract(to_rgb_uint8(images))

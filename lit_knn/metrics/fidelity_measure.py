@@ -76,7 +76,7 @@ class FidelityMeasure:
         Raises:
             InputError: weights or a package are missing or wrong, or a metric needs more images.
         """
-        # The first rank downloads if necessary, and all ranks get its error.
+        # The first rank downloads missing weights. If that fails, all ranks get its error.
         on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
         self.extractor.load(reference.shape, "cpu")
         fewest = min(num_images, self._num_real(reference))
@@ -150,7 +150,7 @@ class FidelityMeasure:
     def _real_statistics(
         self, reference: ReferenceSet, device: torch.device | str, bar: Bar
     ) -> FeatureStatistics | None:
-        """Get the statistics of the data from the cache, or from all ranks; only the first rank needs them."""
+        """Load the statistics of the data, or compute them on all ranks. Only the first rank needs the result."""
         rank, size = rank_and_size()
         path = self._cache_path(reference)  # Every rank must call `_cache_path`, because ranks may share the images.
         path = path if rank == 0 else None

@@ -59,7 +59,7 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
     sq_dist, order = sq_dist.sort(dim=1)
     images = images.flatten(2).gather(1, order.unsqueeze(2).expand(-1, -1, images[0, 0].numel()))
     differs = (images != images[:, :1]).any(2) & sq_dist.isfinite()
-    # If all candidates are the same image, the second is one of them.
+    # If all candidates are the same image, the second nearest is this image too.
     second = torch.where(differs.any(1), differs.int().argmax(1), 1)
     nearest_ids = ids.gather(1, order)[:, 0]
     distance = sq_dist.sqrt()
@@ -146,7 +146,7 @@ class LikestPairs:
 
     def __init__(self, number: int, reference: ReferenceSet) -> None:
         self.number = number
-        # The list is full from the start, so that all ranks exchange the same shapes.
+        # Placeholders fill the list from the start, so that all ranks exchange the same shapes.
         ratio = torch.full((number,), torch.inf, dtype=torch.float64)
         parts = ratio, torch.zeros(number, *reference.shape), torch.zeros(number, dtype=torch.int64)
         self._parts = [part.to(reference.device) for part in parts]

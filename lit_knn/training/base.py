@@ -129,7 +129,7 @@ class EstimatorTraining(pl.LightningModule):
         if not self.conditioning:
             self.estimator.bind(reference)
             return
-        # If it fails in one process, the others must not start to train.
+        # If binding fails in one process, the other processes must not start to train.
         in_every_process(lambda: self.estimator.bind(reference) and None)
 
     def data_reference(self) -> ReferenceSet | None:
@@ -151,7 +151,7 @@ class EstimatorTraining(pl.LightningModule):
             raise InputError(f"the net maps images of shape {shape} to {tuple(output.shape[1:])}")
 
     def _check_image_shape(self, shape: tuple[int, ...]) -> None:
-        """Store the image shape. Both the data and a checkpoint give one, and the two must agree."""
+        """Store the image shape. If both the data and a checkpoint give a shape, the two must be equal."""
         shape = tuple(shape)
         if self.image_shape not in (None, shape):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Class-conditional training and sampling: checks of the options and the data, and the class of each sample."""
+"""Checks the options and data of class-conditional training and sampling, and draws the class of each sample."""
 
 from collections.abc import Sequence
 

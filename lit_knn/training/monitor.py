@@ -45,7 +45,7 @@ class TrainingMonitor:
         self._forget()
 
     def elapsed(self) -> TrainingTime:
-        """Total time of all intervals, including the current one; waits for the device."""
+        """Return the total time of all intervals, including the current one. This waits for the device."""
         return self._before if self._started is None else self._before + self._interval()
 
     def _interval(self) -> TrainingTime:
