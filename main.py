@@ -26,7 +26,7 @@ from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
 from lit_knn.trainer import Trainer
 from lit_knn.training.kept_checkpoints import config_of_run
 
-# The command line knows their classes by bare names: `--data ImageFiles`, `--model.help LitICT`.
+# The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 for module in ("data", "edm", "ict", "lit_estimator", "nets", "training.augmentation"):
     importlib.import_module(f"lit_knn.{module}")
 
@@ -52,16 +52,16 @@ jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
 
 
 class CLI(LightningCLI):
-    """LightningCLI with one seed for everything; its options override the options saved in a checkpoint."""
+    """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Let `--seed_everything` also set the random streams of the model and the order of the data."""
+        """Make `--seed_everything` also set the random streams of the model and the order of the data."""
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Lightning's subcommands without `test`, and `plan` and `best`."""
+        """Return Lightning's subcommands without `test`, but with `plan` and `best`."""
         kept = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "test"}
         return {**kept, "plan": {"model", "datamodule"}, "best": {"model", "datamodule"}}
 
@@ -104,7 +104,7 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, StepProgressBar()]
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
-        except (ValueError, RuntimeError) as error:  # the options do not fit together
+        except (ValueError, RuntimeError) as error:  # The options do not fit together.
             raise InputError(f"trainer: {' '.join(str(error).split())}") from error
         _check_processes(trainer)
         return trainer
@@ -150,7 +150,7 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
-    # Users can then name classes from files in their current folder.
+    # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -187,12 +187,12 @@ def _check_processes(trainer: pl.Trainer) -> None:
 
 
 def _is_first_of_machine() -> bool:
-    """Whether this process is the first that torchrun or SLURM started on its machine."""
+    """Tell whether this process is the first that torchrun or SLURM started on its machine."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
 
 
 def _is_first_alive() -> bool:
-    """Whether the first process is still running one second after this one failed. If so, this one prints its error.
+    """Tell whether the first process still runs a second after this one failed. If so, this process prints its error.
 
     If the first process failed too, it has printed the error. Torchrun then ends this process; with Lightning, the
     first process was the parent of this one, so the parent changes.
@@ -209,7 +209,7 @@ def _seed(value: Any) -> int:
 
 
 def _message(error: BaseException) -> str | None:
-    """The message for the user, in one line; None if the error is not about the input."""
+    """Return the message for the user, in one line, or None if the error is not about the input."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, InputError):
         cause = cause.__cause__ or cause.__context__

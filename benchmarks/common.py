@@ -52,7 +52,7 @@ def load(path: Path) -> Tensor:
 
 
 def prepared_set(path: Path, index: Index | None = None) -> ReferenceSet:
-    """Make a reference set of a prepared file, mapped."""
+    """Make a reference set from a prepared file, whose images stay mapped on disk."""
     prepared = read_prepared(path)
     return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.sha256)
 
@@ -85,20 +85,20 @@ def _send(sender: Connection, work: Callable[..., Any], args: Sequence[Any]) -> 
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
-    """Format a table, given with its header first."""
+    """Format a table in Markdown. Its first row is the header."""
     lines = ["| " + " | ".join(row) + " |" for row in table]
     return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]])
 
 
 def cell(mean: float, standard_error: float) -> str:
-    """Format a number with its standard error, if that is known."""
+    """Format a number with its standard error, if the error is known."""
     if math.isnan(mean):
         return ""
     return f"{mean:.1e}" + ("" if math.isnan(standard_error) else f" ± {standard_error:.1e}")
 
 
 class Output:
-    """The output files STEM.csv, STEM.md and so on of a benchmark, one for each of `ends`; no stem means no files.
+    """The output files of a benchmark, such as STEM.csv, one for each of `ends`. Without a stem, there are no files.
 
     Raises:
         InputError: one of the files exists already.
@@ -113,7 +113,7 @@ class Output:
             stem.parent.mkdir(parents=True, exist_ok=True)
 
     def path(self, end: str) -> Path | None:
-        """Return the path STEM.end, or None."""
+        """Return the path STEM.end, or None without a stem."""
         return None if self.stem is None else self.stem.with_name(f"{self.stem.name}.{end}")
 
     def write_rows(self, rows: Rows) -> None:

@@ -82,7 +82,7 @@ def bound(entry: Entry, images: Tensor) -> Estimator:
 def timed_errors(
     estimators: Mapping[str, Estimator], images: Tensor, t: float, args: argparse.Namespace, exact: Estimator | None
 ) -> dict[str, dict[str, Tensor]]:
-    """Measure errors and times by `repeated_errors` at all latents; estimators take turns, the first is not counted.
+    """Measure errors and times with `repeated_errors` at all latents. The estimators' first calls are not counted.
 
     Without `exact` the errors have no meaning.
     """
@@ -125,7 +125,7 @@ def seconds(values: dict[str, Tensor], args: argparse.Namespace) -> float:
 
 
 def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
-    """Ratio of the mean of `values` to the mean of `of`, both (B,) at the same latents, and its standard error.
+    """Return mean of `values` / mean of `of`, with its standard error. Both are (B,), at the same latents.
 
     To first order the error of the ratio is the mean of values − share·of; NaN if the mean of `of` is 0.
     """
@@ -137,13 +137,13 @@ def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
 
 
 def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
-    """Measure each entry's peak resident memory, less that of the images alone, MiB, each in its own process."""
+    """Measure each entry's peak resident memory in its own process, in MiB, less the peak with the images alone."""
     alone, *peaks = (in_own_process(peak_memory, name, args)[0] for name in (None, *entries(args.k, args.n)))
     return {name: peak - alone for name, peak in zip(entries(args.k, args.n), peaks, strict=True)}
 
 
 def peak_memory(name: str | None, args: argparse.Namespace) -> int:
-    """Peak resident memory of this process in MiB (Linux), after one call of an entry, or none, at B = args.batch."""
+    """Call an entry once at B = args.batch, unless `name` is None; return this process's peak resident MiB (Linux)."""
     images = load(args.data)
     z, x = NoisyLatents(ReferenceSet(images), args.batch, 0).batch(range(args.batch), 10.0)
     if name is not None:
@@ -153,7 +153,7 @@ def peak_memory(name: str | None, args: argparse.Namespace) -> int:
 
 
 def table(rows: Rows, memory: dict[str, int]) -> str:
-    """Markdown: error at each noise level, time over all of them, as ratios to the plain method, and memory.
+    """Make Markdown tables of memory, time over all noise levels and error at each, also as ratios to the plain method.
 
     Rows may lack the columns of the share, or be text from a file of results.
     """
@@ -209,7 +209,7 @@ def resized(images: Tensor, N: int) -> Tensor:
 
 
 def scaling(images: Tensor, args: argparse.Namespace) -> Rows:
-    """Measure seconds per call, averaged over the noise levels, of some estimators at each number of images."""
+    """Measure the seconds that some estimators take per call at each number of images, on average over noise levels."""
     rows: Rows = []
     for N in args.scaling:
         some = resized(images, N)
@@ -223,7 +223,7 @@ def scaling(images: Tensor, args: argparse.Namespace) -> Rows:
 
 
 def scaling_table(rows: Rows) -> str:
-    """Markdown: seconds at each N, and the slope of a straight line through them."""
+    """Make a Markdown table of the seconds at each N and the slope of a straight line through them."""
     sizes = list(dict.fromkeys(float(row["N"]) for row in rows))
     times = {name: [float(row["seconds"]) for row in rows if row["estimator"] == name] for name in SCALED}
     slopes = {name: np.polyfit(sizes, time, 1)[0] * 1e6 for name, time in times.items()}

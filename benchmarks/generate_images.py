@@ -107,7 +107,7 @@ def generated_source(
 
 
 def resizing(old: int, new: int) -> np.ndarray:
-    """Return the matrix (new, old), float32, that resizes one axis, bilinear with antialiasing."""
+    """Return the matrix (new, old), float32, that resizes one axis by bilinear interpolation with antialiasing."""
     columns = torch.eye(old).reshape(1, 1, old, old)
     resized = torch.nn.functional.interpolate(columns, size=(new, old), mode="bilinear", antialias=True)
     return resized[0, 0].numpy()

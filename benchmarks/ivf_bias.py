@@ -36,7 +36,7 @@ from lit_knn.metrics import mean_and_error
 from lit_knn.metrics.measure import fixed_source, repeated_errors
 
 EXACT, REFERENCE = "KNN, exact search", "STF"
-# Share of variance / repeats that the mean over some dozens of latents resolves.
+# The mean over some dozens of latents can resolve this share of variance / repeats.
 RESOLUTION = 0.1
 NEGLIGIBLE = 1e-9
 
@@ -104,7 +104,7 @@ def measure(path: Path, chosen: dict[str, Entry], truth: dict[float, Truth], rep
 
 
 def errors(estimator: Estimator, known: Truth, t: float, repeats: int) -> Row:
-    """Measure squared bias, variance and MSE per dimension, means over the latents, with standard errors."""
+    """Measure squared bias, variance and MSE per dimension as means over the latents, with standard errors."""
     values = repeated_errors(estimator, repeats, known.z, t, known.mu, fixed_source(known.x), (0,))
     row: Row = {"num_z": len(known.z), "repeats": repeats}
     for name in ("bias_sq_corrected", "variance", "mse"):
@@ -113,24 +113,24 @@ def errors(estimator: Estimator, known: Truth, t: float, repeats: int) -> Row:
 
 
 def recall_of(estimator: Estimator, known: Truth) -> float | str:
-    """Recall of the remembered search; "" for estimators that do not search."""
+    """Return the recall of the remembered search, or "" for estimators that do not search."""
     if not hasattr(estimator, "proposal"):
         return ""
     return recall(estimator.reference.search(known.z, known.ids.shape[1])[1], known.ids)
 
 
 def resolution(row: Row) -> float:
-    """The smallest bias that the repeats can resolve."""
+    """Return the smallest bias that the repeats can resolve."""
     return max(RESOLUTION * row["variance"] / row["repeats"], NEGLIGIBLE)
 
 
 def resolved(row: Row) -> bool:
-    """Whether the repeats can resolve the bias of a row."""
+    """Tell whether the repeats can resolve the bias of a row."""
     return bool(row["bias_sq_corrected"] > resolution(row))
 
 
 def above(rows: Sequence[Row]) -> dict[str, dict[int, list[float]]]:
-    """List the noise levels at which the bias is above STF's, for each method, its source option and its lists."""
+    """Return {method: {lists: noise levels}} with the noise levels at which the bias is above STF's bias."""
     limits = {row["t"]: row["bias_sq_corrected"] for row in rows if row["method"] == REFERENCE}
     found: dict[str, dict[int, list[float]]] = {}
     for row in rows:
@@ -142,7 +142,7 @@ def above(rows: Sequence[Row]) -> dict[str, dict[int, list[float]]]:
 
 
 def report(rows: Sequence[Row]) -> str:
-    """Markdown: bias at each noise level, recall, and the sufficient number of lists."""
+    """Make Markdown tables of the bias and recall at each noise level, and say how many lists are sufficient."""
     levels = list(dict.fromkeys(row["t"] for row in rows))
     head = [*(f"t = {t:g}" for t in levels)]
     bias, found = [["squared bias per dimension", *head]], [["recall", *head]]
@@ -185,7 +185,7 @@ def bias_figure(rows: Sequence[Row], title: str) -> Figure:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure, print and write."""
+    """Measure every method, print the report, and write the requested files."""
     output, images = Output(options.output, "csv", "md", "png", "pdf"), prepared_set(options.data)
     N, d, k = images.N, images.d, min(options.k, images.N)
     values = {"repeats": options.repeats, "num-z": options.num_z, "shares": min(options.shares)}

@@ -1,4 +1,4 @@
-"""Searches and estimators on data sets of a million images: start time, size, recall, error, call time and memory.
+"""Measures searches and estimators on a million images: start time, size, recall, error, call time and memory.
 
     python -m lit_knn.prepare cifar10.zip cifar10.npy
     python -m benchmarks.generate_images cifar10.zip million.npy --images 1000000
@@ -81,7 +81,7 @@ def chosen(options: argparse.Namespace) -> dict[str, Entry]:
 
 
 def tables(rows: Rows) -> str:
-    """Markdown: cost, error and recall of each entry and number of lists."""
+    """Return Markdown tables of cost, error and recall, one row for each entry and number of lists."""
     levels = list(dict.fromkeys(row["t"] for row in rows))
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
@@ -103,7 +103,7 @@ def tables(rows: Rows) -> str:
 
 
 def cost_cells(group: Rows, plain: float) -> list[str]:
-    """Format one line; times are means over the noise levels, `plain` is the call time of the plain method."""
+    """Format one line. Times are means over the noise levels; `plain` is the call time of the plain method."""
     first, call = group[0], mean(group, "ms")
     held = math.nan if first["held"] is None else first["held"] / 2**20
     starts = (f"{first[name]:.1f} s" if name in first else "" for name in ("first_start", "second_start"))
@@ -114,7 +114,7 @@ def cost_cells(group: Rows, plain: float) -> list[str]:
 
 
 def mean(rows: Rows, column: str) -> float:
-    """Mean over the noise levels; NaN if the entry has no such column."""
+    """Return the mean of a column over the noise levels, or NaN if the entry has no such column."""
     values = [row[column] for row in rows if column in row]
     return sum(values) / len(values) if values else math.nan
 

@@ -84,7 +84,7 @@ def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> It
 
 
 def recall(found: Tensor, nearest: Tensor) -> float:
-    """Share of the nearest images (B, k) that were found; in `found` (B, k), −1 means none."""
+    """Return the share of the `nearest` images (B, k) that are in `found` (B, k), where −1 means no image."""
     return sum(torch.isin(a, b).float().mean().item() for a, b in zip(nearest, found, strict=True)) / len(found)
 
 
@@ -102,10 +102,10 @@ def measure(path: Path, entry: Entry, truth: dict[float, Truth], k: int, calls: 
         first, estimator = start(path, entry, probe)
         times: dict[str, Any] = {"nprobe": probe, "first_start": first}
         if probe is not None:
-            del estimator  # Its memory must not be held twice.
+            del estimator  # This frees its memory before the second start.
             times["second_start"], estimator = start(path, entry, probe)
             if probe != entry.probes[0]:
-                del times["first_start"]  # The others load the index that the first one built.
+                del times["first_start"]  # Later starts load the index that the first start built.
         times["held"] = held_bytes(estimator)
         estimator.posterior_mean(levels[0][1].z[:2], levels[0][0])  # This call brings mapped pages into memory.
         rows = []
@@ -142,7 +142,7 @@ def at_level(estimator: Estimator, known: Truth, t: float, k: int) -> dict[str, 
 
 
 def held_bytes(estimator: Estimator) -> int | None:
-    """Bytes that the estimator holds besides the images: its index and its arrays; None if unknown."""
+    """Return the bytes of the estimator's index and arrays, without the images, or None if they are unknown."""
     reference = estimator.reference
     told = estimator.holds(reference.N, reference.d, True, reference.device)
     index = reference.index.nbytes(reference.N, reference.d, reference.device) if told and told.neighbours else 0

@@ -1,4 +1,4 @@
-"""Memory per rank, time and bytes sent, with a reference set split over 1, 2, 4, … processes of this machine.
+"""Measures memory per rank, time and bytes sent, with a reference set split over 1, 2, 4, … local processes.
 
     python -m benchmarks.sharded --data FILE.npy [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
 
@@ -35,14 +35,14 @@ NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact", "E
 
 
 class Peak(threading.Thread):
-    """Records the peak of this process's memory that does not belong to files."""
+    """Records the peak of this process's memory, without the memory that belongs to files."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.bytes = process_bytes("RssAnon")
 
     def run(self) -> None:
-        """Sample a hundred times a second."""
+        """Read the memory a hundred times a second."""
         while True:
             self.bytes = max(self.bytes, process_bytes("RssAnon"))
             time.sleep(0.01)
@@ -92,7 +92,7 @@ def run(size: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(rows: Rows, batch: int) -> str:
-    """Markdown table with ratios to one rank."""
+    """Make a Markdown table with ratios to one rank."""
     lines = [["estimator", "ranks", "ms per z", "of 1 rank", "held", "of 1 rank", "peak", "sent per z", "MSE"]]
     for row in rows:
         one = next(other for other in rows if other["estimator"] == row["estimator"])

@@ -1,4 +1,4 @@
-"""Training throughput, and the cost of each estimator in a step: images per second and the estimator's share of time.
+"""Measures training with each estimator: the images per second, and the estimator's share of the time of a step.
 
     python -m benchmarks.training -c configs/table1/ict_knn.yaml [--data.batch_size 1024 …]
 
@@ -67,7 +67,7 @@ def measure(run: list[str], warmup: int, steps: int) -> tuple[dict[str, float], 
     at = run.index("--trainer.callbacks+") if "--trainer.callbacks+" in run else len(run)
     cli = make_cli([*run[:at], *quiet, *run[at:]], run=False)
     if torch.cuda.is_available():
-        gc.collect()  # This frees the variant before.
+        gc.collect()  # This frees the memory of the previous variant.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     clock = StepClock(warmup, steps)
@@ -77,7 +77,7 @@ def measure(run: list[str], warmup: int, steps: int) -> tuple[dict[str, float], 
 
 
 def estimator_options(name: str, **counts: int | None) -> list[str]:
-    """Return options that switch to an estimator of `configs/estimators`, with the given counts that it has."""
+    """Return options that switch to an estimator of `configs/estimators`; counts that it does not have are left out."""
     path = ROOT / "configs" / "estimators" / f"{name}.yaml"
     own = yaml.safe_load(path.read_text()).get("init_args", {})
     given = {option: value for option, value in counts.items() if value is not None and option in own}

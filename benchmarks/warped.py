@@ -1,4 +1,4 @@
-"""Error and cost of the targets of warped items in EDM's augmentation: the posterior mean, or the item itself.
+"""Measures the error and cost of two targets for warped items (EDM's augmentation): posterior mean and item itself.
 
     python -m benchmarks.warped --data PATH [--t 0.5 2 3 5 10 20] [--items 16] [--batch 128] [--output STEM]
 
@@ -56,7 +56,7 @@ def warped_items(reference: ReferenceSet, count: int, seed: int) -> tuple[Tensor
 
 
 def errors(reference: ReferenceSet, chosen: dict[str, Estimator], t: float, items: int) -> list[str]:
-    """Measure the squared error per dimension of each at noise level t; return it with its standard error, as text."""
+    """Measure each estimator's squared error per dimension at noise level t; return texts with the standard error."""
     x, augmented = warped_items(reference, items, 1)
     z = forward_noise(augmented.images, torch.full((items,), t), _noise(x, 2))
     exact = ExactFloat64().bind(reference).warped_mean(z, t, augmented.warp, x)
@@ -68,7 +68,7 @@ def errors(reference: ReferenceSet, chosen: dict[str, Estimator], t: float, item
 
 
 def step_times(reference: ReferenceSet, estimator: Estimator, batch: int, repeats: int) -> tuple[float, float]:
-    """Measure the seconds of the estimator in a step of `warped: source`, and of `warped: posterior`."""
+    """Measure how many seconds the estimator takes in a step with `warped: source` and with `warped: posterior`."""
     generator = keyed_generator("cpu", 4)
     x = reference.gather(torch.randint(reference.N, (batch,), generator=generator))
     augmented = GeometricAugmentation(AUGMENTATION)(x, generator)
@@ -101,7 +101,7 @@ def _seconds(call: Callable[[], None], repeats: int) -> float:
 
 @told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print both tables."""
+    """Measure errors and times, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="zip or folder of images, or an array file")
     parser.add_argument("--t", type=float, nargs="+", default=[0.5, 2, 3, 5, 10, 20], help="noise levels")

@@ -31,7 +31,7 @@ class CheckpointByImages(FiniteCheckpoint):
         self._passed = _images_seen(pl_module) // self.every_n_images
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """Save if the images seen passed a multiple since the last save."""
+        """Save if the images seen passed a multiple of `every_n_images` since the last save."""
         passed = _images_seen(pl_module) // self.every_n_images
         if passed > self._passed and not self.is_accumulating(trainer):
             self._passed = passed

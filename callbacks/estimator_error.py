@@ -1,4 +1,4 @@
-"""Squared bias, variance and MSE (Eq. 15) of estimators over noise levels: Figure 3."""
+"""Measure squared bias, variance and MSE (Eq. 15) of estimators over noise levels, and draw Figure 3."""
 
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class EstimatorError(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure level by level, and write each finished level to the CSV at once."""
-        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
+        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
         if trainer.sanity_checking:
             return
         folder = Path(log_dir or trainer.default_root_dir)
@@ -87,7 +87,7 @@ class EstimatorError(pl.Callback):
             self._show(trainer, rows, folder)
 
     def _show(self, trainer: pl.Trainer, rows: list[dict[str, Any]], folder: Path) -> None:
-        """Draw Figure 3, and the curves in TensorBoard with the number of the noise level as step."""
+        """Draw Figure 3, and log the curves to TensorBoard with the number of the noise level as the step."""
         figure = figure3(rows)
         paths = save_figure(figure, folder / FIGURE_NAME)
         show_figure(trainer, FIGURE_NAME, figure)

@@ -36,7 +36,7 @@ Point = tuple[str, float]
 
 
 class HybridSampling(pl.Callback):
-    """For each t_switch, sample with each estimator down to it and with the network below, and measure the samples.
+    """For each t_switch, sample with each estimator down to t_switch and with the network below, and measure samples.
 
     The baseline, `forward`, starts the network from noisy data. The measurements are the distance to the data, the
     copied fraction and the mean distance to the nearest training image.
@@ -125,8 +125,8 @@ class HybridSampling(pl.Callback):
         self._rows = {point: self._table.find(finished, **self._key(point)) for point in points}
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure the unfinished points, and draw all of them."""
-        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
+        """Measure the unfinished points, and draw all points."""
+        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
         if trainer.sanity_checking:
             return
         todo = [point for point, row in self._rows.items() if row is None]

@@ -32,7 +32,7 @@ class LastCheckpoint(FiniteCheckpoint):
         self.every_n_steps = every_n_steps
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """Save when due. The last save is at the last batch, before averaged weights replace the current ones."""
+        """Save if it is time. The last save is at the last batch, before averaged weights replace the current ones."""
         step = trainer.global_step
         ends = trainer.should_stop or step == trainer.max_steps or _is_last_batch(trainer)
         if (step % self.every_n_steps == 0 or ends) and not self.is_accumulating(trainer):

@@ -1,4 +1,4 @@
-"""Figure 2 (fig:denoiser_viz): the posterior mean and its estimates, as pictures over noise levels."""
+"""Draw Figure 2 (fig:denoiser_viz): the posterior mean and its estimates, as pictures over noise levels."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ FIGURE_NAME = "figure2"
 
 
 class MeanPicture(pl.Callback):
-    """At validation, draw z, the exact posterior mean and each estimate of it: a row each, a column per noise level.
+    """At validation, draw z, the exact posterior mean and its estimates, one per row, with one column per noise level.
 
     Each of a few images of the data gets one picture: `figure2_0.png` and `.pdf` and so on in the run's folder, and in
     TensorBoard. The z of all columns have the same noise, and are shown divided by sqrt(1 + t²).
@@ -60,13 +60,13 @@ class MeanPicture(pl.Callback):
         check_new("MeanPicture", trainer, *(f"{FIGURE_NAME}_{i}.png" for i in range(self.num_images)))
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Estimate on the first rank, and draw."""
-        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
+        """Compute the estimates on the first rank, and draw them."""
+        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
         if trainer.sanity_checking:
             return
         reference = data_reference("MeanPicture", trainer)
         with prefixed("MeanPicture"):
-            # Every rank binds, because one rank builds a cached index for all.
+            # Every rank must bind the estimators, because one rank builds a cached index for all ranks.
             bind_all(self.estimators, reference, max(self.levels))
         if not trainer.is_global_zero:
             return

@@ -31,7 +31,7 @@ class NetworkSpeed(pl.Callback):
         self.backend = backend
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Change the network in place, so that its parameters keep their names, and before DDP reads it."""
+        """Change the network before DDP reads it, and in place, so that its parameters keep their names."""
         if stage != "fit":
             return
         network = _network(pl_module)

@@ -46,7 +46,7 @@ class PosteriorPicture(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw the picture."""
-        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
+        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         figure = figure1(self.knn, data_reference("PosteriorPicture", trainer), self.z, self.levels)

@@ -6,7 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
 
-# In a log file, each refresh of the progress bar adds a line.
+# In a log file, each refresh of the progress bar adds a line, so the bar is refreshed rarely.
 SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
 
 
@@ -27,7 +27,7 @@ class StepProgressBar(TQDMProgressBar):
             bar.mininterval = SECONDS_BETWEEN_LINES_IN_A_FILE
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Keep counting."""
+        """Keep counting steps; the bar does not start again at each epoch."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """Move to the current step."""
@@ -37,4 +37,4 @@ class StepProgressBar(TQDMProgressBar):
             bar.update(trainer.global_step - bar.n)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep counting."""
+        """Keep counting steps; the bar does not start again at each epoch."""

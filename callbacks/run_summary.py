@@ -25,7 +25,7 @@ class RunSummary(pl.Callback):
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Read the run's folder on all ranks now, because an interruption may reach one alone."""
+        """Read the run's folder on all ranks now, because an interruption may reach only one rank."""
         self._log_dir = trainer.log_dir
 
     def on_save_checkpoint(
@@ -41,7 +41,7 @@ class RunSummary(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the paths of the results that exist."""
-        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
+        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
         self._write_time(trainer, pl_module)
         if not trainer.is_global_zero:
             return

@@ -30,8 +30,8 @@ class SampleGrid(pl.Callback):
         self.last_paths: list[Path] = []
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sample with the averaged weights, which are in place until the EMA callback's turn."""
-        log_dir = trainer.log_dir  # Every rank must read this, because it is a collective.
+        """Sample with the averaged weights. They stay in the network until the EMA callback runs."""
+        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
         if trainer.sanity_checking or log_dir is None or not trainer.is_global_zero:
             return
         folder = Path(log_dir) / "samples"

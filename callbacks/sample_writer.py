@@ -49,7 +49,7 @@ class SampleWriter(BasePredictionWriter):
 
     @property
     def _shards(self) -> Path:
-        """Folder of batch files until `on_predict_epoch_end`; it bounds memory and keeps the ranks apart."""
+        """Folder of batch files until `on_predict_epoch_end`. The files save memory and keep the ranks apart."""
         return self._folder / "batches"
 
     def write_on_batch_end(

@@ -67,7 +67,7 @@ class BestCheckpoint(pl.Callback):
         self.checkpoints = on_first_rank(lambda: kept_checkpoints(self.run, self.folder, trainer.max_steps))
         self._reference = data_reference("best", trainer, may_be_sharded=True)
         self.fidelity.measure.prepare(self._reference, self.fidelity.num_samples)
-        self._settings = self._describe(pl_module)  # Every rank must call this.
+        self._settings = self._describe(pl_module)  # Every rank must call `_describe`.
         self._table = self._open_table()
         self._rows = on_first_rank(self._finished)
 
@@ -88,7 +88,7 @@ class BestCheckpoint(pl.Callback):
             self._conclude()
 
     def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
-        """Load the averaged weights of a checkpoint into the model; return False on all ranks if one cannot read it."""
+        """Load the averaged weights of a checkpoint into the model; return False on all ranks if one refuses it."""
         problem, checkpoint = None, None
         try:
             checkpoint = read_checkpoint(path)
@@ -138,7 +138,7 @@ class BestCheckpoint(pl.Callback):
         return ResultsTable(self.run / f"{CHECKPOINTS_PREFIX}{self.metric}.csv", columns, key=("images_seen",))
 
     def _describe(self, pl_module: pl.LightningModule) -> dict[str, Any]:
-        """Describe everything except the checkpoint that the results depend on."""
+        """Describe everything that the results depend on, except the checkpoint."""
         measure = self.fidelity.measure
         described = {
             "num_samples": self.fidelity.num_samples,
@@ -149,7 +149,7 @@ class BestCheckpoint(pl.Callback):
             **({"kid_subset_size": measure.kid_subset_size} if "kid" in measure.extra_metrics else {}),
             **{f"model.{name}": value for name, value in pl_module.hparams.items()},
         }
-        return json.loads(json.dumps(described, default=str))  # A table read from disk has the same types.
+        return json.loads(json.dumps(described, default=str))  # A table on disk gives the same types when read.
 
     @property
     def _settings_path(self) -> Path:

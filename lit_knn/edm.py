@@ -120,7 +120,7 @@ class LitEDM(EstimatorTraining):
         return torch.optim.Adam(self.parameters(), lr=self.hparams.lr, betas=(0.9, 0.999), eps=1e-8)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set the learning rate: it grows linearly with the images seen; this step's images count, so it is never 0."""
+        """Set the learning rate. It grows linearly with the images seen, including this step's, so it is never 0."""
         ramp = self.hparams.lr_ramp_up_images
         for group in optimizer.param_groups:
             group["lr"] = self.hparams.lr * (min(self.images_seen / ramp, 1.0) if ramp else 1.0)
@@ -138,7 +138,7 @@ class LitEDM(EstimatorTraining):
             checkpoint["network_config"] = config
 
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
-        """The denoiser."""
+        """Evaluate the denoiser."""
         return self.denoiser(z, t)
 
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -162,7 +162,7 @@ class LitEDM(EstimatorTraining):
         return weight.float() * (denoised - target).square().flatten(1).mean(1), sigma
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
-        """EDM's loss: the sum over pixels, then the mean over items."""
+        """Return EDM's loss: the sum over pixels, then the mean over items."""
         return loss.mean() * x[0].numel()
 
     def target(
@@ -174,7 +174,7 @@ class LitEDM(EstimatorTraining):
         augmented: Augmented | None,
         generator: torch.Generator,
     ) -> Tensor:
-        """The posterior mean of each item over the reference set with the item's augmentation; x is not augmented."""
+        """Return each item's posterior mean over the reference set, augmented like the item. `x` is not augmented."""
         if augmented is None:
             return self.posterior_mean(x, class_label, generator)(z, sigma)
         target = augmented.images
@@ -209,5 +209,5 @@ class LitEDM(EstimatorTraining):
         return heun_sampler(denoiser, noise, steps, self.grid)
 
     def interval_metrics(self) -> dict[str, float]:
-        """The decay of the averaged weights, for the log."""
+        """Return the decay of the averaged weights, for the log."""
         return {"train/ema_decay": self.average_decay()}

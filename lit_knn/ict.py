@@ -113,11 +113,11 @@ class LitICT(EstimatorTraining):
         return torch.optim.RAdam(self.parameters(), lr=self.hparams.lr)
 
     def average_decay(self) -> float:
-        """The constant `ema_decay`."""
+        """The option `ema_decay`; iCT keeps it constant."""
         return self.hparams.ema_decay
 
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
-        """The consistency function."""
+        """Evaluate the consistency function."""
         return self.consistency_function(z, t)
 
     @property
@@ -149,7 +149,7 @@ class LitICT(EstimatorTraining):
         return sigmas[lower + 1], sigmas[lower]
 
     def interval_metrics(self) -> dict[str, float]:
-        """The number of grid points N(k), for the log."""
+        """Return the number of grid points N(k), for the log."""
         return {"train/num_steps": float(self.num_steps)}
 
     @torch.no_grad()

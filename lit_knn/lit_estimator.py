@@ -69,7 +69,7 @@ class LitEstimator(pl.LightningModule):
             self.estimator.bind(reference)
 
     def data_reference(self) -> ReferenceSet:
-        """See `lit_knn.training.run.data_reference`; devices do not sample in step, so shards are refused."""
+        """See `lit_knn.training.run.data_reference`. Shards are refused, because devices do not sample in step."""
         return data_reference("LitEstimator", self.trainer)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -30,7 +30,7 @@ def keep_aside(path: Path, reason: str) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a CSV file completely or not at all; its columns are those of all rows, in the order of appearance."""
+    """Write a CSV file completely or not at all. It has a column for every key of any row, in order of appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with written_whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, restval="")
@@ -68,7 +68,7 @@ class ResultsTable:
         self.key = key
 
     def load(self) -> list[Row]:
-        """Load the finished rows; call it on one rank alone.
+        """Load the finished rows; only one rank may call this.
 
         If the file is not a table of these columns, it is renamed with a warning, and the table starts empty.
 
@@ -89,7 +89,7 @@ class ResultsTable:
             return []
 
     def append(self, row: Row) -> None:
-        """Add a finished row to the file; call it on one rank alone."""
+        """Add a finished row to the file; only one rank may call this."""
         write_rows(self.path, [*self.load(), {name: row[name] for name in self.columns}])
 
     def find(self, rows: list[Row], **key: str | int | float) -> Row | None:

@@ -21,7 +21,7 @@ class Trainer(pl.Trainer):
         gpu_gb: float | None = None,
         machine_gb: float | None = None,
     ) -> Plan:
-        """Show the memory that each rank of a fit needs, and whether it fits; it loads and builds nothing.
+        """Show how much memory each rank of a fit needs, and whether that is available. Nothing is loaded or built.
 
         Args:
             model: the module.
@@ -74,10 +74,11 @@ class Trainer(pl.Trainer):
         best = BestCheckpoint(measures[-1], run, checkpoints)
         bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
         for bar in bars:
-            bar.disable()  # one bar over the checkpoints takes its place
+            bar.disable()  # One bar over all checkpoints replaces this bar.
         self.callbacks, self.loggers = [best, *bars], []
         assert datamodule is not None
-        datamodule.predict_samples, self.limit_predict_batches = self.world_size, 1  # a trial before the long work
+        # `predict` itself draws one sample on each rank, as a trial before the long work.
+        datamodule.predict_samples, self.limit_predict_batches = self.world_size, 1
         self.predict(model, datamodule=datamodule, return_predictions=False)
         if best.damaged:
             raise InputError(f"{len(best.damaged)} checkpoint(s) are not measured: {'; '.join(best.damaged)}")

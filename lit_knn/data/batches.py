@@ -9,13 +9,14 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
-# First parts of the keys of the two streams. No stream then shares its draws with the other or with (seed, step).
+# Each of the two streams puts its number first in its keys. The streams then share no draws with each other, nor with
+# the keys (seed, step).
 TRAINING_ORDER = 0x747261696E
 VALIDATION_ORDER = 0x76616C6964
 
 
 class ReferenceBatches:
-    """An iterable of `(x, labels)`, gathered on the device of the reference set, without workers or copies to the host.
+    """An iterable of batches `(x, labels)`. The reference set's device gathers them, without workers or host copies.
 
     `x` is (batch_size, *shape), float32, model space; `labels` is (batch_size,), int64, or None. The ranks together
     draw the same images as one rank with `world_size` times the batch size.
@@ -97,7 +98,7 @@ class ReferenceBatches:
         return self.reference.gather(ids), None if labels is None else labels[ids]
 
     def state_dict(self) -> dict[str, int]:
-        """Return nothing, because `batches_done` gives the position; the method tells Lightning that it can resume."""
+        """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:

@@ -97,11 +97,11 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         """
 
     def sha256(self) -> str | None:
-        """The hash of the images' bytes, if it is known after `load` without reading them; otherwise None."""
+        """Return the hash of the images' bytes, or None if it is unknown after `load` without reading the images."""
         return None
 
     def stored(self) -> "Stored | None":
-        """The size and layout of the images, for the planner; None if they are not known before `load`."""
+        """Return the size and layout of the images, for the planner, or None if they are not known before `load`."""
         return None
 
     def setup(self, stage: str | None = None) -> None:
@@ -117,7 +117,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             self.train_dataloader()
 
     def _loaded(self) -> tuple[Images, Labels]:
-        """Call `load` on every rank; if one fails, all stop at once instead of waiting in the first collective."""
+        """Call `load` on every rank. If one rank fails, all stop at once instead of waiting in the first collective."""
         loaded: list[tuple[Images, Labels]] = []
 
         def load() -> None:
@@ -131,7 +131,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if len(images) < world_size:
             raise InputError(f"data.sharded=true on {world_size} devices needs as many images, there are {len(images)}")
         rows = shard_rows(len(images), rank, world_size)
-        # A copy frees the memory of the other shards; a mapped file needs no memory.
+        # A copy frees the memory of the other shards. A mapped file needs no copy, because it takes no memory.
         shard = images[rows] if self.mapped else images[rows].clone()
         sha256 = self.sha256()
         return ShardedReferenceSet(
@@ -143,7 +143,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         )
 
     def train_dataloader(self) -> ReferenceBatches:
-        """Shuffled epochs of all images; a resumed run continues at the batch where it stopped."""
+        """Return shuffled batches of all images. A resumed run continues at the batch where it stopped."""
         trainer = self.trainer
         if trainer is None:
             return self._batches()
@@ -153,15 +153,15 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return self._batches(batches_done=lambda: trainer.fit_loop.epoch_loop.batch_progress.total.completed)
 
     def val_dataloader(self) -> ReferenceBatches:
-        """The same `val_images` images every time."""
+        """Return batches of the same `val_images` images every time."""
         return self._batches(shuffle=False, num_images=self.val_images)
 
     def test_dataloader(self) -> ReferenceBatches:
-        """The same images as for validation."""
+        """Return the same batches as for validation."""
         return self.val_dataloader()
 
     def predict_dataloader(self) -> "SeedBatches":
-        """One seed for each sample to generate."""
+        """Return batches of seeds, one seed for each sample to generate."""
         return SeedBatches(self.predict_samples, self.batch_size, *self._rank_and_world_size())
 
     def _batches(self, **options: Any) -> ReferenceBatches:
@@ -177,7 +177,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
 
 class SeedBatches:
-    """Batches of this rank's seeds, int64, 0 <= seed < num_seeds: rank r has r, r + world_size, ...
+    """Batches of this rank's seeds, int64, 0 <= seed < num_seeds. Rank r has the seeds r, r + world_size, ...
 
     Raises:
         InputError: fewer seeds than ranks.
@@ -196,7 +196,7 @@ class SeedBatches:
 
 
 class Digits(ReferenceDataModule):
-    """The 1,797 handwritten digits of scikit-learn, 8x8, grayscale, with labels; it downloads nothing."""
+    """The 1,797 handwritten digits of scikit-learn, 8x8, grayscale, with labels. Nothing is downloaded."""
 
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`; the values 0..16 are spread over 0..255."""
@@ -293,12 +293,12 @@ class ImageFiles(ReferenceDataModule):
         return _read(read_image_files, self.path)
 
     def stored(self) -> Stored:
-        """See `ReferenceDataModule.stored`; counts the files and reads the first."""
+        """See `ReferenceDataModule.stored`. This counts the files and reads only the first."""
         return Stored(_read(count_image_files, self.path))
 
 
 class Prepared(ReferenceDataModule):
-    """Images in an .npy file from `python -m lit_knn.prepare`, with its .json: for data larger than memory.
+    """Images in an .npy file that `python -m lit_knn.prepare` wrote, with its .json. They may be larger than memory.
 
     The file is mapped: pages are read when used, stay in memory while there is room, and are shared by the ranks of a
     machine. With a GPU, the images are copied to it.
@@ -354,7 +354,7 @@ class Arrays(ReferenceDataModule):
         return _read(read_array_file, self.path, self.floats_as_is)
 
     def stored(self) -> Stored | None:
-        """See `ReferenceDataModule.stored`; None for an .npz file, because its arrays are compressed."""
+        """See `ReferenceDataModule.stored`. Returns None for an .npz file, because its arrays are compressed."""
         if not self.path.lower().endswith(".npy"):
             return None
         shape, value_bytes = _read(array_file_shape, self.path)

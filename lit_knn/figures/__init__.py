@@ -1,4 +1,4 @@
-"""Draw rows of results as matplotlib figures, those of the paper among them."""
+"""Draw rows of results as matplotlib figures, including the figures of the paper."""
 
 from lit_knn.figures.checkpoint_curve import checkpoint_curve
 from lit_knn.figures.figure1 import figure1

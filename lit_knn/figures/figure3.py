@@ -12,7 +12,7 @@ from lit_knn.figures.style import dress, look
 
 QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "variance"}
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
-# Each curve shows this many decades below its peak, but no more than these above and below the middle peak.
+# The axis reaches `DECADES` below the peak of each curve, but at most `ABOVE` and `BELOW` decades from the middle peak.
 DECADES, ABOVE, BELOW = 4.0, 6.0, 10.0
 # Distance between the rows of marks for zeros, as a share of the axis.
 MARK_STEP = 0.03
@@ -63,7 +63,7 @@ def _draw_curve(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, numb
 
 
 def _mark_zeros(axes: Axes, t: Sequence[float], number: int) -> bool:
-    """Mark the noise levels of an estimator's zeros at the foot of the axes; return whether there are any."""
+    """Mark the noise levels of an estimator's zeros at the foot of the axes; return True if there are zeros."""
     if t:
         marks = Line2D(t, [MARK_STEP * (number + 1)] * len(t), **look(number))
         marks.set(linestyle="none", fillstyle="none", transform=axes.get_xaxis_transform())

@@ -27,6 +27,6 @@ def pair_grid(upper: Tensor, lower: Tensor) -> Tensor:
 
 
 def _filled(images: Tensor, columns: int) -> Tensor:
-    """Make a row of `columns` images, with white at the end."""
+    """Fill up a row with white images to `columns` images."""
     white = images.new_ones(columns - len(images), *images.shape[1:])
     return torch.cat([images, white])

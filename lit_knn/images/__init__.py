@@ -1,1 +1,1 @@
-"""Images on a disk: zips, folders and arrays, and the mapped `.npy` made from them; needs no torch."""
+"""Images on a disk, as zips, folders and arrays, and the mapped `.npy` made from them. Needs no torch."""

@@ -17,7 +17,7 @@ from lit_knn.errors import InputError, first_line
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 LABEL_FILE = "dataset.json"
-# Pillow and zipfile raise these on damaged data, besides their own exceptions.
+# Pillow and zipfile raise these exceptions on damaged data, besides their own exceptions.
 DAMAGED = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, zlib.error, struct.error, zipfile.BadZipFile)
 
 Read = Callable[[str], bytes]
@@ -93,7 +93,7 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
 
 
 def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int]:
-    """Return the shape that `read_array_file` gives for an .npy file, and the bytes of each value; read no values.
+    """Return the shape that `read_array_file` gives for an .npy file, and the bytes of each value, without reading any.
 
     Raises:
         InputError: a path that does not exist, or a damaged file.
@@ -208,7 +208,7 @@ def describe_size(image: np.ndarray) -> str:
 
 
 def read_labels(path: Path, names: list[str], image_names: list[str], read: Read) -> np.ndarray | None:
-    """Read the labels in `dataset.json`: (N,) int64 in the order of `image_names`, or None; see `read_image_files`."""
+    """Read the labels in `dataset.json`, (N,) int64 in the order of `image_names`, or None as in `read_image_files`."""
     if LABEL_FILE not in names:
         elsewhere = [name for name in names if name.endswith(f"/{LABEL_FILE}")]
         if elsewhere:

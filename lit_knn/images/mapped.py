@@ -40,7 +40,7 @@ class Description(NamedTuple):
 
 
 class PreparedImages(NamedTuple):
-    """Open prepared images.
+    """Prepared images that are open for reading.
 
     Attributes:
         images: (N, C, H, W), uint8, read-only. It is memory-mapped: the system reads a page when it is used, and the
@@ -63,7 +63,7 @@ def npy_path(path: str | os.PathLike[str]) -> Path:
 
 
 def read_description(path: str | os.PathLike[str]) -> Description:
-    """Read the description of prepared images, and check it against the file; their pixels are not read.
+    """Read the description of prepared images, and check that it fits the .npy file, without reading the pixels.
 
     Raises:
         InputError: a path that does not exist, an unfinished preparation, another kind of file, a missing or damaged
@@ -79,7 +79,7 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
     pixels, description = _open(path)
     labels = None if description.labels is None else np.array(description.labels, np.int64)
     with warnings.catch_warnings():
-        # A writable mapping would reserve as much memory as the file is long.
+        # A writable mapping would reserve as much memory as the size of the file.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return PreparedImages(torch.from_numpy(pixels), labels, description.sha256)
 

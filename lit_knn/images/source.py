@@ -15,7 +15,7 @@ from lit_knn.errors import InputError
 from lit_knn.images.files import decode, existing, opened, read_labels, sorted_images
 
 CIFAR10_FOLDER = "cifar-10-batches-py"
-# These modes lose only transparency on the way to RGB. Others lose more: 16-bit images would be cut off at 255.
+# Images in these modes lose only transparency in RGB. Other modes lose more: 16-bit values would be cut off at 255.
 TO_RGB = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
 
 
@@ -41,7 +41,7 @@ class Options:
             raise InputError(f"--size must be at least 1, got {self.size}")
 
     def apply(self, image: Any, where: str) -> Any:
-        """Change one `PIL.Image`; messages call it `where`."""
+        """Change one `PIL.Image`. Error messages call the image `where`."""
         from PIL import Image
 
         if self.rgb and image.mode in TO_RGB:
@@ -112,7 +112,7 @@ def _folder_labels(path: Path, names: list[str]) -> np.ndarray:
 
 
 def _stamps(path: Path, names: list[str]) -> Iterator[str]:
-    """Identify each image without reading it: by its size, and its CRC or its time of change."""
+    """Identify each image by its size and by its CRC or time of change, without reading the image."""
     if path.is_dir():
         for name in names:
             status = (path / name).stat()

@@ -23,9 +23,9 @@ from lit_knn.images.files import describe_size
 from lit_knn.images.mapped import PARTIAL_SUFFIX, Description, npy_path, read_description
 from lit_knn.images.source import Options, Source, open_source
 
-# Bytes written and recorded at a time: an interruption loses at most one such block.
+# Images are written and recorded in blocks of this many bytes. An interruption loses at most one block.
 BLOCK_BYTES = 8 * 2**20
-# In a log file, each refresh of the progress bar adds a line.
+# In a log file, each refresh of the progress bar adds a line, so the bar is refreshed rarely.
 SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
 
 
@@ -144,7 +144,7 @@ def _partial_file(out: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _named_errors(out: Path) -> Iterator[None]:
-    """Turn an error of writing into a message that tells the user what to do."""
+    """Turn a write error into a message that tells the user what to do."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Diagnostics of the neighbour search and of the paper's theorems, by enumeration of the whole reference set."""
+"""Diagnoses the neighbour search and tests the paper's theorems by enumerating the whole reference set."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from lit_knn.theory.proposal import dense_log_q
 
 
 class SearchDiagnostics(NamedTuple):
-    """Results for the nearest-neighbour estimator at each z; all (B,), float64. Variances are traces divided by d.
+    """Results for the nearest-neighbour estimator at each z. All are (B,), float64. Variances are traces divided by d.
 
     Attributes:
         recall: share of the k nearest images that the search found.
@@ -62,7 +62,7 @@ def _diagnose(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnost
     log_p = log_posterior(sq_dist, t)
 
     found, ids = proposal.ids >= 0, proposal.ids.clamp(min=0)
-    # Neighbours are counted by distance, not by id, because two images at the same distance are equally k-th.
+    # Neighbours are counted by distance, not by id, because several images may be at the k-th distance.
     farthest = sq_dist.kthvalue(k, dim=1, keepdim=True).values
     recall = ((sq_dist.gather(1, ids) <= farthest) & found).double().mean(1)
     found_mass = torch.where(found, log_p.gather(1, ids).exp(), 0.0).sum(1)

@@ -1,4 +1,4 @@
-"""Errors of estimators over noise levels, the rows of numbers for Figure 3 (fig:estimator_perf)."""
+"""Measures errors of estimators over noise levels and returns rows of numbers for Figure 3 (fig:estimator_perf)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lit_knn.metrics.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
-# Columns for the other quantities of `measure`.
+# Names of the columns for the quantities that `measure` returns besides the errors.
 COLUMNS = {
     "effective_sample_size": "effective_sample_size",
     "largest_weight": "largest_weight",
@@ -120,7 +120,7 @@ class ErrorCurve:
         latents = NoisyLatents(reference, self.num_z, seed)
         for level in range(len(self.noise_levels)):
             means = self._measure_level(latents, level, advance)
-            # Every rank computes, because computing adds up over ranks.
+            # Every rank must call `compute`, because it adds up the sums of all ranks.
             yield [self._row(name, level, mean.compute()) for name, mean in zip(self.estimators, means, strict=True)]
 
     def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:

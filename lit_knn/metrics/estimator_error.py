@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 
 class ErrorTerms(NamedTuple):
-    """Error of the posterior mean at each latent z, per dimension; all (B,), float64. For the score divide by t⁴.
+    """Error of the posterior mean at each latent z, per dimension. All are (B,), float64. For the score, divide by t⁴.
 
     Attributes:
         mse: mean of ‖μ̂ − μ‖² / d over the repeats.
@@ -70,7 +70,7 @@ def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: Mea
 
 
 class LatentMeans(Metric):
-    """Averages named quantities over latents, with standard errors; its state adds up over batches and ranks."""
+    """Computes means of named quantities over latents, with standard errors, from sums over batches and ranks."""
 
     full_state_update = False
     count: Tensor

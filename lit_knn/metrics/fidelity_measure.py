@@ -1,4 +1,4 @@
-"""Fidelity of any images to a data set: the measurement behind the `Fidelity` callback."""
+"""Measures the fidelity of any images to a data set, for the `Fidelity` callback."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -76,7 +76,7 @@ class FidelityMeasure:
         Raises:
             InputError: weights or a package are missing or wrong, or a metric needs more images.
         """
-        # The first rank downloads if necessary, and all ranks get its error.
+        # The first rank downloads missing weights. If that fails, all ranks get its error.
         on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
         self.extractor.load(reference.shape, "cpu")
         fewest = min(num_images, self._num_real(reference))
@@ -150,16 +150,16 @@ class FidelityMeasure:
     def _real_statistics(
         self, reference: ReferenceSet, device: torch.device | str, bar: Bar
     ) -> FeatureStatistics | None:
-        """Get the statistics of the data from the cache, or from all ranks; only the first rank needs them."""
+        """Load the statistics of the data, or compute them on all ranks. Only the first rank needs the result."""
         rank, size = rank_and_size()
-        path = self._cache_path(reference)  # Every rank must call this, because ranks may share the images.
+        path = self._cache_path(reference)  # Every rank must call `_cache_path`, because ranks may share the images.
         path = path if rank == 0 else None
         real = None if path is None else load_statistics(path, self.extractor.num_features)
         if path is not None and real is None and path.exists():
             warn_on_first_rank(f"{path} is damaged; the statistics of the data are computed anew")
         if broadcast(real is not None):
             return None if real is None else real.to(device)
-        if self.cache_dir is not None:  # A bad folder must fail before the pass over the data.
+        if self.cache_dir is not None:  # A bad folder raises its error before the pass over the data.
             folder = Path(self.cache_dir)
             on_first_rank(lambda: folder.mkdir(parents=True, exist_ok=True))
         # Only samples have an Inception Score; the logits of a large data set would fill the memory.

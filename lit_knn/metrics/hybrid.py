@@ -12,7 +12,7 @@ from lit_knn.sampling import hybrid_sampler, hybrid_sigmas, integrate_flow, seed
 from lit_knn.schedules import NoiseGrid
 from lit_knn.theory.noise import forward_noise
 
-# These streams differ from those of the models.
+# Numbers of random streams. The models use other numbers.
 HYBRID_STREAM, FORWARD_STREAM = 10, 11
 
 

@@ -10,7 +10,7 @@ from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
-# Last parts of keys; training and sampling do not use them.
+# Numbers of random streams, the last parts of their keys. Training and sampling use other numbers.
 LATENT_STREAM, SOURCE_STREAM, ESTIMATOR_STREAM = 10, 11, 12
 
 
@@ -33,7 +33,7 @@ class NoisyLatents:
         self.ids = order[:num]
 
     def batch(self, numbers: range, t: float) -> tuple[Tensor, Tensor]:
-        """Return the latents of these numbers at t, (B, *shape), float32, and the x that made them."""
+        """Return the latents with these numbers at t, (B, *shape), float32, and the images x that they come from."""
         x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
         noise = [
             torch.randn(*self.reference.shape, generator=keyed_generator("cpu", self.seed, i, LATENT_STREAM))
@@ -71,7 +71,7 @@ def check_estimators(estimators: Mapping[str, Estimator]) -> None:
 
 
 def check_at_least(least: int, **options: int) -> None:
-    """Refuse options below `least`, by name."""
+    """Refuse options below `least`; the error names the option."""
     for name, value in options.items():
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")

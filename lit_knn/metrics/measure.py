@@ -22,7 +22,7 @@ Source = Callable[[int], Tensor]
 
 
 def fixed_source(x: Tensor) -> Source:
-    """Return the clean x that made z, in every repeat."""
+    """Return a source that gives, in every repeat, the clean x that z was made from."""
     return lambda repeat: x
 
 

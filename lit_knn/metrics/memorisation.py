@@ -12,12 +12,13 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 
-# Two would be enough, but approximate search may swap the first few, and an image may be in the set twice.
+# Number of images to search for. Two would be enough, but approximate search may swap the first few images, and the
+# set may hold an image twice.
 CANDIDATES = 8
 
 
 class NearestImages(NamedTuple):
-    """The distances that the ratio test compares; (B,) each, distances float64.
+    """The distances that the ratio test compares. All fields are (B,); distances are float64.
 
     Attributes:
         distance: L2 distance to the nearest image, model space.
@@ -31,12 +32,12 @@ class NearestImages(NamedTuple):
 
     @property
     def ratio(self) -> Tensor:
-        """Nearest distance over second nearest, in [0, 1]; 1 if both are 0. A copy has a small ratio."""
+        """The nearest distance divided by the second nearest, in [0, 1]; 1 if both are 0. A copy has a small ratio."""
         return torch.where(self.second_distance > 0, self.distance / self.second_distance, 1.0)
 
 
 def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
-    """Find the two nearest images of each sample; distances are exact, the neighbours are as exact as the search.
+    """Find the two nearest images of each sample. The distances are exact; the neighbours are as exact as the search.
 
     Fewer than `CANDIDATES` copies of an image in the set count as one. Otherwise the nearest image would also be the
     second nearest, the ratio 1, and a perfect copy would be missed.
@@ -58,7 +59,7 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
     sq_dist, order = sq_dist.sort(dim=1)
     images = images.flatten(2).gather(1, order.unsqueeze(2).expand(-1, -1, images[0, 0].numel()))
     differs = (images != images[:, :1]).any(2) & sq_dist.isfinite()
-    # If all candidates are the same image, the second is one of them.
+    # If all candidates are the same image, the second nearest is this image too.
     second = torch.where(differs.any(1), differs.int().argmax(1), 1)
     nearest_ids = ids.gather(1, order)[:, 0]
     distance = sq_dist.sqrt()
@@ -145,7 +146,7 @@ class LikestPairs:
 
     def __init__(self, number: int, reference: ReferenceSet) -> None:
         self.number = number
-        # The list is full from the start, so that all ranks exchange the same shapes.
+        # Placeholders fill the list from the start, so that all ranks exchange the same shapes.
         ratio = torch.full((number,), torch.inf, dtype=torch.float64)
         parts = ratio, torch.zeros(number, *reference.shape), torch.zeros(number, dtype=torch.int64)
         self._parts = [part.to(reference.device) for part in parts]

@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from lit_knn.distributed import rank_and_size
 
-# In a log file, each refresh of the progress bar adds a line.
+# In a log file, each refresh of the progress bar adds a line, so the bar is refreshed rarely.
 SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
 
 Bar = Callable[[int | None, str, str], tqdm]
@@ -17,7 +17,7 @@ Bar = Callable[[int | None, str, str], tqdm]
 def progress_bar(
     total: int | None, description: str, unit: str, leave: bool = False, shown: bool | None = None
 ) -> tqdm:
-    """Make a bar with the time left, on the first rank; `total` = None makes none.
+    """Make a bar that shows the time left on the first rank. If `total` is None, nothing is shown.
 
     `unit` starts with a space. `leave` keeps the bar after the work. By default the bar is shown only on a terminal.
     """

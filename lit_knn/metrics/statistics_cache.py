@@ -28,7 +28,7 @@ def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
 
 
 def load_statistics(path: Path, num_features: int) -> FeatureStatistics | None:
-    """Read a file of `save_statistics`; return None if it is damaged or something else."""
+    """Read a file of `save_statistics`; return None if the file is damaged or holds other data."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}

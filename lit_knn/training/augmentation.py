@@ -1,4 +1,4 @@
-"""EDM's non-leaky augmentation: random affine maps; the network is given their parameters (Karras et al. 2022)."""
+"""EDM's non-leaky augmentation (Karras et al. 2022): random affine maps, with their parameters as network input."""
 
 import math
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Augmented(NamedTuple):
 
 
 class GeometricAugmentation:
-    """Flips images, then scales, rotates, stretches and shifts them; draws and labels are EDM's.
+    """Flips images, then scales, rotates, stretches and shifts them. The random draws and the labels follow EDM.
 
     Each of the last four happens with probability `p`. Images are mirrored along x with probability 1/2 and along y
     with p/2. The augmentation is non-leaky: the network gets the labels, and samples are drawn with labels of zero.
@@ -84,13 +84,13 @@ class GeometricAugmentation:
             back = back @ _rotation(-axis) @ _unstretch(stretch, -stretch) @ _rotation(axis)
             warp = Warp(flips, _theta(back, torch.stack([shift_x, shift_y], dim=1), images.shape[2:]))
             result = warp.apply(images)
-        # Resampling rounds pixels even where the map is the identity, so images that are not warped skip it.
+        # Resampling rounds pixels even where the map is the identity, so images that are not warped are only flipped.
         result = torch.where(warped[:, None, None, None], result, flip(images, flips))
         return Augmented(result, labels, warped, warp)
 
 
 def _theta(back: Tensor, shift: Tensor, sides: torch.Size) -> Tensor:
-    """The map v -> back·(v − shift·side) in `affine_grid`'s coordinates, (B, 2, 3); v is in pixels from the centre."""
+    """Compute v -> back·(v − shift·side) in `affine_grid`'s coordinates, (B, 2, 3); v is in pixels from the centre."""
     height, width = sides
     # In affine_grid's coordinates a side has length 2.
     scale = torch.tensor([width / 2, height / 2], device=back.device)

@@ -23,7 +23,7 @@ from lit_knn.training.monitor import TrainingMonitor
 from lit_knn.training.run import find_reference
 from lit_knn.training.times import TrainingTime, hardware_name
 
-# Each random stream has its own number, the last part of its key, so that no two streams are equal.
+# Each random stream has its own number as the last part of its key, so that no two streams are equal.
 TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM = range(CLASS_STREAM)
 
 
@@ -71,7 +71,7 @@ class EstimatorTraining(pl.LightningModule):
         """
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
-        """The scalar that training minimises, from losses (B,) and items x (B, *shape); by default the mean loss."""
+        """Return the scalar to minimise, from losses (B,) and items x (B, *shape). The default is the mean loss."""
         return loss.mean()
 
     @abstractmethod
@@ -129,11 +129,11 @@ class EstimatorTraining(pl.LightningModule):
         if not self.conditioning:
             self.estimator.bind(reference)
             return
-        # If it fails in one process, the others must not start to train.
+        # If binding fails in one process, the other processes must not start to train.
         in_every_process(lambda: self.estimator.bind(reference) and None)
 
     def data_reference(self) -> ReferenceSet | None:
-        """The data module's reference set; None with other data."""
+        """Return the data module's reference set, or None if the data module has none."""
         return find_reference(self.trainer)
 
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
@@ -151,7 +151,7 @@ class EstimatorTraining(pl.LightningModule):
             raise InputError(f"the net maps images of shape {shape} to {tuple(output.shape[1:])}")
 
     def _check_image_shape(self, shape: tuple[int, ...]) -> None:
-        """Store the image shape. Both the data and a checkpoint give one, and the two must agree."""
+        """Store the image shape. If both the data and a checkpoint give a shape, the two must be equal."""
         shape = tuple(shape)
         if self.image_shape not in (None, shape):
             raise InputError(
@@ -163,7 +163,7 @@ class EstimatorTraining(pl.LightningModule):
 
     @property
     def step(self) -> int:
-        """Number of optimiser steps taken; outside a fit, the loaded checkpoint's number."""
+        """Number of optimiser steps taken. Outside a fit, this is the number in the loaded checkpoint."""
         return max(self.trainer.global_step, self._loaded_step)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -183,7 +183,7 @@ class EstimatorTraining(pl.LightningModule):
         self.log("train/loss", loss.mean(), prog_bar=True)
         self.log("images_seen", float(self.images_seen))
         minimised = self.objective(loss, x)
-        # Lightning takes None for a batch to leave out, and would train nothing.
+        # If the objective were None, Lightning would skip the batch and train nothing.
         if not isinstance(minimised, Tensor) or minimised.numel() != 1:
             got = tuple(minimised.shape) if isinstance(minimised, Tensor) else minimised
             raise InputError(f"{type(self).__name__}: objective must return a scalar tensor, got {got}")
@@ -214,7 +214,7 @@ class EstimatorTraining(pl.LightningModule):
         return x, self.conditioning.labels(class_label)
 
     def posterior_mean(self, x_source: Tensor, class_label: Tensor | None, generator: torch.Generator) -> PosteriorMean:
-        """The estimator as a function of (z, t); its time is measured."""
+        """Return the estimator as a function of (z, t); the monitor measures the time of each call."""
 
         def measured(z: Tensor, t: Tensor) -> Tensor:
             with self.monitor.estimator_watch.measure():
@@ -252,7 +252,7 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.restart()
 
     def training_time(self) -> TrainingTime:
-        """How long the training took so far, including the time before it was resumed; call it after `setup`."""
+        """Return how long training took so far, including the time before it was resumed. Call this after `setup`."""
         now = self.monitor.elapsed()
         name = hardware_name(self.trainer.strategy.root_device, self.trainer.world_size)
         return self._time_before_resuming + (replace(now, hardware=(name,)) if now.seconds else now)
@@ -265,11 +265,11 @@ class EstimatorTraining(pl.LightningModule):
         if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             lr = self.trainer.optimizers[0].param_groups[0]["lr"]
             self.log_dict({"train/lr": lr, **self.interval_metrics(), **self.monitor.read()})
-        # Callbacks run before this hook, and they average the weights by the images of this step.
+        # Callbacks run before this hook, and the weight averaging still needs the old numbers for `images_of_step`.
         self._last_step, self._images_before_step = step, self.images_seen
 
     def interval_metrics(self) -> dict[str, float]:
-        """More values to log beside the averages; subclasses define them."""
+        """Return more values to log beside the averages. Subclasses define these values."""
         return {}
 
     # Checkpoints
@@ -284,7 +284,7 @@ class EstimatorTraining(pl.LightningModule):
         checkpoint["training_time"] = asdict(self.training_time())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Load the counters; refuse a checkpoint of another architecture with one line, before weights are loaded."""
+        """Load the counters. Refuse a checkpoint of another architecture before its weights are loaded."""
         _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}))
         self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
         self._loaded_step = checkpoint.get("global_step", 0)
@@ -294,7 +294,7 @@ class EstimatorTraining(pl.LightningModule):
             self._check_image_shape(checkpoint["image_shape"])
 
     def known_image_shape(self) -> tuple[int, ...]:
-        """The shape of one image; raises InputError if neither data nor a checkpoint has given it."""
+        """Return the shape of one image. Raises InputError if neither data nor a checkpoint gave the shape."""
         if self.image_shape is None:
             raise InputError("sample: the image shape is not known before setup or a loaded checkpoint")
         return self.image_shape
@@ -307,7 +307,7 @@ def check_device(device: torch.device) -> None:
 
 
 def check_positive(owner: str, **options: float) -> None:
-    """Raise InputError for the first option that is not above 0; NaN is not."""
+    """Raise InputError for the first option that is not above 0. NaN is refused too."""
     for name, value in options.items():
         if not value > 0:
             raise InputError(f"{owner}: {name} must be above 0, got {value}")

@@ -1,4 +1,4 @@
-"""Class-conditional training and sampling: checks of the options and the data, and the class of each sample."""
+"""Checks the options and data of class-conditional training and sampling, and draws the class of each sample."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,13 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import seed_from_key
 
-# Second to last part of the key for the class of a sample; the streams in `lit_knn.training.base` have lower numbers.
+# This number is the second to last part of the key that draws the class of a sample. The streams in
+# `lit_knn.training.base` have lower numbers.
 CLASS_STREAM = 4
 
 
 class Conditioning:
-    """Says whether a model gets class labels; checks this against its network and its data.
+    """Says whether a model gets class labels, and checks that its network and its data allow this setting.
 
     Args:
         owner: name of the model, for messages.
@@ -62,13 +63,13 @@ class Conditioning:
             )
 
     def labels(self, class_label: Tensor | None) -> Tensor | None:
-        """The labels for network and estimator, (B,) int64, or None; raises InputError if they are needed but None."""
+        """Return the labels for network and estimator, (B,) int64, or None. Raises InputError if labels are missing."""
         if self and class_label is None:
             raise InputError(f"{self.owner}: class_conditional=True, but the batches have no labels")
         return class_label if self else None
 
     def of_samples(self, seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor | None:
-        """The class of each sample, (B,) int64, from its seed alone; None for an unconditional model."""
+        """Draw the class of each sample, (B,) int64, from its seed alone; return None for an unconditional model."""
         if not self:
             return None
         if self.sampling_class is not None:

@@ -12,7 +12,7 @@ from lit_knn.errors import InputError, first_line
 
 CONFIG_NAME = "config.yaml"
 LAST_NAME = "last.ckpt"
-# The names of `CheckpointByImages`; Lightning adds -v1 if the name is taken.
+# `CheckpointByImages` gives its files these names. Lightning adds -v1 if a name is taken.
 KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
 
 
@@ -31,7 +31,7 @@ def config_of_run(run: str | Path) -> dict[str, Any]:
 
 
 def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
-    """Find the checkpoints that `CheckpointByImages` kept and the last one; keys are images seen, ascending.
+    """Find the last checkpoint and those that `CheckpointByImages` kept, sorted by their keys, the images seen.
 
     If the run was resumed, `ckpt_path` in its config.yaml names the earlier folder; checkpoints there count up to this
     one. `last.ckpt` counts if `max_steps` are done and no other checkpoint has the same number of images.
@@ -60,10 +60,14 @@ def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_step
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a training checkpoint, its tensors only when used; raise InputError if it is damaged or something else."""
+    """Read a training checkpoint. Its tensors are loaded when they are used.
+
+    Raises:
+        InputError: the file is damaged or is no training checkpoint.
+    """
     try:
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # Damaged files raise anything.
+    except Exception as error:  # A damaged file can raise any exception.
         raise InputError(f"{path} is damaged, or no checkpoint: {first_line(error)}") from error
     if not isinstance(checkpoint, dict) or not {"state_dict", "images_seen", "global_step"} <= checkpoint.keys():
         raise InputError(f"{path} is no checkpoint of a training")
@@ -76,7 +80,7 @@ def _in_folder(folder: Path) -> dict[int, Path]:
 
 
 def _before(run: Path) -> dict[int, Path]:
-    """Checkpoints in the folders that `run` was resumed from, up to the point where it was resumed."""
+    """Find the checkpoints in the folders that `run` was resumed from, up to the point where it was resumed."""
     found: dict[int, Path] = {}
     visited = {run.resolve()}
     while (start := config_of_run(run).get("ckpt_path")) is not None:
@@ -98,7 +102,7 @@ def _before(run: Path) -> dict[int, Path]:
 
 
 def _end_of_training(path: Path, max_steps: int) -> int | None:
-    """Images seen at the end of a finished training; None if there is no such checkpoint."""
+    """Return the images seen in the checkpoint at `path`; None if it cannot be read or training was not finished."""
     if max_steps < 1 or not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Measurements during training: loss by noise level, images per second, the estimator's share of the time."""
+"""Measures training: the loss by noise level, the images per second and the estimator's share of the time."""
 
 import math
 import time
@@ -14,7 +14,7 @@ NOISE_BANDS = 4
 
 
 class TrainingMonitor:
-    """Averages over the steps since the last reading; call `restart` first. Sums stay on the device until read.
+    """Computes averages over the steps since the last `read`. Call `restart` first. Sums stay on the device.
 
     Args:
         grid: the noise levels; the bands divide the range between its ends into equal parts in ln t.
@@ -25,7 +25,7 @@ class TrainingMonitor:
         ends = math.log(grid.sigma_min), math.log(grid.sigma_max)
         self.band_edges = torch.linspace(*ends, NOISE_BANDS + 1, dtype=torch.float64, device=device).exp()
         self.estimator_watch = Stopwatch(device)
-        self._before = TrainingTime()  # total of the earlier intervals
+        self._before = TrainingTime()  # total time of the earlier intervals
         self._forget()
 
     def _forget(self) -> None:
@@ -45,7 +45,7 @@ class TrainingMonitor:
         self._forget()
 
     def elapsed(self) -> TrainingTime:
-        """Total time of all intervals, including the current one; waits for the device."""
+        """Return the total time of all intervals, including the current one. This waits for the device."""
         return self._before if self._started is None else self._before + self._interval()
 
     def _interval(self) -> TrainingTime:
@@ -61,7 +61,7 @@ class TrainingMonitor:
         self._images += images
 
     def read(self) -> dict[str, float]:
-        """Return the averages by name, without empty bands; then `restart`."""
+        """Return the averages by name, without those of empty bands, and call `restart`."""
         interval = self._interval()
         values = {"time/images_per_s": interval.images_per_second, "time/estimator_share": interval.estimator_share}
         edges = self.band_edges.tolist()

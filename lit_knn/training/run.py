@@ -22,12 +22,12 @@ TENSORBOARD_DPI = 100
 
 
 def find_reference(trainer: pl.Trainer) -> ReferenceSet | None:
-    """The reference set of the run's data module; None with other data."""
+    """Return the reference set of the run's data module, or None if the data module has none."""
     return getattr(getattr(trainer, "datamodule", None), "reference", None)
 
 
 def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
-    """The reference set of the run's data module; Lightning sets that up before callbacks.
+    """Return the reference set of the run's data module. Lightning sets up the data module before callbacks.
 
     Args:
         owner: the callback that asks.
@@ -46,7 +46,7 @@ def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False
 
 
 def run_seed(pl_module: pl.LightningModule) -> int:
-    """The seed of the run, `--seed_everything`."""
+    """Return the seed of the run, which is the option `--seed_everything`."""
     hparams: Any = pl_module.hparams
     return int(hparams.seed)
 

@@ -1,4 +1,4 @@
-"""Training times (tab:consistency_runtime): a Markdown table of the times of several runs, from their folders.
+"""Makes a Markdown table of training times (tab:consistency_runtime) from the folders of several runs.
 
 `python -m lit_knn.training.time_table RUN_FOLDER... [--baseline RUN_FOLDER]` reads the files of `callbacks.RunSummary`.
 The last folder of a resumed training has its whole time. Validations are not counted.

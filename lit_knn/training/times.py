@@ -1,4 +1,4 @@
-"""The time of a training, over all its interruptions, and its hardware."""
+"""The time that a training took, summed over its resumed parts, and its hardware."""
 
 import platform
 from dataclasses import dataclass

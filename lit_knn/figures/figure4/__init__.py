@@ -12,7 +12,7 @@ from lit_knn.results import TITLES
 
 
 def figure4(curves: Sequence[Curve], metric: str) -> Figure:
-    """Draw two panels, k above and n below, each with the baseline, a run of the one-sample estimator, if there is one.
+    """Draw two panels, k above and n below. Both also show the baseline, a run of the one-sample estimator, if given.
 
     Dotted lines show the best value of each curve, dashed lines the point where a curve passes the baseline's best. The
     curves are those of `read_curves`, and `metric` labels the axes.
@@ -32,7 +32,7 @@ def figure4(curves: Sequence[Curve], metric: str) -> Figure:
 
 
 def _vary(curves: Sequence[Curve], name: str) -> list[Curve]:
-    """Select the curves that differ in this option alone: the other has its most common value; ties take the larger."""
+    """Select the curves whose other option has its most common value (the larger one in a tie): only `name` differs."""
     other = "n" if name == "k" else "k"
     values = Counter(getattr(curve, other) for curve in curves)
     if not values:

@@ -35,11 +35,11 @@ class Curve:
 
     @property
     def best(self) -> float:
-        """The best value."""
+        """The best value of the metric."""
         return max(map(self._quality, self.points))[1]
 
     def passes(self, other: "Curve") -> int | None:
-        """Images seen when it is first better than the other's best, or None."""
+        """Return the images seen when this curve is first better than the best of `other`; None if it never is."""
         best = self._quality((0, other.best))[0]
         return next((point[0] for point in self.points if self._quality(point)[0] > best), None)
 
@@ -87,7 +87,7 @@ def read_estimator(path: Path, owner: str) -> tuple[str, int | None, int | None]
 
 
 def _number(estimator: str, options: dict[str, Any], option: str) -> int | None:
-    """Read an option of an estimator; null is the class's default, which is reduced if the data has fewer images."""
+    """Read an option of an estimator. Null means the class's default, which is reduced if the data has fewer images."""
     count = getattr(getattr(estimators, estimator, None), option, None)
     given = options.get(option)
     return count.default if given is None and option in options and isinstance(count, Count) else given
