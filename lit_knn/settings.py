@@ -53,8 +53,8 @@ def describe(thing: TellsSettings) -> dict[str, Any]:
     """
     kind, recorded = type(thing), thing._arguments or {}
     told = {name: _tell(value) for name, value in thing.settings().items()}
-    # An attribute may hold less than the argument of the same name. An argument of None stands for a default, and its
-    # current value is in `told`.
+    # The arguments are also recorded as they were passed, because an attribute may keep only a part of its argument.
+    # Arguments of None are skipped: they stand for a default, and `told` has the value in use.
     given = {name: _tell(value) for name, value in recorded.items() if name in told and value is not None}
     more: dict[str, Any] = {name: value for name, value in given.items() if value != told[name]}
     # An object may hold a network although its constructor was given only the name of a file.

@@ -16,6 +16,7 @@ from lit_knn.estimators import (
     ExactFloat64,
     MonteCarlo,
     OneSample,
+    StratifiedKNN,
     SubspaceKNN,
     UniformSNIS,
     Wiener,
@@ -33,6 +34,8 @@ MAKERS = {
     "UniformSNIS": lambda: UniformSNIS(n=8),
     "STF": lambda: STF(n=8),
     "KNN": lambda: KNN(k=6, n=8),
+    # Classes of unlike sizes: each draws all of its images.
+    "StratifiedKNN": lambda: StratifiedKNN(k=6),
     "SubspaceKNN": lambda: SubspaceKNN(r=3, n=8),
     "Wiener": lambda: Wiener(r=3),
     "Adaptive": lambda: Adaptive(KNN(k=6, n=4), tolerance=1e-3),
@@ -244,6 +247,33 @@ def test_knn_with_all_images_of_a_class_draws_from_its_posterior(t):
     p = torch.softmax(log_p, 0)[:, None, None, None]
     variance = (p * (images - mu).square()).sum(0) / 4
     torch.testing.assert_close(estimates.var(0).mean(), variance.mean(), rtol=0.1, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["STF", "UniformSNIS", "KNN", "StratifiedKNN", "MonteCarlo"])
+def test_images_of_all_classes_are_gathered_together(name, monkeypatch):
+    labels = torch.arange(120) // 4
+    reference = ReferenceSet(torch.randint(0, 256, (120, 1, 4, 4), dtype=torch.uint8), labels=labels)
+    estimator = ByClass({**MAKERS, "KNN": lambda: KNN(k=2, n=8), "StratifiedKNN": lambda: StratifiedKNN(k=2)}[name]())
+    estimator.bind(reference)
+    gathered = []
+    gather = ReferenceSet.gather
+    monkeypatch.setattr(ReferenceSet, "gather", lambda own, ids: gathered.append(own) or gather(own, ids))
+    x = reference.images.float().div(127.5).sub(1)
+    estimator.posterior_mean(noisy(x, 1.0), 1.0, x, rng(), labels)
+    # KNN looks at its nearest neighbours within each class; the draws of all 30 classes are gathered in a few steps.
+    assert 1 <= sum(own is reference for own in gathered) <= 4
+
+
+def test_an_estimator_with_an_average_of_its_own_keeps_it():
+    class Doubled(STF):
+        def _posterior_mean(self, z, t, x_source, generator):
+            return 2 * super()._posterior_mean(z, t, x_source, generator)
+
+    reference = toy_set()
+    x, z, labels = batch(reference, 1.0)
+    plain, doubled = (ByClass(kind(n=8)).bind(reference) for kind in (STF, Doubled))
+    expected = 2 * plain.posterior_mean(z, 1.0, x, rng(), labels)
+    assert torch.equal(doubled.posterior_mean(z, 1.0, x, rng(), labels), expected)
 
 
 def test_limits_of_the_noise_are_the_nearest_image_and_the_mean_of_the_class():

@@ -134,14 +134,25 @@ class Estimator(TellsSettings, ABC):
             return z.clone()
         # Scores and weights stay in full precision, even if the network trains in a lower one.
         with torch.autocast(z.device.type, enabled=False):
+            return self._checked_mean(z, t, x_source, generator, labels)
 
-            def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
-                # Clone the arguments, because a hook may overwrite them.
-                own_z, own_t = z[rows].clone(), t[rows].clone()
-                source = None if x_source is None else x_source[rows].clone()
-                return part._check_mean(part._posterior_mean(own_z, own_t, source, generator), z[rows]).to(z.dtype)
+    def _checked_mean(
+        self,
+        z: Tensor,
+        t: Tensor,
+        x_source: Tensor | None,
+        generator: torch.Generator | None,
+        labels: Tensor | None,
+    ) -> Tensor:
+        """Compute `posterior_mean` with checked arguments."""
 
-            return self._by_label(labels, mean)
+        def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
+            # Clone the arguments, because a hook may overwrite them.
+            own_z, own_t = z[rows].clone(), t[rows].clone()
+            source = None if x_source is None else x_source[rows].clone()
+            return part._check_mean(part._posterior_mean(own_z, own_t, source, generator), z[rows]).to(z.dtype)
+
+        return self._by_label(labels, mean)
 
     @torch.no_grad()
     def warped_mean(

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.draws import joined_draws
+from lit_knn.estimators.sampled import SampledEstimator
 from lit_knn.index.base import with_progress
 from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.reference.classes import rows_by_label
@@ -70,20 +72,60 @@ class ByClass(Estimator):
     ) -> Tensor:
         raise AssertionError("only the parts estimate")
 
+    def _checked_mean(
+        self,
+        z: Tensor,
+        t: Tensor,
+        x_source: Tensor | None,
+        generator: torch.Generator | None,
+        labels: Tensor | None,
+    ) -> Tensor:
+        """Compute the means of an estimator that draws images in one pass; only the draws go class by class."""
+        whole = self._whole
+        if whole is None:
+            return super()._checked_mean(z, t, x_source, generator, labels)
+        draws = []
+        rows = self._rows(labels)
+        for label, own in rows.items():
+            source = None if x_source is None else x_source[own]
+            part = self.parts[label]
+            drawn = part._draw(z[own], t[own], source, generator)  # type: ignore[attr-defined]
+            draws.append(drawn._replace(ids=self.reference.classes.ids_of(label, drawn.ids)))
+        order = torch.cat(list(rows.values()))
+        mu = whole._average(joined_draws(draws), z[order], t[order])
+        return mu[order.argsort()].to(z.dtype)
+
+    @property
+    def _whole(self) -> SampledEstimator | None:
+        """The wrapped estimator on the whole set, without an index; None if it does not average draws of images."""
+        estimator = self.estimator
+        if not isinstance(estimator, SampledEstimator):
+            return None
+        if type(estimator)._posterior_mean is not SampledEstimator._posterior_mean:
+            return None
+        whole = copy.copy(estimator)
+        whole._reference = self.reference
+        return whole
+
     def _by_label(self, labels: Tensor | None, answer: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
         """See `Estimator._by_label`; the classes answer in the order of their labels."""
+        rows = self._rows(labels)
+        parts = [answer(self.parts[label], own) for label, own in rows.items()]
+        return torch.cat(parts)[torch.cat(list(rows.values())).argsort()]
+
+    def _rows(self, labels: Tensor | None) -> dict[int, Tensor]:
+        """Group the rows of a batch by label."""
         if labels is None:
             raise InputError("ByClass: labels missing: it needs the class of each z")
         rows = rows_by_label(labels)
         unknown = next((label for label in rows if label not in self.parts), None)
         if unknown is not None:
             raise InputError(f"label {unknown} is none of the {len(self.parts)} classes of the reference set")
-        parts = [answer(self.parts[label], own) for label, own in rows.items()]
-        return torch.cat(parts)[torch.cat(list(rows.values())).argsort()]
+        return rows
 
 
 def _copy_apart(estimator: Estimator) -> Estimator:
-    """Copy an estimator and its collections, in which it may store results for its class."""
+    """Copy an estimator with its dicts, lists and sets, so that the copies of two classes share no stored results."""
     made = copy.copy(estimator)
     vars(made).update({name: copy.copy(v) for name, v in vars(made).items() if isinstance(v, (dict, list, set))})
     return made

@@ -1,9 +1,11 @@
 """The images that a sampling estimator draws for each z, and their weights."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lit_knn.reference import Reference
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
@@ -51,6 +53,36 @@ class Draws(NamedTuple):
         """Return self-normalised weights, Eq. 11 (eq:SNIS_estimator), from the exact distances: (B, p), float64."""
         log_p = torch.zeros_like(sq_dist) if self.of_posterior else unnormalised_log_likelihood(sq_dist, t)
         return snis_weights(log_p, -self.log_correction)
+
+
+def joined_draws(parts: Sequence[Draws]) -> Draws:
+    """Put the draws of several batches, made by the same kind of estimator, into one batch."""
+    places = [part.ids.shape[1] for part in parts]
+    most, sources = max(places), [part.x_source for part in parts]
+    with_source = sources[0] is not None
+
+    def padded(name: str, value: float) -> Tensor | None:
+        values = [getattr(part, name) for part in parts]
+        if values[0] is None:
+            return None
+        return torch.cat([pad(v, (0, most - p), value=value) for v, p in zip(values, places, strict=True)])
+
+    ids, log_correction = padded("ids", 0), padded("log_correction", -torch.inf)
+    assert ids is not None
+    assert log_correction is not None
+    counts = [
+        p.ids.new_full((len(p.ids),), n) if p.used is None else p.used for p, n in zip(parts, places, strict=True)
+    ]
+    all_used = all(part.used is None and n == most for part, n in zip(parts, places, strict=True))
+    return Draws(
+        ids,
+        log_correction,
+        None if all_used else torch.cat(counts),
+        padded("multiplicity", 0.0),
+        padded("inclusion", 1.0),
+        torch.cat([source for source in sources if source is not None]) if with_source else None,
+        parts[0].of_posterior,
+    )
 
 
 def uniform_ids(reference: Reference, batch: int, n: int, generator: torch.Generator | None) -> Tensor:

@@ -80,8 +80,12 @@ class SampledEstimator(CertifiedEstimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
+        return self._average(self._draw(z, t, x_source, generator), z, t)
+
+    def _average(self, draws: Draws, z: Tensor, t: Tensor) -> Tensor:
+        """Average the drawn images of each z with their weights; (B, *shape)."""
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
-        for rows, x, weights, _ in self._weighted(self._draw(z, t, x_source, generator), z, t):
+        for rows, x, weights, _ in self._weighted(draws, z, t):
             mu[rows] = weighted_mean(weights, x).to(mu.dtype)
         return mu
 

@@ -10,8 +10,8 @@ from lit_knn.index.base import Index
 from lit_knn.linalg.dtypes import check_compute, compute_dtype, matmul_float32
 from lit_knn.linalg.int8 import digits_of, product
 
-# Most bytes of one chunk's float32 scores, and of converted vectors. On a CPU, the operating system gives new memory
-# for larger arrays at each use, which is slow.
+# On a CPU, the scores of one chunk in float32 take about this many bytes, and so do the vectors converted at a time.
+# The operating system would allocate larger arrays anew at each use, which is slow.
 SCORE_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 

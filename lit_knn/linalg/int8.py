@@ -12,7 +12,7 @@ PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
 # Each digit of a query is an integer from −127 to 127, and the unit of the next digit is 254 times smaller.
 DIGIT = 127
 BASE = 254
-# Number of products of a digit and a code whose sum is always below 2^31.
+# A sum of this many products digit · code always fits in int32: 127 · 128 · 2^17 < 2^31.
 TERMS = 2**17
 # To compute norms, this many vectors are read at a time, and this many bytes are converted to float32 at a time.
 HALF_SQ_NORM_ROWS = 8192

@@ -49,6 +49,13 @@ class ClassSets(Mapping[int, "ReferenceSet"]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def ids_of(self, label: int, ids: Tensor) -> Tensor:
+        """Turn ids in the set of a class into ids in the whole set, of any shape."""
+        rows, stored = self._rows[label], len(self._sets[label].images)
+        row = ids % stored
+        own = row + rows.start if isinstance(rows, slice) else rows.to(ids.device)[row]
+        return own + (ids >= stored) * len(self._reference.images)
+
     def to(self, device: torch.device) -> None:
         """Move the sets that exist. The whole set must have moved before."""
         for label, made in self._sets.items():

@@ -115,7 +115,7 @@ def checked_config(config: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object, name: str, budget: list[int], depth: int) -> Any:
-    """Copy plain values, with tuples as lists like JSON; `budget` and `depth` bound the growth of shared lists."""
+    """Copy plain values; tuples become lists. `budget` limits the number of values, `depth` the nesting."""
     budget[0] -= 1
     if budget[0] < 0 or depth < 0 or (isinstance(value, ArrayRecord) and value.count > budget[0]):
         raise InputError(f"the constructor argument {name} holds too many values")

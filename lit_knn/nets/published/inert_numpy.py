@@ -73,7 +73,7 @@ class ArrayRecord(Inert):
 
     @property
     def count(self) -> int:
-        """Number of elements, with empty dimensions counted as 1: an upper bound on the lists that `tolist` makes."""
+        """Number of elements, where an empty dimension counts as 1. `tolist` makes at most so many lists a level."""
         return math.prod(max(n, 1) for n in self.shape)
 
     def tolist(self) -> Any:

@@ -51,7 +51,7 @@ class _Storage(Inert):
 
 
 class TensorRecord(Inert):
-    """Parts of a tensor; from a real tensor, a pickle could call its methods."""
+    """Holds the parts of a tensor, because a pickle could call the methods of a real tensor."""
 
     __slots__ = ("offset", "size", "storage", "stride")
 
