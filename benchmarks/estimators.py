@@ -75,7 +75,7 @@ def entries(k: int, n: int) -> dict[str, Entry]:
 
 
 def bound(entry: Entry, images: Tensor) -> Estimator:
-    """Bind the estimator to a set of these images with its own index."""
+    """Make the estimator of an entry, and bind it to a new set of `images` with the index of the entry."""
     return entry.estimator().bind(ReferenceSet(images, index=entry.make_index()))
 
 
@@ -125,7 +125,7 @@ def seconds(values: dict[str, Tensor], args: argparse.Namespace) -> float:
 
 
 def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
-    """Return mean of `values` / mean of `of`, with its standard error. Both are (B,), at the same latents.
+    """Return the ratio mean(values) / mean(of) and its standard error. `values` and `of` are (B,), at the same latents.
 
     To first order the error of the ratio is the mean of values − share·of; NaN if the mean of `of` is 0.
     """

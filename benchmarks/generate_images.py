@@ -63,7 +63,7 @@ class Recipe:
 def generated_source(
     images: np.ndarray, labels: np.ndarray | None, number: int, size: int | None, classes: int | None, seed: int
 ) -> Source:
-    """Make a source of generated images, which can be prepared; the other arguments are those of `Recipe`.
+    """Make a `Source` of generated images for `write_prepared`. `Recipe` explains `number`, `classes` and `seed`.
 
     `images` are (S, C, H, W) uint8 and `labels` (S,) int64, None for zeros. `size` is the width and height after
     bilinear resizing with antialiasing; None keeps those of the source.
@@ -95,7 +95,7 @@ def generated_source(
         image = (blend // WEIGHT_UNIT).astype(np.uint8)
         if rows is None or columns is None:
             return image
-        # The weights average pixels, so the result stays in [0, 255].
+        # Each resized pixel is a weighted average of the image's pixels, so the result stays in [0, 255].
         return (rows @ image.astype(np.float32) @ columns.T + 0.5).astype(np.uint8)
 
     digest = hashlib.sha256(padded.data)

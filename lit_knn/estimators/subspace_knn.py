@@ -208,7 +208,8 @@ class SubspaceKNN(CertifiedEstimator):
             - 2 * weights * share * (from_mean * from_rest).sum(2)
             + share.square() * from_rest.square().sum(2)
         ).sum(1)
-        # Kept images balance the draws, so Σc is not 0. Σc does not vary, so it is no error and is subtracted.
+        # Σc over the draws is not 0, because it balances the kept images, which do not vary. The error is the spread of
+        # c around its mean, so |Σc|²/s is subtracted.
         total = (weighted_deviation(weights, x, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
         variance = torch.where(count > 1, centred.clamp(min=0) * count / (count - 1).clamp(min=1), squares)
@@ -221,7 +222,7 @@ def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
 
     All rows share one product. No row may hold a NaN, because on some processors it would spread to other rows.
     """
-    # Divide by the largest value, because bfloat16 might round all of a small rest to 0.
+    # Each row is divided by its largest value. Otherwise bfloat16 might round all values of a tiny row to 0.
     largest = rest.amax(1, keepdim=True)
     rest = rest.div_(torch.where(largest > 0, largest, 1.0)).to(coordinates.dtype)
     total = rest.sum(1, keepdim=True, dtype=torch.float32)

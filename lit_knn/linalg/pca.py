@@ -1,4 +1,4 @@
-"""Principal components of the images, and the images in their coordinates."""
+"""Computes the principal components of images, and projects images on them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

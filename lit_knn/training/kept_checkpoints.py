@@ -31,7 +31,7 @@ def config_of_run(run: str | Path) -> dict[str, Any]:
 
 
 def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
-    """Find the last checkpoint and those that `CheckpointByImages` kept, sorted by their keys, the images seen.
+    """Find the last checkpoint and the ones that `CheckpointByImages` kept; return paths by the number of images seen.
 
     If the run was resumed, `ckpt_path` in its config.yaml names the earlier folder; checkpoints there count up to this
     one. `last.ckpt` counts if `max_steps` are done and no other checkpoint has the same number of images.

@@ -87,7 +87,7 @@ def read_estimator(path: Path, owner: str) -> tuple[str, int | None, int | None]
 
 
 def _number(estimator: str, options: dict[str, Any], option: str) -> int | None:
-    """Read an option of an estimator. Null means the class's default, which is reduced if the data has fewer images."""
+    """Read an option of an estimator: None if it is not given, and the default of its class if it is null."""
     count = getattr(getattr(estimators, estimator, None), option, None)
     given = options.get(option)
     return count.default if given is None and option in options and isinstance(count, Count) else given
