@@ -17,5 +17,5 @@ class FiniteCheckpoint(ModelCheckpoint):
 
     @staticmethod
     def is_accumulating(trainer: pl.Trainer) -> bool:
-        """Whether this batch only added gradients for a later step."""
+        """Tells whether this batch only added gradients for a later step."""
         return trainer.fit_loop._should_accumulate()

@@ -34,7 +34,7 @@ def remove_partial(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time into blocks with the same path.
+    """Allow only one process at a time to enter blocks with the same path.
 
     The lock is the file `.<name>.lock` beside `path`. The file stays, but a process that ends frees the lock.
     """

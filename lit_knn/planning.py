@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether everything fits, as far as it is known."""
+        """Tells whether everything fits, as far as it is known."""
         return all(there is None or needed <= there for _, needed, there in self.needed)
 
     def __str__(self) -> str:

@@ -19,16 +19,8 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented, GeometricAugmentation
+from tests.short_training import TRAINER, train
 from tests.toys import all_warped, unwarped
-
-TRAINER = {
-    "accelerator": "cpu",
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-    "limit_val_batches": 0,
-}
 
 
 class ConstantNet(nn.Module):
@@ -57,12 +49,6 @@ class Images(pl.LightningDataModule):
 
     def train_dataloader(self):
         return torch.utils.data.DataLoader(self.x, batch_size=self.batch_size)
-
-
-def train(model, data, steps, **trainer_args):
-    trainer = pl.Trainer(max_steps=steps, **{**TRAINER, "enable_checkpointing": False, **trainer_args})
-    trainer.fit(model, data)
-    return trainer
 
 
 def unet(**options):

@@ -101,7 +101,7 @@ class Adaptive(CertifiedEstimator):
 
     @property
     def can_warp(self) -> bool:
-        """Whether the wrapped estimator can warp."""
+        """Tells whether the wrapped estimator can warp."""
         return self.estimator.can_warp
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:

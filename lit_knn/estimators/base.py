@@ -36,16 +36,16 @@ class Estimator(TellsSettings, ABC):
     """
 
     needs_reference = True
-    """Whether `bind` must be called before use."""
+    """Tells whether `bind` must be called before use."""
 
     deterministic = False
-    """Whether equal z, t and x_source always give equal estimates. If so, the generator has no effect."""
+    """Tells whether equal z, t and x_source always give equal estimates. If so, the generator has no effect."""
 
     uses_source = False
-    """Whether the estimate depends on `x_source`."""
+    """Tells whether the estimate depends on `x_source`."""
 
     shardable = False
-    """Whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
+    """Tells whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
 
     A shardable estimator accesses the set only through `search`, `gather`, `fetch` and `over_shards`. It calls them
     equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its own code
@@ -88,12 +88,12 @@ class Estimator(TellsSettings, ABC):
 
     @property
     def knows_classes(self) -> bool:
-        """Whether `posterior_mean` takes labels: true if a subclass overrides `_by_label`."""
+        """Tells whether `posterior_mean` takes labels: true if a subclass overrides `_by_label`."""
         return type(self)._by_label is not Estimator._by_label
 
     @property
     def can_warp(self) -> bool:
-        """Whether `warped_mean` works: true if a subclass implements `_warped_mean`."""
+        """Tells whether `warped_mean` works: true if a subclass implements `_warped_mean`."""
         return type(self)._warped_mean is not Estimator._warped_mean
 
     @property
@@ -147,10 +147,9 @@ class Estimator(TellsSettings, ABC):
         """Compute `posterior_mean` with checked arguments."""
 
         def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
-            # Clone the arguments, because a hook may overwrite them.
-            own_z, own_t = z[rows].clone(), t[rows].clone()
-            source = None if x_source is None else x_source[rows].clone()
-            return part._check_mean(part._posterior_mean(own_z, own_t, source, generator), z[rows]).to(z.dtype)
+            own, source = _copied(z, rows), None if x_source is None else _copied(x_source, rows)
+            result = part._posterior_mean(own, _copied(t, rows), source, generator)
+            return part._check_mean(result, z[rows]).to(z.dtype)
 
         return self._by_label(labels, mean)
 
@@ -196,7 +195,7 @@ class Estimator(TellsSettings, ABC):
 
             def answer(part: Estimator, rows: Tensor | slice) -> Tensor:
                 own = warp if isinstance(rows, slice) else warp.rows(rows)
-                own_z, own_t, source = wide[rows].clone(), t[rows].clone(), x_source[rows].clone()
+                own_z, own_t, source = _copied(wide, rows), _copied(t, rows), _copied(x_source, rows)
                 mean = part._warped_mean(own_z, own_t, own, source, generator)
                 return part._check_mean(mean, z[rows]).to(z.dtype)
 
@@ -263,14 +262,14 @@ class Estimator(TellsSettings, ABC):
         """
 
     def _by_label(self, labels: Tensor | None, answer: Callable[["Estimator", Tensor | slice], Tensor]) -> Tensor:
-        """Let each label's estimator compute its rows. By default, `self` computes all rows and refuses labels."""
+        """Each label's estimator computes its rows. By default, `self` computes all rows and refuses labels."""
         if labels is not None:
             name = type(self).__name__
             raise InputError(f"{name}: labels are given, but it averages over all classes; use ByClass({name}(...))")
         return answer(self, slice(None))
 
     def _nothing_to_do(self, z: Tensor) -> bool:
-        """Whether to skip a call because z is empty. A sharded set skips none, because other ranks wait for answers."""
+        """Tells whether to skip a call because z is empty. A sharded set skips none: other ranks wait for answers."""
         return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
 
     def _check_mean(self, mean: Tensor, z: Tensor) -> Tensor:
@@ -323,3 +322,8 @@ class Estimator(TellsSettings, ABC):
             raise InputError(f"{name}: labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
         if labels.device != z.device:
             raise InputError(f"{name}: labels are on {labels.device}, z is on {z.device}")
+
+
+def _copied(values: Tensor, rows: Tensor | slice) -> Tensor:
+    """Return a copy of some rows, because a hook may overwrite its arguments. Row numbers make a copy by themselves."""
+    return values[rows].clone() if isinstance(rows, slice) else values[rows]

@@ -39,16 +39,17 @@ class ByClass(Estimator):
         self.estimator = estimator
         self.deterministic, self.uses_source = estimator.deterministic, estimator.uses_source
         self.parts: dict[int, Estimator] = {}
+        self._whole: SampledEstimator | None = None
 
     @property
     def can_warp(self) -> bool:
-        """Whether the wrapped estimator can warp."""
+        """Tells whether the wrapped estimator can warp."""
         return self.estimator.can_warp
 
     def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`. Binds a copy of the wrapped estimator to each class."""
         super().bind(reference)
-        self.parts = {}
+        self.parts, self._whole = {}, _averaging(self.estimator, reference)
         classes = reference.classes
         sizes = (self._bind_one(label, part) for label, part in classes.items())
         title = f"binding {type(self.estimator).__name__} to {len(classes)} classes"
@@ -81,8 +82,7 @@ class ByClass(Estimator):
         labels: Tensor | None,
     ) -> Tensor:
         """Compute the means of an estimator that draws images in one pass; only the draws go class by class."""
-        whole = self._whole
-        if whole is None:
+        if self._whole is None:
             return super()._checked_mean(z, t, x_source, generator, labels)
         draws = []
         rows = self._rows(labels)
@@ -92,20 +92,8 @@ class ByClass(Estimator):
             drawn = part._draw(z[own], t[own], source, generator)  # type: ignore[attr-defined]
             draws.append(drawn._replace(ids=self.reference.classes.ids_of(label, drawn.ids)))
         order = torch.cat(list(rows.values()))
-        mu = whole._average(joined_draws(draws), z[order], t[order])
+        mu = self._whole._average(joined_draws(draws), z[order], t[order])
         return mu[order.argsort()].to(z.dtype)
-
-    @property
-    def _whole(self) -> SampledEstimator | None:
-        """The wrapped estimator on the whole set, without an index; None if it does not average draws of images."""
-        estimator = self.estimator
-        if not isinstance(estimator, SampledEstimator):
-            return None
-        if type(estimator)._posterior_mean is not SampledEstimator._posterior_mean:
-            return None
-        whole = copy.copy(estimator)
-        whole._reference = self.reference
-        return whole
 
     def _by_label(self, labels: Tensor | None, answer: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
         """See `Estimator._by_label`; the classes answer in the order of their labels."""
@@ -122,6 +110,17 @@ class ByClass(Estimator):
         if unknown is not None:
             raise InputError(f"label {unknown} is none of the {len(self.parts)} classes of the reference set")
         return rows
+
+
+def _averaging(estimator: Estimator, reference: Reference) -> SampledEstimator | None:
+    """Copy an estimator onto the whole set, without an index. Returns None if it does not average draws of images."""
+    if not isinstance(estimator, SampledEstimator):
+        return None
+    if type(estimator)._posterior_mean is not SampledEstimator._posterior_mean:
+        return None
+    whole = copy.copy(estimator)
+    whole._reference = reference
+    return whole
 
 
 def _copy_apart(estimator: Estimator) -> Estimator:

@@ -78,9 +78,13 @@ class Exact(ExactFloat64):
         """See `Estimator.bind`. Measures which number type is exact enough."""
         super().bind(reference)
         # Each shard computes its own mean, and all shards must use the same number type.
-        each = in_every_process(lambda: self._digits_for(reference.local)) if reference.sharded else None
-        found = [self._digits_for(reference.local)] if each is None else each
-        self._digits = max(found) if None not in found else None  # type: ignore[type-var]
+
+        def local_digits() -> int | None:
+            return self._digits_for(reference.local)
+
+        found = in_every_process(local_digits) if reference.sharded else [local_digits()]
+        digits = [number for number in found if number is not None]
+        self._digits = max(digits) if len(digits) == len(found) else None
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:

@@ -40,7 +40,7 @@ class Index(TellsSettings, ABC):
     """
 
     shared = False
-    """Whether the processes of a machine share one copy of the index while it is on the CPU."""
+    """Tells whether the processes of a machine share one copy of the index while it is on the CPU."""
 
     @abstractmethod
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:

@@ -355,7 +355,7 @@ def _expect_few_points(index: Any, N: int, factory: str) -> None:
 
 
 def _runs_on_gpu(index: Any) -> bool:
-    """Whether FAISS has this kind of index for GPUs. FAISS may still refuse some sizes of product codes in lists."""
+    """Tells whether FAISS has this kind of index for GPUs. It may still refuse some sizes of product codes in lists."""
     faiss = _import_faiss()
     if isinstance(index, faiss.IndexPreTransform):
         return _runs_on_gpu(faiss.downcast_index(index.index))

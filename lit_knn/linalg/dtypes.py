@@ -45,7 +45,7 @@ def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def is_native(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the device has instructions that multiply the type."""
+    """Tells whether the device has instructions that multiply the type."""
     if dtype == torch.float32:
         return True
     if device.type == "cuda":

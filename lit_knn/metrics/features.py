@@ -136,7 +136,7 @@ class InceptionV3(NetworkExtractor):
 
     @property
     def is_published(self) -> bool:
-        """Whether the weights are the published ones. Read this after `load`."""
+        """Tells whether the weights are the published ones. Read this after `load`."""
         return self._sha256.startswith(INCEPTION_SHA256)
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -36,7 +36,7 @@ class Reference(ABC):
     """
 
     sharded = False
-    """Whether each rank holds only a part of the images."""
+    """Tells whether each rank holds only a part of the images."""
 
     index: Index
     N: int
@@ -91,6 +91,8 @@ class Reference(ABC):
         # Compare the devices before and after the move, because "cuda" may mean the "cuda:0" of the images.
         if self.device != before:
             self._cache.clear()
+            if self._classes is not None:
+                self._classes.to(self.device)
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
 

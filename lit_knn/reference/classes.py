@@ -86,5 +86,5 @@ def as_slice(rows: Tensor) -> Tensor | slice:
 
 
 def lie_together(labels: Tensor) -> bool:
-    """Whether the rows of each label are consecutive in `labels` (B,)."""
+    """Tells whether the rows of each label are consecutive in `labels` (B,)."""
     return len(labels.unique_consecutive()) == len(labels.unique())

@@ -64,12 +64,9 @@ class ReferenceSet(Reference):
         return self
 
     def _move(self, device: torch.device) -> None:
-        before = self.device
         if self.index_built:
             self.index.to(device)
         self.images = self.images.to(device)
-        if self.device != before and self._classes is not None:
-            self._classes.to(device)
 
     def fingerprint(self, mirrored: bool = True) -> str:
         """See `Reference.fingerprint`."""

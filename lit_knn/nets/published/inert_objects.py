@@ -76,7 +76,7 @@ class Name(Inert):
 
 
 def is_size(number: object) -> bool:
-    """Whether a number from a file can be a size or an offset."""
+    """Tells whether a number from a file can be a size or an offset."""
     return type(number) is int and 0 <= number < 2**48
 
 
