@@ -111,6 +111,9 @@ def run_tests(root: Path, tests: list[str], log: Path) -> None:
     import pytest
 
     os.setsid()
+    # A tool in the background ignores Ctrl-C, but tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -271,6 +274,7 @@ def main(args: list[str] | None = None) -> int:
     kept = Path(tempfile.gettempdir(), f"lit_knn-faults-{os.getuid()}.jsonl")
     parser.add_argument("--results", type=Path, default=kept, metavar="FILE", help=f"kept verdicts (default: {kept})")
     options = parser.parse_args(args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Running tests are then ended, too.
     faults = read_faults(LISTS, options.words)
     for name in PRELOADED:
         importlib.import_module(name)
