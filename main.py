@@ -121,9 +121,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         run: False instantiates only.
     """
     raising = {"exit_on_error": False}  # so that `main` can print the error in one line
-    about = {
-        "description": "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side."
-    }
+    description = "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side."
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
