@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import generate_images, ivf_bias, scale, sharded, warped
+from benchmarks import generate_images, ivf_bias, scale, sharded, soak, warped
 from benchmarks.common import Entry, load, prepared_set
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import measure, measure_truth, recall
@@ -246,3 +246,19 @@ def test_warped_measures_targets_of_warped_items(tmp_path, capsys):
     # At small noise every target is the item. At large noise the item is by far the worst target.
     assert max(low) < 1e-9
     assert high[0] > 4 * max(high[1:])
+
+
+def test_growth_leaves_out_the_warm_up_and_finds_a_leak():
+    minutes = np.linspace(0, 100, 501)
+    warm = np.minimum(minutes / 15, 1) * 1e9
+    assert soak.growth(list(zip(minutes, warm, strict=True))) == 0
+    # A leak of 0.1 % of the memory per minute; the middles of both parts are 64 minutes apart.
+    leaking = warm * (1 + minutes / 1000)
+    assert soak.growth(list(zip(minutes, leaking, strict=True))) == pytest.approx(0.064 / 1.028, rel=0.01)
+
+
+@pytest.mark.slow
+def test_soak_trains_and_writes_table_and_picture(tmp_path, capsys):
+    soak.main(["--minutes", "0.4", "--output", str(tmp_path / "memory")])
+    assert "growth after the warm-up" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"memory.csv", "memory.png", "memory.pdf"}
