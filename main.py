@@ -20,7 +20,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_only
 
 from callbacks import SampleWriter, StepProgressBar
-from lit_knn.command_line.arguments import with_joined_negatives, without_debug
+from lit_knn.command_line.arguments import check_linked, with_joined_negatives, without_debug
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
 from lit_knn.command_line.messages import message_of
@@ -70,6 +70,7 @@ class CLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments; `best` also reads the configuration of its run."""
         args = with_joined_negatives(sys.argv[1:] if args is None else args)
+        check_linked(args)
         empty = check_config_files(args)
         self.config = parser.parse_args(with_config_of_run(args))
         command = self.config.get("subcommand")
@@ -181,6 +182,7 @@ def main(args: Sequence[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         message = printable(told)
+        sys.stdout.flush()  # Progress bars end their line there.
         rank = rank_zero_only.rank  # type: ignore[attr-defined]
         if rank == 0:
             print(f"error: {message}", file=sys.stderr)

@@ -64,7 +64,8 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
         (num_steps,), float64. Flip it for a sampler, which goes down.
 
     Raises:
-        InputError: num_steps < 2 or above `MOST_LEVELS`, rho <= 0, not 0 < sigma_min < sigma_max, or levels that are equal in float64.
+        InputError: num_steps < 2 or above `MOST_LEVELS`, rho <= 0, not 0 < sigma_min < sigma_max, or levels that are
+            equal in float64.
     """
     if num_steps < 2:
         raise InputError(f"num_steps must be at least 2, got {num_steps}")

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from lit_knn.errors import InputError
+
 DEBUG = "--debug"
 
 
@@ -20,6 +22,14 @@ def with_joined_negatives(args: Sequence[str]) -> list[str]:
         else:
             joined.append(arg)
     return joined
+
+
+def check_linked(args: Sequence[str]) -> None:
+    """Refuse a seed of one part, which the common seed would replace without a word."""
+    for arg in args:
+        option = arg.partition("=")[0].replace(".init_args", "")
+        if option in ("--model.seed", "--data.seed"):
+            raise InputError(f"{option} is set by --seed_everything: give that option")
 
 
 def _is_number(text: str) -> bool:

@@ -1,6 +1,7 @@
 """The one line that tells a user what is wrong."""
 
 import argparse
+import traceback
 
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -29,7 +30,16 @@ def message_of(error: BaseException) -> str | None:
         return condense(str(error))
     if is_out_of_memory(error):
         return f"not enough memory: {_in_one_line(error)}; `plan` shows what a run needs"
-    return _in_one_line(error) if isinstance(error, (MisconfigurationException, NonFiniteLossError)) else None
+    told = isinstance(error, (MisconfigurationException, NonFiniteLossError)) or _is_refused_by_lightning(error)
+    return _in_one_line(error) if told else None
+
+
+def _is_refused_by_lightning(error: BaseException) -> bool:
+    """Tell whether Lightning's own checks raised the error: some options are checked only when a run begins."""
+    module = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+    return isinstance(error, ValueError) and module.startswith(("pytorch_lightning.trainer", "pytorch_lightning.loops"))
 
 
 def condense(message: str) -> str:

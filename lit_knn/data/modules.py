@@ -374,7 +374,11 @@ def _checked(owner: str, loaded: object) -> tuple[Images, Labels]:
     kinds = (np.ndarray, Tensor)
     pair = loaded if isinstance(loaded, tuple) and len(loaded) == 2 else (None, None)
     if not isinstance(pair[0], kinds) or not isinstance(pair[1], (*kinds, type(None))):
-        got = f"({', '.join(type(part).__name__ for part in loaded)})" if isinstance(loaded, tuple) else type(loaded).__name__
+        got = (
+            f"({', '.join(type(part).__name__ for part in loaded)})"
+            if isinstance(loaded, tuple)
+            else type(loaded).__name__
+        )
         raise InputError(f"{owner}.load must return (images, labels), arrays or tensors, or None for labels, got {got}")
     return pair
 

@@ -273,7 +273,7 @@ class Estimator(TellsSettings, ABC):
         return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
 
     def _check_mean(self, mean: Tensor, z: Tensor) -> Tensor:
-        """Return `mean`, which a hook computed for `z`. Raises InputError unless it is finite, on z's device, in z's shape."""
+        """Return `mean`, which a hook computed for `z`. It must be finite, and like `z` in shape and device."""
         got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
         if got != f"{tuple(z.shape)} on {z.device}":
             name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"

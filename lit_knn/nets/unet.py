@@ -27,8 +27,8 @@ class UNet(nn.Module):
         augment_dim: width of the augmentation labels, 0 for none.
 
     Raises:
-        InputError: in_channels, channels or blocks < 1, blocks > 100, no multipliers, num_classes or augment_dim < 0, or
-            dropout outside [0, 1).
+        InputError: in_channels, channels or blocks < 1, blocks > 100, no multipliers, num_classes or augment_dim < 0,
+            or dropout outside [0, 1).
     """
 
     def __init__(

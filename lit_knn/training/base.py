@@ -127,6 +127,12 @@ class EstimatorTraining(pl.LightningModule):
             self._set_image_shape(self.estimator.reference.shape)
 
     def _bind(self, reference: ReferenceSet) -> None:
+        draws = getattr(self.estimator, "n", 0)
+        if draws > reference.N:
+            raise InputError(
+                f"{type(self.estimator).__name__}: n={draws} is more than the {reference.N} images: the exact mean, "
+                "lit_knn.estimators.Exact, costs less"
+            )
         if not self.conditioning:
             self.estimator.bind(reference)
             return
