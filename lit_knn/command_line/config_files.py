@@ -40,7 +40,7 @@ def check_config_files(args: Sequence[str]) -> list[EmptyMapping]:
     found: list[EmptyMapping] = []
     for option, value in _values(args):
         is_config = option in ("-c", "--config")
-        if is_config and not any(mark in value for mark in ("{", ":", "\n")):
+        if is_config and not any(mark in value for mark in ("{", ": ", ":\n")):
             found += _empty_mappings(_check_config(Path(value)), value, ())
         elif Path(value).suffix in SUFFIXES:
             _check_file(Path(value), ())

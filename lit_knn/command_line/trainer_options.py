@@ -72,8 +72,11 @@ def _check_number_of_devices(devices: Any, starts: bool) -> None:
     """Refuse more processes than the machine can run, before Lightning makes a list of that length."""
     here = max(PROCESSES_PER_CORE * (os.cpu_count() or 1), torch.cuda.device_count())
     most = here if starts else MOST_PLANNED
-    if isinstance(devices, int) and devices > most and not torch.distributed.is_torchelastic_launched():
-        raise InputError(f"trainer.devices={devices} is more than the {most} processes that a machine can run well")
+    number = int(devices) if str(devices).isdecimal() else 0  # The parser gives `99` as a text.
+    if number > most and not torch.distributed.is_torchelastic_launched():
+        raise InputError(
+            f"trainer.devices={devices} must be at most {most} here: more processes would only wait for each other"
+        )
 
 
 def check_processes(trainer: pl.Trainer) -> None:
