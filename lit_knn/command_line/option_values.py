@@ -89,7 +89,8 @@ def _takes_null(kind: Any) -> dict[str, bool]:
         if "__init__" not in vars(base):
             continue
         try:
-            hints, signature = typing.get_type_hints(base.__init__), inspect.signature(base.__init__)
+            constructor = vars(base)["__init__"]
+            hints, signature = typing.get_type_hints(constructor), inspect.signature(constructor)
         except (NameError, TypeError, ValueError):
             break  # Nothing is known about this class.
         for name, parameter in signature.parameters.items():
