@@ -1,4 +1,4 @@
-"""The application: `python main.py fit|validate|predict|plan -c configs/….yaml` and `… best --run RUN`."""
+"""The application: `python main.py fit|validate|predict|plan -c configs/….yaml`, `… best --run RUN`, `… report RUN`."""
 
 import argparse
 import importlib
@@ -19,7 +19,8 @@ from pytorch_lightning.callbacks import BasePredictionWriter, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_only
 
-from callbacks import SampleWriter, StepProgressBar
+from callbacks import RunRecord, SampleWriter, StepProgressBar
+from lit_knn import report
 from lit_knn.command_line.arguments import check_linked, with_joined_negatives, without_debug
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
@@ -112,7 +113,7 @@ class CLI(LightningCLI):
         super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Show progress over the whole run, unless the options set another bar or no bar."""
+        """Show progress over the whole run, unless the options set another bar or no bar; record a training run."""
         options = self._get(self.config_init, "trainer")
         callbacks = options["callbacks"] or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
@@ -120,6 +121,8 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, StepProgressBar()]
         if self.subcommand == "predict" and not any(isinstance(c, BasePredictionWriter) for c in callbacks):
             callbacks = [*callbacks, SampleWriter()]  # Without a writer, no sample would be kept.
+        if self.subcommand == "fit" and not any(isinstance(c, RunRecord) for c in callbacks):
+            callbacks = [*callbacks, RunRecord()]
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
@@ -137,6 +140,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     """
     # `main` prints the error in one line.
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
+    description = "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side."
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
@@ -146,7 +150,11 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         seed_everything_default=0,
         trainer_defaults={"default_root_dir": "runs"},
         save_config_kwargs={"overwrite": True},
-        parser_kwargs={**raising, **(dict.fromkeys(CLI.subcommands(), raising) if run else {})},
+        parser_kwargs={
+            **raising,
+            "description": description,
+            **({name: dict(raising) for name in CLI.subcommands()} if run else {}),
+        },
         args=None if args is None else list(args),
         run=run,
     )
@@ -173,6 +181,9 @@ def main(args: Sequence[str] | None = None) -> None:
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    if args and args[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
+        report.main(args[1:])
+        return
     try:
         make_cli(args)
     except Exception as error:

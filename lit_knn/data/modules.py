@@ -372,15 +372,12 @@ def _read(reader: Callable[..., T], path: str, *options: Any) -> T:
 def _checked(owner: str, loaded: object) -> tuple[Images, Labels]:
     """Return what a `load` of a user's data module gave, or raise InputError if it is no pair of images and labels."""
     kinds = (np.ndarray, Tensor)
-    pair = loaded if isinstance(loaded, tuple) and len(loaded) == 2 else (None, None)
-    if not isinstance(pair[0], kinds) or not isinstance(pair[1], (*kinds, type(None))):
-        got = (
-            f"({', '.join(type(part).__name__ for part in loaded)})"
-            if isinstance(loaded, tuple)
-            else type(loaded).__name__
-        )
-        raise InputError(f"{owner}.load must return (images, labels), arrays or tensors, or None for labels, got {got}")
-    return pair
+    if isinstance(loaded, tuple) and len(loaded) == 2:
+        images, labels = loaded
+        if isinstance(images, kinds) and (labels is None or isinstance(labels, kinds)):
+            return images, labels
+    got = [type(part).__name__ for part in loaded] if isinstance(loaded, tuple) else type(loaded).__name__
+    raise InputError(f"{owner}.load must return (images, labels), arrays or tensors, or None for labels, got {got}")
 
 
 def _check_at_least(least: int, **options: int) -> None:
