@@ -6,6 +6,7 @@ import os
 import pkgutil
 import sys
 import time
+import traceback
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,17 +14,20 @@ from typing import Any
 
 import jsonargparse
 import pytorch_lightning as pl
-import torch
 import yaml
-from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.callbacks import BasePredictionWriter, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_only
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from callbacks import RunRecord, StepProgressBar
+from callbacks import RunRecord, SampleWriter, StepProgressBar
 from lit_knn import report
-from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
+from lit_knn.command_line.arguments import check_linked, with_joined_negatives, without_debug
+from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
+from lit_knn.command_line.construction import construct
+from lit_knn.command_line.messages import message_of
+from lit_knn.command_line.option_values import as_dict, check_values
+from lit_knn.command_line.trainer_options import check_processes, check_trainer_options, explain
+from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, printable
 from lit_knn.trainer import Trainer
 from lit_knn.training.kept_checkpoints import config_of_run
 
@@ -31,14 +35,12 @@ from lit_knn.training.kept_checkpoints import config_of_run
 for module in ("data", "edm", "ict", "lit_estimator", "nets", "training.augmentation"):
     importlib.import_module(f"lit_knn.{module}")
 
-# A parser's message has these lines around the actual reason.
-FRAMES = (
-    *("Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path"),
-    "Expected a <class 'NoneType'>",
-)
-
 # `best` uses these parts of a run's configuration; the other parts say how its training was started.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
+
+# Lightning also seeds NumPy, whose seeds have 32 bits.
+LARGEST_SEED = 2**32 - 1
+DEBUG_HELP = "--debug: also show the traceback of an error"
 
 _load_yaml = jsonargparse.get_loader("yaml")
 
@@ -68,7 +70,16 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments; `best` also reads the configuration of its run."""
-        self.config = parser.parse_args(with_config_of_run(sys.argv[1:] if args is None else args))
+        args = with_joined_negatives(sys.argv[1:] if args is None else args)
+        check_linked(args)
+        empty = check_config_files(args)
+        self.config = parser.parse_args(with_config_of_run(args))
+        command = self.config.get("subcommand")
+        parsed = as_dict(self.config)
+        options = parsed if command is None else parsed[command]
+        check_empty_mappings(empty, options, parsed)
+        check_values(options, pl.Trainer)
+        check_trainer_options(options["trainer"], command or "fit")
 
     def _parse_ckpt_path(self) -> None:
         """Check that the checkpoint exists before anything long begins.
@@ -96,6 +107,11 @@ class CLI(LightningCLI):
         if self.subcommand == "predict" and self.config.predict.return_predictions is None:
             self.config.predict.return_predictions = False
 
+    def instantiate_classes(self) -> None:
+        """Make all objects; `construct` tells why one cannot be made."""
+        self.parser.add_instantiator(construct, object)
+        super().instantiate_classes()
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Show progress over the whole run, unless the options set another bar or no bar; record a training run."""
         options = self._get(self.config_init, "trainer")
@@ -103,13 +119,15 @@ class CLI(LightningCLI):
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
+        if self.subcommand == "predict" and not any(isinstance(c, BasePredictionWriter) for c in callbacks):
+            callbacks = [*callbacks, SampleWriter()]  # Without a writer, no sample would be kept.
         if self.subcommand == "fit" and not any(isinstance(c, RunRecord) for c in callbacks):
             callbacks = [*callbacks, RunRecord()]
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
-        except (ValueError, RuntimeError) as error:  # The options do not fit together.
-            raise InputError(f"trainer: {' '.join(str(error).split())}") from error
-        _check_processes(trainer)
+        except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
+            raise InputError(explain(error, options)) from error
+        check_processes(trainer)
         return trainer
 
 
@@ -120,7 +138,8 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         args: subcommand and options; only options if `run` is False; `sys.argv` if None.
         run: False instantiates only.
     """
-    raising = {"exit_on_error": False}  # so that `main` can print the error in one line
+    # `main` prints the error in one line.
+    raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
     description = "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side."
     return CLI(
         pl.LightningModule,
@@ -134,7 +153,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         parser_kwargs={
             **raising,
             "description": description,
-            **(dict.fromkeys(CLI.subcommands(), raising) if run else {}),
+            **({name: dict(raising) for name in CLI.subcommands()} if run else {}),
         },
         args=None if args is None else list(args),
         run=run,
@@ -157,20 +176,24 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line; bad input ends it with one line and exit status 2."""
+    """Run one command line; bad input ends it with one line and exit status 2, after a traceback with `--debug`."""
+    args, debug = without_debug(sys.argv[1:] if args is None else args)
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    given = sys.argv[1:] if args is None else args
-    if given and given[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
-        report.main(given[1:])
+    if args and args[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
+        report.main(args[1:])
         return
     try:
         make_cli(args)
-    except (ValueError, argparse.ArgumentError, MisconfigurationException, NonFiniteLossError) as error:
-        message = _message(error)
-        if message is None:
+    except Exception as error:
+        told = message_of(error)
+        if told is None:  # This is a fault of the program.
             raise
+        if debug:
+            traceback.print_exc()
+        message = printable(told)
+        sys.stdout.flush()  # Progress bars end their line there.
         rank = rank_zero_only.rank  # type: ignore[attr-defined]
         if rank == 0:
             print(f"error: {message}", file=sys.stderr)
@@ -178,24 +201,6 @@ def main(args: Sequence[str] | None = None) -> None:
         elif _is_first_of_machine() or isinstance(error, (NonFiniteLossError, LostProcessError)) or _is_first_alive():
             print(f"error: rank {rank}: {message}", file=sys.stderr)
         raise SystemExit(2) from error
-
-
-def _check_processes(trainer: pl.Trainer) -> None:
-    """Refuse options with which each process of a launcher would train its own model."""
-    asked = trainer.num_devices * trainer.num_nodes
-    if torch.distributed.is_torchelastic_launched():
-        launcher, started = "torchrun", int(os.environ["WORLD_SIZE"])
-        fits = started == asked and trainer.num_devices == int(os.environ["LOCAL_WORLD_SIZE"])
-    elif SLURMEnvironment.detect():
-        launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
-        fits = started == asked
-    else:
-        return
-    if not fits:
-        raise InputError(
-            f"{launcher} has started {started} processes, but trainer.num_nodes={trainer.num_nodes} and "
-            f"trainer.devices={trainer.num_devices} ask for {asked}: give the machines and the processes of each"
-        )
 
 
 def _is_first_of_machine() -> bool:
@@ -215,34 +220,9 @@ def _is_first_alive() -> bool:
 
 
 def _seed(value: Any) -> int:
-    if value is None or value is True or value < 0:
-        raise InputError(f"--seed_everything must be a number of at least 0, got {value}")
+    if value is None or value is True or not 0 <= value <= LARGEST_SEED:
+        raise InputError(f"--seed_everything must be a number from 0 to {LARGEST_SEED}, got {value}")
     return int(value)
-
-
-def _message(error: BaseException) -> str | None:
-    """Return the message for the user, in one line, or None if the error is not about the input."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, InputError):
-        cause = cause.__cause__ or cause.__context__
-    if cause is not None:
-        return str(cause)
-    if isinstance(error, argparse.ArgumentError):
-        return _condense(str(error))
-    said = isinstance(error, (MisconfigurationException, NonFiniteLossError))
-    return " ".join(str(error).split()) if said else None
-
-
-def _condense(message: str) -> str:
-    """Shorten a parser's long message to one line with the option, the reason and the value."""
-    lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
-    keys = [line.split('"')[1] for line in lines if line.startswith("Parser key")]
-    option = ".".join(dict.fromkeys(keys))
-    reasons = dict.fromkeys(line for line in lines if not line.startswith(FRAMES))
-    values = [line.removeprefix("Given value: ") for line in lines if line.startswith("Given value: ")]
-    new = values and not values[-1].startswith("NestedArg") and values[-1] not in message.split("Given value")[0]
-    value = f" (given: {values[-1]})" if new else ""
-    return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + value
 
 
 if __name__ == "__main__":

@@ -36,5 +36,11 @@ class StepProgressBar(TQDMProgressBar):
             bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
             bar.update(trainer.global_step - bar.n)
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Close the bars on the screen, so that the message of the error gets a line of its own."""
+        for bar in (self._val_progress_bar, self._predict_progress_bar, self._train_progress_bar):
+            if bar is not None:
+                bar.close()
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep counting steps; the bar does not start again at each epoch."""

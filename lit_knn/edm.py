@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import ByClass, Estimator, ExactFloat64
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.configs import network_to_config
@@ -19,6 +19,7 @@ from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 from lit_knn.training.base import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
+from lit_knn.training.plug_ins import check_net
 
 # Early in training EDM limits the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
@@ -95,10 +96,13 @@ class LitEDM(EstimatorTraining):
         self.save_hyperparameters(ignore=["net", "estimator", "augmentation"])
         self.denoiser = EDMPrecond(net, sigma_data)
         self.augmentation = augmentation
+        check_net("LitEDM", net, "class_label", *(() if augmentation is None else ("augment_label",)))
         check_positive(
             "LitEDM", lr=lr, P_std=P_std, sigma_data=sigma_data, ema_half_life_images=ema_half_life_images,
             sampling_steps=sampling_steps,
         )  # fmt: skip
+        with prefixed("LitEDM"):
+            self.grid.descending(sampling_steps)
         if lr_ramp_up_images < 0:
             raise InputError(f"LitEDM: lr_ramp_up_images must be at least 0, got {lr_ramp_up_images}")
         if warped not in ("posterior", "source"):

@@ -35,11 +35,16 @@ def first_line(error: BaseException) -> str:
     return (said.splitlines() or [type(error).__name__])[0]
 
 
+def printable(text: str) -> str:
+    """Write line breaks and control characters, as file names may hold, as escapes, so that no terminal obeys them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @contextmanager
 def told_in_one_line() -> Iterator[None]:
     """End a command with one line and exit status 2 if its input is bad."""
     try:
         yield
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import keyed_default_rng, keyed_generator
@@ -17,6 +17,7 @@ from lit_knn.solvers import heun_step
 from lit_knn.theory.noise import forward_noise
 from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
+from lit_knn.training.plug_ins import check_net, check_solver
 
 
 class LitICT(EstimatorTraining):
@@ -81,6 +82,8 @@ class LitICT(EstimatorTraining):
         self.save_hyperparameters(ignore=["net", "estimator", "solver"])
         self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
         self.solver = solver
+        check_net("LitICT", net, "class_label")
+        check_solver("LitICT", solver)
         self._check_options()
 
     def _check_options(self) -> None:
@@ -95,11 +98,10 @@ class LitICT(EstimatorTraining):
                 f"LitICT: predict_steps={h.predict_steps} must be between 1 and the number of sampling_sigmas, "
                 f"{len(h.sampling_sigmas)}"
             )
-        try:
+        with prefixed("LitICT"):
             ict_num_steps(0, h.total_steps, h.s0, h.s1)
-            sigmas = self.grid.ascending(h.s0 + 1)
-        except ValueError as error:
-            raise InputError(f"LitICT: {error}") from error
+            self.grid.ascending(h.s1 + 1)
+        sigmas = self.grid.ascending(h.s0 + 1)
         if not lognormal_step_probs(sigmas, h.P_mean, h.P_std).isfinite().all():
             raise InputError(f"LitICT: P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability")
         levels = [*h.sampling_sigmas, h.sigma_min]

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
@@ -54,6 +54,8 @@ class LitEstimator(pl.LightningModule):
         self.save_hyperparameters(ignore=["estimator"])
         check_positive("LitEstimator", sampling_steps=sampling_steps)
         self.grid = checked_grid("LitEstimator", sigma_min, sigma_max, rho)
+        with prefixed("LitEstimator"):
+            self.grid.descending(sampling_steps)
         self.estimator = estimator
         knows_classes = getattr(estimator, "num_classes", 0) > 0
         self.conditioning = Conditioning("LitEstimator", estimator, knows_classes, sampling_class)

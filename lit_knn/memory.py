@@ -9,6 +9,15 @@ if TYPE_CHECKING:
 
 # Files with the memory limit of a container, for control groups of version 2 and 1. A file has a number or `max`.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+# PyTorch raises a plain RuntimeError if the machine's memory is short. These are texts of its allocators.
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error is a failed allocation, on the machine or on a device."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+    )
 
 
 def tensor_bytes(tensors: "Iterable[Tensor]") -> int:

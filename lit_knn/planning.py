@@ -120,6 +120,8 @@ def make_plan(
     machine_gb: float | None = None,
 ) -> Plan:
     """Plan a fit. The arguments are those of `Trainer.plan`."""
+    if image_shape == []:
+        raise InputError("plan: image_shape=[] is empty; give for example [3, 64, 64]")
     given = {"images": images, "image_shape": min(image_shape or [1]), "gpu_gb": gpu_gb, "machine_gb": machine_gb}
     for name, value in given.items():
         if value is not None and not value > 0:
@@ -250,15 +252,14 @@ def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     """Plan the network and what its training needs, except activations. Without training, plan only the network."""
     modules = _networks(model, trainer)
     count = sum(p.numel() for m in modules for p in m.parameters())
-    half = str(trainer.precision) in ("16-true", "bf16-true")
-    weights = tensor_bytes(p for m in modules for p in m.parameters()) // (2 if half else 1)
+    weights = tensor_bytes(p for m in modules for p in m.parameters())
     if not count:
         return []
     parts = [Part("network", weights, f"{count:,} parameters")]
     if not isinstance(model, EstimatorTraining):
         return parts
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    gradients = trained * (2 if half else 4)
+    gradients = trained * 4
     name, states = _optimiser(model)
     parts.append(Part("gradients", gradients, f"{trained:,} of them trained"))
     parts.append(Part("optimiser", states * gradients, name))

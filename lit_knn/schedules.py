@@ -9,6 +9,9 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 
+# `torch.multinomial` chooses among at most so many levels.
+MOST_LEVELS = 2**24
+
 
 @dataclass(frozen=True)
 class NoiseGrid:
@@ -61,19 +64,24 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
         (num_steps,), float64. Flip it for a sampler, which goes down.
 
     Raises:
-        ValueError: num_steps < 2, rho <= 0, or not 0 < sigma_min < sigma_max.
+        InputError: num_steps < 2 or above `MOST_LEVELS`, rho <= 0, not 0 < sigma_min < sigma_max, or levels that are
+            equal in float64.
     """
     if num_steps < 2:
-        raise ValueError(f"num_steps must be at least 2, got {num_steps}")
+        raise InputError(f"num_steps must be at least 2, got {num_steps}")
+    if num_steps > MOST_LEVELS:
+        raise InputError(f"num_steps must be at most {MOST_LEVELS}, got {num_steps}")
     if not 0 < sigma_min < sigma_max:
-        raise ValueError(f"need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
+        raise InputError(f"need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
     if not rho > 0:
-        raise ValueError(f"rho must be above 0, got {rho}")
+        raise InputError(f"rho must be above 0, got {rho}")
     ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
-    low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
+    low, high = torch.tensor([sigma_min, sigma_max], dtype=torch.float64) ** (1 / rho)
     sigmas = (low + ramp * (high - low)) ** rho
     # The powers have rounding errors, but f(x, t_min) = x needs the exact ends.
     sigmas[0], sigmas[-1] = sigma_min, sigma_max
+    if not (sigmas.diff() > 0).all():
+        raise InputError(f"{num_steps} levels between {sigma_min} and {sigma_max} are not distinct with rho={rho}")
     return sigmas
 
 
@@ -112,12 +120,12 @@ def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int =
         s1: intervals at the end.
 
     Raises:
-        ValueError: not 1 <= s0 <= s1, or total_steps < 1.
+        InputError: not 1 <= s0 <= s1, or total_steps < 1.
     """
     if not 1 <= s0 <= s1:
-        raise ValueError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
+        raise InputError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
     if total_steps < 1:
-        raise ValueError(f"total_steps must be at least 1, got {total_steps}")
+        raise InputError(f"total_steps must be at least 1, got {total_steps}")
     doubling_period = max(math.floor(total_steps / (math.log2(s1 // s0) + 1)), 1)
     doublings = min(step // doubling_period, math.ceil(math.log2(s1 / s0)))
     return min(s0 * 2**doublings, s1) + 1

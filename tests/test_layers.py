@@ -35,6 +35,7 @@ LAYERS = (
     ("planning", "report"),
     ("best_checkpoint",),
     ("trainer",),
+    ("command_line",),
 )
 PLACE = {name: place for place, names in enumerate(LAYERS) for name in names}
 # Only these folders and files import Lightning; `faiss` has one file.

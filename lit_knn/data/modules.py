@@ -121,7 +121,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         loaded: list[tuple[Images, Labels]] = []
 
         def load() -> None:
-            loaded.append(self.load())
+            loaded.append(_checked(type(self).__name__, self.load()))
 
         in_every_process(load)
         return loaded[0]
@@ -367,6 +367,17 @@ def _read(reader: Callable[..., T], path: str, *options: Any) -> T:
         return reader(path, *options)
     except InputError as error:
         raise InputError(f"data.path={path}: {error}") from error
+
+
+def _checked(owner: str, loaded: object) -> tuple[Images, Labels]:
+    """Return what a `load` of a user's data module gave, or raise InputError if it is no pair of images and labels."""
+    kinds = (np.ndarray, Tensor)
+    if isinstance(loaded, tuple) and len(loaded) == 2:
+        images, labels = loaded
+        if isinstance(images, kinds) and (labels is None or isinstance(labels, kinds)):
+            return images, labels
+    got = [type(part).__name__ for part in loaded] if isinstance(loaded, tuple) else type(loaded).__name__
+    raise InputError(f"{owner}.load must return (images, labels), arrays or tensors, or None for labels, got {got}")
 
 
 def _check_at_least(least: int, **options: int) -> None:

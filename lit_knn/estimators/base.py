@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.counts import fit_counts
 from lit_knn.reference import Reference
 from lit_knn.settings import TellsSettings
@@ -273,17 +273,20 @@ class Estimator(TellsSettings, ABC):
         return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
 
     def _check_mean(self, mean: Tensor, z: Tensor) -> Tensor:
-        """Return `mean`, which a hook computed for `z`. Raises InputError unless it has the shape and device of `z`."""
+        """Return `mean`, which a hook computed for `z`. It must be finite, and like `z` in shape and device."""
         got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
         if got != f"{tuple(z.shape)} on {z.device}":
             name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
             raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
+        # On a GPU this check would wait for the device. There the next call or the loss finds the value.
+        if not mean.is_cuda and not mean.isfinite().all():
+            raise InputError(f"{type(self).__name__}: the estimate of the posterior mean is not finite")
         return mean
 
     def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None, labels: Tensor | None = None) -> Tensor:
         name = type(self).__name__
-        if not z.is_floating_point():
-            raise InputError(f"{name}: z must be float, got {z.dtype}")
+        if not isinstance(z, Tensor) or not z.is_floating_point():
+            raise InputError(f"{name}: z must be float, got {z.dtype if isinstance(z, Tensor) else type(z).__name__}")
         if self.needs_reference:
             shape, device = self.reference.shape, self.reference.device
             if z.ndim != len(shape) + 1 or tuple(z.shape[1:]) != shape:
@@ -293,7 +296,8 @@ class Estimator(TellsSettings, ABC):
         if x_source is not None and x_source.shape != z.shape:
             raise InputError(f"{name}: x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
         self._check_labels(z, labels)
-        t = per_item(t, z).flatten().double()
+        with prefixed(name):
+            t = per_item(t, z).flatten().double()
         if t.shape not in ((1,), (len(z),)):
             raise InputError(f"{name}: t must be a scalar or ({len(z)},), got {tuple(t.shape)}")
         # The two checks are stacked, so that both results come from the GPU in one transfer.

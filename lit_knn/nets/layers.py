@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 from lit_knn.errors import InputError
 
+# Building a network of more blocks per resolution could take minutes before anything says that they are too many.
+MOST_BLOCKS = 100
+
 Direction = Literal["up", "down"]
 
 

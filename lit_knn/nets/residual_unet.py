@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_knn.errors import InputError
-from lit_knn.nets.layers import Direction, ResidualBlock
+from lit_knn.nets.layers import MOST_BLOCKS, Direction, ResidualBlock
 
 
 class ResidualUNet(nn.Module):
@@ -65,6 +65,8 @@ class ResidualUNet(nn.Module):
                 f"{name}: in_channels, blocks and multipliers must be at least 1, got "
                 f"{in_channels}, {blocks} and {list(multipliers)}"
             )
+        if blocks > MOST_BLOCKS:
+            raise InputError(f"{name}: blocks must be at most {MOST_BLOCKS}, got {blocks}")
         if channels < 4 or channels % 2:
             raise InputError(f"{name}: channels must be even and at least 4, got {channels}")
         factor = 2 ** (len(multipliers) - 1)

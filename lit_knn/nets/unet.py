@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_knn.errors import InputError
+from lit_knn.nets.layers import MOST_BLOCKS
 
 
 class UNet(nn.Module):
@@ -26,7 +27,8 @@ class UNet(nn.Module):
         augment_dim: width of the augmentation labels, 0 for none.
 
     Raises:
-        InputError: in_channels, channels or blocks < 1, no multipliers, or dropout outside [0, 1).
+        InputError: in_channels, channels or blocks < 1, blocks > 100, no multipliers, num_classes or augment_dim < 0,
+            or dropout outside [0, 1).
     """
 
     def __init__(
@@ -44,6 +46,12 @@ class UNet(nn.Module):
             raise InputError(
                 "UNet: in_channels, channels, blocks and multipliers must be at least 1, got "
                 f"{in_channels}, {channels}, {blocks} and {list(multipliers)}"
+            )
+        if blocks > MOST_BLOCKS:
+            raise InputError(f"UNet: blocks must be at most {MOST_BLOCKS}, got {blocks}")
+        if min(num_classes, augment_dim) < 0:
+            raise InputError(
+                f"UNet: num_classes={num_classes} and augment_dim={augment_dim} must be at least 0, which is for none"
             )
         if not 0 <= dropout < 1:
             raise InputError(f"UNet: dropout must be in [0, 1), got {dropout}")

@@ -6,6 +6,7 @@ posterior mean, μ(y, σ) = E[x | x + σε = y], and `under_process` evaluates i
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -20,9 +21,18 @@ DOUBLINGS = 100
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
-    """Reshape `t`, () or (B,), to () or (B, 1, ..., 1), to broadcast over `like`, (B, *shape), on the same device."""
+    """Reshape `t`, () or (B,), to () or (B, 1, ..., 1), to broadcast over `like`, (B, *shape), on the same device.
+
+    Raises:
+        InputError: t is no number, or has another shape.
+    """
     if not isinstance(t, Tensor):
-        t = torch.tensor(t, dtype=torch.float64)
+        try:
+            t = torch.tensor(t, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"t must be a number or a tensor, got {t!r}") from error
+    if t.ndim > 1 or t.is_complex():
+        raise InputError(f"t must be real, a scalar or ({len(like)},), got {t.dtype} {tuple(t.shape)}")
     t = t.to(like.device)
     return t if t.ndim == 0 else t.reshape(-1, *[1] * (like.ndim - 1))
 
@@ -34,8 +44,15 @@ class Process(ABC):
     them. Subclasses override these with closed forms, which are faster and lose no digits at the ends.
 
     The forward likelihood is p_t(z|x) = N(z; s(t)·x, s(t)²σ(t)²·I) (eq:general_forward). All methods work elementwise
-    on float tensors of any shape. A dot marks the derivative with respect to t.
+    on float tensors of any shape. A dot marks the derivative with respect to t. `sigma` and `scale` of a subclass may
+    return a number if they are constant.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("sigma", "scale"):
+            if name in vars(cls):
+                setattr(cls, name, _elementwise(vars(cls)[name]))
 
     @abstractmethod
     def sigma(self, t: Tensor) -> Tensor:
@@ -92,6 +109,23 @@ class Process(ABC):
         """
         s = self.scale(t)
         return self.scale_derivative(t) / s * z + self.sigma_derivative(t) / self.sigma(t) * (z - s * mu)
+
+
+def _elementwise(method: Callable[[Any, Tensor], Tensor | float]) -> Callable[[Any, Tensor], Tensor]:
+    """Turn the number that a method of a process may return into a tensor, and refuse what is no function of t."""
+
+    @wraps(method)
+    def of_t(process: Any, t: Tensor) -> Tensor:
+        value = method(process, t)
+        if isinstance(value, (int, float)):
+            return torch.full_like(t, value)
+        if not isinstance(value, Tensor) or value.shape != t.shape:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            name = f"{type(process).__name__}.{method.__name__}"
+            raise InputError(f"{name} must return a tensor of the shape of t, {tuple(t.shape)}, or a number, got {got}")
+        return value
+
+    return of_t
 
 
 def _derivative(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_knn.distributed import in_every_process
-from lit_knn.errors import InputError, NonFiniteLossError
+from lit_knn.errors import InputError, NonFiniteLossError, first_line
 from lit_knn.estimators import ByClass, Estimator
+from lit_knn.memory import is_out_of_memory
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.schedules import NoiseGrid
@@ -126,6 +127,12 @@ class EstimatorTraining(pl.LightningModule):
             self._set_image_shape(self.estimator.reference.shape)
 
     def _bind(self, reference: ReferenceSet) -> None:
+        draws = getattr(self.estimator, "n", 0)
+        if draws > reference.N:
+            raise InputError(
+                f"{type(self.estimator).__name__}: n={draws} is more than the {reference.N} images: the exact mean, "
+                "lit_knn.estimators.Exact, costs less"
+            )
         if not self.conditioning:
             self.estimator.bind(reference)
             return
@@ -145,8 +152,11 @@ class EstimatorTraining(pl.LightningModule):
                 output = self.evaluate_network(trial, torch.ones(1, device=device))
         except InputError:
             raise
-        except (RuntimeError, ValueError) as error:
-            raise InputError(f"the net does not accept images of shape {shape}: {error}") from error
+        except Exception as error:  # The net may be a user's.
+            if is_out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise InputError(f"the net does not accept images of shape {shape}: {reason}") from error
         if output.shape != trial.shape:
             raise InputError(f"the net maps images of shape {shape} to {tuple(output.shape[1:])}")
 

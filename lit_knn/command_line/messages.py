@@ -1,0 +1,60 @@
+"""The one line that tells a user what is wrong."""
+
+import argparse
+import traceback
+
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from lit_knn.errors import InputError, NonFiniteLossError
+from lit_knn.memory import is_out_of_memory
+
+# A parser's message has these lines around the actual reason.
+FRAMES = (
+    *("Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path"),
+    *("Expected a <class 'NoneType'>", "Subclass types expect one of", "a class path (str)", "a dict with"),
+    "a dict without class_path",
+)
+# These lines say only that another reading of the value failed, if there is another reason.
+VAGUE = ("Expected a path but", "Not a valid subclass of")
+LONGEST_VALUE = 200
+
+
+def message_of(error: BaseException) -> str | None:
+    """Return the message for the user, in one line, or None if the error is not about the input."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, InputError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        return str(cause)
+    if isinstance(error, argparse.ArgumentError):
+        return condense(str(error))
+    if is_out_of_memory(error):
+        return f"not enough memory: {_in_one_line(error)}; `plan` shows what a run needs"
+    told = isinstance(error, (MisconfigurationException, NonFiniteLossError)) or _is_refused_by_lightning(error)
+    return _in_one_line(error) if told else None
+
+
+def _is_refused_by_lightning(error: BaseException) -> bool:
+    """Tell whether Lightning's own checks raised the error: some options are checked only when a run begins."""
+    module = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+    return isinstance(error, ValueError) and module.startswith(("pytorch_lightning.trainer", "pytorch_lightning.loops"))
+
+
+def condense(message: str) -> str:
+    """Shorten a parser's long message to one line with the option, the reason and the value."""
+    lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
+    keys = [line.split('"')[1] for line in lines if line.startswith("Parser key")]
+    option = ".".join(dict.fromkeys(keys))
+    reasons = list(dict.fromkeys(line for line in lines if not line.startswith(FRAMES)))
+    reasons = [line for line in reasons if not line.startswith(VAGUE)] or reasons
+    values = [line.removeprefix("Given value: ") for line in lines if line.startswith("Given value: ")]
+    value = values[-1] if values else ""
+    told = value.startswith(("NestedArg", "Namespace")) or value in message.split("Given value")[0]
+    given = f" (given: {value[:LONGEST_VALUE]})" if value and not told else ""
+    return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + given
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,48 @@
+"""Checks of the parts that users give to a training module: networks and solvers."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.errors import InputError, first_line
+
+
+def check_net(owner: str, net: nn.Module, *labels: str) -> None:
+    """Refuse a network that cannot be called as `net(z_scaled, noise_label, *labels)`, or has nothing to train.
+
+    Args:
+        owner: name of the model, for messages.
+        net: the network.
+        labels: names of the label arguments.
+    """
+    arguments = ("z_scaled", "noise_label", *labels)
+    if not _takes(net.forward, len(arguments)):
+        raise InputError(f"{owner}: net={type(net).__name__} does not take the arguments {', '.join(arguments)}")
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        raise InputError(f"{owner}: net={type(net).__name__} has no parameters to train")
+
+
+def check_solver(owner: str, solver: Callable[..., Any]) -> None:
+    """Refuse a solver that cannot step two numbers from t = 2 to t = 1."""
+    z, t = torch.ones(1, 2), torch.tensor([2.0], dtype=torch.float64)
+    name = getattr(solver, "__qualname__", repr(solver))
+    if not _takes(solver, 4):
+        raise InputError(f"{owner}: solver={name} does not take the arguments z, t, t_next, posterior_mean")
+    try:
+        stepped = solver(z, t, t / 2, lambda z, t: torch.zeros_like(z))
+    except Exception as error:  # A function that is no solver may raise anything.
+        raise InputError(f"{owner}: solver={name} fails: {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(stepped, Tensor) or stepped.shape != z.shape:
+        got = tuple(stepped.shape) if isinstance(stepped, Tensor) else type(stepped).__name__
+        raise InputError(f"{owner}: solver={name} must return latents of the shape of z, {tuple(z.shape)}, got {got}")
+
+
+def _takes(function: Callable[..., Any], arguments: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
