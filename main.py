@@ -1,14 +1,16 @@
 """The application: `python main.py fit|validate|predict|plan -c configs/….yaml`, `… best --run RUN`, `… report RUN`."""
 
+import lit_knn.startup  # isort: skip  # First, because the other imports take seconds, in which one may press Ctrl-C.
+
 import argparse
 import importlib
 import os
 import pkgutil
+import shlex
+import signal
 import sys
 import time
-import zipfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jsonargparse
@@ -19,13 +21,16 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_only
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from callbacks import RunRecord, StepProgressBar
 from lit_knn import report
-from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
+from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, first_line
 from lit_knn.trainer import Trainer
+from lit_knn.training.checkpoint_io import read_training
+from lit_knn.training.interruption import RunInterrupted
 from lit_knn.training.kept_checkpoints import config_of_run
+from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 for module in ("data", "edm", "ict", "lit_estimator", "nets", "training.augmentation"):
@@ -39,6 +44,9 @@ FRAMES = (
 
 # `best` uses these parts of a run's configuration; the other parts say how its training was started.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
+
+# Each rank has its own loss, and only the ranks that are left know of a lost one.
+ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
 _load_yaml = jsonargparse.get_loader("yaml")
 
@@ -54,6 +62,8 @@ jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
 
 class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
+
+    _checkpoint: dict[str, Any] | None = None
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Make `--seed_everything` also set the random streams of the model and the order of the data."""
@@ -71,7 +81,7 @@ class CLI(LightningCLI):
         self.config = parser.parse_args(with_config_of_run(sys.argv[1:] if args is None else args))
 
     def _parse_ckpt_path(self) -> None:
-        """Check that the checkpoint exists before anything long begins.
+        """Check the checkpoint before anything long begins; `last` is the newest whole one of the run's name.
 
         In Lightning's version, the options saved in the checkpoint override the command line. Then users could set
         neither the sampling steps of `predict` nor the length of a resumed run.
@@ -86,10 +96,20 @@ class CLI(LightningCLI):
             raise InputError(f"fit: {options.model.class_path} has nothing to train; use validate or predict")
         if path is None and command != "fit" and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
-        if path is not None and not Path(path).is_file():
-            raise InputError(f"--ckpt_path {path}: no such file")
-        if path is not None and not zipfile.is_zipfile(path):
-            raise InputError(f"--ckpt_path {path}: not a checkpoint, or a damaged one")
+        if options.get("weights_only") is False:
+            raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
+        if path == "last":
+            path = options.ckpt_path = str(newest_whole(checkpoints_of_name(options.trainer), command == "fit"))
+        if path is not None:
+            try:
+                self._checkpoint = read_training(path, to_resume=command == "fit", mmap=True)
+            except InputError as error:
+                raise InputError(f"--ckpt_path: {error}") from error
+
+    def before_fit(self) -> None:
+        """Check what the run resumes from and what it would overwrite, before anything long begins."""
+        self.trainer.check_fit(self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
+        self._checkpoint = None  # Lightning reads it again.
 
     def before_instantiate_classes(self) -> None:
         """Make `predict` keep no samples in memory, because the writer saves them."""
@@ -161,13 +181,16 @@ def main(args: Sequence[str] | None = None) -> None:
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    lit_knn.startup.finish()
     given = sys.argv[1:] if args is None else args
     if given and given[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
         report.main(given[1:])
         return
     try:
         make_cli(args)
-    except (ValueError, argparse.ArgumentError, MisconfigurationException, NonFiniteLossError) as error:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        raise _interrupted(stop, given) from None
+    except (ValueError, argparse.ArgumentError, MisconfigurationException, RuntimeError, OSError) as error:
         message = _message(error)
         if message is None:
             raise
@@ -175,9 +198,41 @@ def main(args: Sequence[str] | None = None) -> None:
         if rank == 0:
             print(f"error: {message}", file=sys.stderr)
         # Other ranks print, too: each machine has its own files, each rank its own loss, and rank 0 may be lost.
-        elif _is_first_of_machine() or isinstance(error, (NonFiniteLossError, LostProcessError)) or _is_first_alive():
+        elif _is_first_of_machine() or isinstance(error, ALWAYS_SAID) or _is_lost(error) or _is_first_alive():
             print(f"error: rank {rank}: {message}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def _interrupted(stop: BaseException, args: Sequence[str]) -> BaseException:
+    """Say how an interrupted run goes on, and return the exception that ends the command with the shell's status."""
+    if isinstance(stop, RunInterrupted):
+        said = f"interrupted by {signal.Signals(stop.signum).name} after step {stop.step}; "
+        if stop.checkpoint is None:
+            said += "no checkpoint was saved"
+        else:
+            said += f"to go on: {_resuming(args, stop.checkpoint)}"
+        status = stop.code
+    elif isinstance(stop, KeyboardInterrupt) or isinstance(stop.__context__, KeyboardInterrupt):
+        said, status = "interrupted", 128 + signal.SIGINT
+    elif isinstance(stop, SIGTERMException):
+        said, status = "interrupted by SIGTERM", 128 + signal.SIGTERM
+    else:
+        return stop
+    # A launcher kills the first process as soon as another fails, perhaps before it has said this.
+    if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+        return SystemExit(0)
+    print(f"\n{said}", file=sys.stderr)
+    return SystemExit(status)
+
+
+def _resuming(args: Sequence[str], checkpoint: str) -> str:
+    """Return the command line that resumes from the checkpoint."""
+    kept, skip = [], False
+    for arg in args:
+        if not skip and not arg.startswith("--ckpt_path"):
+            kept.append(arg)
+        skip = arg == "--ckpt_path"
+    return shlex.join(["python", sys.argv[0], *kept, "--ckpt_path", os.path.relpath(checkpoint)])
 
 
 def _check_processes(trainer: pl.Trainer) -> None:
@@ -229,8 +284,17 @@ def _message(error: BaseException) -> str | None:
         return str(cause)
     if isinstance(error, argparse.ArgumentError):
         return _condense(str(error))
+    if isinstance(error, OSError):
+        return ": ".join([str(name) for name in (error.filename, error.filename2) if name] + [first_line(error)])
+    if _is_lost(error):
+        return "another process ended in training; resume from the last checkpoint"
     said = isinstance(error, (MisconfigurationException, NonFiniteLossError))
     return " ".join(str(error).split()) if said else None
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Tell whether a collective failed because another process has ended. PyTorch names its own source file."""
+    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
 def _condense(message: str) -> str:
