@@ -126,6 +126,11 @@ class KilledAt(pl.Callback):
             os.kill(os.getpid(), self.signum)
 
 
+def killed(kind, **options):
+    """The configuration of one of these callbacks."""
+    return {"class_path": f"tests.interrupted_runs.{kind}", "init_args": options}
+
+
 @contextlib.contextmanager
 def file_size_limit(limit):
     """A full disk, as far as a process can tell: files cannot grow beyond `limit` bytes."""

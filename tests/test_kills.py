@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from tests.interrupted_runs import assert_same
+from tests.interrupted_runs import assert_same, killed
 from tests.ranks import ROOT, run_main
 
 NET = ["--model.net.channels", "8", "--data.batch_size", "16", "--data.val_images", "32"]
@@ -37,10 +37,6 @@ def final(folder, steps):
     paths = [path for path in folder.rglob("last.ckpt") if torch.load(path, weights_only=True)["global_step"] == steps]
     assert paths
     return paths[0]
-
-
-def killed(kind, **options):
-    return {"class_path": f"tests.interrupted_runs.{kind}", "init_args": options}
 
 
 @pytest.fixture(autouse=True)
