@@ -108,7 +108,8 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Check what the run resumes from and what it would overwrite, before anything long begins."""
-        self.trainer.check_fit(self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
+        trainer: Any = self.trainer
+        trainer.check_fit(self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
         self._checkpoint = None  # Lightning reads it again.
 
     def before_instantiate_classes(self) -> None:

@@ -86,8 +86,8 @@ class LastCheckpoint(FiniteCheckpoint):
         """
         if trainer.world_size > 1 or not trainer.training:
             return
-        batches = trainer.fit_loop.epoch_loop.batch_progress.current.processed
-        accumulated = batches % trainer.accumulate_grad_batches != 0
+        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        accumulated = batches.processed % trainer.accumulate_grad_batches != 0
         if self._inside_step or accumulated or trainer.global_step == 0:
             return
         try:

@@ -367,7 +367,8 @@ def _batches_done(trainer: pl.Trainer) -> int:
     Lightning's counts of batches, only the processed ones stay right after an interruption.
     """
     counted = getattr(trainer.lightning_module, "batches_done", None)
-    return trainer.fit_loop.epoch_loop.batch_progress.total.processed if counted is None else counted
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    return progress.processed if counted is None else counted
 
 
 def _read(reader: Callable[..., T], path: str, *options: Any) -> T:

@@ -130,7 +130,7 @@ class EstimatorTraining(pl.LightningModule):
         check_device(device)
         self.monitor = TrainingMonitor(self.grid, device)
         # A trainer that goes on counts on; the count of a checkpoint is loaded later.
-        self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
+        self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         reference = self.data_reference()
         if reference is not None:
             self.conditioning.check_data(reference)

@@ -1,5 +1,7 @@
 """Lightning's loop over epochs; a resumed run first repeats the validation that was interrupted."""
 
+from typing import Any
+
 from pytorch_lightning.loops.fit_loop import _FitLoop
 
 
@@ -28,5 +30,5 @@ class ResumingFitLoop(_FitLoop):
         return self.epoch_loop._should_check_val_fx(self._data_fetcher)
 
     def _is_due(self) -> bool:
-        progress = self.epoch_loop.val_loop.batch_progress.total
+        progress: Any = self.epoch_loop.val_loop.batch_progress.total
         return progress.started > progress.processed
