@@ -5,12 +5,13 @@ from typing import Any
 import pytorch_lightning as pl
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.best_checkpoint import BestCheckpoint, MeasuresSamples
 from lit_knn.data import ReferenceDataModule
 from lit_knn.errors import InputError
 from lit_knn.planning import Plan, make_plan
-from lit_knn.training.checkpoint_io import WholeCheckpointIO
+from lit_knn.training.checkpoint_io import WholeCheckpointIO, read_training
 from lit_knn.training.fit_loop import ResumingFitLoop
 from lit_knn.training.resumption import check_same_run, describe_run
 
@@ -50,6 +51,9 @@ class Trainer(pl.Trainer):
                 `max_steps` steps; or this run would overwrite a longer one.
         """
         step = 0
+        requeued = ckpt_path is None and SLURMEnvironment.detect() and self._checkpoint_connector._hpc_resume_path
+        if requeued:  # SLURM has queued the job again, so Lightning resumes from the checkpoint it saved for that.
+            ckpt_path, checkpoint = requeued, read_training(requeued, to_resume=True, mmap=True)
         if checkpoint is not None:
             step = checkpoint["global_step"]
             try:
@@ -60,7 +64,7 @@ class Trainer(pl.Trainer):
                 raise InputError(
                     f"--trainer.max_steps {self.max_steps}: {ckpt_path} has {step} steps already; give more"
                 )
-        if self.is_global_zero:
+        if self.is_global_zero and not requeued:  # A requeued run only repeats its own last steps.
             for callback in self.checkpoint_callbacks:
                 check = getattr(callback, "check_overwrites", None)
                 if check is not None:

@@ -179,3 +179,25 @@ def test_options_that_change_the_meaning_of_the_counts_are_refused(option, chang
 def test_the_interruption_tells_step_and_checkpoint(tmp_path):
     stop = RunInterrupted(signal.SIGTERM, 5, "a.ckpt")
     assert (stop.code, stop.step, stop.checkpoint) == (143, 5, "a.ckpt")
+
+
+def test_slurms_signal_to_requeue_saves_between_two_batches(whole, tmp_path, monkeypatch):
+    from pytorch_lightning.plugins.environments import SLURMEnvironment
+
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "scontrol").write_text(f"#!/bin/sh\necho $@ > {tmp_path}/said\n")
+    (commands / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    for name, value in {"JOB_ID": "77", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NTASKS": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    at = At(4, "on_after_backward", lambda: interrupt(signal.SIGUSR1))
+    plugins = [SLURMEnvironment(auto_requeue=True, requeue_signal=signal.SIGUSR1)]
+    status, path = fit(tmp_path / "a", ict(), 9, at=at, plugins=plugins)
+    assert (tmp_path / "said").read_text() == "requeue 77\n"
+    # The run goes on until SLURM ends it.
+    assert status == 0
+    assert_same(path, whole(ict))
+    (requeued,) = (tmp_path / "a").glob("hpc_ckpt_*.ckpt")
+    assert torch.load(requeued, weights_only=True)["global_step"] == 5
+    assert_same(fit(tmp_path / "b", ict(), 9, requeued)[1], whole(ict))
