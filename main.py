@@ -1,5 +1,7 @@
 """The application: `python main.py fit|validate|predict|plan -c configs/….yaml`, `… best --run RUN`, `… report RUN`."""
 
+import lit_knn.startup  # isort: skip  # First, because the other imports take seconds, in which one may press Ctrl-C.
+
 import argparse
 import importlib
 import os
@@ -7,9 +9,7 @@ import pkgutil
 import sys
 import time
 import traceback
-import zipfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jsonargparse
@@ -24,12 +24,15 @@ from lit_knn import report
 from lit_knn.command_line.arguments import check_linked, with_joined_negatives, without_debug
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
-from lit_knn.command_line.messages import message_of
+from lit_knn.command_line.interruption import interrupted
+from lit_knn.command_line.messages import is_lost, message_of
 from lit_knn.command_line.option_values import as_dict, check_values
 from lit_knn.command_line.trainer_options import check_processes, check_trainer_options, explain
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, printable
 from lit_knn.trainer import Trainer
+from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.kept_checkpoints import config_of_run
+from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 for module in ("data", "edm", "ict", "lit_estimator", "nets", "training.augmentation"):
@@ -41,6 +44,9 @@ PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 # Lightning also seeds NumPy, whose seeds have 32 bits.
 LARGEST_SEED = 2**32 - 1
 DEBUG_HELP = "--debug: also show the traceback of an error"
+
+# Each rank has its own loss, and only the ranks that are left know of a lost one.
+ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
 _load_yaml = jsonargparse.get_loader("yaml")
 
@@ -56,6 +62,8 @@ jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
 
 class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
+
+    _checkpoint: dict[str, Any] | None = None
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Make `--seed_everything` also set the random streams of the model and the order of the data."""
@@ -82,7 +90,7 @@ class CLI(LightningCLI):
         check_trainer_options(options["trainer"], command or "fit")
 
     def _parse_ckpt_path(self) -> None:
-        """Check that the checkpoint exists before anything long begins.
+        """Check the checkpoint before anything long begins; `last` is the newest whole one of the run's name.
 
         In Lightning's version, the options saved in the checkpoint override the command line. Then users could set
         neither the sampling steps of `predict` nor the length of a resumed run.
@@ -97,10 +105,21 @@ class CLI(LightningCLI):
             raise InputError(f"fit: {options.model.class_path} has nothing to train; use validate or predict")
         if path is None and command != "fit" and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
-        if path is not None and not Path(path).is_file():
-            raise InputError(f"--ckpt_path {path}: no such file")
-        if path is not None and not zipfile.is_zipfile(path):
-            raise InputError(f"--ckpt_path {path}: not a checkpoint, or a damaged one")
+        if options.get("weights_only") is False:
+            raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
+        if path == "last":
+            path = options.ckpt_path = str(newest_whole(checkpoints_of_name(options.trainer), command == "fit"))
+        if path is not None:
+            try:
+                self._checkpoint = read_training(path, to_resume=command == "fit", mmap=True)
+            except InputError as error:
+                raise InputError(f"--ckpt_path: {error}") from error
+
+    def before_fit(self) -> None:
+        """Check what the run resumes from and what it would overwrite, before anything long begins."""
+        trainer: Any = self.trainer
+        trainer.check_fit(self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
+        self._checkpoint = None  # Lightning reads it again.
 
     def before_instantiate_classes(self) -> None:
         """Make `predict` keep no samples in memory, because the writer saves them."""
@@ -181,11 +200,14 @@ def main(args: Sequence[str] | None = None) -> None:
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    lit_knn.startup.finish()
     if args and args[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
         report.main(args[1:])
         return
     try:
         make_cli(args)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        raise interrupted(stop, args) from None
     except Exception as error:
         told = message_of(error)
         if told is None:  # This is a fault of the program.
@@ -198,7 +220,7 @@ def main(args: Sequence[str] | None = None) -> None:
         if rank == 0:
             print(f"error: {message}", file=sys.stderr)
         # Other ranks print, too: each machine has its own files, each rank its own loss, and rank 0 may be lost.
-        elif _is_first_of_machine() or isinstance(error, (NonFiniteLossError, LostProcessError)) or _is_first_alive():
+        elif _is_first_of_machine() or isinstance(error, ALWAYS_SAID) or is_lost(error) or _is_first_alive():
             print(f"error: rank {rank}: {message}", file=sys.stderr)
         raise SystemExit(2) from error
 

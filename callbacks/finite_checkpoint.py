@@ -15,6 +15,11 @@ class FiniteCheckpoint(ModelCheckpoint):
         else:
             rank_zero_warn(f"the weights are not finite at step {trainer.global_step}; {filepath} is not written")
 
+    @property
+    def last_saved(self) -> str | None:
+        """The checkpoint that this run saved last, or None."""
+        return self._last_checkpoint_saved or None
+
     @staticmethod
     def is_accumulating(trainer: pl.Trainer) -> bool:
         """Tells whether this batch only added gradients for a later step."""

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.errors import first_line
 from lit_knn.training.record import Record
@@ -37,7 +36,7 @@ class RunRecord(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Write how the run was interrupted."""
-        stopped = isinstance(exception, (KeyboardInterrupt, SIGTERMException))
+        stopped = isinstance(exception, (KeyboardInterrupt, SystemExit))
         self._write(trainer, pl_module, "interrupted" if stopped else f"failed: {first_line(exception)}")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -27,7 +27,9 @@ class RunSummary(pl.Callback):
             elif isinstance(callback, ModelCheckpoint) and callback.monitor is not None and callback.best_model_path:
                 lines.append(f"Best {callback.monitor}: {_short(callback.best_model_path)}")
             elif isinstance(callback, LastCheckpoint):
-                lines.append(f"Checkpoint:   {_short(callback.best_model_path)}")
+                # A resumed run that had no step left to do has saved none.
+                saved = callback.last_saved or trainer.ckpt_path
+                lines.extend([] if saved is None else [f"Checkpoint:   {_short(saved)}"])
             elif isinstance(callback, SampleGrid):
                 lines.extend(f"Samples:      {_short(path)}" for path in callback.last_paths)
         if isinstance(trainer.logger, TensorBoardLogger) and log_dir is not None:

@@ -12,6 +12,9 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path. If the block ends without an error, the file there is renamed to `path`.
 
     The temporary path has the same folder, which is made if needed, and the same suffix.
+
+    Raises:
+        OSError: the file cannot be written, for instance to a full disk; the error names `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,6 +25,11 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
             # Flush to disk before renaming: otherwise, after a power cut, the name could exist without the data.
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except OSError as error:
+        # A failed write names no file, and nobody knows the temporary one.
+        if error.filename in (None, str(partial)):
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -9,7 +9,6 @@ out.safetensors` converts a published pickle. No code of a file is run.
 import argparse
 import math
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_knn.checkpoint_file import read_checkpoint_file
 from lit_knn.errors import InputError
 from lit_knn.nets import network_from_config
 from lit_knn.nets.precond import EDMPrecond
@@ -167,20 +167,13 @@ def read_own_checkpoint(path: str | os.PathLike[str]) -> Parts:
     Raises:
         InputError: the file is missing or damaged, names a global that PyTorch refuses in weights, or has no denoiser.
     """
-    if not Path(path).is_file():
-        raise InputError(f"{os.fspath(path)}: no such file")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # Damaged files can raise any exception.
-        refused = re.search(r"GLOBAL (\S+)", str(error))
-        problem = f"names the global {refused[1]}, which is refused" if refused else "is damaged, or no checkpoint"
-        raise InputError(f"{os.fspath(path)} {problem}") from error
+    checkpoint = read_checkpoint_file(path)
     with naming(path):
         return _parts_of_own(checkpoint)
 
 
-def _parts_of_own(checkpoint: object) -> Parts:
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
+def _parts_of_own(checkpoint: dict[Any, Any]) -> Parts:
+    if not isinstance(checkpoint.get("state_dict"), dict):
         raise InputError("no state_dict in the checkpoint")
     state_dict = {
         "model." + name.removeprefix(OWN_PREFIX): value

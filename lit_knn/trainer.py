@@ -1,16 +1,74 @@
-"""Lightning's trainer with two more subcommands, `plan` and `best`."""
+"""Lightning's trainer with safe checkpoints and two more subcommands, `plan` and `best`."""
+
+from typing import Any
 
 import pytorch_lightning as pl
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.best_checkpoint import BestCheckpoint, MeasuresSamples
 from lit_knn.data import ReferenceDataModule
 from lit_knn.errors import InputError
 from lit_knn.planning import Plan, make_plan
+from lit_knn.training.checkpoint_io import WholeCheckpointIO, read_training
+from lit_knn.training.fit_loop import ResumingFitLoop
+from lit_knn.training.resumption import check_same_run, describe_run
 
 
 class Trainer(pl.Trainer):
-    """Lightning's trainer; it can also plan a run, and measure the kept checkpoints of a run."""
+    """Lightning's trainer; it can also plan a run, and measure the kept checkpoints of a run.
+
+    Its checkpoints are whole files, checked when read. Before a fit begins any work, it checks that the checkpoint to
+    resume from fits the options, and that no longer run would be overwritten.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.strategy.checkpoint_io = WholeCheckpointIO()
+        loop = ResumingFitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
+        loop.epoch_loop = self.fit_loop.epoch_loop
+        self.fit_loop = loop
+
+    def check_fit(
+        self,
+        model: pl.LightningModule,
+        datamodule: Any,
+        ckpt_path: str | None,
+        checkpoint: dict[str, Any] | None,
+    ) -> None:
+        """Check what a fit starts from and what it would overwrite.
+
+        Args:
+            model: the module.
+            datamodule: the data.
+            ckpt_path: the checkpoint to resume from, or None.
+            checkpoint: its content.
+
+        Raises:
+            InputError: the checkpoint is of a run with other options that its counts depend on, or has more than
+                `max_steps` steps; or this run would overwrite a longer one.
+        """
+        step = 0
+        requeued = ckpt_path is None and SLURMEnvironment.detect() and self._checkpoint_connector._hpc_resume_path
+        if requeued:  # SLURM has queued the job again, so Lightning resumes from the checkpoint it saved for that.
+            ckpt_path, checkpoint = requeued, read_training(requeued, to_resume=True, mmap=True)
+        if checkpoint is not None:
+            step = checkpoint["global_step"]
+            try:
+                check_same_run(checkpoint, describe_run(self, model, datamodule))
+            except InputError as error:
+                raise InputError(f"--ckpt_path {ckpt_path}: {error}") from error
+            if 0 <= self.max_steps < step:
+                raise InputError(
+                    f"--trainer.max_steps {self.max_steps}: {ckpt_path} has {step} steps already; give more"
+                )
+        if self.is_global_zero and not requeued:  # A requeued run only repeats its own last steps.
+            for callback in self.checkpoint_callbacks:
+                check = getattr(callback, "check_overwrites", None)
+                if check is not None:
+                    check(self, step)
 
     def plan(
         self,

@@ -5,7 +5,7 @@ import traceback
 
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lit_knn.errors import InputError, NonFiniteLossError
+from lit_knn.errors import InputError, NonFiniteLossError, first_line
 from lit_knn.memory import is_out_of_memory
 
 # A parser's message has these lines around the actual reason.
@@ -30,6 +30,10 @@ def message_of(error: BaseException) -> str | None:
         return condense(str(error))
     if is_out_of_memory(error):
         return f"not enough memory: {_in_one_line(error)}; `plan` shows what a run needs"
+    if isinstance(error, OSError):
+        return ": ".join([str(name) for name in (error.filename, error.filename2) if name] + [first_line(error)])
+    if is_lost(error):
+        return "another process ended in training; resume from the last checkpoint"
     told = isinstance(error, (MisconfigurationException, NonFiniteLossError)) or _is_refused_by_lightning(error)
     return _in_one_line(error) if told else None
 
@@ -40,6 +44,11 @@ def _is_refused_by_lightning(error: BaseException) -> bool:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "")
     return isinstance(error, ValueError) and module.startswith(("pytorch_lightning.trainer", "pytorch_lightning.loops"))
+
+
+def is_lost(error: BaseException) -> bool:
+    """Tell whether a collective failed because another process has ended. PyTorch names its own source file."""
+    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
 def condense(message: str) -> str:

@@ -149,8 +149,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             return self._batches()
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
             return self._batches(shuffle=False)
-        # The epoch number would be wrong: Lightning counts an epoch as complete if max_steps stops it half-way.
-        return self._batches(batches_done=lambda: trainer.fit_loop.epoch_loop.batch_progress.total.completed)
+        return self._batches(batches_done=lambda: _batches_done(trainer))
 
     def val_dataloader(self) -> ReferenceBatches:
         """Return batches of the same `val_images` images every time."""
@@ -359,6 +358,17 @@ class Arrays(ReferenceDataModule):
             return None
         shape, value_bytes = _read(array_file_shape, self.path)
         return Stored(shape, value_bytes)
+
+
+def _batches_done(trainer: pl.Trainer) -> int:
+    """Return the number of batches since training began: the module's own count, if it has one, or Lightning's.
+
+    The epoch number would be wrong: Lightning counts an epoch as complete if max_steps stops it half-way. Among
+    Lightning's counts of batches, only the processed ones stay right after an interruption.
+    """
+    counted = getattr(trainer.lightning_module, "batches_done", None)
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    return progress.processed if counted is None else counted
 
 
 def _read(reader: Callable[..., T], path: str, *options: Any) -> T:

@@ -20,7 +20,16 @@ from lit_knn.rng import keyed_default_rng
 from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import PosteriorMean
 from lit_knn.training.conditioning import CLASS_STREAM, Conditioning
+from lit_knn.training.interruption import Interruption
 from lit_knn.training.monitor import TrainingMonitor
+from lit_knn.training.resumption import (
+    RUN_KEY,
+    Bookkeeping,
+    check_same_run,
+    describe_run,
+    finished_batches,
+    repair_progress,
+)
 from lit_knn.training.run import find_reference
 from lit_knn.training.times import TrainingTime, hardware_name
 
@@ -52,9 +61,11 @@ class EstimatorTraining(pl.LightningModule):
         self.conditioning = conditioning
         self.image_shape: tuple[int, ...] | None = None
         self.images_seen = 0
-        self._images_per_batch = 0
+        self.batches_done = 0
+        self.validation_due = False
+        self._images_of_open_batch = 0
         self._images_before_step = 0
-        self._counted_batch = -1
+        self._given_options: list[dict[str, Any]] = []
         self._last_step = 0
         self._loaded_step = 0
         self._time_before_resuming = TrainingTime()
@@ -97,7 +108,10 @@ class EstimatorTraining(pl.LightningModule):
     # Setting up
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Average the weights during training; validation and checkpoints use the averaged weights."""
+        """Average the weights during training; validation and checkpoints use the averaged weights.
+
+        The other two callbacks count the batches, and end the run between two batches if it is interrupted.
+        """
         if self.trainer.state.fn != "fit":
             return []
 
@@ -105,7 +119,8 @@ class EstimatorTraining(pl.LightningModule):
             return torch.lerp(current, averaged, self.average_decay())
 
         # Lightning sets the callback up before it moves the module; without a device it would average on the CPU.
-        return [WeightAveraging(device=self.trainer.strategy.root_device, avg_fn=average)]
+        averaging = WeightAveraging(device=self.trainer.strategy.root_device, avg_fn=average)
+        return [averaging, Bookkeeping(), Interruption()]
 
     def setup(self, stage: str) -> None:
         """Bind the estimator to the data's reference set, on the device of the run, and try the net on one image.
@@ -115,6 +130,8 @@ class EstimatorTraining(pl.LightningModule):
         device = self.trainer.strategy.root_device
         check_device(device)
         self.monitor = TrainingMonitor(self.grid, device)
+        # A trainer that goes on counts on; the count of a checkpoint is loaded later.
+        self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         reference = self.data_reference()
         if reference is not None:
             self.conditioning.check_data(reference)
@@ -183,13 +200,11 @@ class EstimatorTraining(pl.LightningModule):
             NonFiniteLossError: the loss is not finite; the weights have not changed, so the last checkpoint is good.
         """
         x, class_label = self._unpack(batch)
-        # After an interruption the count of completed batches is right; the count of started batches is not.
-        batch_number = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        loss, t = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_number, TRAIN_STREAM))
+        loss, t = self.losses(x, class_label, (self.hparams.seed, self.global_rank, self.batches_done, TRAIN_STREAM))
         self._check_finite(loss, t)
-        self._images_per_batch, self._counted_batch = len(x) * self.trainer.world_size, batch_number
-        self.images_seen += self._images_per_batch
-        self.monitor.update(loss.detach(), t, self._images_per_batch)
+        self._images_of_open_batch = len(x) * self.trainer.world_size
+        self.images_seen += self._images_of_open_batch
+        self.monitor.update(loss.detach(), t, self._images_of_open_batch)
         self.log("train/loss", loss.mean(), prog_bar=True)
         self.log("images_seen", float(self.images_seen))
         minimised = self.objective(loss, x)
@@ -198,6 +213,12 @@ class EstimatorTraining(pl.LightningModule):
             got = tuple(minimised.shape) if isinstance(minimised, Tensor) else minimised
             raise InputError(f"{type(self).__name__}: objective must return a scalar tensor, got {got}")
         return minimised
+
+    def finish_batch(self) -> None:
+        """Count a batch whose step, if any, is done. Checkpoints hold it from now on."""
+        self.batches_done += 1
+        self._images_of_open_batch = 0
+        self.validation_due = True
 
     def _check_finite(self, loss: Tensor, t: Tensor) -> None:
         finite = loss.isfinite()
@@ -240,11 +261,24 @@ class EstimatorTraining(pl.LightningModule):
     # Logging
 
     def on_fit_start(self) -> None:
-        """Start the clock."""
+        """Start the clock. Note the optimiser's options before Lightning loads those of a checkpoint."""
         self.monitor.restart()
+        self._given_options = [
+            {name: value for name, value in group.items() if name != "params"}
+            for optimizer in self.trainer.optimizers
+            for group in optimizer.param_groups
+        ]
 
     def on_train_start(self) -> None:
-        """Warn if the last step of an epoch has fewer batches, because its gradients are then smaller."""
+        """Give the optimiser the options of this run; a checkpoint has those of the interrupted one.
+
+        With a scheduler the learning rate is part of the state, so it stays as in the checkpoint. Warn if the last step
+        of an epoch has fewer batches, because its gradients are then smaller.
+        """
+        if not self.trainer.lr_scheduler_configs:
+            groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+            for group, given in zip(groups, self._given_options, strict=True):
+                group.update(given)
         self._last_step = self.trainer.global_step
         batches, accumulated = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if batches % accumulated:
@@ -287,11 +321,12 @@ class EstimatorTraining(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the counters, image shape and times that a resumed run and sampling need."""
         # A resumed run repeats an interrupted batch, so its images must not count twice.
-        processed = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
-        interrupted = self._counted_batch >= 0 and processed <= self._counted_batch
-        checkpoint["images_seen"] = self.images_seen - (self._images_per_batch if interrupted else 0)
+        checkpoint["images_seen"] = self.images_seen - self._images_of_open_batch
+        checkpoint["batches_done"] = self.batches_done
+        checkpoint["validation_due"] = self.validation_due
         checkpoint["image_shape"] = self.image_shape
         checkpoint["training_time"] = asdict(self.training_time())
+        checkpoint[RUN_KEY] = describe_run(self.trainer, self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load the counters. Refuse a checkpoint of another architecture before its weights are loaded."""
@@ -302,6 +337,10 @@ class EstimatorTraining(pl.LightningModule):
         self._time_before_resuming = TrainingTime(**{**before, "hardware": tuple(before.get("hardware", ()))})
         if checkpoint.get("image_shape") is not None:
             self._check_image_shape(checkpoint["image_shape"])
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            check_same_run(checkpoint, describe_run(self.trainer, self))
+            self.batches_done = finished_batches(checkpoint)
+            repair_progress(checkpoint)
 
     def known_image_shape(self) -> tuple[int, ...]:
         """Return the shape of one image. Raises InputError if neither data nor a checkpoint gave the shape."""

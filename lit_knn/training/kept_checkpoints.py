@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lit_knn.errors import InputError, first_line
+from lit_knn.checkpoint_file import read_checkpoint_file
+from lit_knn.errors import InputError
 
 CONFIG_NAME = "config.yaml"
 LAST_NAME = "last.ckpt"
@@ -65,11 +65,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is damaged or is no training checkpoint.
     """
-    try:
-        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # A damaged file can raise any exception.
-        raise InputError(f"{path} is damaged, or no checkpoint: {first_line(error)}") from error
-    if not isinstance(checkpoint, dict) or not {"state_dict", "images_seen", "global_step"} <= checkpoint.keys():
+    checkpoint = read_checkpoint_file(path, mmap=True)
+    if not {"state_dict", "images_seen", "global_step"} <= checkpoint.keys():
         raise InputError(f"{path} is no checkpoint of a training")
     return checkpoint
 

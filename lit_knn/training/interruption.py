@@ -1,0 +1,131 @@
+"""Stops a training between two batches when it is asked to by Ctrl-C or SIGTERM."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.environments import SLURMEnvironment
+
+# Launchers pass a Ctrl-C on to processes that have already got it from the terminal. A user is slower.
+SECONDS_BETWEEN_TWO = 1.0
+
+
+class RunInterrupted(SystemExit):
+    """A signal has ended the run. The exit status is the shell's: 130 for Ctrl-C, 143 for SIGTERM.
+
+    Attributes:
+        signum: the signal.
+        step: optimiser steps that are done.
+        checkpoint: the checkpoint that this run saved last, or None.
+    """
+
+    def __init__(self, signum: int, step: int, checkpoint: str | None) -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
+        self.step = step
+        self.checkpoint = checkpoint
+
+
+class Interruption(pl.Callback):
+    """Notes signals in training, and ends the run after the batch, when checkpoints are saved.
+
+    A batch in between would leave an optimiser step half done. A validation changes nothing, so it ends at once. A
+    second Ctrl-C ends the process at once, too. SLURM's signal to requeue also waits for the end of the batch.
+
+    Attributes:
+        stops: the signal that ends the run after this batch, or 0; the same on all ranks.
+    """
+
+    def __init__(self) -> None:
+        self.stops = 0
+        self._noted, self._noted_at, self._requeue_noted = 0, 0.0, 0
+        self._requeue: Callable[[int, Any], Any] | None = None
+        self._ends_at_once = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take over the signals. Lightning gives them back when the run ends."""
+        self.stops = self._requeue_noted = 0
+        self._noted = signal.SIGTERM if trainer.received_sigterm else 0
+        self._trainer = trainer
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._note)
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            signum = environment.requeue_signal or signal.SIGUSR1
+            handler = signal.getsignal(signum)
+            if callable(handler):
+                self._requeue = handler
+                signal.signal(signum, self._note_requeue)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Agree with the other ranks whether to stop. Callbacks that save checkpoints come after this one."""
+        if trainer.fit_loop._should_accumulate():
+            return  # Gradients without their step would be lost.
+        self.stops, requeue = self._agree(trainer)
+        if requeue and self._requeue is not None:
+            self._requeue_noted = 0
+            self._requeue(requeue, None)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """End the run if a signal has come in the batch before."""
+        if self.stops:
+            raise self._interrupted(self.stops)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End the run before a validation. The resumed run does that validation first."""
+        if self.stops:
+            raise self._interrupted(self.stops)
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The checkpoints before the validation are saved, so from now on a signal ends the run at once."""
+        self._ends_at_once = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if self._ends_at_once and self._noted:
+            raise self._interrupted(self._noted)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Checkpoints are saved now, and then training goes on, so a signal waits again."""
+        self._ends_at_once = False
+
+    def _agree(self, trainer: pl.Trainer) -> tuple[int, int]:
+        if trainer.world_size == 1:
+            return self._noted, self._requeue_noted
+        noted = torch.tensor([self._noted, self._requeue_noted], device=trainer.strategy.root_device)
+        torch.distributed.all_reduce(noted, torch.distributed.ReduceOp.MAX)
+        stops, requeue = noted.tolist()
+        return stops, requeue
+
+    def _interrupted(self, signum: int) -> RunInterrupted:
+        saved = (getattr(callback, "last_saved", None) for callback in self._trainer.checkpoint_callbacks)
+        return RunInterrupted(signum, self._trainer.global_step, next((path for path in saved if path), None))
+
+    def _note(self, signum: int, frame: Any) -> None:
+        launcher, now = self._trainer.strategy.launcher, time.monotonic()
+        if self._noted:
+            if signum == signal.SIGINT and now - self._noted_at > SECONDS_BETWEEN_TWO:
+                if launcher is not None:
+                    launcher.kill(signal.SIGKILL)
+                os._exit(128 + signum)
+            return
+        self._noted, self._noted_at = signum, now
+        if self._trainer.is_global_zero:
+            # The signal may have come inside a print, which cannot be entered twice.
+            os.write(2, f"\n{signal.Signals(signum).name}: stopping after this batch; Ctrl-C ends at once\n".encode())
+        if launcher is not None:
+            launcher.kill(signum)
+        if self._ends_at_once:
+            raise self._interrupted(signum)
+
+    def _note_requeue(self, signum: int, frame: Any) -> None:
+        self._requeue_noted = signum
+
+
+def stop_signal(trainer: pl.Trainer) -> int:
+    """Return the signal that ends the run after this batch, or 0."""
+    return next((each.stops for each in trainer.callbacks if isinstance(each, Interruption)), 0)  # type: ignore[attr-defined]

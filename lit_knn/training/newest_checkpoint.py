@@ -1,0 +1,45 @@
+"""Finds the newest checkpoint of a run's name, for `--ckpt_path last`."""
+
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lit_knn.errors import InputError
+from lit_knn.training.checkpoint_io import read_training
+from lit_knn.training.kept_checkpoints import LAST_NAME
+
+
+def checkpoints_of_name(trainer: Any) -> list[Path]:
+    """List the last checkpoints of all versions of a run, the newest first.
+
+    Args:
+        trainer: the options of the trainer, with `logger` and `default_root_dir`.
+    """
+    root = Path(trainer["default_root_dir"] or ".")
+    logger = trainer["logger"]
+    logger = logger[0] if isinstance(logger, list) and logger else logger
+    if logger is False:
+        found = [root / "checkpoints" / LAST_NAME]
+    else:
+        options = (logger.get("init_args") or {}) if hasattr(logger, "get") else {}
+        name = options.get("name", "lightning_logs")
+        found = list((Path(options.get("save_dir") or root) / (name or "")).glob(f"*/checkpoints/{LAST_NAME}"))
+    return sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def newest_whole(paths: list[Path], to_resume: bool) -> Path:
+    """Return the first of the checkpoints that can be used, with a warning for each that cannot.
+
+    Raises:
+        InputError: there is none.
+    """
+    for path in paths:
+        try:
+            read_training(path, to_resume, mmap=True)
+        except InputError as error:
+            rank_zero_warn(f"{error}; an older checkpoint is used")
+        else:
+            return path
+    looked = f"{len(paths)} damaged ones" if paths else "none"
+    raise InputError(f"--ckpt_path last: found {looked}, and no whole {LAST_NAME}, of a run of this name")

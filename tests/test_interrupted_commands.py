@@ -1,0 +1,136 @@
+"""Command lines that are interrupted, resumed, or that would lose what an earlier run has left."""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from main import main
+from tests.interrupted_runs import file_size_limit, killed
+
+ROOT = Path(__file__).parent.parent
+ARGS = ["-c", str(ROOT / "configs/demo.yaml"), "-c", "small.yaml"]
+ARGS += ["--model.net.channels", "4", "--model.net.multipliers", "[1]", "--model.estimator.k", "16"]
+ARGS += ["--model.estimator.n", "4"]
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    configure()
+
+
+def configure(*callbacks):
+    last = {"class_path": "callbacks.LastCheckpoint"}
+    trainer = {"enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
+    trainer["callbacks"] = [last, {"class_path": "callbacks.RunSummary"}, *callbacks]
+    config = {"trainer": trainer, "data": {"init_args": {"batch_size": 32, "val_images": 32}}}
+    Path("small.yaml").write_text(yaml.safe_dump(config))
+
+
+def fit(steps, *args):
+    main(["fit", *ARGS, "--trainer.max_steps", str(steps), *args])
+
+
+def last(version=0):
+    return Path(f"runs/demo/version_{version}/checkpoints/last.ckpt")
+
+
+def refused(capsys, command, *args, status=2):
+    """Run a command that must end in one line and change no file; return the line."""
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+    with pytest.raises(SystemExit) as stop:
+        main([command, *ARGS, *map(str, args)])
+    assert stop.value.code == status
+    assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    return line
+
+
+def test_an_interrupted_command_says_the_command_that_goes_on(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["main.py"])
+    # The second command has resumed already, and so says the newer checkpoint alone.
+    for version, (step, *resumed) in enumerate([(2,), (4, "--ckpt_path", str(last(0)))]):
+        configure(killed("KilledAt", step=step, hook="on_after_backward", signum=int(signal.SIGTERM)))
+        with pytest.raises(SystemExit) as stop:
+            fit(6, *resumed)
+        assert stop.value.code == 143
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted")]
+        said = f"interrupted by SIGTERM after step {step + 1}; to go on: python main.py fit -c "
+        assert line.startswith(said)
+        assert line.endswith(f"--ckpt_path {last(version)}")
+        assert line.count("--ckpt_path") == 1
+    main(shlex.split(line)[shlex.split(line).index("main.py") + 1 :])
+    assert torch.load(last(2), weights_only=True)["global_step"] == 6
+
+
+def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
+    assert "--ckpt_path last: found none" in refused(capsys, "fit", "--ckpt_path", "last")
+    fit(2)
+    fit(3, "--ckpt_path", "last")
+    fit(1, "--trainer.logger.name", "another")
+    assert yaml.safe_load(Path("runs/demo/version_1/config.yaml").read_text())["ckpt_path"] == str(last(0))
+    content = bytearray(last(1).read_bytes())
+    content[len(content) // 2] ^= 4
+    last(1).write_bytes(content)
+    with pytest.warns(UserWarning, match=r"version_1.* is damaged: .*an older checkpoint is used"):
+        fit(4, "--ckpt_path", "last")
+    assert yaml.safe_load(Path("runs/demo/version_2/config.yaml").read_text())["ckpt_path"] == str(last(0))
+    assert "is damaged: the checksum" in refused(capsys, "fit", "--ckpt_path", last(1))
+
+
+def test_a_longer_run_is_not_overwritten(capsys):
+    fit(3, "--trainer.logger.version", "7")
+    line = refused(capsys, "fit", "--trainer.max_steps", 9, "--trainer.logger.version", 7)
+    assert f"{last(7)} has 3 steps, and this run, from step 0, would overwrite it" in line
+    # Resumed in its own folder it goes on.
+    fit(4, "--trainer.logger.version", "7", "--ckpt_path", str(last(7)))
+    assert torch.load(last(7), weights_only=True)["global_step"] == 4
+    last(7).write_bytes(b"damaged")
+    assert "would overwrite it" in refused(capsys, "fit", "--trainer.logger.version", 7)
+    fit(2, "--trainer.logger", "false")
+    assert "runs/checkpoints/last.ckpt has 2 steps" in refused(capsys, "fit", "--trainer.logger", "false")
+
+
+def test_steps_that_are_done_already(capsys):
+    fit(3)
+    line = refused(capsys, "fit", "--trainer.max_steps", 2, "--ckpt_path", last())
+    assert line == f"error: --trainer.max_steps 2: {last()} has 3 steps already; give more"
+    capsys.readouterr()
+    fit(3, "--ckpt_path", str(last()))
+    assert f"Checkpoint:   {last()}" in capsys.readouterr().out
+
+
+def test_other_values_of_options_that_count_are_refused_early(capsys):
+    fit(2)
+    line = refused(capsys, "fit", "--ckpt_path", last(), "--data.batch_size", 16, "--data.index.factory", "Bogus")
+    assert f"--ckpt_path {last()}: the checkpoint is of a run with --data.batch_size 32, not 16" in line
+
+
+def test_bad_checkpoints_are_refused(capsys):
+    fit(1)
+    assert "it is refused" in refused(capsys, "predict", "--ckpt_path", last(), "--weights_only", "false")
+    content = torch.load(last(), weights_only=True)
+    next(iter(content["state_dict"].values()))[0] = torch.nan
+    torch.save(content, "nan.ckpt")
+    assert "nan.ckpt has weights that are not finite" in refused(capsys, "predict", "--ckpt_path", "nan.ckpt")
+
+
+def test_folders_that_cannot_be_written_end_in_one_line(capsys):
+    Path("taken").write_text("a file")
+    assert "taken" in refused(capsys, "fit", "--trainer.logger.save_dir", "taken")
+    assert "File name too long" in refused(capsys, "fit", "--trainer.logger.save_dir", "n" * 300)
+    assert "/proc/none" in refused(capsys, "fit", "--trainer.logger.save_dir", "/proc/none")
+
+
+def test_a_full_disk_ends_a_training_in_one_line(capsys):
+    with file_size_limit(20_000), pytest.raises(SystemExit) as stop:
+        fit(2, "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs", "--trainer.logger.name", "demo")
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"error: {last()} cannot be written: File too large"
+    assert not os.listdir(last().parent)

@@ -1,0 +1,203 @@
+"""A run that is interrupted and resumed is the uninterrupted run, and its options hold or are refused."""
+
+import signal
+
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.training.interruption import RunInterrupted
+from tests.interrupted_runs import At, assert_same, edm, fit, ict, interrupt, validations
+
+MOMENTS = ["on_train_batch_start", "on_train_batch_end"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Nine steps of each model without an interruption; an epoch has four batches."""
+    runs = {}
+
+    def of(make, **options):
+        key = make, *options.items()
+        if key not in runs:
+            folder = tmp_path_factory.mktemp("whole")
+            runs[key] = fit(folder, make(), 9, **options)[1]
+        return runs[key]
+
+    return of
+
+
+def broken_off():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("make", "action"), [(ict, broken_off), (edm, interrupt)])
+def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(make, action, whole, tmp_path):
+    # Validations fall between the interruptions, and the counts of batches must be right for them, too.
+    _, first = fit(tmp_path / "1", make(), 9, at=At(3, "on_after_backward", action))
+    _, second = fit(tmp_path / "2", make(), 6, first)
+    _, third = fit(tmp_path / "3", make(), 9, second)
+    assert torch.load(first, weights_only=True)["global_step"] == (4 if action is interrupt else 3)
+    assert_same(third, whole(make))
+    expected = validations(whole(make).parents[2])
+    assert len(expected) == 3
+    assert validations(*(tmp_path / n for n in "123")) == expected
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_ends_the_run_after_the_batch_at_every_moment(moment, whole, tmp_path):
+    status, path = fit(tmp_path / "a", ict(), 9, at=At(4, moment, lambda: interrupt(signal.SIGTERM)))
+    assert status == 128 + signal.SIGTERM
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["global_step"] == (4 if moment == "on_train_batch_end" else 5)
+    _, resumed = fit(tmp_path / "b", ict(), 9, path)
+    assert_same(resumed, whole(ict))
+
+
+def test_a_signal_in_the_optimisers_step_does_not_cut_the_step_in_two(tmp_path):
+    class Slow(torch.optim.SGD):
+        """Gets a signal between two parameters."""
+
+        at = None
+
+        def step(self, closure):
+            loss = closure()
+            weights = [weight for group in self.param_groups for weight in group["params"]]
+            for number, weight in enumerate(weights):
+                if len(weights) // 2 == number and Slow.at == 0:
+                    interrupt()
+                weight.data.sub_(weight.grad, alpha=1e-3)
+            Slow.at = None if Slow.at is None else Slow.at - 1
+            return loss
+
+    def make():
+        model = ict()
+        model.configure_optimizers = lambda: Slow(model.parameters(), lr=1e-3)
+        return model
+
+    _, whole = fit(tmp_path / "whole", make(), 5)
+    Slow.at = 2
+    status, path = fit(tmp_path / "a", make(), 5)
+    assert status == 130
+    Slow.at = None
+    assert_same(fit(tmp_path / "b", make(), 5, path)[1], whole)
+
+
+def test_accumulated_gradients_are_not_lost(whole, tmp_path):
+    # The signal comes in the first batch of two, so the run goes on to the second.
+    status, path = fit(tmp_path / "a", ict(), 9, at=At(3, "on_train_batch_start", interrupt), accumulate_grad_batches=2)
+    assert status == 130
+    checkpoint = torch.load(path, weights_only=True)
+    assert (checkpoint["global_step"], checkpoint["batches_done"]) == (4, 8)
+    _, resumed = fit(tmp_path / "b", ict(), 9, path, accumulate_grad_batches=2)
+    assert_same(resumed, whole(ict, accumulate_grad_batches=2))
+
+
+@pytest.mark.parametrize(
+    ("step", "hook"),
+    [(3, "on_validation_start"), (3, "on_validation_epoch_end"), (9, "on_validation_batch_end")],
+)
+def test_an_interrupted_validation_is_repeated(step, hook, whole, tmp_path):
+    # Also the last one, after which no step is left.
+    status, path = fit(tmp_path / "a", ict(), 9, at=At(step, hook, interrupt))
+    assert status == 130
+    assert step - 1 not in validations(tmp_path / "a")
+    status, resumed = fit(tmp_path / "b", ict(), 9, path)
+    assert status == 0
+    assert_same(resumed if step < 9 else path, whole(ict))
+    assert validations(tmp_path / "a", tmp_path / "b") == validations(whole(ict).parents[2])
+
+
+def test_a_finished_validation_is_not_repeated(whole, tmp_path):
+    _, path = fit(tmp_path / "a", ict(), 9, at=At(6, "on_train_batch_start", broken_off))
+    fit(tmp_path / "b", ict(), 9, path)
+    assert list(validations(tmp_path / "b")) == [8]
+
+
+def test_the_first_signal_is_not_the_second_which_launchers_send(tmp_path):
+    # Torchrun sends a Ctrl-C once more to its processes, which have got it from the terminal.
+    def twice():
+        interrupt()
+        interrupt()
+
+    status, path = fit(tmp_path, ict(), 9, at=At(2, "on_after_backward", twice))
+    assert status == 130
+    assert torch.load(path, weights_only=True)["global_step"] == 3
+
+
+def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
+    def fail(optimizer, *_):
+        if next(iter(optimizer.state.values()))["step"] == 5:
+            raise RuntimeError("on purpose")
+
+    model = ict()
+    optimizer = model.configure_optimizers
+    model.configure_optimizers = lambda: [made := optimizer(), made.register_step_post_hook(fail)][0]
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit(tmp_path, model, 9)
+    # The one around the validation at step 3. The averaged weights of step 5 are missing.
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert torch.load(path, weights_only=True)["global_step"] == 3
+
+
+def test_the_options_of_the_optimiser_hold(tmp_path):
+    _, path = fit(tmp_path / "a", ict(lr=1e-2), 2)
+    _, resumed = fit(tmp_path / "b", ict(lr=0.03), 3, path)
+    (group,) = torch.load(resumed, weights_only=True)["optimizer_states"][0]["param_groups"]
+    assert group["lr"] == 0.03
+    # The moments of the optimiser are those of the checkpoint.
+    states = [torch.load(p, weights_only=True)["optimizer_states"][0]["state"][0] for p in (path, resumed)]
+    assert [state["step"].item() for state in states] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("option", "change"),
+    [
+        ("--seed_everything 0, not 1", {"model": {"seed": 1}}),
+        ("--data.batch_size 400, not 200", {"data": {"batch_size": 200}}),
+        ("--trainer.accumulate_grad_batches 1, not 2", {"accumulate_grad_batches": 2}),
+        ("number of images of the data 1797, not 3594", {"data": {"hflip": True}}),
+        (r"ranks \(.*\) 2, not 1", {}),
+    ],
+)
+def test_options_that_change_the_meaning_of_the_counts_are_refused(option, change, tmp_path):
+    from lit_knn.data import Digits
+    from tests.interrupted_runs import QUIET, Trainer
+
+    _, path = fit(tmp_path / "a", ict(), 2)
+    if not change:
+        checkpoint = torch.load(path, weights_only=True)
+        checkpoint["run"]["ranks"] = 2
+        torch.save(checkpoint, path)
+    data = Digits(**{"batch_size": 400, **change.get("data", {})})
+    options = {name: value for name, value in change.items() if name not in ("model", "data")}
+    trainer = Trainer(max_steps=4, logger=False, enable_checkpointing=False, **QUIET, **options)
+    with pytest.raises(InputError, match=option):
+        trainer.fit(ict(**change.get("model", {})), data, ckpt_path=path)
+
+
+def test_the_interruption_tells_step_and_checkpoint(tmp_path):
+    stop = RunInterrupted(signal.SIGTERM, 5, "a.ckpt")
+    assert (stop.code, stop.step, stop.checkpoint) == (143, 5, "a.ckpt")
+
+
+def test_slurms_signal_to_requeue_saves_between_two_batches(whole, tmp_path, monkeypatch):
+    from pytorch_lightning.plugins.environments import SLURMEnvironment
+
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "scontrol").write_text(f"#!/bin/sh\necho $@ > {tmp_path}/said\n")
+    (commands / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    for name, value in {"JOB_ID": "77", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NTASKS": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    at = At(4, "on_after_backward", lambda: interrupt(signal.SIGUSR1))
+    plugins = [SLURMEnvironment(auto_requeue=True, requeue_signal=signal.SIGUSR1)]
+    status, path = fit(tmp_path / "a", ict(), 9, at=at, plugins=plugins)
+    assert (tmp_path / "said").read_text() == "requeue 77\n"
+    # The run goes on until SLURM ends it.
+    assert status == 0
+    assert_same(path, whole(ict))
+    (requeued,) = (tmp_path / "a").glob("hpc_ckpt_*.ckpt")
+    assert torch.load(requeued, weights_only=True)["global_step"] == 5
+    assert_same(fit(tmp_path / "b", ict(), 9, requeued)[1], whole(ict))
