@@ -31,6 +31,7 @@ class Reference(ABC):
         hflip: whether the mirror images count.
         labels: (N,) int64, mirrored ones included, or None.
         index_built: whether the index is built.
+        largest: largest absolute value of the images in model space, at most.
         label: the common class of all images, in a set of one class.
         told: options that have caused a warning already; the sets of all classes share them.
     """
@@ -44,6 +45,7 @@ class Reference(ABC):
     d: int
     hflip: bool
     labels: Tensor | None
+    largest: float
     label: int | None = None
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ from lit_knn.reference.base import Reference
 from lit_knn.rng import keyed_generator
 
 CHUNK_BYTES = 64 * 2**20
+# float32 could not hold the squared distances of larger values.
+LARGEST_VALUE = 1e15
 
 
 class ReferenceSet(Reference):
@@ -45,7 +48,7 @@ class ReferenceSet(Reference):
     ) -> None:
         super().__init__()
         images = torch.as_tensor(images)
-        _check_images(images, hflip)
+        self.largest = _check_images(images, hflip)
         self.images = images if images.dtype == torch.uint8 else images.float()
         self.hflip = hflip
         self.index = FaissIndex("Flat") if index is None else index
@@ -175,7 +178,9 @@ def to_model_space(images: Tensor) -> Tensor:
     return images.float().div_(127.5).sub_(1.0)
 
 
-def _check_images(images: Tensor, hflip: bool) -> None:
+def _check_images(images: Tensor, hflip: bool) -> float:
+    """Refuse images that cannot be used. Returns their largest absolute value in model space, at most."""
+    largest = 1.0
     if images.ndim < 2 or len(images) == 0 or images[0].numel() == 0:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
     if images.dtype == torch.uint8:
@@ -184,14 +189,25 @@ def _check_images(images: Tensor, hflip: bool) -> None:
     elif not images.is_floating_point():
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
     else:
-        for start in range(0, len(images), 4096):
-            # The check uses float32, the stored type, because a float64 value may be too large for float32.
-            finite = images[start : start + 4096].float().isfinite()
-            if not finite.all():
-                row = start + int((~finite).flatten(1).any(1).int().argmax())
-                raise InputError(f"images hold a value that is not finite (first in item {row})")
+        largest = _largest_float(images)
     if hflip and images.ndim != 4:
         raise InputError(f"hflip=True needs images (N, C, H, W), got shape {tuple(images.shape)}")
+    return largest
+
+
+def _largest_float(images: Tensor) -> float:
+    """Return the largest absolute value of images; refuse values that are not finite or too large."""
+    largest = 0.0
+    for start in range(0, len(images), 4096):
+        # The check uses float32, the stored type, because a float64 value may be too large for float32.
+        rows = images[start : start + 4096].float().abs().flatten(1).amax(1)
+        if not math.isfinite(most := rows.max().item()):
+            row = start + int((~rows.isfinite()).int().argmax())
+            raise InputError(f"images hold a value that is not finite (first in item {row})")
+        largest = max(largest, most)
+    if largest > LARGEST_VALUE:
+        raise InputError(f"images hold the value {largest:.3g}, float32 can square sums up to {LARGEST_VALUE:g}")
+    return largest
 
 
 def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) -> Tensor | None:

@@ -99,11 +99,12 @@ class ShardedReferenceSet(Reference):
         """Compare the shards and set the labels of all images. Returns the number of images of each rank."""
         what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={labels is not None}"
         own = None if labels is None else torch.as_tensor(labels).cpu().numpy()
-        each = in_every_process(lambda: (what, len(self.images), own))
+        each = in_every_process(lambda: (what, len(self.images), own, self.local.largest))
         for rank, (other, *_) in enumerate(each):
             if other != each[0][0]:
                 raise InputError(f"the shards differ: rank 0 has images {each[0][0]}, rank {rank} {other}")
-        sizes, parts = [size for _, size, _ in each], [part for *_, part in each if part is not None]
+        sizes, parts = [size for _, size, *_ in each], [part for *_, part, _ in each if part is not None]
+        self.largest = max(largest for *_, largest in each)
         self.labels = expand_labels(np.concatenate(parts), sum(sizes), self.hflip) if parts else None
         return sizes
 
