@@ -119,4 +119,6 @@ def _read_json(path: Path) -> Description:
         raise InputError(f"{path} is damaged: {AGAIN}") from error
     if description.labels is not None and (labels.dtype != np.int64 or labels.shape != description.shape[:1]):
         raise InputError(f"{path} has not one label for each image: {AGAIN}")
+    if description.labels and not 0 <= min(description.labels) <= max(description.labels) < 2**31:
+        raise InputError(f"{path} has a label outside 0 to {2**31 - 1}: {AGAIN}")
     return description

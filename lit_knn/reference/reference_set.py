@@ -118,8 +118,8 @@ class ReferenceSet(Reference):
         sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, torch.cat([ids, mirrored_ids], 1).gather(1, order)
 
-    def gather(self, ids: Tensor) -> Tensor:
-        """See `Reference.gather`."""
+    def take(self, ids: Tensor) -> Tensor:
+        """See `Reference.take`."""
         flat = ids.reshape(-1)
         stored = len(self.images)
         x = to_model_space(self.images.index_select(0, flat % stored))
@@ -214,7 +214,13 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
     """Expand the labels of the `stored` images to all images, mirrored ones included: (N,) int64, or None."""
     if labels is None:
         return None
-    labels = torch.as_tensor(labels).long()
+    labels = torch.as_tensor(labels)
     if labels.shape != (stored,):
         raise InputError(f"labels must have shape ({stored},), one for each image, got {tuple(labels.shape)}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InputError(f"labels must be integers, got {labels.dtype}")
+    # int64 holds the labels, so that a larger uint64 would become negative.
+    labels = labels.long()
+    if (labels < 0).any():
+        raise InputError(f"labels must be from 0 to 2^63 - 1, got {labels[labels < 0][0].item()} as int64")
     return torch.cat([labels, labels]) if hflip else labels

@@ -167,15 +167,15 @@ class ShardedReferenceSet(Reference):
         fetched = ReferenceSet(torch.cat(given), hflip=self.hflip)
         return fetched, torch.where(ids < self._stored, position, position + len(wanted))
 
-    def gather(self, ids: Tensor) -> Tensor:
-        """See `Reference.gather`."""
+    def take(self, ids: Tensor) -> Tensor:
+        """See `Reference.take`. Every rank must call it."""
         fetched, own_ids = self.fetch(ids)
-        return fetched.gather(own_ids)
+        return fetched.take(own_ids)
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
         """See `Reference.chunks`. Every rank gets all images, `rows` at a time. All ranks must give the same `rows`."""
         for ids in torch.arange(self.N if mirrored else self._stored, device=self.device).split(rows):
-            yield int(ids[0]), self.gather(ids)
+            yield int(ids[0]), self.take(ids)
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Reference.share`. Each rank takes its own images, so that none are sent and no rank waits."""
