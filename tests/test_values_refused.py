@@ -19,7 +19,7 @@ from lit_knn.estimators import (
     UniformSNIS,
     Wiener,
 )
-from lit_knn.images.files import read_array_file
+from lit_knn.images.arrays import read_array_file
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from tests.image_files import refusal

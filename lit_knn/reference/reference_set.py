@@ -57,6 +57,7 @@ class ReferenceSet(Reference):
         self.N = len(images) * (2 if hflip else 1)
         self.labels = expand_labels(labels, len(images), hflip)
         self.given_sha256 = self._sha256 = sha256
+        self._check_file: Callable[[], None] | None = None
         # Whether all processes of a distributed run hold these images.
         self._index_shared = True
         self._unbuilt_index = copy.copy(self.index)
@@ -66,7 +67,19 @@ class ReferenceSet(Reference):
         """See `Reference`."""
         return self
 
+    def watch(self, check_file: Callable[[], None] | None) -> None:
+        """Call `check_file` before images are read, as long as they are mapped from a file; see `read_prepared`."""
+        self._check_file = check_file
+
+    def rows(self, rows: slice) -> Tensor:
+        """Return some stored images, in their stored type; raise InputError if their file was cut."""
+        if self._check_file is not None:
+            self._check_file()
+        return self.images[rows]
+
     def _move(self, device: torch.device) -> None:
+        if device.type != self.device.type:
+            self._check_file = None  # The images are copied, so that the file is not needed any more.
         if self.index_built:
             self.index.to(device)
         self.images = self.images.to(device)
@@ -90,6 +103,7 @@ class ReferenceSet(Reference):
         labels = torch.full((len(images),), label, device=self.device)
         part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
         part.label = label
+        part.watch(self._check_file if isinstance(rows, slice) else None)
         # Processes of a distributed run use classes at different times, and must not wait for each other.
         part._index_shared = False
         return part
@@ -120,6 +134,8 @@ class ReferenceSet(Reference):
 
     def take(self, ids: Tensor) -> Tensor:
         """See `Reference.take`."""
+        if self._check_file is not None:
+            self._check_file()
         flat = ids.reshape(-1)
         stored = len(self.images)
         x = to_model_space(self.images.index_select(0, flat % stored))
@@ -133,7 +149,7 @@ class ReferenceSet(Reference):
         stored = len(self.images)
         for mirror in range(2 if self.hflip and mirrored else 1):
             for start in range(0, stored, rows):
-                x = to_model_space(self.images[start : start + rows])
+                x = to_model_space(self.rows(slice(start, start + rows)))
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
@@ -159,7 +175,7 @@ class ReferenceSet(Reference):
     def _stored_chunks(self) -> Iterator[Tensor]:
         rows = chunk_rows(self.d)
         for start in range(0, len(self.images), rows):
-            yield to_model_space(self.images[start : start + rows]).flatten(1)
+            yield to_model_space(self.rows(slice(start, start + rows))).flatten(1)
 
     def _training_sample(self, size: int) -> Tensor:
         ids = torch.randperm(len(self.images), generator=keyed_generator("cpu", 0))[:size]

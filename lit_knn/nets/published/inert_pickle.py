@@ -106,6 +106,9 @@ def load_inert(path: str | os.PathLike[str]) -> Any:
         InputError: the file is missing, truncated, damaged or no pickle; it names a global outside the allow-list.
     """
     path = Path(path)
+    # Opening a pipe would wait for somebody to write to it.
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no file, but a folder, a pipe, a socket or a device")
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
