@@ -6,6 +6,7 @@ import lzma
 import os
 import stat
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,10 +21,10 @@ from lit_knn.memory import machine_bytes
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 LABEL_FILE = "dataset.json"
-# Pillow and zipfile raise these exceptions on damaged data, besides their own exceptions.
+# Pillow, zipfile and NumPy raise these exceptions on damaged data, besides their own exceptions.
 DAMAGED: tuple[type[Exception], ...] = (
     *(OSError, SyntaxError, ValueError, EOFError, RuntimeError, MemoryError, OverflowError, LookupError, TypeError),
-    *(zlib.error, struct.error, lzma.LZMAError, zipfile.BadZipFile),
+    *(zlib.error, struct.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError),
 )
 # A small zip may promise files of any size. No image or list of labels of a real data set is larger than these limits.
 MAX_FILE_BYTES, MAX_PIXELS = 2**28, 2**27
