@@ -103,7 +103,7 @@ def valid(kind):
     if kind == "image":
         return images
     if kind == "zip":
-        ways = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+        ways = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)  # The last is refused.
         return [_zip(files, way) for way in ways for files in (names, names | labels, {"a.png": gray})]
     if kind == "json":
         entries = [["a.png", 3], ["b/c.jpg", 0]]

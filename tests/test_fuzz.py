@@ -6,7 +6,7 @@ import pytest
 from tests.fuzz import KINDS, file_of, fuzz, read, valid
 
 # Numbers of inputs that once ended in something else.
-FOUND = {"zip": [], "json": [], "npz": [18], "pickle": []}
+FOUND = {"zip": [499], "json": [], "npz": [18, 4573], "pickle": [1334]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -33,7 +33,8 @@ def test_the_inputs_are_the_same_each_time_and_begin_with_files_that_are_read(tm
     assert file_of(kind, 7) != file_of(kind, 8)
     suffix = {"zip": ".zip", "npz": ".npz", "pickle": ".pkl"}
     if kind in suffix:
-        for content in valid(kind)[: -1 if kind == "pickle" else None]:
+        # The last pickle is no network, and the last zips are packed by LZMA.
+        for content in valid(kind)[: {"pickle": -1, "zip": -3}.get(kind)]:
             path = tmp_path / f"a{suffix[kind]}"
             path.write_bytes(content)
             assert len(read(path)) == 2

@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from lit_knn.errors import InputError, first_line
-from lit_knn.images.files import DAMAGED, check_memory, existing, shown
+from lit_knn.images.files import DAMAGED, check_compression, check_memory, existing, shown
 
 # NumPy's headers are shorter. A longer one would be read into memory at once.
 HEADER_BYTES = 2**14
@@ -63,7 +63,7 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
         with path.open("rb") as file:
             shape, _, dtype, _ = _read_header(file, path.stat().st_size)
     except DAMAGED as error:
-        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error)}") from error
+        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error):.300}") from error
     if dtype != np.uint8:
         return shape, 4
     channels_last = len(shape) == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3)
@@ -94,13 +94,14 @@ def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
                 sizes = {e.filename.removesuffix(".npy"): e for e in archive.infolist() if e.filename.endswith(".npy")}
                 key, found = _array_key(path, list(sizes)), []
                 for name in (key, "labels") if "labels" in sizes else (key,):
+                    check_compression(sizes[name])
                     with archive.open(sizes[name]) as entry:
                         found.append(_read_array(path, entry, sizes[name].file_size))
                 return found[0], found[1] if len(found) > 1 else None
     except InputError:
         raise
     except DAMAGED as error:
-        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error)}") from error
+        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error):.300}") from error
 
 
 def _read_header(file: IO[bytes], size: int) -> _Header:

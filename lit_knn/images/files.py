@@ -28,6 +28,7 @@ DAMAGED: tuple[type[Exception], ...] = (
 )
 # A small zip may promise files of any size. No image or list of labels of a real data set is larger than these limits.
 MAX_FILE_BYTES, MAX_PIXELS = 2**28, 2**27
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
 
 Read = Callable[[str], bytes]
 
@@ -79,7 +80,7 @@ def existing(path: str | os.PathLike[str]) -> Path:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown(str(path))} cannot be read: {first_line(error)}") from error
+        raise InputError(f"{shown(str(path))} cannot be read: {first_line(error):.300}") from error
     # Opening a pipe would wait for somebody to write to it.
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
         raise InputError(f"{path} is neither a file nor a folder, but a pipe, a socket or a device")
@@ -133,9 +134,10 @@ def opened(path: Path) -> Iterator[tuple[list[str], Read]]:
         try:
             archive = zipfile.ZipFile(path)
         except DAMAGED as error:
-            raise InputError(f"{path} is not a readable zip file: {first_line(error)}") from error
+            raise InputError(f"{path} is not a readable zip file: {first_line(error):.300}") from error
         with archive:
-            names = sorted({entry.filename for entry in archive.infolist() if not entry.is_dir()})
+            # `is_dir` fails for an entry without a name.
+            names = sorted({e.filename for e in archive.infolist() if e.filename and not e.is_dir()})
             yield names, lambda name: _read_entry(archive, name)
     else:
         raise InputError(f"{path} is neither a folder nor a .zip file")
@@ -150,8 +152,16 @@ def _read_regular(path: Path) -> bytes:
 
 
 def _read_entry(archive: zipfile.ZipFile, name: str) -> bytes:
-    _check_size(f"{archive.filename}: {shown(name)}", archive.getinfo(name).file_size)
+    entry = archive.getinfo(name)
+    check_compression(entry)
+    _check_size(f"{archive.filename}: {shown(name)}", entry.file_size)
     return archive.read(name)
+
+
+def check_compression(entry: zipfile.ZipInfo) -> None:
+    """Raise BadZipFile if an entry of a zip needs memory that has nothing to do with its size, as LZMA does."""
+    if entry.compress_type not in COMPRESSIONS:
+        raise zipfile.BadZipFile(f"compression {entry.compress_type} is not read, only deflate and bzip2")
 
 
 def _check_size(where: str, size: int) -> None:
@@ -210,9 +220,9 @@ def decode(path: Path, name: str, read: Read, change: Callable[[Any], Any] = lam
     except UnidentifiedImageError as error:
         raise InputError(f"{where} is not an image, as PNG or JPEG") from error
     except Image.DecompressionBombError as error:
-        raise InputError(f"{where} has too many pixels: {first_line(error)}") from error
+        raise InputError(f"{where} has too many pixels: {first_line(error):.300}") from error
     except DAMAGED as error:
-        raise InputError(f"{where} cannot be read as an image: {first_line(error)}") from error
+        raise InputError(f"{where} cannot be read as an image: {first_line(error):.300}") from error
     if mode not in ("RGB", "L"):
         kind = "palette with transparency" if mode == "P" else mode
         raise InputError(f"{where} has mode {kind}; only RGB, palette and 8-bit grayscale (L) images are read")
@@ -238,7 +248,7 @@ def read_labels(path: Path, names: list[str], image_names: list[str], read: Read
     except InputError:
         raise
     except DAMAGED as error:
-        raise InputError(f"{where} cannot be read: {first_line(error)}") from error
+        raise InputError(f"{where} cannot be read: {first_line(error):.300}") from error
     if not isinstance(content, dict) or "labels" not in content:
         raise InputError(f'{where} must be an object with the key "labels"')
     if content["labels"] is None:
