@@ -13,7 +13,8 @@ from torch import Tensor
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.estimators import Estimator
-from lit_knn.images.files import read_array_file, read_image_files
+from lit_knn.images.arrays import read_array_file
+from lit_knn.images.files import read_image_files
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
 from lit_knn.memory import process_bytes

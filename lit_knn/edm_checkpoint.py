@@ -7,7 +7,6 @@ out.safetensors` converts a published pickle. No code of a file is run.
 """
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,14 @@ from lit_knn.errors import InputError
 from lit_knn.nets import network_from_config
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.edm_converted import read_converted, write_converted
-from lit_knn.nets.published.edm_pickle import Parts, checked_config, naming, read_edm_pickle
+from lit_knn.nets.published.edm_pickle import (
+    Parts,
+    check_sigma,
+    checked_config,
+    checked_weights,
+    naming,
+    read_edm_pickle,
+)
 
 # Prefix of the inner network's weights in a checkpoint of LitEDM.
 OWN_PREFIX = "denoiser.model."
@@ -77,8 +83,7 @@ def _denoiser(
     sigma_data = config.get("sigma_data", 0.5)
     try:
         with naming(path):
-            if isinstance(sigma_data, bool) or not isinstance(sigma_data, int | float) or not 0 < sigma_data < math.inf:
-                raise InputError(f"sigma_data must be a positive number, got {sigma_data}")
+            check_sigma("sigma_data", sigma_data)
             denoiser = EDMPrecond(_empty_network(config, len(state_dict)) if net is None else net, sigma_data, fp16)
         denoiser.load_state_dict(state_dict, assign=net is None)
     except RuntimeError as error:
@@ -165,7 +170,8 @@ def read_own_checkpoint(path: str | os.PathLike[str]) -> Parts:
         For other networks it has no `model_type`, so the caller must know the architecture.
 
     Raises:
-        InputError: the file is missing or damaged, names a global that PyTorch refuses in weights, or has no denoiser.
+        InputError: the file is missing or damaged, names a global that PyTorch refuses in weights, has no denoiser,
+            an impossible `sigma_data`, or a weight that is not finite.
     """
     checkpoint = read_checkpoint_file(path)
     with naming(path):
@@ -186,7 +192,9 @@ def _parts_of_own(checkpoint: dict[Any, Any]) -> Parts:
     if not isinstance(hparams, dict) or not isinstance(stored, dict):
         raise InputError("hyper_parameters and network_config must be dicts")
     config = {name: hparams[name] for name in SIGMAS if name in hparams}
-    return (checked_config({**config, **stored}) if stored else config), state_dict
+    for name, value in config.items():
+        check_sigma(name, value)
+    return (checked_config({**config, **stored}) if stored else config), checked_weights(state_dict)
 
 
 # The command

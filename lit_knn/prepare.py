@@ -1,10 +1,11 @@
-"""Prepare images for runs larger than memory: `python -m lit_knn.prepare SOURCE OUT`."""
+"""Prepare images for runs larger than memory: `python -m lit_knn.prepare SOURCE OUT`, or `--verify FILE`."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_knn.errors import InputError
+from lit_knn.images.mapped import verify
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare, say
 
@@ -13,7 +14,8 @@ SOURCE is a .zip file or a folder of PNG and JPEG files, in subfolders too, in t
 labels in dataset.json at the root if there is one (the layout of EDM's data sets); or a folder that has
 cifar-10-batches-py. Only one block of images is in memory at a time. After an interruption the same command goes on
 where it stopped; OUT is there when it is complete: pixels, uint8 (N, C, H, W), which
-every tool reads, and beside it a .json with labels, origin and a hash.
+every tool reads, and beside it a .json with labels, origin, a hash, and a checksum of each MiB. A run compares a few
+MiB with them at its start; --verify FILE compares all.
 
 recipes:
   CelebA, 202,599 images (img_align_celeba.zip of the data set's own page, as it is or unpacked), 2.5 GB:
@@ -36,8 +38,9 @@ def parse(args: Sequence[str] | None) -> argparse.Namespace:
         epilog=RECIPES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SOURCE", help=".zip file or folder")
-    parser.add_argument("out", metavar="OUT", help="the .npy file to write")
+    parser.add_argument("source", metavar="SOURCE", nargs="?", help=".zip file or folder")
+    parser.add_argument("out", metavar="OUT", nargs="?", help="the .npy file to write")
+    parser.add_argument("--verify", metavar="FILE", help="compare all pixels of a prepared FILE with its hash, and end")
     parser.add_argument("--size", type=int, metavar="S", help="resize to S x S with antialiasing (Lanczos)")
     parser.add_argument("--center-crop", action="store_true", help="first cut the largest square out of the middle")
     parser.add_argument("--rgb", action="store_true", help="make grayscale, CMYK and transparent images RGB")
@@ -47,13 +50,23 @@ def parse(args: Sequence[str] | None) -> argparse.Namespace:
         help="label each image with the place of its top-level folder among all, sorted by name, from 0",
     )
     parser.add_argument("--workers", type=int, metavar="W", help="threads that decode; default: one for each CPU")
-    return parser.parse_args(args)
+    options = parser.parse_args(args)
+    given = [name for name, value in vars(options).items() if value not in (None, False)]
+    if options.verify is None and options.out is None:
+        parser.error("SOURCE and OUT are needed")
+    if options.verify is not None and given != ["verify"]:
+        parser.error("--verify FILE stands alone")
+    return options
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
     options = parse(args)
     try:
+        if options.verify is not None:
+            found = verify(options.verify)
+            print(f"{options.verify}: {found.shape[0]:,} images are what was prepared")
+            return
         changes = Options(options.size, options.center_crop, options.rgb, options.labels_from_folders)
         made = prepare(options.source, options.out, changes, options.workers)
     except InputError as error:

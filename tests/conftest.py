@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
+# The same examples each time; nothing is kept in files, and slow machines change nothing.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=40,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("repeatable")
 # Tensors in tests are tiny: a second thread costs more waiting time than it saves.
 torch.set_num_threads(1)
 

@@ -256,8 +256,8 @@ def test_images_of_all_classes_are_gathered_together(name, monkeypatch):
     estimator = ByClass({**MAKERS, "KNN": lambda: KNN(k=2, n=8), "StratifiedKNN": lambda: StratifiedKNN(k=2)}[name]())
     estimator.bind(reference)
     gathered = []
-    gather = ReferenceSet.gather
-    monkeypatch.setattr(ReferenceSet, "gather", lambda own, ids: gathered.append(own) or gather(own, ids))
+    take = ReferenceSet.take
+    monkeypatch.setattr(ReferenceSet, "take", lambda own, ids: gathered.append(own) or take(own, ids))
     x = reference.images.float().div(127.5).sub(1)
     estimator.posterior_mean(noisy(x, 1.0), 1.0, x, rng(), labels)
     # KNN looks at its nearest neighbours within each class; the draws of all 30 classes are gathered in a few steps.

@@ -332,3 +332,33 @@ def test_damaged_numpy_pickles_end_in_one_line_or_are_read(tmp_path, protocol):
                     item.tolist()
     assert 100 < len(messages) < 600
     assert not any("\n" in message for message in messages)
+
+
+# Frames, where Python's unpickler may read other opcodes than those that were checked
+
+
+def framed(length, body):
+    return b"\x80\x04\x95" + length.to_bytes(8, "little") + body
+
+
+def test_a_frame_that_does_not_end_between_two_opcodes_is_refused(tmp_path):
+    path = tmp_path / "a.pkl"
+    # The list [5], whose memo index takes 4 bytes.
+    body = b"]r\x00\x00\x00\x00K\x05a."
+    path.write_bytes(framed(len(body), body))
+    assert load_inert(path) == [5]
+    for length in (2, 3, 4, 5, 7, len(body) - 1, len(body) + 1):
+        path.write_bytes(framed(length, body))
+        if length in (6, 8, len(body) - 1):
+            continue
+        refused(path)
+    # A frame may end after any opcode, and the rest may have no frame.
+    path.write_bytes(framed(6, body))
+    assert load_inert(path) == [5]
+
+
+def test_a_frame_within_a_frame_is_refused(tmp_path):
+    body = b"]\x95" + (3).to_bytes(8, "little") + b"K\x05a."
+    path = tmp_path / "a.pkl"
+    path.write_bytes(framed(len(body), body))
+    assert "frame within a frame" in refused(path)

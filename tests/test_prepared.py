@@ -16,7 +16,8 @@ from PIL import Image
 
 from lit_knn.data import ImageFiles, Prepared
 from lit_knn.errors import InputError
-from lit_knn.images.files import read_array_file, read_image_files
+from lit_knn.images.arrays import read_array_file
+from lit_knn.images.files import read_image_files
 from lit_knn.images.mapped import read_description, read_prepared
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare

@@ -309,7 +309,7 @@ def test_a_built_set_is_shared_by_deepcopy():
 
 
 def test_moving_to_the_same_device_keeps_everything():
-    reference = ReferenceSet(pixels(), labels=torch.zeros(30))
+    reference = ReferenceSet(pixels(), labels=torch.zeros(30, dtype=torch.int64))
     before = reference.search(latents_near(reference), 5)
     assert reference.to("cpu") is reference
     assert reference.device == torch.device("cpu")

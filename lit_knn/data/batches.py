@@ -95,7 +95,7 @@ class ReferenceBatches:
         start = batch_idx * self._global_batch_size
         ids = order[start : start + self._global_batch_size][self.rank :: self.world_size].to(self.reference.device)
         labels = self.reference.labels
-        return self.reference.gather(ids), None if labels is None else labels[ids]
+        return self.reference.take(ids), None if labels is None else labels[ids]
 
     def state_dict(self) -> dict[str, int]:
         """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from lit_knn.data.batches import ReferenceBatches
 from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError
-from lit_knn.images.files import array_file_shape, count_image_files, read_array_file, read_image_files
+from lit_knn.images.arrays import array_file_shape, read_array_file
+from lit_knn.images.files import count_image_files, read_image_files
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
@@ -88,6 +89,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     mapped = False
     """True if the images stay on the disk; pages are read when used, and the ranks of a machine share them."""
 
+    check_file: Callable[[], None] | None = None
+    """Raises InputError if the file of the images was cut; None if they are in memory."""
+
     @abstractmethod
     def load(self) -> tuple[Images, Labels]:
         """Load the data.
@@ -113,6 +117,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
                 self.reference = cast(ReferenceSet, self._shard(torch.as_tensor(images), labels))
             else:
                 self.reference = ReferenceSet(images, self.index, self.hflip, labels, self.sha256())
+            self.reference.local.watch(self.check_file)
         if stage == "fit":
             self.train_dataloader()
 
@@ -316,7 +321,7 @@ class Prepared(ReferenceDataModule):
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`."""
         prepared = _read(read_prepared, self.path)
-        self._sha256 = prepared.sha256
+        self._sha256, self.check_file = prepared.sha256, prepared.check_file
         return prepared.images, prepared.labels
 
     def sha256(self) -> str | None:

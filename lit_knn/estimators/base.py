@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.counts import fit_counts
+from lit_knn.estimators.values import check_values
 from lit_knn.reference import Reference
 from lit_knn.settings import TellsSettings
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
@@ -117,7 +118,7 @@ class Estimator(TellsSettings, ABC):
         Args:
             z: (B, *shape), noisy latents, on the device of the reference set.
             t: (B,) or scalar, noise level, finite and t > 0.
-            x_source: (B, *shape), the clean x that each z was made from; only some estimators use it.
+            x_source: (B, *shape), float, the clean x that each z was made from; only some estimators use it.
             generator: source of randomness, on the device of `z`; by default PyTorch's own.
             labels: (B,), int64, the class of each z, for estimators that know classes (`ByClass`, `Network`).
 
@@ -125,9 +126,10 @@ class Estimator(TellsSettings, ABC):
             (B, *shape), in the dtype of `z`.
 
         Raises:
-            InputError: wrong shapes or devices, also of what the hook returns; t <= 0; NaN or infinite values; `bind`
-                was not called; `x_source` or labels are missing though the estimator needs them; labels are unknown
-                or not supported.
+            InputError: wrong shapes or devices, also of what the hook returns; t <= 0 or outside float32's range; NaN
+                or infinite values; a z too far from all images for float32 (`estimators.values`); `bind` was not
+                called; `x_source` or labels are missing though the estimator needs them; labels are unknown or not
+                supported.
         """
         t = self._check(z, t, x_source, labels)
         if self._nothing_to_do(z):
@@ -295,17 +297,14 @@ class Estimator(TellsSettings, ABC):
                 raise InputError(f"{name}: z is on {z.device}, the reference set on {device}: call reference.to()")
         if x_source is not None and x_source.shape != z.shape:
             raise InputError(f"{name}: x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
+        if x_source is not None and not x_source.is_floating_point():
+            raise InputError(f"{name}: x_source must be float, in model space, got {x_source.dtype}")
         self._check_labels(z, labels)
         with prefixed(name):
             t = per_item(t, z).flatten().double()
         if t.shape not in ((1,), (len(z),)):
             raise InputError(f"{name}: t must be a scalar or ({len(z)},), got {tuple(t.shape)}")
-        # The two checks are stacked, so that both results come from the GPU in one transfer.
-        bad_t, bad_z = torch.stack([~((t > 0) & t.isfinite()).all(), ~z.isfinite().all()]).tolist()
-        if bad_t:
-            raise InputError(f"{name}: t must be finite and above 0, got {t[~((t > 0) & t.isfinite())][0].item()}")
-        if bad_z:
-            raise InputError(f"{name}: z holds a value that is not finite")
+        check_values(name, z, t, x_source, self.reference.largest if self.needs_reference else None)
         return t.expand(len(z))
 
     def _check_warp(self, z: Tensor, warp: Warp, x_source: Tensor | None) -> None:

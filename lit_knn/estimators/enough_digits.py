@@ -40,7 +40,7 @@ def enough_digits(reference: ReferenceSet, candidates: tuple[int, ...] = (2, 3))
     rows = torch.randperm(stored, generator=generator)[: max(SUBSET_VALUES // reference.d, 1)]
     part = reference if len(rows) == stored else ReferenceSet(reference.images[rows], hflip=reference.hflip)
     t = LEVELS.repeat_interleave(LATENTS_PER_LEVEL)
-    x = part.gather(torch.randint(part.N, t.shape, generator=generator))
+    x = part.take(torch.randint(part.N, t.shape, generator=generator))
     z = forward_noise(x, t, torch.randn(x.shape, generator=generator))
     expected, _ = float_sums(part, z, t)
     for digits in candidates:

@@ -11,7 +11,7 @@ from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.enough_digits import enough_digits
 from lit_knn.estimators.float_sums import float_sums
-from lit_knn.estimators.integer_sums import integer_sums
+from lit_knn.estimators.integer_sums import integer_sums, suits_levels
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.theory.warp import Warp
@@ -97,7 +97,7 @@ class Exact(ExactFloat64):
 
     def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         # The images may have moved to another device after `bind`.
-        if self._digits is None or not _suits_integers(reference):
+        if self._digits is None or not _suits_integers(reference) or not suits_levels(t):
             return super()._mean(reference, z, t)
         return integer_sums(reference, z, t, self._digits)
 

@@ -24,14 +24,14 @@ SCORE_BYTES = 64 * 2**20
 MIN_LATENTS = 64
 # Number of images per product.
 CHUNK = 8192
-# Largest factor (PIXEL_SCALE / t)² that multiplies a score. float32 could not hold larger logarithms.
-MOST_PER_SCORE = 1e28
+# Noise levels at which the factor (PIXEL_SCALE / t)² of a score, and its logarithms, fit float32.
+LEAST_T, MOST_T = 1e-15, 1e15
 
 
 def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images on a CPU. It is called like `float_sums`.
 
-    z is split into `count` 8-bit digits; three are about as precise as float32.
+    z is split into `count` 8-bit digits; three are about as precise as float32. `suits_levels(t)` must hold.
     """
     mu, log_normaliser = torch.empty(z.shape, dtype=torch.float64), torch.empty(len(z), dtype=torch.float64)
     step = max(SCORE_BYTES // (4 * reference.N), MIN_LATENTS)
@@ -41,9 +41,14 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> t
     return mu, log_normaliser
 
 
+def suits_levels(t: Tensor) -> bool:
+    """Tells whether integer sums hold the logarithms of all noise levels (B,)."""
+    return bool(((t >= LEAST_T) & (t <= MOST_T)).all())
+
+
 def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
     scores, half_sq_norm = _scores(reference, z, count)
-    per_score = (PIXEL_SCALE / t).square().clamp(max=MOST_PER_SCORE).unsqueeze(1)
+    per_score = (PIXEL_SCALE / t).square().unsqueeze(1)
     nearest = scores.topk(min(RECOMPUTED, reference.N), dim=1).indices
     exact_parts, near_parts = [], []
     for rows, x in gather(reference, nearest):

@@ -77,7 +77,7 @@ class KNN(NeighbourEstimator):
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Add the source of each z as one more neighbour. If the source is not needed, add a missing one (id −1)."""
         source = self.reference.locate(x_source).unsqueeze(1)
-        source_sq_dist = direct_sq_dist(z, self.reference.gather(source.clamp(min=0)))
+        source_sq_dist = direct_sq_dist(z, self.reference.take(source.clamp(min=0)))
         found = ids >= 0
         # A source beyond all neighbours is not added, because as the farthest neighbour it would lower the tail.
         farthest = torch.where(found, sq_dist, -torch.inf).amax(1, keepdim=True)
@@ -89,7 +89,7 @@ class KNN(NeighbourEstimator):
     def _recompute_nearest(self, z: Tensor, sq_dist: Tensor, ids: Tensor) -> Tensor:
         """Replace the distances of the first few neighbours by exact distances: (B, k), float64."""
         nearest = ids[:, :RECOMPUTED_NEIGHBOURS]
-        exact = direct_sq_dist(z, self.reference.gather(nearest.clamp(min=0)))
+        exact = direct_sq_dist(z, self.reference.take(nearest.clamp(min=0)))
         sq_dist = sq_dist.double()
         sq_dist[:, :RECOMPUTED_NEIGHBOURS] = torch.where(nearest >= 0, exact, torch.inf)
         return sq_dist

@@ -184,7 +184,7 @@ def gather(reference: Reference, ids: Tensor, x_source: Tensor | None = None) ->
     # Yield once even when empty, so that callers can `torch.cat`.
     for start in range(0, max(len(ids), 1), step):
         rows = slice(start, start + step)
-        x = reference.gather(ids[rows])
+        x = reference.take(ids[rows])
         if x_source is not None:
             x = torch.cat([x_source[rows].unsqueeze(1).to(x.dtype), x], dim=1)
         yield rows, x

@@ -212,7 +212,8 @@ class SubspaceKNN(CertifiedEstimator):
         # c around its mean, so |Σc|²/s is subtracted.
         total = (weighted_deviation(weights, x, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
-        variance = torch.where(count > 1, centred.clamp(min=0) * count / (count - 1).clamp(min=1), squares)
+        # Rounding may make a sum of squares negative, because it is expanded.
+        variance = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), squares).clamp(min=0)
         untold = (draws.used == self.n) & (self.m == self.n < self.reference.N)
         return torch.where(untold, math.inf, variance / self.reference.d)
 

@@ -54,10 +54,11 @@ class Wiener(Estimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         p = components_of(self.reference, self.r)
-        noise = per_item(t, z.flatten(1)).float().square()
+        # In float32, a small t² would be 0, and 0/0 where the images do not vary.
+        noise = per_item(t, z.flatten(1)).double().square()
         centred = z.flatten(1).float() - p.mean
         y = centred @ p.basis
         # Apply c/(c + t²) everywhere, then add the difference along P.
-        outside = p.residual_variance / (p.residual_variance + noise)
-        along = p.variances / (p.variances + noise) - outside
+        outside = (p.residual_variance / (p.residual_variance + noise)).float()
+        along = (p.variances / (p.variances + noise)).float() - outside
         return (p.mean + outside * centred + p.expand(along * y)).reshape(z.shape)

@@ -1,9 +1,12 @@
-"""Read image data from disk into arrays: zips and folders of image files, `.npy` and `.npz`."""
+"""Read zips and folders of image files from disk into arrays."""
 
 import io
 import json
+import lzma
 import os
+import stat
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,11 +17,18 @@ from typing import Any
 import numpy as np
 
 from lit_knn.errors import InputError, first_line
+from lit_knn.memory import machine_bytes
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 LABEL_FILE = "dataset.json"
-# Pillow and zipfile raise these exceptions on damaged data, besides their own exceptions.
-DAMAGED = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, zlib.error, struct.error, zipfile.BadZipFile)
+# Pillow, zipfile and NumPy raise these exceptions on damaged data, besides their own exceptions.
+DAMAGED: tuple[type[Exception], ...] = (
+    *(OSError, SyntaxError, ValueError, EOFError, RuntimeError, MemoryError, OverflowError, LookupError, TypeError),
+    *(zlib.error, struct.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError),
+)
+# A small zip may promise files of any size. No image or list of labels of a real data set is larger than these limits.
+MAX_FILE_BYTES, MAX_PIXELS = 2**28, 2**27
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
 
 Read = Callable[[str], bytes]
 
@@ -60,63 +70,45 @@ def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
         return len(image_names), *decode(path, image_names[0], read).shape
 
 
-def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read images, latents or vectors from one NumPy file.
-
-    uint8 arrays are images of 1 or 3 channels, (N, C, H, W). An array (N, H, W, C) is moved to this layout if its last
-    axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) become float32, and are never rescaled or rearranged.
-
-    Args:
-        path: an .npy file; or an .npz file with the array under `images`, `arr_0` or, for a single array, any name,
-            and optionally `labels`, (N,) integers.
-        floats_as_is: also accept floats that look like images by mistake: 4-D with 1 or 3 channels, and with values
-            outside [-1, 1] or with the channels last.
-
-    Returns:
-        `array` (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
-
-    Raises:
-        InputError: a path that does not exist, a damaged file, pickled objects, no usable key, another dtype or shape,
-            floats that are not finite or look like images by mistake, labels that do not match.
-    """
-    path = existing(path)
-    array, labels = _load_arrays(path)
-    if array.ndim < 2 or 0 in array.shape:
-        raise InputError(f"{path}: the array must be (N, *shape) and not empty, got shape {array.shape}")
-    if array.dtype == np.uint8:
-        array = _channels_first(path, array)
-    elif np.issubdtype(array.dtype, np.floating):
-        array = _checked_floats(path, array, floats_as_is)
-    else:
-        raise InputError(f"{path}: the array must be uint8 or float, got {array.dtype}")
-    return array, None if labels is None else _checked_labels(path, labels, len(array))
-
-
-def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int]:
-    """Return the shape that `read_array_file` gives for an .npy file, and the bytes of each value, without reading any.
-
-    Raises:
-        InputError: a path that does not exist, or a damaged file.
-    """
-    path = existing(path)
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except DAMAGED as error:
-        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error)}") from error
-    if array.dtype != np.uint8:
-        return array.shape, 4
-    channels_last = array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3)
-    return np.moveaxis(array, 3, 1).shape if channels_last else array.shape, 1
-
-
 def existing(path: str | os.PathLike[str]) -> Path:
     """Return the path of data; raise InputError if it does not exist."""
     if not os.fspath(path):
         raise InputError("the path of the data is empty")
     path = Path(path).expanduser()
-    if not path.exists():
-        raise InputError(f"{path} does not exist")
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{shown(str(path))} cannot be read: {first_line(error):.300}") from error
+    # Opening a pipe would wait for somebody to write to it.
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise InputError(f"{path} is neither a file nor a folder, but a pipe, a socket or a device")
     return path
+
+
+def shown(name: str) -> str:
+    """Return a name from a file as one line without control characters."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
+
+
+def check_memory(path: Path, needed: int, what: str) -> None:
+    """Refuse data that this machine cannot hold.
+
+    Args:
+        path: the file, for the message.
+        needed: bytes.
+        what: describes the data.
+
+    Raises:
+        InputError: `needed` is more than the memory of the machine.
+    """
+    most = machine_bytes()
+    if most is not None and needed > most:
+        raise InputError(
+            f"{path}: {what} need {needed / 1e9:.1f} GB of memory, this machine has {most / 1e9:.1f} GB; "
+            "python -m lit_knn.prepare makes a file that is read by page"
+        )
 
 
 def sorted_images(path: Path, names: list[str]) -> list[str]:
@@ -137,16 +129,44 @@ def _is_image(name: str) -> bool:
 def opened(path: Path) -> Iterator[tuple[list[str], Read]]:
     """Open a folder or zip: yield the names in it, relative to its root, and a function that reads one of them."""
     if path.is_dir():
-        yield _folder_names(path), lambda name: (path / name).read_bytes()
+        yield _folder_names(path), lambda name: _read_regular(path / name)
     elif path.suffix.lower() == ".zip":
         try:
             archive = zipfile.ZipFile(path)
         except DAMAGED as error:
-            raise InputError(f"{path} is not a readable zip file: {first_line(error)}") from error
+            raise InputError(f"{path} is not a readable zip file: {first_line(error):.300}") from error
         with archive:
-            yield sorted({entry.filename for entry in archive.infolist() if not entry.is_dir()}), archive.read
+            # `is_dir` fails for an entry without a name.
+            names = sorted({e.filename for e in archive.infolist() if e.filename and not e.is_dir()})
+            yield names, lambda name: _read_entry(archive, name)
     else:
         raise InputError(f"{path} is neither a folder nor a .zip file")
+
+
+def _read_regular(path: Path) -> bytes:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{shown(str(path))} is no regular file, but a pipe, a socket or a device")
+    _check_size(shown(str(path)), status.st_size)
+    return path.read_bytes()
+
+
+def _read_entry(archive: zipfile.ZipFile, name: str) -> bytes:
+    entry = archive.getinfo(name)
+    check_compression(entry)
+    _check_size(f"{archive.filename}: {shown(name)}", entry.file_size)
+    return archive.read(name)
+
+
+def check_compression(entry: zipfile.ZipInfo) -> None:
+    """Raise BadZipFile if an entry of a zip needs memory that has nothing to do with its size, as LZMA does."""
+    if entry.compress_type not in COMPRESSIONS:
+        raise zipfile.BadZipFile(f"compression {entry.compress_type} is not read, only deflate and bzip2")
+
+
+def _check_size(where: str, size: int) -> None:
+    if size > MAX_FILE_BYTES:
+        raise InputError(f"{where} has {size:,} bytes, an image or {LABEL_FILE} at most {MAX_FILE_BYTES:,}")
 
 
 def _folder_names(path: Path) -> list[str]:
@@ -161,13 +181,14 @@ def _read_images(path: Path, names: list[str], read: Read) -> np.ndarray:
     from tqdm import tqdm
 
     first = decode(path, names[0], read)
+    check_memory(path, len(names) * first.size, f"{len(names):,} images of {describe_size(first)}")
     images = np.empty((len(names), *first.shape), np.uint8)
     for i, name in enumerate(tqdm(names, desc=f"Reading {path.name}", unit=" images", disable=None, leave=False)):
         image = decode(path, name, read)
         if image.shape != first.shape:
             raise InputError(
-                f"{path}: all images must have one size and number of channels, but {names[0]} is "
-                f"{describe_size(first)} and {name} is {describe_size(image)}"
+                f"{path}: all images must have one size and number of channels, but {shown(names[0])} is "
+                f"{describe_size(first)} and {shown(name)} is {describe_size(image)}"
             )
         images[i] = image
     return images
@@ -183,8 +204,13 @@ def decode(path: Path, name: str, read: Read, change: Callable[[Any], Any] = lam
     """
     from PIL import Image, UnidentifiedImageError
 
+    where = f"{path}: {shown(name)}"
     try:
-        with Image.open(io.BytesIO(read(name))) as image:
+        # Other formats have readers that need far more memory, or that start other programs.
+        with Image.open(io.BytesIO(read(name)), formats=("PNG", "JPEG")) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise InputError(f"{where} is {width}x{height}, which is more than {MAX_PIXELS:,} pixels")
             opaque_palette = image.mode == "P" and "transparency" not in image.info
             changed = change(image.convert("RGB") if opaque_palette else image)
             mode = changed.mode
@@ -192,12 +218,14 @@ def decode(path: Path, name: str, read: Read, change: Callable[[Any], Any] = lam
     except InputError:
         raise
     except UnidentifiedImageError as error:
-        raise InputError(f"{path}: {name} is not an image") from error
-    except (*DAMAGED, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: {name} cannot be read as an image: {first_line(error)}") from error
+        raise InputError(f"{where} is not an image, as PNG or JPEG") from error
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{where} has too many pixels: {first_line(error):.300}") from error
+    except DAMAGED as error:
+        raise InputError(f"{where} cannot be read as an image: {first_line(error):.300}") from error
     if mode not in ("RGB", "L"):
         kind = "palette with transparency" if mode == "P" else mode
-        raise InputError(f"{path}: {name} has mode {kind}; only RGB, palette and 8-bit grayscale (L) images are read")
+        raise InputError(f"{where} has mode {kind}; only RGB, palette and 8-bit grayscale (L) images are read")
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
 
@@ -212,13 +240,15 @@ def read_labels(path: Path, names: list[str], image_names: list[str], read: Read
     if LABEL_FILE not in names:
         elsewhere = [name for name in names if name.endswith(f"/{LABEL_FILE}")]
         if elsewhere:
-            raise InputError(f"{path}: {LABEL_FILE} must be at the root, found {elsewhere[0]}")
+            raise InputError(f"{path}: {LABEL_FILE} must be at the root, found {shown(elsewhere[0])}")
         return None
     where = f"{path}: {LABEL_FILE}"
     try:
         content = json.loads(read(LABEL_FILE))
+    except InputError:
+        raise
     except DAMAGED as error:
-        raise InputError(f"{where} cannot be read: {first_line(error)}") from error
+        raise InputError(f"{where} cannot be read: {first_line(error):.300}") from error
     if not isinstance(content, dict) or "labels" not in content:
         raise InputError(f'{where} must be an object with the key "labels"')
     if content["labels"] is None:
@@ -226,12 +256,15 @@ def read_labels(path: Path, names: list[str], image_names: list[str], read: Read
     label_of = _labels_by_name(where, content["labels"])
     for name in image_names:
         if name not in label_of:
-            raise InputError(f"{where} has {len(label_of)} labels for {len(image_names)} images, none for {name}")
+            raise InputError(
+                f"{where} has {len(label_of)} labels for {len(image_names)} images, none for {shown(name)}"
+            )
     if len(label_of) > len(image_names):
         known = set(image_names)
         unknown = next(name for name in label_of if name not in known)
         raise InputError(
-            f"{where} has {len(label_of)} labels for {len(image_names)} images; {unknown} is not among the images"
+            f"{where} has {len(label_of)} labels for {len(image_names)} images; "
+            f"{shown(unknown)} is not among the images"
         )
     return np.array([label_of[name] for name in image_names], np.int64)
 
@@ -245,75 +278,8 @@ def _labels_by_name(where: str, entries: Any) -> dict[str, int]:
             raise InputError(f"{where}: entry {i} of labels must be a [file name, label] pair, got {entry!r:.80}")
         name, label = entry
         if type(label) is not int or not 0 <= label < 2**31:
-            raise InputError(f"{where}: the label of {name} must be an integer from 0, got {label!r:.80}")
+            raise InputError(f"{where}: the label of {shown(name)} must be an integer from 0, got {label!r:.80}")
         if name in label_of:
-            raise InputError(f"{where} names {name} twice")
+            raise InputError(f"{where} names {shown(name)} twice")
         label_of[name] = label
     return label_of
-
-
-def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    if path.suffix.lower() not in (".npy", ".npz"):
-        raise InputError(f"{path} is neither an .npy nor an .npz file")
-    try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return content, None
-        with content:
-            key = _array_key(path, content.files)
-            return content[key], content["labels"] if "labels" in content.files else None
-    except InputError:
-        raise
-    except DAMAGED as error:
-        reason = "it holds pickled objects or is damaged" if "allow_pickle" in str(error) else first_line(error)
-        raise InputError(f"{path} cannot be read as NumPy arrays: {reason}") from error
-
-
-def _array_key(path: Path, keys: list[str]) -> str:
-    others = [key for key in keys if key != "labels"]
-    for key in ("images", "arr_0"):
-        if key in others:
-            return key
-    if len(others) != 1:
-        found = ", ".join(keys) or "nothing"
-        raise InputError(f"{path} must hold the array under the key images, arr_0 or as the only array, found: {found}")
-    return others[0]
-
-
-def _channels_first(path: Path, array: np.ndarray) -> np.ndarray:
-    if array.ndim == 4 and array.shape[1] in (1, 3):
-        return array
-    if array.ndim == 4 and array.shape[3] in (1, 3):
-        return np.ascontiguousarray(np.moveaxis(array, 3, 1))
-    raise InputError(f"{path}: uint8 images must be (N, C, H, W) with 1 or 3 channels, got shape {array.shape}")
-
-
-def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, np.float32)
-    low, high = array.min(), array.max()
-    if not (np.isfinite(low) and np.isfinite(high)):
-        row = next(i for i, item in enumerate(array) if not np.isfinite(item).all())
-        raise InputError(f"{path}: the array holds a value that is not a finite float32 (first in item {row})")
-    if as_is or array.ndim != 4:
-        return array
-    if array.shape[1] in (1, 3):
-        if low < -1 or high > 1:
-            raise InputError(
-                f"{path}: float images with values from {low:g} to {high:g}; floats are never rescaled: give uint8, "
-                "or floats in [-1, 1], or set floats_as_is if these values are meant"
-            )
-    elif array.shape[3] in (1, 3):
-        raise InputError(
-            f"{path}: float array of shape {array.shape} looks like images with the channels last; floats are never "
-            "rearranged: give (N, C, H, W), or set floats_as_is if this shape is meant"
-        )
-    return array
-
-
-def _checked_labels(path: Path, labels: np.ndarray, N: int) -> np.ndarray:
-    if labels.shape != (N,) or not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(
-            f"{path}: labels must be {N} integers, one for each image, got {labels.dtype} of shape {labels.shape}"
-        )
-    return labels.astype(np.int64)

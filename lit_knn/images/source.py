@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_knn.errors import InputError
-from lit_knn.images.files import decode, existing, opened, read_labels, sorted_images
+from lit_knn.images.files import Read, decode, existing, opened, read_labels, sorted_images
 
+# An image of this width and height has 200 MB.
+LARGEST_SIZE = 8192
 CIFAR10_FOLDER = "cifar-10-batches-py"
 # Images in these modes lose only transparency in RGB. Other modes lose more: 16-bit values would be cut off at 255.
 TO_RGB = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
@@ -37,8 +39,8 @@ class Options:
     labels_from_folders: bool = False
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise InputError(f"--size must be at least 1, got {self.size}")
+        if self.size is not None and not 1 <= self.size <= LARGEST_SIZE:
+            raise InputError(f"--size must be from 1 to {LARGEST_SIZE}, got {self.size}")
 
     def apply(self, image: Any, where: str) -> Any:
         """Change one `PIL.Image`. Error messages call the image `where`."""
@@ -68,12 +70,14 @@ class Source(NamedTuple):
         labels: (N,) int64, or None.
         origin: a description of the images that JSON can write: the name of the `source`, the `options`, and a
             `fingerprint`, which changes with any image, any label and their order.
+        changed: tells whether the fingerprint is another one by now.
     """
 
     names: list[str]
     read: Callable[[int], np.ndarray]
     labels: np.ndarray | None
     origin: dict[str, Any]
+    changed: Callable[[], bool] = lambda: False
 
 
 @contextmanager
@@ -94,14 +98,27 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
         return
     with opened(path) as (all_names, read):
         names = sorted_images(path, all_names)
-        labels = _folder_labels(path, names) if options.labels_from_folders else None
-        if labels is None:
-            labels = read_labels(path, all_names, names, read)
+        labels = _labels(path, options, all_names, names, read)
+        origin = _origin(path, options, _stamps(path, names), labels)
 
         def image(i: int) -> np.ndarray:
             return decode(path, names[i], read, lambda image: options.apply(image, f"{path}: {names[i]}"))
 
-        yield Source(names, image, labels, _origin(path, options, _stamps(path, names), labels))
+        yield Source(names, image, labels, origin, lambda: _origin_now(path, options) != origin)
+
+
+def _origin_now(path: Path, options: Options) -> dict[str, Any] | None:
+    """Read the source's origin again; None if this is not possible any more."""
+    try:
+        with opened(path) as (all_names, read):
+            names = sorted_images(path, all_names)
+            return _origin(path, options, _stamps(path, names), _labels(path, options, all_names, names, read))
+    except (InputError, OSError, KeyError):
+        return None
+
+
+def _labels(path: Path, options: Options, all_names: list[str], names: list[str], read: Read) -> np.ndarray | None:
+    return _folder_labels(path, names) if options.labels_from_folders else read_labels(path, all_names, names, read)
 
 
 def _folder_labels(path: Path, names: list[str]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import hashlib
 import io
 import json
 import math
@@ -19,12 +18,15 @@ import numpy as np
 
 from lit_knn.atomic_files import remove_partial, written_whole
 from lit_knn.errors import InputError
-from lit_knn.images.files import describe_size
+from lit_knn.images.checksums import PixelSums
+from lit_knn.images.files import describe_size, shown
 from lit_knn.images.mapped import PARTIAL_SUFFIX, Description, npy_path, read_description
 from lit_knn.images.source import Options, Source, open_source
 
 # Images are written and recorded in blocks of this many bytes. An interruption loses at most one block.
 BLOCK_BYTES = 8 * 2**20
+# A block has an image for each thread, unless this takes more bytes.
+LARGEST_BLOCK_BYTES = 256 * 2**20
 # In a log file, each refresh of the progress bar adds a line, so the bar is refreshed rarely.
 SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
 
@@ -52,8 +54,9 @@ def prepare(
         The content of the `.json` file.
 
     Raises:
-        InputError: a bad source or image; images that differ in size or channels; an `out` that does not end in .npy,
-            or that holds something else; another process that prepares `out`; a full disk.
+        InputError: a bad source or image; a source that changes meanwhile; images that differ in size or channels; an
+            `out` that does not end in .npy, or that holds something else; another process that prepares `out`; a full
+            disk.
     """
     out = npy_path(out)
     if workers is not None and workers < 1:
@@ -72,9 +75,10 @@ def write_prepared(
     if out.exists():
         return _finished(out, planned)
     header, image_bytes = _npy_header(planned.shape), math.prod(planned.shape[1:])
-    block = block_images or max(BLOCK_BYTES // image_bytes, workers)
+    at_once = min(workers, LARGEST_BLOCK_BYTES // image_bytes)
+    block = block_images or max(BLOCK_BYTES // image_bytes, at_once, 1)
     with _named_errors(out), _partial_file(out) as file:
-        digest, done = _resume(out, file, header, planned)
+        sums, done = _resume(out, file, header, planned)
         _check_space(out, file, len(header) + math.prod(planned.shape))
         file.seek(0)
         file.write(header)
@@ -82,11 +86,15 @@ def write_prepared(
             file.seek(len(header) + start * image_bytes)
             file.write(pixels)
             _to_disk(file)
-            digest.update(pixels)
+            sums.update(pixels)
             _write_json(_record_file(out), {"origin": images.origin, "done": start + len(pixels) // image_bytes})
         file.truncate(len(header) + math.prod(planned.shape))
         _to_disk(file)
-        description = planned._replace(sha256=digest.hexdigest())
+        if images.changed():
+            raise InputError(
+                f"{images.origin['source']} was changed while it was prepared: give the same command again"
+            )
+        description = planned._replace(sha256=sums.sha256, crc32=sums.crc32)
         # The .json comes first, so that a finished .npy file always has its description.
         _write_json(out.with_suffix(".json"), description._asdict())
         os.replace(_partial_path(out), out)
@@ -163,28 +171,31 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def _resume(out: Path, file: BinaryIO, header: bytes, planned: Description) -> tuple[Any, int]:
-    """Return the hash and the number of the images that an earlier run has written."""
-    digest, image_bytes = hashlib.sha256(), math.prod(planned.shape[1:])
+def _resume(out: Path, file: BinaryIO, header: bytes, planned: Description) -> tuple[PixelSums, int]:
+    """Return the sums and the number of the images that an earlier run has written."""
+    sums, image_bytes = PixelSums(), math.prod(planned.shape[1:])
     try:
         record = json.loads(_record_file(out).read_text(encoding="utf-8"))
         same, done = _same(record["origin"], planned.origin), int(record["done"])
     except FileNotFoundError:
-        return digest, 0
+        return sums, 0
     except (ValueError, KeyError, TypeError):
         say(f"{_record_file(out)} is damaged: starting again")
-        return digest, 0
+        return sums, 0
     length = os.fstat(file.fileno()).st_size
-    if not same or file.read(len(header)) != header or not len(header) + done * image_bytes <= length:
+    possible = 0 <= done <= planned.shape[0] and len(header) + done * image_bytes <= length
+    if not same or file.read(len(header)) != header or not possible:
         say(f"{out} was begun with other images or in another way: starting again")
-        return digest, 0
+        return sums, 0
     say(f"{out}: going on after {done:,} images")
     left = done * image_bytes
     while left:
         piece = file.read(min(left, BLOCK_BYTES))
-        digest.update(piece)
+        if not piece:
+            raise InputError(f"{_partial_path(out)} was cut while it was read: give the same command again")
+        sums.update(piece)
         left -= len(piece)
-    return digest, done
+    return sums, done
 
 
 def _check_space(out: Path, file: BinaryIO, size: int) -> None:
@@ -204,8 +215,8 @@ def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, worke
             first = describe_size(np.empty(shape[1:]))
             hint = "" if image.shape[1:] != shape[2:] else "; --rgb makes them all RGB"
             raise InputError(
-                f"all images must have one size and number of channels, but {images.names[0]} is {first} and "
-                f"{images.names[i]} is {describe_size(image)}{hint}"
+                f"all images must have one size and number of channels, but {shown(images.names[0])} is {first} "
+                f"and {shown(images.names[i])} is {describe_size(image)}{hint}"
             )
         return image
 

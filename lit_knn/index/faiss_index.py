@@ -38,8 +38,8 @@ class FaissIndex(Index):
     Args:
         factory: `Flat` (exact, 4 bytes a dimension), `SQ8` (8-bit, a quarter of the memory), `IVF<c>,Flat` or
             `IVF<c>,SQ8` (c lists, `nprobe` of them searched) are the paper's kinds. Other L2 indexes work, too, if
-            FAISS can build them from vectors alone. Distances in principal components (`PCA256,IVF<c>,SQ8`) get the
-            query's squared distance from the subspace added.
+            FAISS can build them from vectors alone; other distances (`LSH`, `L2norm,…`) are refused. Distances in
+            principal components (`PCA256,IVF<c>,SQ8`) get the query's squared distance from the subspace added.
         nprobe: lists searched per query, for IVF only. The default searches 1/50 of them, about the share of the
             paper (25 of 1788 on CelebA, 100 of 4527 on ImageNet).
         lossless: make the 256 codes of `SQ8` and `IVF<c>,SQ8` the 256 values of a pixel, so that uint8 images keep
@@ -52,7 +52,8 @@ class FaissIndex(Index):
             choice, about 1.5 GiB.
 
     Raises:
-        InputError: nprobe < 1, gpu_scratch_mib < 0, an empty cache_dir; at `check`, a factory FAISS refuses, nprobe
+        InputError: nprobe < 1, gpu_scratch_mib < 0, an empty cache_dir; at `check`, a factory FAISS refuses or
+            whose distances are not L2, nprobe
             above the number of lists or without lists, more lists than vectors, `lossless` with another factory; at
             `build`, a folder that cannot be written to, `lossless` with values that are not pixels, and other data
             that FAISS refuses.
@@ -143,7 +144,10 @@ class FaissIndex(Index):
         if self._on_gpu and k > GPU_MAX_K:
             raise InputError(f"k={k}: FAISS on a GPU finds at most {GPU_MAX_K} neighbours")
         queries = queries.float().contiguous()
-        sq_dist, ids = self._index.search(queries, k)
+        try:
+            sq_dist, ids = self._index.search(queries, k)
+        except RuntimeError as error:
+            raise InputError(f"FaissIndex: FAISS cannot search factory={self.factory!r}: {_reason(error)}") from error
         if self._projections:
             sq_dist = sq_dist + self._left_out(queries)
         return sq_dist.masked_fill(ids < 0, torch.inf), ids
@@ -246,6 +250,8 @@ class FaissIndex(Index):
             raise InputError(
                 f"FaissIndex: FAISS refuses factory={self.factory!r} at d={d}: {_reason(error)}"
             ) from error
+        if reason := _not_l2(index):
+            raise InputError(f"FaissIndex: factory={self.factory!r} does not search by L2 distance: {reason}")
         if (components := _most_components(index)) > min(N, d):
             raise InputError(
                 f"FaissIndex: factory={self.factory!r} has {components} components of min(N, d) = min({N}, {d})"
@@ -369,6 +375,28 @@ def _most_components(index: Any) -> int:
     """Return the most PCA components before an index, 0 without a PCA. FAISS refuses too many only after minutes."""
     steps, pca = _transforms(index), _import_faiss().PCAMatrix
     return max((step.d_out for step in steps if isinstance(step, pca)), default=0)
+
+
+def _not_l2(index: Any) -> str:
+    """Return why the distances of an empty index are not L2 distances of the vectors; empty if they are."""
+    faiss = _import_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        # Only the distances of the second index are returned.
+        return _not_l2(faiss.downcast_index(index.refine_index))
+    keeping = (faiss.OPQMatrix, faiss.RandomRotationMatrix, faiss.RemapDimensionsTransform, faiss.CenteringTransform)
+    for step in _transforms(index):
+        projects = isinstance(step, faiss.PCAMatrix) and step.eigen_power == 0
+        if not projects and not isinstance(step, keeping):
+            return f"{type(step).__name__} changes lengths"
+    for part in ("index", "storage"):
+        if inner := getattr(index, part, None):
+            return _not_l2(faiss.downcast_index(inner))
+    if index.metric_type != faiss.METRIC_L2 or isinstance(index, (faiss.IndexLSH, faiss.IndexIVFSpectralHash)):
+        return f"{type(index).__name__} has another distance"
+    sq = faiss.ScalarQuantizer
+    if getattr(getattr(index, "sq", None), "qtype", None) in (sq.QT_8bit_direct, sq.QT_8bit_direct_signed):
+        return "its codes are the whole numbers 0 to 255, and images are in [-1, 1]; use SQ8 with lossless=True"
+    return ""
 
 
 def _is_plain_sq8(index: Any) -> bool:

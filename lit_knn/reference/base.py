@@ -31,6 +31,7 @@ class Reference(ABC):
         hflip: whether the mirror images count.
         labels: (N,) int64, mirrored ones included, or None.
         index_built: whether the index is built.
+        largest: largest absolute value of the images in model space, at most.
         label: the common class of all images, in a set of one class.
         told: options that have caused a warning already; the sets of all classes share them.
     """
@@ -44,6 +45,7 @@ class Reference(ABC):
     d: int
     hflip: bool
     labels: Tensor | None
+    largest: float
     label: int | None = None
 
     def __init__(self) -> None:
@@ -165,9 +167,25 @@ class Reference(ABC):
         if tuple(z.shape[1:]) != self.shape:
             raise InputError(f"z has shape {tuple(z.shape)}, the reference set holds images of shape {self.shape}")
 
-    @abstractmethod
     def gather(self, ids: Tensor) -> Tensor:
-        """Return the images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
+        """Return the images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space.
+
+        Raises:
+            InputError: ids that are not int64 or int32, or an id outside [0, N).
+        """
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"ids must be int64, got {ids.dtype}")
+        if ids.numel():
+            # Both ends come from the GPU in one transfer.
+            low, high = torch.stack(ids.aminmax()).tolist()
+            if low < 0 or high >= self.N:
+                bad = low if low < 0 else high
+                raise InputError(f"id {bad} is not between 0 and {self.N - 1}, the images of the reference set")
+        return self.take(ids)
+
+    @abstractmethod
+    def take(self, ids: Tensor) -> Tensor:
+        """Gather images like `gather`, but trust that the ids are in [0, N), so that nothing waits for the GPU."""
 
     @abstractmethod
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:

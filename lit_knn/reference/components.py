@@ -38,7 +38,7 @@ def projection_of(reference: Reference, r: int, dtype: torch.dtype = torch.float
 def _components(reference: Reference, r: int) -> PrincipalComponents:
     ids = torch.randperm(reference.N, generator=keyed_generator("cpu", 0))
     ids = ids[: sample_size(reference.N, reference.d, r)].to(reference.device)
-    own = principal_components(reference.gather(ids).flatten(1), reference.mean(), r)
+    own = principal_components(reference.take(ids).flatten(1), reference.mean(), r)
     mean, basis, variances = map(reference.of_first, own[:3])
     outside = torch.tensor([own.residual_variance], dtype=torch.float64, device=reference.device)
     return PrincipalComponents(mean, basis, variances, reference.of_first(outside).item())

@@ -9,7 +9,7 @@ from lit_knn.reference.reference_set import ReferenceSet
 
 def codes_of(reference: ReferenceSet, rows: slice) -> Tensor:
     """Return stored pixels p of uint8 images as p − 128: (c, d), int8."""
-    return (reference.images[rows] ^ 128).view(torch.int8).flatten(1)
+    return (reference.rows(rows) ^ 128).view(torch.int8).flatten(1)
 
 
 def half_sq_norms_of(reference: ReferenceSet) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ from lit_knn.reference.base import Reference
 from lit_knn.rng import keyed_generator
 
 CHUNK_BYTES = 64 * 2**20
+# float32 could not hold the squared distances of larger values.
+LARGEST_VALUE = 1e15
 
 
 class ReferenceSet(Reference):
@@ -45,7 +48,7 @@ class ReferenceSet(Reference):
     ) -> None:
         super().__init__()
         images = torch.as_tensor(images)
-        _check_images(images, hflip)
+        self.largest = _check_images(images, hflip)
         self.images = images if images.dtype == torch.uint8 else images.float()
         self.hflip = hflip
         self.index = FaissIndex("Flat") if index is None else index
@@ -54,6 +57,7 @@ class ReferenceSet(Reference):
         self.N = len(images) * (2 if hflip else 1)
         self.labels = expand_labels(labels, len(images), hflip)
         self.given_sha256 = self._sha256 = sha256
+        self._check_file: Callable[[], None] | None = None
         # Whether all processes of a distributed run hold these images.
         self._index_shared = True
         self._unbuilt_index = copy.copy(self.index)
@@ -63,7 +67,19 @@ class ReferenceSet(Reference):
         """See `Reference`."""
         return self
 
+    def watch(self, check_file: Callable[[], None] | None) -> None:
+        """Call `check_file` before images are read, as long as they are mapped from a file; see `read_prepared`."""
+        self._check_file = check_file
+
+    def rows(self, rows: slice) -> Tensor:
+        """Return some stored images, in their stored type; raise InputError if their file was cut."""
+        if self._check_file is not None:
+            self._check_file()
+        return self.images[rows]
+
     def _move(self, device: torch.device) -> None:
+        if device.type != self.device.type:
+            self._check_file = None  # The images are copied, so that the file is not needed any more.
         if self.index_built:
             self.index.to(device)
         self.images = self.images.to(device)
@@ -87,6 +103,7 @@ class ReferenceSet(Reference):
         labels = torch.full((len(images),), label, device=self.device)
         part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
         part.label = label
+        part.watch(self._check_file if isinstance(rows, slice) else None)
         # Processes of a distributed run use classes at different times, and must not wait for each other.
         part._index_shared = False
         return part
@@ -115,8 +132,10 @@ class ReferenceSet(Reference):
         sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, torch.cat([ids, mirrored_ids], 1).gather(1, order)
 
-    def gather(self, ids: Tensor) -> Tensor:
-        """See `Reference.gather`."""
+    def take(self, ids: Tensor) -> Tensor:
+        """See `Reference.take`."""
+        if self._check_file is not None:
+            self._check_file()
         flat = ids.reshape(-1)
         stored = len(self.images)
         x = to_model_space(self.images.index_select(0, flat % stored))
@@ -130,7 +149,7 @@ class ReferenceSet(Reference):
         stored = len(self.images)
         for mirror in range(2 if self.hflip and mirrored else 1):
             for start in range(0, stored, rows):
-                x = to_model_space(self.images[start : start + rows])
+                x = to_model_space(self.rows(slice(start, start + rows)))
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
@@ -156,7 +175,7 @@ class ReferenceSet(Reference):
     def _stored_chunks(self) -> Iterator[Tensor]:
         rows = chunk_rows(self.d)
         for start in range(0, len(self.images), rows):
-            yield to_model_space(self.images[start : start + rows]).flatten(1)
+            yield to_model_space(self.rows(slice(start, start + rows))).flatten(1)
 
     def _training_sample(self, size: int) -> Tensor:
         ids = torch.randperm(len(self.images), generator=keyed_generator("cpu", 0))[:size]
@@ -175,7 +194,9 @@ def to_model_space(images: Tensor) -> Tensor:
     return images.float().div_(127.5).sub_(1.0)
 
 
-def _check_images(images: Tensor, hflip: bool) -> None:
+def _check_images(images: Tensor, hflip: bool) -> float:
+    """Refuse images that cannot be used. Returns their largest absolute value in model space, at most."""
+    largest = 1.0
     if images.ndim < 2 or len(images) == 0 or images[0].numel() == 0:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
     if images.dtype == torch.uint8:
@@ -184,21 +205,38 @@ def _check_images(images: Tensor, hflip: bool) -> None:
     elif not images.is_floating_point():
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
     else:
-        for start in range(0, len(images), 4096):
-            # The check uses float32, the stored type, because a float64 value may be too large for float32.
-            finite = images[start : start + 4096].float().isfinite()
-            if not finite.all():
-                row = start + int((~finite).flatten(1).any(1).int().argmax())
-                raise InputError(f"images hold a value that is not finite (first in item {row})")
+        largest = _largest_float(images)
     if hflip and images.ndim != 4:
         raise InputError(f"hflip=True needs images (N, C, H, W), got shape {tuple(images.shape)}")
+    return largest
+
+
+def _largest_float(images: Tensor) -> float:
+    """Return the largest absolute value of images; refuse values that are not finite or too large."""
+    largest = 0.0
+    for start in range(0, len(images), 4096):
+        # The check uses float32, the stored type, because a float64 value may be too large for float32.
+        rows = images[start : start + 4096].float().abs().flatten(1).amax(1)
+        if not math.isfinite(most := rows.max().item()):
+            row = start + int((~rows.isfinite()).int().argmax())
+            raise InputError(f"images hold a value that is not finite (first in item {row})")
+        largest = max(largest, most)
+    if largest > LARGEST_VALUE:
+        raise InputError(f"images hold the value {largest:.3g}, float32 can square sums up to {LARGEST_VALUE:g}")
+    return largest
 
 
 def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) -> Tensor | None:
     """Expand the labels of the `stored` images to all images, mirrored ones included: (N,) int64, or None."""
     if labels is None:
         return None
-    labels = torch.as_tensor(labels).long()
+    labels = torch.as_tensor(labels)
     if labels.shape != (stored,):
         raise InputError(f"labels must have shape ({stored},), one for each image, got {tuple(labels.shape)}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InputError(f"labels must be integers, got {labels.dtype}")
+    # int64 holds the labels, so that a larger uint64 would become negative.
+    labels = labels.long()
+    if (labels < 0).any():
+        raise InputError(f"labels must be from 0 to 2^63 - 1, got {labels[labels < 0][0].item()} as int64")
     return torch.cat([labels, labels]) if hflip else labels

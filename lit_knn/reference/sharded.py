@@ -99,11 +99,12 @@ class ShardedReferenceSet(Reference):
         """Compare the shards and set the labels of all images. Returns the number of images of each rank."""
         what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={labels is not None}"
         own = None if labels is None else torch.as_tensor(labels).cpu().numpy()
-        each = in_every_process(lambda: (what, len(self.images), own))
+        each = in_every_process(lambda: (what, len(self.images), own, self.local.largest))
         for rank, (other, *_) in enumerate(each):
             if other != each[0][0]:
                 raise InputError(f"the shards differ: rank 0 has images {each[0][0]}, rank {rank} {other}")
-        sizes, parts = [size for _, size, _ in each], [part for *_, part in each if part is not None]
+        sizes, parts = [size for _, size, *_ in each], [part for *_, part, _ in each if part is not None]
+        self.largest = max(largest for *_, largest in each)
         self.labels = expand_labels(np.concatenate(parts), sum(sizes), self.hflip) if parts else None
         return sizes
 
@@ -166,15 +167,15 @@ class ShardedReferenceSet(Reference):
         fetched = ReferenceSet(torch.cat(given), hflip=self.hflip)
         return fetched, torch.where(ids < self._stored, position, position + len(wanted))
 
-    def gather(self, ids: Tensor) -> Tensor:
-        """See `Reference.gather`."""
+    def take(self, ids: Tensor) -> Tensor:
+        """See `Reference.take`. Every rank must call it."""
         fetched, own_ids = self.fetch(ids)
-        return fetched.gather(own_ids)
+        return fetched.take(own_ids)
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
         """See `Reference.chunks`. Every rank gets all images, `rows` at a time. All ranks must give the same `rows`."""
         for ids in torch.arange(self.N if mirrored else self._stored, device=self.device).split(rows):
-            yield int(ids[0]), self.gather(ids)
+            yield int(ids[0]), self.take(ids)
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Reference.share`. Each rank takes its own images, so that none are sent and no rank waits."""

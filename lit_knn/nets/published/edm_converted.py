@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError, first_line
-from lit_knn.nets.published.edm_pickle import Parts, checked_config, naming
+from lit_knn.nets.published.edm_pickle import Parts, checked_config, checked_weights, naming
 
 FORMAT = "lit_knn.edm_network"
 
@@ -61,4 +61,4 @@ def read_converted(path: str | os.PathLike[str]) -> Parts:
     with naming(path):
         if not isinstance(config, dict):
             raise InputError("the configuration must be a dict")
-        return checked_config(config), state_dict
+        return checked_config(config), checked_weights(state_dict)

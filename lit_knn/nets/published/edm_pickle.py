@@ -1,5 +1,6 @@
 """Reader of published EDM pickles: turns inert records into a configuration and a state dict."""
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.nets.published.inert_numpy import ArrayRecord
-from lit_knn.nets.published.inert_objects import Record
+from lit_knn.nets.published.inert_objects import Record, printable
 from lit_knn.nets.published.inert_pickle import TensorRecord, load_inert
 
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
@@ -21,6 +22,7 @@ PRECONDITIONING = "EDMPrecond"
 ATTRIBUTES = ("img_resolution", "img_channels", "label_dim", "use_fp16", "sigma_min", "sigma_max", "sigma_data")
 # Order of the arguments of the preconditioned network's constructor.
 POSITIONAL = (*ATTRIBUTES, "model_type")
+SIGMAS = {"sigma_min", "sigma_max", "sigma_data"}
 # Names that the inner network uses for img_channels of the preconditioned network.
 INNER_ONLY = {"in_channels", "out_channels"}
 # No real network exceeds these limits. A malicious file could, with modules and lists that contain each other.
@@ -38,12 +40,14 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> Parts:
 
     Raises:
         InputError: the file is missing, truncated, damaged or no pickle; it names a global outside the allow-list; it
-            has no `ema`, another preconditioning than EDM's, or lacks parameters or constructor arguments.
+            has no `ema`, another preconditioning than EDM's, or lacks parameters or constructor arguments; an
+            impossible `sigma_data`; a weight is not finite.
     """
     loaded = load_inert(path)
     with naming(path):
         network = _averaged_network(loaded)
-        return _config_of(network), _state_dict_of(network, Path(path).stat().st_size)
+        config = _config_of(network)
+        return config, checked_weights(_state_dict_of(network, Path(path).stat().st_size))
 
 
 @contextmanager
@@ -100,7 +104,8 @@ def checked_config(config: Mapping[Any, Any]) -> dict[str, Any]:
     """Check and copy a stored configuration, and fill in `label_dim`.
 
     Raises:
-        InputError: a value is not plain (number, text, list, dict); an argument is missing or of the wrong type.
+        InputError: a value is not plain (number, text, list, dict); an argument is missing, of the wrong type or
+            impossible.
     """
     budget = [MAX_CONFIG_VALUES]
     plain = _plain(dict(config), "", budget, MAX_CONFIG_DEPTH)
@@ -111,7 +116,25 @@ def checked_config(config: Mapping[Any, Any]) -> dict[str, Any]:
     for name, least in (("img_resolution", 1), ("img_channels", 1), ("label_dim", 0)):
         if type(plain.get(name)) is not int or plain[name] < least:
             raise InputError(f"{name} must be an integer of at least {least}, got {plain.get(name)!r}")
+    for name in SIGMAS & plain.keys():
+        check_sigma(name, plain[name])
     return plain
+
+
+def check_sigma(name: str, value: object) -> None:
+    """Refuse a noise level that is no number: `sigma_data` above 0 and finite, the others from 0 on, even infinite."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (0 < value < math.inf if name == "sigma_data" else value >= 0):  # type: ignore[operator]
+        kind = "a positive number" if name == "sigma_data" else "a number from 0"
+        raise InputError(f"{name} must be {kind}, got {value!r:.80}")
+
+
+def checked_weights(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights; raise InputError if a value is NaN or infinite."""
+    for name, tensor in state_dict.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise InputError(f"{printable(name)} holds a weight that is not finite")
+    return state_dict
 
 
 def _plain(value: object, name: str, budget: list[int], depth: int) -> Any:

@@ -106,6 +106,9 @@ def load_inert(path: str | os.PathLike[str]) -> Any:
         InputError: the file is missing, truncated, damaged or no pickle; it names a global outside the allow-list.
     """
     path = Path(path)
+    # Opening a pipe would wait for somebody to write to it.
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no file, but a folder, a pipe, a socket or a device")
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
@@ -142,12 +145,33 @@ def _load_next(stream: BinaryIO, allowed: Mapping[tuple[str, str], object], pers
 
 def _check_opcodes(stream: BinaryIO, persistent: bool) -> None:
     """Refuse opcodes that bypass `find_class`, and memo indices that would allocate far more than the file's size."""
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+    frame_end = None
+    for count, (opcode, argument, position) in enumerate(pickletools.genops(stream)):
         name = opcode.name
+        assert position is not None
+        frame_end = _checked_frame(frame_end, name, argument, position)
         if name in REFUSED_OPCODES or (name in PERSISTENT_OPCODES and not persistent):
             raise Refused(f"uses the pickle opcode {name} ({printable(argument)}), which is refused")
         if name in MEMO_OPCODES and isinstance(argument, int) and argument > count:
             raise Refused(f"has the memo index {argument} after {count} opcodes, which is refused")
+
+
+def _checked_frame(frame_end: int | None, name: str, argument: Any, position: int) -> int | None:
+    """Return the end of the frame of an opcode, or None outside of frames.
+
+    Python's unpickler skips bytes if a frame ends within an opcode. It would then read other opcodes than were checked.
+    """
+    if frame_end is not None and position >= frame_end:
+        if position > frame_end:
+            raise Refused("has a frame that ends within an opcode, which is refused")
+        frame_end = None
+    if name == "FRAME":
+        if frame_end is not None:
+            raise Refused("has a frame within a frame, which is refused")
+        return position + 9 + int(argument)
+    if name == "STOP" and frame_end not in (None, position + 1):
+        raise Refused("has a frame that ends elsewhere than its pickle, which is refused")
+    return frame_end
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,0 +1,52 @@
+"""Checks the values of latents and noise levels, with one transfer from the GPU."""
+
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+from lit_knn.reference.reference_set import LARGEST_VALUE
+
+# Noise levels outside float32's range cannot have made latents in float32.
+LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+# A latent may be this many times as large as the largest image plus the noise level; noise alone stays below 10 times.
+# Farther away, float32 rounds the distances by more than the images differ, so a likelihood would mean nothing.
+FARTHEST = 30.0
+
+
+def check_values(name: str, z: Tensor, t: Tensor, x_source: Tensor | None, largest: float | None) -> None:
+    """Refuse values that no estimate can be computed from.
+
+    Args:
+        name: the estimator, for messages.
+        z: (B, *shape).
+        t: (B,) or (1,), float64.
+        x_source: (B, *shape) or None.
+        largest: largest absolute value of the images; None if there are none to compare with.
+
+    Raises:
+        InputError: t outside float32's range; NaN or infinite values in z or x_source; a z too far from the images.
+    """
+    limit = torch.full_like(t, torch.inf)
+    if largest:  # Latents of a set of zeros may lie anywhere, because every mean is 0.
+        limit = (FARTHEST * (largest + t)).clamp(max=LARGEST_VALUE)
+    size = z.detach().abs().flatten(1).amax(1) if z.numel() else z.new_zeros(len(z))
+    good_t, far = (t >= LEAST_T) & (t <= MOST_T), size > limit
+    flags = [~good_t.all(), ~z.isfinite().all(), far.any()]
+    if x_source is not None:
+        flags.append(~x_source.isfinite().all().to(z.device))
+    # The checks are stacked, so that all results come from the GPU in one transfer.
+    bad_t, bad_z, too_far, *bad_source = torch.stack(flags).tolist()
+    if bad_t:
+        level = t[~good_t][0].item()
+        beyond = "" if level <= 0 or level != level else f" and between {LEAST_T:.3g} and {MOST_T:.3g}"
+        raise InputError(f"{name}: t must be finite and above 0{beyond}, got {level}")
+    if bad_z:
+        raise InputError(f"{name}: z holds a value that is not finite")
+    if any(bad_source):
+        raise InputError(f"{name}: x_source holds a value that is not finite")
+    if too_far:
+        row = int(far.nonzero()[0])
+        raise InputError(
+            f"{name}: z holds {size[row].item():.3g} at t={t.expand(len(z))[row].item():.3g}, the images at most "
+            f"{largest:.3g}: so far away, float32 cannot tell the images apart"
+        )

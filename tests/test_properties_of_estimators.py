@@ -1,0 +1,178 @@
+"""Properties of estimators, proposals and draws over data of any shape, type, size and noise level."""
+
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Adaptive,
+    Exact,
+    ExactFloat64,
+    ExactInt8,
+    MonteCarlo,
+    OneSample,
+    StratifiedKNN,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
+from lit_knn.linalg.dtypes import is_native
+from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, sample_proposal, stratified_sample_proposal
+from lit_knn.theory.stratified import stratified_draws
+from tests.any_data import all_images, enumerated_mean, log_posterior, problems, tolerance
+
+# Rounding of Σq in float32 may put two draws on an image of less probability.
+NEGLIGIBLE = 1e-6
+INT8 = is_native(torch.int8, torch.device("cpu"))
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@given(problems())
+def test_exact_means_are_the_enumerated_ones(problem):
+    reference, z, t, _ = problem
+    expected, most = enumerated_mean(reference, z, t), tolerance(reference)
+    N, d = reference.N, reference.d
+    exact = [ExactFloat64(), Exact(), StratifiedKNN(k=max(N // 2, 1), n=N), StratifiedKNN(k=N, n=N)]
+    exact += [SubspaceKNN(min(N, d), None, N, "float32")]
+    exact += [ExactInt8(3)] if INT8 and reference.images.dtype == torch.uint8 else []
+    for estimator in exact:
+        mean = estimator.bind(reference).posterior_mean(z, t, generator=seeded())
+        torch.testing.assert_close(mean.double(), expected, atol=most, rtol=0, msg=lambda m, e=estimator: f"{e}: {m}")
+
+
+def estimators(k, n, r):
+    """Every estimator of weighted images, whose means are convex combinations."""
+    return [KNN(k, n), StratifiedKNN(k, n), UniformSNIS(n), STF(n), MonteCarlo(n), KNN(k, n, include_source=True)]
+
+
+@given(problems(), st.data())
+def test_sampled_means_are_finite_repeatable_and_among_the_images(problem, data):
+    reference, z, t, source = problem
+    k, n = (data.draw(st.integers(1, reference.N)) for _ in range(2))
+    r = data.draw(st.integers(1, min(reference.N, reference.d)))
+    x, most = all_images(reference), tolerance(reference)
+    low, high = x.amin(0) - most, x.amax(0) + most
+    weighted = estimators(k, n, r)
+    others = [SubspaceKNN(r, None, n, "float32"), Wiener(r), OneSample()]
+    others += [Adaptive(KNN(k, n), 1e-6, max_n=reference.N)] if n > 1 else []
+    for estimator in [*weighted, *others]:
+        estimator.bind(reference)
+        mean = estimator.posterior_mean(z, t, source, seeded(1))
+        assert mean.shape == z.shape
+        assert mean.isfinite().all(), estimator
+        assert torch.equal(mean, estimator.posterior_mean(z, t, source, seeded(1))), estimator
+        if estimator in weighted:
+            assert ((low <= mean) & (mean <= high)).all(), estimator
+        if hasattr(estimator, "certified_mean"):
+            certificate = estimator.certified_mean(z, t, source, seeded(1))
+            assert torch.equal(certificate.mean, mean), estimator
+            assert (certificate.sq_error >= 0).all(), estimator
+            assert (certificate.largest_weight <= 1 + 1e-9).all(), estimator
+            assert (certificate.effective_sample_size >= 1 - 1e-9).all(), estimator
+
+
+@given(problems())
+def test_one_image_has_the_whole_posterior(problem):
+    reference, z, t, source = problem
+    images = all_images(reference)
+    if (images == images[:1]).all():
+        for estimator in estimators(1, 1, 1):
+            mean = estimator.bind(reference).posterior_mean(z, t, source, seeded())
+            torch.testing.assert_close(mean, images[:1].expand_as(mean), atol=tolerance(reference), rtol=0)
+
+
+@given(problems())
+def test_all_neighbours_make_the_proposal_the_posterior(problem):
+    reference, z, t, _ = problem
+    q = dense_log_q(KNN(reference.N, 1).bind(reference).proposal(z.double(), t)).exp()
+    # A search rounds the distances beyond the 16 nearest images to eight bits.
+    if reference.N <= 16:
+        torch.testing.assert_close(q, log_posterior(reference, z, t).exp(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(q.sum(1), torch.ones(len(z), dtype=torch.float64))
+
+
+@st.composite
+def searches(draw):
+    """Results of a search: distances and distinct ids, some missing, of any size."""
+    B, N = draw(st.integers(1, 3)), draw(st.integers(1, 30))
+    k = draw(st.integers(1, N))
+    generator = seeded(draw(st.integers(0, 2**31)))
+    ids = torch.stack([torch.randperm(N, generator=generator)[:k] for _ in range(B)])
+    scale = 10 ** draw(st.floats(-20, 20))
+    sq_dist = torch.rand(B, k, generator=generator, dtype=torch.float64) * scale
+    if draw(st.booleans()):
+        sq_dist = sq_dist[:, :1].expand(B, k).clone()
+    missing = torch.rand(B, k, generator=generator) < draw(st.sampled_from([0.0, 0.3, 1.0]))
+    t = math.sqrt(scale) * 10 ** draw(st.floats(-3, 3))
+    return sq_dist.masked_fill(missing, math.inf), ids.masked_fill(missing, -1), t, N
+
+
+@given(searches())
+def test_the_proposal_of_eq_13_is_a_distribution_with_a_flat_tail(search):
+    sq_dist, ids, t, N = search
+    q = dense_log_q(neighbour_proposal(sq_dist, ids, t, N)).exp()
+    torch.testing.assert_close(q.sum(1), torch.ones(len(ids), dtype=torch.float64))
+    for row in range(len(ids)):
+        found = ids[row][ids[row] >= 0]
+        tail = q[row][[i not in found for i in range(N)]]
+        assert (tail == tail[:1]).all()
+        if len(found) and len(tail):
+            # The tail has the likelihood of the farthest neighbour that was found.
+            torch.testing.assert_close(tail[0], q[row, found].min(), rtol=1e-9, atol=0)
+        if len(found) > 1:
+            near, far = sq_dist[row][ids[row] >= 0].aminmax()
+            ratio = q[row, found].max().log() - q[row, found].min().log()
+            if q[row, found].min() > 1e-200:
+                torch.testing.assert_close(ratio, (far - near) / (2 * t * t), rtol=1e-6, atol=1e-6)
+
+
+@given(searches(), st.integers(1, 40))
+def test_draws_of_the_proposal_are_images_with_their_probabilities(search, n):
+    sq_dist, ids, t, N = search
+    proposal = neighbour_proposal(sq_dist, ids, t, N)
+    drawn, log_q = sample_proposal(proposal, n, seeded())
+    assert drawn.shape == log_q.shape == (len(ids), n)
+    assert ((drawn >= 0) & (drawn < N)).all()
+    assert log_q.isfinite().all()
+    torch.testing.assert_close(log_q, dense_log_q(proposal).gather(1, drawn), rtol=0, atol=1e-9)
+
+
+@given(searches(), st.data())
+def test_stratified_draws_of_the_proposal_stand_for_all_of_it(search, data):
+    sq_dist, ids, t, N = search
+    proposal = neighbour_proposal(sq_dist, ids, t, N)
+    n = data.draw(st.integers(1, N))
+    draws = stratified_sample_proposal(proposal, n, seeded())
+    assert ((draws.ids >= 0) & (draws.ids < N)).all()
+    _check_stand_for_all(draws, dense_log_q(proposal), n)
+
+
+@given(st.integers(1, 3), st.integers(1, 30), st.integers(0, 2**31), st.floats(0, 60), st.data())
+def test_stratified_draws_stand_for_the_whole_distribution(B, N, seed, spread, data):
+    log_q = torch.randn(B, N, generator=seeded(seed)) * spread
+    n = data.draw(st.integers(1, N))
+    m = data.draw(st.one_of(st.none(), st.integers(1, n)))
+    never = torch.full((B,), -math.inf, dtype=torch.float64)
+    draws = stratified_draws(log_q.clone(), n, never, m, seeded())
+    if m == n < N:
+        return  # Nothing is drawn from the rest.
+    _check_stand_for_all(draws, torch.log_softmax(log_q.double(), 1), n, once=m is None)
+
+
+def _check_stand_for_all(draws, log_q, n, once=True):
+    """The base weights of the used places sum to 1, and no image takes two places if not too few are kept."""
+    used = torch.arange(n) < draws.used.unsqueeze(1)
+    weights = (log_q.gather(1, draws.ids) + draws.log_correction).exp()
+    assert (weights[~used] == 0).all()
+    torch.testing.assert_close(weights.sum(1), torch.ones(len(weights), dtype=torch.float64), atol=1e-5, rtol=0)
+    for row, ids in enumerate(draws.ids):
+        places = ids[used[row] & (draws.log_correction[row] > -math.inf)]
+        places = places[log_q[row, places] > math.log(NEGLIGIBLE)]
+        assert not once or len(places.unique()) == len(places)

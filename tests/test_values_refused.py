@@ -1,0 +1,162 @@
+"""Values that were taken in silence: ids and labels outside their range, sources that are no clean images, extremes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Exact,
+    ExactFloat64,
+    MonteCarlo,
+    OneSample,
+    StratifiedKNN,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
+from lit_knn.images.arrays import read_array_file
+from lit_knn.index import FaissIndex, TorchIndex
+from lit_knn.reference import ReferenceSet, ShardedReferenceSet
+from tests.image_files import refusal
+from tests.toys import pixels
+
+N = 40
+ESTIMATORS = {
+    "Exact": Exact,
+    "ExactFloat64": ExactFloat64,
+    "KNN": lambda: KNN(10, 400),
+    "StratifiedKNN": lambda: StratifiedKNN(10, N),
+    "UniformSNIS": lambda: UniformSNIS(4000),
+    "STF": lambda: STF(4000),
+    "SubspaceKNN": lambda: SubspaceKNN(6, None, N),
+    "MonteCarlo": lambda: MonteCarlo(4000),
+}
+
+
+def references():
+    """The same images, whole and as the only shard."""
+    return [ReferenceSet(pixels(N), hflip=True), ShardedReferenceSet(pixels(N), hflip=True)]
+
+
+@pytest.mark.parametrize("bad", [-1, 2 * N, 10**12, -(10**12)])
+def test_ids_outside_the_set_are_refused(bad):
+    for reference in references():
+        message = refusal(reference.gather, torch.tensor([[0, 2 * N - 1], [bad, 3]]))
+        assert f"id {bad} " in message
+        assert f"{2 * N - 1}" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8])
+def test_ids_are_whole_numbers(dtype):
+    for reference in references():
+        assert str(dtype) in refusal(reference.gather, torch.zeros(2, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        torch.full((N,), 0.5),
+        np.full(N, 3.0),
+        torch.ones(N, dtype=torch.bool),
+        np.full(N, -1),
+        np.full(N, 2**63, np.uint64),
+        np.full(N, 2**64 - 1, np.uint64),
+    ],
+)
+def test_labels_of_a_set_are_integers_from_0(labels):
+    assert "labels must be" in refusal(ReferenceSet, pixels(N), labels=labels)
+
+
+@pytest.mark.parametrize(
+    "value", [np.int64(-1), np.uint64(2**63 + 1), np.uint64(2**64 - 1), np.int64(2**31), np.int8(-3)]
+)
+def test_npz_labels_outside_the_range_are_refused_with_their_value(tmp_path, value):
+    labels = np.zeros(4, value.dtype)
+    labels[2] = value
+    np.savez(tmp_path / "a.npz", images=pixels(4).numpy(), labels=labels)
+    assert f"got {value}" in refusal(read_array_file, tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("value", [float(0), True])
+def test_npz_labels_of_other_types_are_refused(tmp_path, value):
+    np.savez(tmp_path / "a.npz", images=pixels(4).numpy(), labels=np.full(4, value))
+    assert "labels must be 4 integers" in refusal(read_array_file, tmp_path / "a.npz")
+
+
+def test_a_source_is_a_clean_image_in_model_space():
+    x = pixels(3)
+    z = x.float() / 127.5 - 1
+    for estimator in (OneSample(), STF(4).bind(ReferenceSet(pixels(N)))):
+        assert "x_source must be float, in model space, got torch.uint8" in refusal(
+            estimator.posterior_mean, z, 1.0, x_source=x
+        )
+        for value in (math.nan, math.inf, -math.inf):
+            bad = z.clone()
+            bad[1, 0, 2, 3] = value
+            assert "x_source holds a value that is not finite" in refusal(
+                estimator.posterior_mean, z, 1.0, x_source=bad
+            )
+
+
+def enumerated(reference, z, t):
+    """Eq. 8 in float64, from ratios to the nearest image, so that no t is too small."""
+    x = reference.gather(torch.arange(reference.N)).flatten(1).double()
+    sq_dist = (z.flatten(1).double().unsqueeze(1) - x).square().sum(2)
+    exponent = (sq_dist - sq_dist.amin(1, keepdim=True)) / t / t
+    return (torch.softmax(-exponent / 2, 1) @ x).reshape(z.shape)
+
+
+@pytest.mark.parametrize("index", [FaissIndex, TorchIndex])
+@pytest.mark.parametrize("t", [2e-38, 1e-30, 1e-20, 1e-12, 1e-5, 1e8, 1e19, 1e30, 3e38])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_noise_level_of_float32_gives_the_enumerated_mean(name, t, index):
+    reference = ReferenceSet(pixels(N, (1, 3, 4)), index())
+    z = reference.gather(torch.tensor([3, 11, 30])) + 0.01 * torch.randn(3, 1, 3, 4)
+    estimator = ESTIMATORS[name]().bind(reference)
+    source = reference.gather(torch.tensor([3, 11, 30]))
+    mean = estimator.posterior_mean(z, t, source, torch.Generator().manual_seed(0))
+    # At large t, the mean of all images is estimated from 400 draws at least: the error is below 4σ/√400.
+    tolerance = 1e-5 if t < 1 or name in ("Exact", "ExactFloat64", "StratifiedKNN") else 0.25
+    torch.testing.assert_close(mean.double(), enumerated(reference, z, t), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("name", [*ESTIMATORS, "Wiener"])
+@pytest.mark.parametrize(
+    ("z", "t"),
+    [(1.0, 1e-200), (1.0, 1e-39), (1.0, 1e39), (1e19, 1.0), (-3e19, 1e19), (1e10, 1.0), (3e38, 3e38), (200.0, 1e-3)],
+)
+def test_what_float32_cannot_hold_is_refused_with_its_value(name, z, t):
+    reference = ReferenceSet(pixels(N, (1, 3, 4)))
+    estimator = {**ESTIMATORS, "Wiener": lambda: Wiener(4)}[name]().bind(reference)
+    latents = torch.zeros(3, 1, 3, 4)
+    latents[1, 0, 1, 2] = z
+    message = refusal(estimator.posterior_mean, latents, torch.tensor([1.0, t, 1.0], dtype=torch.float64))
+    assert f"{t:.3g}" in message or f"got {t}" in message
+    if hasattr(estimator, "certified_mean"):
+        refusal(estimator.certified_mean, latents, t)
+
+
+def test_images_whose_squares_float32_cannot_hold_are_refused():
+    for value in (1e16, -1e19, 3e38):
+        assert f"{abs(value):.3g}" in refusal(ReferenceSet, torch.tensor([[0.0, 1.0], [value, 0.0]]))
+    ReferenceSet(torch.tensor([[0.0, 1.0], [1e15, 0.0]]))
+
+
+def test_latents_of_the_process_are_never_refused():
+    # Normal noise beyond 8 standard deviations has a probability below 1e-14.
+    reference = ReferenceSet(torch.tensor([[0.0, 0.5], [2.0, -3.0]]))
+    for t in (1e-30, 1e-3, 1.0, 80.0, 1e10):
+        z = torch.tensor([[2.0, -3.0]]) + torch.tensor([[8.0, -8.0]]) * t
+        assert ExactFloat64().bind(reference).posterior_mean(z, t).isfinite().all()
+
+
+def test_a_set_of_zeros_has_the_mean_zero_everywhere():
+    estimator = KNN(2, 3).bind(ReferenceSet(torch.zeros(4, 2)))
+    assert (estimator.posterior_mean(torch.full((1, 2), 1e10), 1.0) == 0).all()
+    with pytest.raises(InputError, match="not finite"):
+        estimator.posterior_mean(torch.full((1, 2), math.nan), 1.0)
