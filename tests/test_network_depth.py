@@ -53,38 +53,6 @@ def inputs_of(net, name, *arguments):
     return seen
 
 
-def networks_of_runs():
-    """The different networks of all runs and model files, by their settings."""
-    nets = [resolved(path)["model"].get("init_args", {}).get("net") for path in RUNS]
-    nets += [resolved(path) for path in sorted((CONFIGS / "models").glob("*.yaml"))]
-    return {json.dumps(net, sort_keys=True): net for net in nets if net}
-
-
-def test_networks_of_all_runs_work_and_learn_at_their_depth():
-    depths = set()
-    for net in networks_of_runs().values():
-        module, _, name = net["class_path"].rpartition(".")
-        options = {**net["init_args"], "channels": 8, **({"head_width": 8} if name == "ADM" else {})}
-        key = (name, *(str(options.get(option)) for option in ("multipliers", "blocks", "image_size", "num_classes")))
-        if key in depths:
-            continue
-        depths.add(key)
-        torch.manual_seed(0)
-        model = awake(getattr(importlib.import_module(module), name)(**options)).train()
-        side, channels, classes = getattr(model, "image_size", 8), model.in_channels, model.num_classes
-        z, noise = torch.randn(2, channels, side, side), torch.tensor([-1.5, 1.0])
-        labels = torch.tensor([0, classes - 1]) if classes else None
-        augment = torch.randn(2, model.augment_dim) if model.augment_dim else None
-        output = model(z, noise, labels, augment)
-        assert output.shape == z.shape
-        output.square().mean().backward()
-        asleep = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
-        asleep += [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
-        assert not asleep, (key, asleep)
-    assert {("NCSNpp", "[2, 2, 2]", "4", "32", "0"), ("ADM", "[1, 2, 3, 4]", "3", "64", "1000")} <= depths
-    assert {("DDPMpp", "[2, 2, 2]", "4", "32", "0"), ("DDPMpp", "[1, 2, 2, 2]", "4", "64", "0")} <= depths
-
-
 def test_the_pyramid_of_images_is_carried_on():
     # EDM's networks.py: at each halving, aux = x = (x + shrink(aux)) / sqrt(2), where aux begins as the image.
     net = NCSNpp(image_size=16, channels=8, multipliers=(1, 2, 2, 2), blocks=1, attention_at=())
@@ -213,3 +181,35 @@ def test_groups_are_of_four_channels_and_at_most_32(width, groups):
     normal = group_norm(width, 1e-6)(h.flatten(1, 2)).detach().unflatten(1, (groups, -1)).flatten(2)
     torch.testing.assert_close(normal.mean(2), torch.zeros(2, groups), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.square().mean(2), torch.ones(2, groups), atol=1e-3, rtol=0)
+
+
+def networks_of_runs():
+    """The different networks of all runs and model files, by their settings."""
+    nets = [resolved(path)["model"].get("init_args", {}).get("net") for path in RUNS]
+    nets += [resolved(path) for path in sorted((CONFIGS / "models").glob("*.yaml"))]
+    return {json.dumps(net, sort_keys=True): net for net in nets if net}
+
+
+def test_networks_of_all_runs_work_and_learn_at_their_depth():
+    depths = set()
+    for net in networks_of_runs().values():
+        module, _, name = net["class_path"].rpartition(".")
+        options = {**net["init_args"], "channels": 8, **({"head_width": 8} if name == "ADM" else {})}
+        key = (name, *(str(options.get(option)) for option in ("multipliers", "blocks", "image_size", "num_classes")))
+        if key in depths:
+            continue
+        depths.add(key)
+        torch.manual_seed(0)
+        model = awake(getattr(importlib.import_module(module), name)(**options)).train()
+        side, channels, classes = getattr(model, "image_size", 8), model.in_channels, model.num_classes
+        z, noise = torch.randn(2, channels, side, side), torch.tensor([-1.5, 1.0])
+        labels = torch.tensor([0, classes - 1]) if classes else None
+        augment = torch.randn(2, model.augment_dim) if model.augment_dim else None
+        output = model(z, noise, labels, augment)
+        assert output.shape == z.shape
+        output.square().mean().backward()
+        asleep = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+        asleep += [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
+        assert not asleep, (key, asleep)
+    assert {("NCSNpp", "[2, 2, 2]", "4", "32", "0"), ("ADM", "[1, 2, 3, 4]", "3", "64", "1000")} <= depths
+    assert {("DDPMpp", "[2, 2, 2]", "4", "32", "0"), ("DDPMpp", "[1, 2, 2, 2]", "4", "64", "0")} <= depths
