@@ -336,5 +336,5 @@ def test_indexes_are_trained_with_the_same_images_from_all_over_the_set():
     assert torch.equal(*samples)
     places = samples[0].sort().values
     assert len(places.unique()) == 200
-    # The distances from an even spread are those of uniform draws: at most 2/sqrt(200) of the range, but for one in 1000.
+    # Uniform draws are at most 2/sqrt(200) of the range away from an even spread, but for one sample in 1000.
     assert (places - torch.linspace(0, 4000, 200)).abs().max() < 4000 * 2 / math.sqrt(200)
