@@ -338,3 +338,16 @@ def test_indexes_are_trained_with_the_same_images_from_all_over_the_set():
     assert len(places.unique()) == 200
     # Uniform draws are at most 2/sqrt(200) of the range away from an even spread, but for one sample in 1000.
     assert (places - torch.linspace(0, 4000, 200)).abs().max() < 4000 * 2 / math.sqrt(200)
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_share_all_images_once(ranks, hflip):
+    images = torch.randint(0, 256, (11, 1, 4, 4), dtype=torch.uint8)
+    reference = ReferenceSet(images, hflip=hflip)
+    ids = []
+    for rank in range(ranks):
+        for own, x in reference.share(rank, ranks, 2):
+            assert torch.equal(x, reference.gather(own))
+            ids += own.tolist()
+    assert sorted(ids) == list(range(reference.N))
