@@ -17,7 +17,7 @@ from lit_knn.metrics.features import InceptionV3, Pixels
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.components import components_of, projection_of
-from tests.image_files import encoded, pixels, refusal, write_folder
+from tests.image_files import encoded, labels_json, pixels, refusal, write_folder
 
 
 def images(n=12, seed=0, side=4):
@@ -60,6 +60,22 @@ def test_shards_of_a_prepared_file_have_fingerprints_of_their_own(tmp_path):
     shards = [shard(tmp_path / "x.npy", rank, ranks) for rank, ranks in ((0, 2), (1, 2), (0, 1), (0, 5), (4, 5))]
     assert len({part.fingerprint() for part in shards}) == len(shards)
     assert shard(tmp_path / "x.npy", 1, 2).fingerprint() == shards[1].fingerprint()
+
+
+def test_shards_of_a_prepared_file_have_labels_of_their_own(tmp_path):
+    labels = [[f"{i:04d}.png", i % 4] for i in range(10)]
+    write_folder(square_images(tmp_path / "source"), labels_json(labels))
+    prepare(tmp_path / "source", tmp_path / "x.npy")
+    for rank, expected in enumerate(([0, 1, 2], [3, 0, 1], [2, 3, 0, 1])):
+        assert shard(tmp_path / "x.npy", rank, 3).labels.tolist() == expected
+
+
+def test_a_prepared_file_is_named_by_the_hash_in_its_description(tmp_path):
+    # Otherwise each start would read the whole file to name it.
+    description = prepare(square_images(tmp_path / "source"), tmp_path / "x.npy")
+    data = Prepared(str(tmp_path / "x.npy"))
+    data.setup()
+    assert data.reference.given_sha256 == description.sha256 == sha256(data.reference.images)
 
 
 @pytest.mark.filterwarnings("ignore:.* images are few")
