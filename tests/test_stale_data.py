@@ -73,7 +73,7 @@ def test_shards_of_a_prepared_file_have_labels_of_their_own(tmp_path):
 
 def test_a_prepared_file_is_named_by_the_hash_in_its_description(tmp_path):
     # Otherwise each start would read the whole file to name it.
-    description = prepare(square_images(tmp_path / "source"), tmp_path / "x.npy")
+    description = prepare(square_images(tmp_path / "source"), tmp_path / "x.npy", block_images=3)
     data = Prepared(str(tmp_path / "x.npy"))
     data.setup()
     assert data.reference.given_sha256 == description.sha256 == sha256(data.reference.images)
