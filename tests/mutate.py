@@ -180,16 +180,16 @@ class Results:
             digest.update(path.read_bytes() if path.is_file() else b"missing")
         return digest.hexdigest()
 
-    def get(self, fault: Fault) -> Verdict | None:
-        """Return the verdict on a fault, or None."""
-        found = self.known.get(self.key(fault))
+    def get(self, key: str) -> Verdict | None:
+        """Return the verdict of a key, or None."""
+        found = self.known.get(key)
         return None if found is None else Verdict(*found)
 
-    def add(self, fault: Fault, verdict: Verdict) -> None:
+    def add(self, key: str, verdict: Verdict) -> None:
         """Keep a verdict."""
-        self.known[self.key(fault)] = verdict
+        self.known[key] = verdict
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([self.key(fault), verdict]) + "\n")
+            file.write(json.dumps([key, verdict]) + "\n")
 
 
 def misfit(fault: Fault, root: Path) -> str:
@@ -207,11 +207,13 @@ def judge(faults: list[Fault], root: Path, results: Results, jobs: int = 1, seco
 
     with tempfile.TemporaryDirectory() as folder, tqdm(total=len(faults), desc="Faults", disable=None) as bar:
         verdicts: dict[Fault, Verdict] = {}
+        # An edit during the run does not reach the copies, so the keys are those of the beginning.
+        keys = {fault: results.key(fault) for fault in faults}
         waiting, running, free = [], [], []
         for fault in faults:
             if why := misfit(fault, root):
                 verdicts[fault] = Verdict(UNUSABLE, why)
-            elif known := results.get(fault):
+            elif known := results.get(keys[fault]):
                 verdicts[fault] = known
             else:
                 waiting.append(fault)
@@ -230,7 +232,7 @@ def judge(faults: list[Fault], root: Path, results: Results, jobs: int = 1, seco
                         running.remove(run)
                         free.append(run.copy)
                         verdicts[run.fault] = verdict
-                        results.add(run.fault, verdict)
+                        results.add(keys[run.fault], verdict)
                         bar.update()
         finally:
             for run in running:

@@ -23,6 +23,7 @@ from lit_knn.estimators import (
 )
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.classes import lie_together
 from lit_knn.reference.sharded import ShardedReferenceSet
 from tests.toys import enumerate_class_mean, noisy
 
@@ -405,3 +406,8 @@ def test_an_index_that_does_not_fit_a_class_says_which():
         InputError, match=r"^class 2: FaissIndex: factory='IVF12,Flat' has more lists than the 11 images"
     ):
         ByClass(KNN(k=6, n=8)).bind(reference)
+
+
+@pytest.mark.parametrize(("labels", "together"), [([2, 2, 0, 1, 1], True), ([0], True), ([0, 1, 0], False)])
+def test_images_in_order_of_class_are_told_from_others(labels, together):
+    assert lie_together(torch.tensor(labels)) == together

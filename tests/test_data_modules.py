@@ -277,3 +277,11 @@ def test_data_configs_spell_every_argument(path):
     assert parsed.data.init_args.as_dict() == {"seed": 0, **given["init_args"]}
     assert "seed" not in given["init_args"]
     assert isinstance(parser.instantiate_classes(parsed).data, ReferenceDataModule)
+
+
+def test_tests_have_the_images_of_validation():
+    data = Digits(batch_size=16, val_images=40)
+    data.setup()
+    tested, validated = ([x for x, _ in loader] for loader in (data.test_dataloader(), data.val_dataloader()))
+    assert torch.equal(torch.cat(tested), torch.cat(validated))
+    assert sum(map(len, tested)) == 40

@@ -11,6 +11,7 @@ from lit_knn.rng import keyed_generator
 from lit_knn.theory.posterior import log_posterior
 from lit_knn.theory.proposal import dense_log_q
 from lit_knn.theory.snis import snis_variance
+from tests.toys import low_rank_vectors, noisy
 
 
 def rng(*key):
@@ -129,3 +130,17 @@ def test_it_stays_consistent():
     errors = [(estimator.posterior_mean(z, t, x, rng(6, i)) - mu).square().flatten(1).mean(1) for i in range(10)]
     ratio = (torch.stack(errors).mean(0) / expected).mean()
     assert 0.8 < ratio < 1.2
+
+
+def test_a_lookup_leaves_the_next_search_as_thorough_as_before():
+    x = low_rank_vectors(400)
+    reference = ReferenceSet(x, FaissIndex("IVF16,Flat", nprobe=16))
+    z = noisy(x[:50], 3.0)
+    before = reference.search(z, 20)
+    # All lists are searched, so the search is exact.
+    exact = torch.cdist(z.double(), x.double()).topk(20, largest=False).indices
+    assert (before[1] == exact).float().mean() > 0.99
+    assert reference.locate(x[:50]).tolist() == list(range(50))
+    after = reference.search(z, 20)
+    assert torch.equal(after[1], before[1])
+    assert torch.equal(after[0], before[0])

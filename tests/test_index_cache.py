@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 from lit_knn.atomic_files import locked
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
-from lit_knn.index.cache import file_name
+from lit_knn.index.cache import file_name, verify
 from lit_knn.reference import ReferenceSet
 from tests.cached_index import images, queries, started
 
@@ -234,3 +235,16 @@ def test_the_folder_may_be_below_the_home_and_must_have_a_name(tmp_path, monkeyp
     assert not (tmp_path / "~").exists()
     with pytest.raises(InputError, match="cache_dir is empty"):
         FaissIndex("Flat", cache_dir="")
+
+
+@pytest.mark.parametrize("place", [0, 2**20 - 1, 2**20, 3 * 2**20 - 1])
+def test_damage_is_found_in_every_part_of_a_large_file(tmp_path, place):
+    content = bytearray(3 * 2**20)
+    path = tmp_path / "large.index"
+    path.with_suffix(".json").write_text(json.dumps({"factory": "Flat", "crc32": zlib.crc32(content)}))
+    path.write_bytes(content)
+    verify(path, {"factory": "Flat"})
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="checksum is wrong"):
+        verify(path, {"factory": "Flat"})

@@ -191,3 +191,11 @@ def test_what_is_no_network_file_is_refused_with_the_option(tmp_path):
     convert(pickled, tmp_path / "a.safetensors")
     with pytest.raises(InputError, match=r"a\.safetensors is not a pickle"):
         load_edm_pickle(tmp_path / "a.safetensors")
+
+
+def test_the_labels_of_one_call_do_not_stay_for_the_next(tmp_path):
+    network = Network(write_published(tmp_path / "a.pkl", small()))
+    before = network.posterior_mean(Z, SIGMA)
+    labelled = network.posterior_mean(Z, SIGMA, labels=LABELS)
+    assert not torch.equal(labelled, before)
+    assert torch.equal(network.posterior_mean(Z, SIGMA), before)

@@ -49,7 +49,8 @@ def test_planted_faults_are_judged_and_undone(toy, tmp_path):
     assert [verdict.word for verdict in verdicts] == WORDS
     assert (toy / "toy.py").read_text() == before
     # The second run reads the verdicts of the first; an edit of the tests makes them void.
-    assert Results(tmp_path / "kept.jsonl", toy).get(FAULTS[0]) == Verdict(CAUGHT)
+    kept = Results(tmp_path / "kept.jsonl", toy)
+    assert kept.get(kept.key(FAULTS[0])) == Verdict(CAUGHT)
     (toy / TESTS).write_text("def test_nothing():\n    pass\n")
     assert judge(FAULTS[:1], toy, Results(tmp_path / "kept.jsonl", toy)) == [Verdict(SURVIVED)]
 

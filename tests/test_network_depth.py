@@ -11,6 +11,7 @@ from torch import nn
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.adm import ADMBlock
 from lit_knn.nets.layers import group_norm
+from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.nets.song_unet import SongBlock
 from lit_knn.nets.unet import Attention, ResBlock
 from tests.config_files import CONFIGS, RUNS, resolved
@@ -51,38 +52,6 @@ def inputs_of(net, name, *arguments):
     for hook in hooks:
         hook.remove()
     return seen
-
-
-def networks_of_runs():
-    """The different networks of all runs and model files, by their settings."""
-    nets = [resolved(path)["model"].get("init_args", {}).get("net") for path in RUNS]
-    nets += [resolved(path) for path in sorted((CONFIGS / "models").glob("*.yaml"))]
-    return {json.dumps(net, sort_keys=True): net for net in nets if net}
-
-
-def test_networks_of_all_runs_work_and_learn_at_their_depth():
-    depths = set()
-    for net in networks_of_runs().values():
-        module, _, name = net["class_path"].rpartition(".")
-        options = {**net["init_args"], "channels": 8, **({"head_width": 8} if name == "ADM" else {})}
-        key = (name, *(str(options.get(option)) for option in ("multipliers", "blocks", "image_size", "num_classes")))
-        if key in depths:
-            continue
-        depths.add(key)
-        torch.manual_seed(0)
-        model = awake(getattr(importlib.import_module(module), name)(**options)).train()
-        side, channels, classes = getattr(model, "image_size", 8), model.in_channels, model.num_classes
-        z, noise = torch.randn(2, channels, side, side), torch.tensor([-1.5, 1.0])
-        labels = torch.tensor([0, classes - 1]) if classes else None
-        augment = torch.randn(2, model.augment_dim) if model.augment_dim else None
-        output = model(z, noise, labels, augment)
-        assert output.shape == z.shape
-        output.square().mean().backward()
-        asleep = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
-        asleep += [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
-        assert not asleep, (key, asleep)
-    assert {("NCSNpp", "[2, 2, 2]", "4", "32", "0"), ("ADM", "[1, 2, 3, 4]", "3", "64", "1000")} <= depths
-    assert {("DDPMpp", "[2, 2, 2]", "4", "32", "0"), ("DDPMpp", "[1, 2, 2, 2]", "4", "64", "0")} <= depths
 
 
 def test_the_pyramid_of_images_is_carried_on():
@@ -213,3 +182,115 @@ def test_groups_are_of_four_channels_and_at_most_32(width, groups):
     normal = group_norm(width, 1e-6)(h.flatten(1, 2)).detach().unflatten(1, (groups, -1)).flatten(2)
     torch.testing.assert_close(normal.mean(2), torch.zeros(2, groups), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.square().mean(2), torch.ones(2, groups), atol=1e-3, rtol=0)
+
+
+def attention_by_hand(qkv, heads):
+    """Softmax attention of each head; the rows of a head are query, key and value of each of its channels."""
+    batch, triple, height, width = qkv.shape
+    q, k, v = qkv.reshape(batch, heads, triple // (3 * heads), 3, height * width).unbind(3)
+    weights = torch.einsum("bhcq,bhck->bhqk", q, k).div(math.sqrt(q.shape[2])).softmax(3)
+    return torch.einsum("bhqk,bhck->bhcq", weights, v).reshape(batch, triple // 3, height, width)
+
+
+@pytest.mark.parametrize(("kind", "channels_of_head"), [(DDPMpp, None), (NCSNpp, None), (ADM, 16)])
+def test_heads_are_one_or_of_the_width_asked_for(kind, channels_of_head):
+    net, found = awake(made(kind)).eval(), []
+    for block in net.modules():
+        if hasattr(block, "qkv"):
+            block.qkv.register_forward_hook(lambda _, given, output: found.append(output))
+            block.proj.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+    net(torch.randn(2, 3, 8, 8), torch.zeros(2))
+    assert len(found) >= 4
+    for qkv, attended in zip(found[::2], found[1::2], strict=True):
+        heads = 1 if channels_of_head is None else attended.shape[1] // channels_of_head
+        torch.testing.assert_close(attended, attention_by_hand(qkv, heads), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(DDPMpp, 7), (ADM, 8)])
+def test_frequencies_go_down_to_a_ten_thousandth(kind, steps):
+    # EDM's PositionalEmbedding: with `endpoint` (DDPM++) the last of 8 frequencies is 1/10,000, else one step above it.
+    noise = torch.tensor([-1.5, 0.3, 700.0])
+    angles = noise.double()[:, None] * 10_000.0 ** (-torch.arange(8, dtype=torch.float64) / steps)
+    waves = [angles.sin(), angles.cos()] if kind is DDPMpp else [angles.cos(), angles.sin()]
+    torch.testing.assert_close(made(kind).map_noise(noise).double(), torch.cat(waves, 1), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [DDPMpp, NCSNpp, ADM])
+def test_label_dropout_takes_whole_labels_of_single_items(kind):
+    net = awake(made(kind, num_classes=3, label_dropout=0.3, dropout=0.0))
+    z, noise = torch.randn(1, 3, 8, 8), torch.zeros(1)
+    # A label of several classes is dropped as a whole.
+    label = torch.tensor([[1.0, 1.0, 0.5]])
+    with torch.no_grad():
+        kept, dropped = net.eval()(z, noise, label), net(z, noise)
+        outputs = net.train()(*(part.repeat(400, *[1] * (part.ndim - 1)) for part in (z, noise, label)))
+    far = (kept - dropped).norm()
+    is_kept, is_dropped = ((outputs - other).flatten(1).norm(dim=1) < 1e-3 * far for other in (kept, dropped))
+    assert (is_kept ^ is_dropped).all()
+    assert abs(is_dropped.sum() - 120) < 5 * math.sqrt(400 * 0.3 * 0.7)
+
+
+class Half(nn.Module):
+    """A network that returns half of what it gets, and keeps its noise label."""
+
+    def forward(self, z_scaled, noise_label, class_label=None):
+        self.noise_label = noise_label
+        return z_scaled / 2
+
+
+@pytest.mark.parametrize("deviation", [0.3, 0.5, 1.7])
+def test_preconditioning_uses_the_deviation_of_the_data(deviation):
+    z, t = torch.randn(3, 2, dtype=torch.float64), torch.tensor([0.01, 0.4, 30.0], dtype=torch.float64)
+    net, column = Half(), t[:, None]
+    total = column**2 + deviation**2
+    # Karras et al. 2022, Table 1.
+    expected = deviation**2 / total * z + column * deviation / total.sqrt() * (z / total.sqrt()) / 2
+    torch.testing.assert_close(EDMPrecond(net, deviation)(z, t).double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(net.noise_label.double(), t.log() / 4)
+    # Song et al. 2023, Appendix C: the same, with t − t_min in c_skip and c_out.
+    above = column - 0.002
+    expected = deviation**2 / (above**2 + deviation**2) * z + deviation * above / total.sqrt() * (z / total.sqrt()) / 2
+    torch.testing.assert_close(ConsistencyFunction(net, deviation)(z, t).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_unet_computes_what_its_checkpoints_were_trained_with():
+    net = UNet(2, channels=4, multipliers=(1, 2), blocks=1, num_classes=2, augment_dim=3)
+    with torch.no_grad():
+        for weights in net.parameters():
+            weights.copy_((torch.arange(weights.numel()) * 1.3 + 1).sin().reshape(weights.shape) / 2)
+        z = (torch.arange(32.0) * 0.7).cos().reshape(1, 2, 4, 4)
+        output = net(z, torch.tensor([0.3]), torch.tensor([1]), torch.tensor([[0.5, -1.0, 2.0]]))
+    recorded = torch.tensor([0.0691, 0.7602, -0.0341, 0.7164, 0.8335, 0.0034, 0.6227, 0.2263])
+    torch.testing.assert_close(output.flatten()[::4], recorded, rtol=1e-3, atol=1e-3)
+
+
+def networks_of_runs():
+    """The different networks of all runs and model files, by their settings."""
+    nets = [resolved(path)["model"].get("init_args", {}).get("net") for path in RUNS]
+    nets += [resolved(path) for path in sorted((CONFIGS / "models").glob("*.yaml"))]
+    return {json.dumps(net, sort_keys=True): net for net in nets if net}
+
+
+def test_networks_of_all_runs_work_and_learn_at_their_depth():
+    depths = set()
+    for net in networks_of_runs().values():
+        module, _, name = net["class_path"].rpartition(".")
+        options = {**net["init_args"], "channels": 8, **({"head_width": 8} if name == "ADM" else {})}
+        key = (name, *(str(options.get(option)) for option in ("multipliers", "blocks", "image_size", "num_classes")))
+        if key in depths:
+            continue
+        depths.add(key)
+        torch.manual_seed(0)
+        model = awake(getattr(importlib.import_module(module), name)(**options)).train()
+        side, channels, classes = getattr(model, "image_size", 8), model.in_channels, model.num_classes
+        z, noise = torch.randn(2, channels, side, side), torch.tensor([-1.5, 1.0])
+        labels = torch.tensor([0, classes - 1]) if classes else None
+        augment = torch.randn(2, model.augment_dim) if model.augment_dim else None
+        output = model(z, noise, labels, augment)
+        assert output.shape == z.shape
+        output.square().mean().backward()
+        asleep = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+        asleep += [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
+        assert not asleep, (key, asleep)
+    assert {("NCSNpp", "[2, 2, 2]", "4", "32", "0"), ("ADM", "[1, 2, 3, 4]", "3", "64", "1000")} <= depths
+    assert {("DDPMpp", "[2, 2, 2]", "4", "32", "0"), ("DDPMpp", "[1, 2, 2, 2]", "4", "64", "0")} <= depths

@@ -12,7 +12,7 @@ from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step, heun_step
-from lit_knn.theory.noise import EDM, VP, LinearInterpolant, forward_noise, pf_ode_velocity, under_process
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, forward_noise, pf_ode_velocity, under_process
 
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
 TIMES = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.8, 0.99], dtype=torch.float64)
@@ -211,3 +211,23 @@ def test_straight_path_steps_end_on_the_mean():
     for step in (euler_step, heun_step):
         result = step(z, 0.7, 0.0, lambda z, t: x, LinearInterpolant())
         np.testing.assert_allclose(result, x, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_noise_levels_of_half_precision_data_are_rounded_once(dtype):
+    t = torch.linspace(0.01, 1.0, 50)
+    zeros, ones = torch.zeros(50, 1, dtype=dtype), torch.ones(50, 1, dtype=dtype)
+    exact = t.double()
+    u = 9.95 * exact**2 + 0.1 * exact
+    scale, deviation = (-u / 2).exp(), (1 - (-u).exp()).sqrt()
+    assert torch.equal(forward_noise(ones, t, zeros, VP())[:, 0], scale.to(dtype))
+    # The deviation is s·σ; its own rounding in float64 is far below the type's.
+    assert torch.equal(forward_noise(zeros, t, ones, VP())[:, 0], deviation.to(dtype))
+
+
+def test_a_process_without_an_inverse_gets_one_to_the_last_digits():
+    class Own(VP):
+        t_of_sigma = Process.t_of_sigma
+
+    t = torch.logspace(-3, 0, 20, dtype=torch.float64)
+    np.testing.assert_allclose(Own().t_of_sigma(VP().sigma(t)), t, rtol=1e-12)

@@ -176,3 +176,14 @@ def test_moving_to_a_gpu_projects_there_once(gapped):
     assert projection.coordinates.device.type == "cuda"
     torch.testing.assert_close(projection.components.variances.cpu(), expected.components.variances)
     assert projection_of(reference.to("cuda"), R) is projection  # the projection is already on "cuda:0"
+
+
+def test_variances_are_about_the_given_mean():
+    sample = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)) * torch.linspace(3, 1, 6)
+    mean = torch.linspace(-2, 2, 6)
+    for r in (2, 6):
+        found = principal_components(sample, mean, r)
+        total = found.variances.sum() + (6 - r) * found.residual_variance
+        assert total.item() == pytest.approx((sample - mean).square().sum(1).mean().item(), rel=1e-4)
+        along = ((sample - mean) @ found.basis).square().mean(0)
+        torch.testing.assert_close(found.variances, along)

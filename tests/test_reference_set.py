@@ -1,6 +1,7 @@
 """The reference set and its FAISS index against scikit-learn's neighbours and an explicitly doubled set."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -315,3 +316,38 @@ def test_moving_to_the_same_device_keeps_everything():
     assert reference.device == torch.device("cpu")
     after = reference.search(latents_near(reference), 5)
     assert torch.equal(before[1], after[1])
+
+
+class Sampled(FaissIndex):
+    """An index that keeps the sample that it was trained with."""
+
+    def build(self, vectors):
+        self.sample = vectors.sample(200)
+        super().build(vectors)
+
+
+def test_indexes_are_trained_with_the_same_images_from_all_over_the_set():
+    samples = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        reference = ReferenceSet(torch.arange(4000.0)[:, None], Sampled())
+        reference.build_index()
+        samples.append(reference.index.sample[:, 0])
+    assert torch.equal(*samples)
+    places = samples[0].sort().values
+    assert len(places.unique()) == 200
+    # Uniform draws are at most 2/sqrt(200) of the range away from an even spread, but for one sample in 1000.
+    assert (places - torch.linspace(0, 4000, 200)).abs().max() < 4000 * 2 / math.sqrt(200)
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_share_all_images_once(ranks, hflip):
+    images = torch.randint(0, 256, (11, 1, 4, 4), dtype=torch.uint8)
+    reference = ReferenceSet(images, hflip=hflip)
+    ids = []
+    for rank in range(ranks):
+        for own, x in reference.share(rank, ranks, 2):
+            assert torch.equal(x, reference.gather(own))
+            ids += own.tolist()
+    assert sorted(ids) == list(range(reference.N))

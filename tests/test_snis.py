@@ -189,3 +189,9 @@ def test_weighted_deviation_takes_any_weights_and_centre():
     expected = sum(weights[:, i, None, None] * (x[:, i] - centre) for i in range(300))
     result = weighted_deviation(torch.tensor(weights), torch.tensor(x), torch.tensor(centre))
     np.testing.assert_allclose(result, expected, atol=1e-12)
+
+
+def test_a_far_image_without_weight_costs_no_digits():
+    x = torch.tensor([[[0.1, 0.7], [1e6, -1e6]]])
+    mean = weighted_mean(torch.tensor([[1.0, 0.0]], dtype=torch.float64), x)
+    assert torch.equal(mean, x[:, 0].double())

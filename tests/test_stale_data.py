@@ -1,6 +1,7 @@
 """Nothing that was computed from other data, weights or options is taken from a cache or a file."""
 
 import hashlib
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from lit_knn.metrics.features import InceptionV3, Pixels
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.components import components_of, projection_of
-from tests.image_files import encoded, pixels, refusal, write_folder
+from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 
 def images(n=12, seed=0, side=4):
@@ -60,6 +61,22 @@ def test_shards_of_a_prepared_file_have_fingerprints_of_their_own(tmp_path):
     shards = [shard(tmp_path / "x.npy", rank, ranks) for rank, ranks in ((0, 2), (1, 2), (0, 1), (0, 5), (4, 5))]
     assert len({part.fingerprint() for part in shards}) == len(shards)
     assert shard(tmp_path / "x.npy", 1, 2).fingerprint() == shards[1].fingerprint()
+
+
+def test_shards_of_a_prepared_file_have_labels_of_their_own(tmp_path):
+    labels = [[f"{i:04d}.png", i % 4] for i in range(10)]
+    write_folder(square_images(tmp_path / "source"), labels_json(labels))
+    prepare(tmp_path / "source", tmp_path / "x.npy")
+    for rank, expected in enumerate(([0, 1, 2], [3, 0, 1], [2, 3, 0, 1])):
+        assert shard(tmp_path / "x.npy", rank, 3).labels.tolist() == expected
+
+
+def test_a_prepared_file_is_named_by_the_hash_in_its_description(tmp_path):
+    # Otherwise each start would read the whole file to name it.
+    description = prepare(square_images(tmp_path / "source"), tmp_path / "x.npy", block_images=3)
+    data = Prepared(str(tmp_path / "x.npy"))
+    data.setup()
+    assert data.reference.given_sha256 == description.sha256 == sha256(data.reference.images)
 
 
 @pytest.mark.filterwarnings("ignore:.* images are few")
@@ -117,6 +134,28 @@ def test_a_prepared_file_of_other_options_is_not_taken(tmp_path):
     # These options leave the pictures as they are, but other pictures would differ.
     for options in (Options(center_crop=True), Options(size=6), Options(rgb=True)):
         assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", options)
+
+
+def test_a_prepared_file_of_other_images_or_labels_is_not_taken(tmp_path):
+    def files(labels, last):
+        pictures = {f"{i}.png": encoded(np.full((4, 4, 3), i if i < 3 else last, np.uint8)) for i in range(4)}
+        return pictures | labels_json([[f"{i}.png", label] for i, label in enumerate(labels)])
+
+    cases = {"same": ([0, 1, 2, 3], 9), "label": ([0, 1, 3, 2], 9), "image": ([0, 1, 2, 3], 8)}
+    prepare(write_zip(tmp_path / "first.zip", files(*cases["same"])), tmp_path / "x.npy")
+    for name, case in cases.items():
+        source = write_zip(tmp_path / f"{name}.zip", files(*case))
+        if name == "same":
+            prepare(source, tmp_path / "x.npy")
+        else:
+            assert "made of other images" in refusal(prepare, source, tmp_path / "x.npy")
+    # In a folder, an image is known by its size and its time of change.
+    folder = write_folder(tmp_path / "folder", files(*cases["same"]))
+    prepare(folder, tmp_path / "y.npy")
+    prepare(folder, tmp_path / "y.npy")
+    status = (folder / "3.png").stat()
+    os.utime(folder / "3.png", ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+    assert "made of other images" in refusal(prepare, folder, tmp_path / "y.npy")
 
 
 # What a set keeps

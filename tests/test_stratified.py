@@ -95,3 +95,27 @@ def test_a_height_that_rounds_up_to_the_whole_mass_draws_nothing(monkeypatch):
     assert draws.sampled.sum() == 255
     weights = draws.log_correction.exp() / 300
     assert weights.sum().item() == pytest.approx(1, abs=1 / 256 + 1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 10])
+def test_what_is_left_out_is_negligible_however_many_images_there_are(n):
+    # Each image beyond the first few is negligible, all of them together are not.
+    many, negligible = 3000, 1e-8
+    level = -torch.linspace(14, 32, 60)
+    log_q = level[:, None].repeat(1, many)
+    log_q[:, :3] = torch.tensor([0.0, -1.0, -2.0])
+    q = log_q.double().softmax(1).sort(dim=1, descending=True).values
+    draws = stratified_draws(log_q, n, torch.full((60,), math.log(negligible)))
+    left_out = torch.stack([row[used:].sum() for row, used in zip(q, draws.used, strict=True)])
+    assert (left_out[draws.used < n] <= negligible).all()
+    # Where the first few hold all but a tenth of it, no more are used.
+    few = (q[:, 3:].sum(1) < negligible / 10) & torch.tensor(n > 3)
+    assert (draws.used[few] == 3).all()
+    assert few.any() == (n > 3)
+
+
+@pytest.mark.parametrize("n", [3, 7, 49])
+def test_with_all_places_no_image_is_random_even_where_all_are_equal(n):
+    draws = stratified_draws(torch.zeros(4, n), n, torch.full((4,), -1e9))
+    assert not draws.sampled.any()
+    assert (draws.ids.sort(1).values == torch.arange(n)).all()

@@ -250,3 +250,31 @@ def test_it_has_the_diagnostics_of_its_search():
 def test_more_images_than_there_are_cannot_be_drawn_without_repetition():
     with pytest.raises(InputError, match="StratifiedKNN: n=61 is more than the 60 images"):
         StratifiedKNN(k=5, n=61).bind(ReferenceSet(low_rank_vectors()))
+
+
+def test_missing_neighbours_are_never_drawn(every_u):
+    # The tail is so unlikely that some of its images, but not all, are negligible: 10 images of q hold about 1e-16.
+    q = torch.logspace(-17.3, -15.7, 400)
+    ids = torch.tensor([4, -1, 2, -1, -1]).repeat(400, 1)
+    sq_dist = torch.full((400, 5), INF)
+    sq_dist[:, 0], sq_dist[:, 2] = 0.0, -2 * q.log()
+    proposal = neighbour_proposal(sq_dist, ids, 1.0, 10)
+    for n in range(1, 10):
+        with every_u(400):
+            draws = stratified_sample_proposal(proposal, n)
+        used = draws.ids[draws.log_correction.isfinite()]
+        assert used.min() >= 0
+        assert used.max() < 10
+
+
+def test_the_largest_random_number_stays_in_the_tail(monkeypatch):
+    N = 1000
+    generator = torch.Generator().manual_seed(0)
+    sq_dist = torch.rand(500, 5, generator=generator) * 5
+    ids = torch.stack([torch.randperm(N, generator=generator)[:5] for _ in range(500)])
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, 1 - 2**-53, dtype=torch.float64))
+    for t in (0.5, 1.0, 80.0):
+        draws = stratified_sample_proposal(neighbour_proposal(sq_dist, ids, t, N), 7)
+        drawn = draws.ids[draws.sampled]
+        assert drawn.min() >= 0
+        assert drawn.max() < N

@@ -194,3 +194,16 @@ def test_norms_are_taken_of_a_few_vectors_at_a_time(monkeypatch):
         norms = half_sq_norms(values.split(1500))
     assert largest.bytes <= 2**16
     torch.testing.assert_close(norms.double(), values.double().square().sum(1) / 2)
+
+
+def test_floats_on_the_pixels_grid_but_beyond_it_do_not_wrap():
+    # These values are p/127.5 − 1 for whole p from −200 to 500, which are no pixels.
+    grey = torch.arange(-200.0, 500.0, 7)[:, None] * torch.tensor([1.0, 0.5, -0.25])
+    x = grey.round() / 127.5 - 1
+    index = TorchIndex("float32")
+    reference = ReferenceSet(x, index)
+    sq_dist, ids = reference.search(x, 1)
+    # One step of the 8-bit codes is the largest value / 127.
+    assert sq_dist.max() < 3 * (x.abs().max() / 127) ** 2
+    exact = torch.cdist(x, x[ids[:, 0]]).diagonal()
+    assert exact.max() < 4 * x.abs().max() / 127

@@ -1,0 +1,32 @@
+"""Keyed streams of random numbers."""
+
+import itertools
+
+import torch
+
+from lit_knn.rng import keyed_default_rng, keyed_generator, seed_from_key
+
+
+def test_every_key_has_a_seed_of_its_own():
+    keys = [key for length in range(1, 5) for key in itertools.product((0, 1, 5, 2**40), repeat=length)]
+    assert len({seed_from_key(*key) for key in keys}) == len(keys)
+    assert seed_from_key(3, 4) == seed_from_key(3, 4)
+    assert all(0 <= seed_from_key(*key) < 2**63 for key in keys)
+
+
+def test_the_default_generator_goes_on_after_a_keyed_block():
+    torch.manual_seed(7)
+    expected = torch.rand(4)
+    torch.manual_seed(7)
+    with keyed_default_rng(torch.device("cpu"), 1, 2):
+        inside = torch.rand(4)
+    assert torch.equal(torch.rand(4), expected)
+    with keyed_default_rng(torch.device("cpu"), 1, 2):
+        assert torch.equal(torch.rand(4), inside)
+    assert not torch.equal(inside, expected)
+
+
+def test_generators_of_a_key_draw_the_same():
+    assert torch.equal(
+        torch.rand(3, generator=keyed_generator("cpu", 1)), torch.rand(3, generator=keyed_generator("cpu", 1))
+    )
