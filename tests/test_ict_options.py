@@ -67,7 +67,7 @@ def test_the_student_has_the_boundary_and_the_scale_of_the_options():
 
 def test_a_sample_of_two_steps_adds_new_noise_down_to_sigma_min():
     net = WatchedNet()
-    options = {"sigma_min": 0.9, "sigma_max": 30.0, "sampling_sigmas": (20.0, 2.0, 1.0), "predict_steps": 2}
+    options = {"sigma_min": 1.6, "sigma_max": 30.0, "sampling_sigmas": (20.0, 2.0, 1.8), "predict_steps": 2}
     model = LitICT(net, OneSample(), **options)
     model.image_shape = (1, 4, 4)
     samples = model.sample(range(80))
@@ -77,9 +77,9 @@ def test_a_sample_of_two_steps_adds_new_noise_down_to_sigma_min():
     assert t_2.flatten().tolist() == pytest.approx([2.0] * 80)
 
     def consistency(z, t):
-        return 0.25 / ((t - 0.9) ** 2 + 0.25) * z + 0.5 * (t - 0.9) / math.sqrt(t**2 + 0.25) * 0.3
+        return 0.25 / ((t - 1.6) ** 2 + 0.25) * z + 0.5 * (t - 1.6) / math.sqrt(t**2 + 0.25) * 0.3
 
-    noise, noise_2 = z / 20, (z_2 - consistency(z, 20.0)) / math.sqrt(2.0**2 - 0.9**2)
+    noise, noise_2 = z / 20, (z_2 - consistency(z, 20.0)) / math.sqrt(2.0**2 - 1.6**2)
     # 1,280 numbers: their deviation has the standard deviation 0.02, the correlation 0.028.
     assert noise.std().item() == pytest.approx(1, abs=0.12)
     assert noise_2.std().item() == pytest.approx(1, abs=0.12)

@@ -1,4 +1,4 @@
-"""Measurements where a fault would go unseen: order, precision of sums, missing neighbours, options that are passed on."""
+"""Measurements where a fault would go unseen: order, sums, missing neighbours, and options that are passed on."""
 
 import numpy as np
 import pytest
