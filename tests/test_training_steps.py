@@ -68,18 +68,19 @@ def test_averages_are_logged_every_n_steps():
             pl_module.log_dict = lambda values, **_: logged.setdefault(trainer.global_step, values)
 
     net = WatchedNet()
-    model = LitEDM(net, OneSample(), P_mean=0.0, P_std=3.0, lr=0.5, lr_ramp_up_images=0)
+    grid = {"sigma_min": 0.01, "sigma_max": 50.0}
+    model = LitEDM(net, OneSample(), P_mean=0.0, P_std=3.0, lr=0.5, lr_ramp_up_images=0, **grid)
     losses, original = [], model.losses
     model.losses = lambda *args: losses.append(original(*args)) or losses[-1]
     train(model, Images(), 6, callbacks=[Watch()], log_every_n_steps=3, accumulate_grad_batches=2)
     assert list(logged) == [3, 6]
     assert logged[6]["train/lr"] == 0.5
-    # The bands divide ln t into four equal parts between 0.002 and 80.
-    edges = [0.002 * 40_000 ** (i / 4) for i in range(5)]
+    # The bands divide ln t into four equal parts between 0.01 and 50.
+    edges = [0.01 * 5000 ** (i / 4) for i in range(5)]
     loss, t = (torch.cat([pair[i].detach().flatten() for pair in losses[6:]]) for i in (0, 1))
     for low, high in zip([0, *edges[1:4]], [*edges[1:4], math.inf], strict=True):
         band = (t > low) & (t <= high)
-        shown = [max(low, 0.002), min(high, 80.0)]
+        shown = [max(low, 0.01), min(high, 50.0)]
         name = f"train/loss_t_{shown[0]:.3g}_to_{shown[1]:.3g}"
         assert logged[6][name] == pytest.approx(loss[band].mean().item(), rel=1e-4)
 
