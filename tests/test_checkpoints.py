@@ -59,6 +59,14 @@ def test_the_last_checkpoint_is_saved_every_n_steps_and_at_the_end(every, option
     assert checkpoint["images_seen"] == steps[-1] * 30 * options.get("accumulate_grad_batches", 1)
 
 
+def test_a_resumed_run_saves_no_batch_that_only_adds_gradients(tmp_path):
+    # Such a checkpoint would skip the batch, whose gradients it does not hold.
+    options = {"accumulate_grad_batches": 2, "max_epochs": -1}
+    fit(LastCheckpoint(1, dirpath=str(tmp_path)), max_steps=2, **options)
+    resumed = fit(LastCheckpoint(1, dirpath=str(tmp_path)), max_steps=4, ckpt_path=tmp_path / "last.ckpt", **options)
+    assert resumed.steps == [3, 4]
+
+
 def kept(folder):
     """The kept checkpoints: images seen, by the step."""
     files = [torch.load(path, weights_only=False) for path in folder.glob("*.ckpt")]
