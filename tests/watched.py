@@ -50,6 +50,10 @@ class OneOfSeveral(SingleDeviceStrategy):
         self.global_rank = rank
         self.world_size = size
 
+    @property
+    def is_global_zero(self):
+        return self.global_rank == 0
+
 
 def undone(call, sigma_data=0.5):
     """Undo c_in and c_noise of a call; return z and t in float64, t as (B, 1, 1, 1)."""
