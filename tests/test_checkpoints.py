@@ -6,11 +6,13 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
+import yaml
 from torch import nn
 
 from callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
 from lit_knn.edm import LitEDM
 from lit_knn.estimators import OneSample
+from lit_knn.training.kept_checkpoints import kept_checkpoints
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral, WatchedNet
 
@@ -173,3 +175,22 @@ def test_the_progress_bar_counts_optimiser_steps_and_goes_on_after_a_resume(tmp_
     fit(bar, max_steps=4, ckpt_path=tmp_path / "last.ckpt", enable_checkpointing=False, **shown)
     assert bar.seen[0] == (2, 4)
     assert bar.seen[-1] == (4, 4)
+
+
+def write_run(folder, kept, last, ckpt_path=None):
+    """Write the folder of a run: its kept checkpoints, the last one as (images seen, step), and its config."""
+    (folder / "checkpoints").mkdir(parents=True)
+    files = {f"images_seen={seen}.ckpt": (seen, seen // 10) for seen in kept} | {"last.ckpt": last}
+    for name, (seen, step) in files.items():
+        torch.save({"state_dict": {}, "images_seen": seen, "global_step": step}, folder / "checkpoints" / name)
+    config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": ckpt_path}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end_of_a_finished_one(tmp_path):
+    write_run(tmp_path / "a", [100, 200, 300], (220, 22))
+    write_run(tmp_path / "b", [250, 350], (370, 37), str(tmp_path / "a" / "checkpoints" / "last.ckpt"))
+    for max_steps, end in ((-1, []), (38, []), (37, [370])):
+        found = kept_checkpoints(tmp_path / "b", max_steps=max_steps)
+        assert list(found) == [100, 200, 250, 350, *end]
+        assert [path.parent.parent.name for path in found.values()] == ["a", "a", "b", "b", *["b"] * len(end)]
