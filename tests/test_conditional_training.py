@@ -194,6 +194,7 @@ def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
     # Uniform over three classes: 100 ± 8.2 each.
     assert (drawn.bincount(minlength=3) - 100).abs().max() < 40
     assert classes([7, 234], sampling_class=2).tolist() == [2, 2]
+    assert classes(range(9), sampling_class=0).tolist() == [0] * 9
 
 
 @BOTH

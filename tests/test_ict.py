@@ -68,9 +68,10 @@ def test_student_sees_z_and_teacher_the_point_one_ode_step_below():
     torch.testing.assert_close(z_hat, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_loss_is_the_weighted_vector_pseudo_huber_of_student_and_teacher():
+@pytest.mark.parametrize("huber_c", [None, 0.7])
+def test_loss_is_the_weighted_vector_pseudo_huber_of_student_and_teacher(huber_c):
     data, net = Points(), RecordingNet()
-    model = LitICT(net, OneSample(), solver=euler_step)
+    model = LitICT(net, OneSample(), solver=euler_step, huber_c=huber_c)
     losses = []
     model.log = lambda name, value, **_: losses.append(value.detach()) if name == "train/loss" else None
     train(model, data, 1)
@@ -81,7 +82,7 @@ def test_loss_is_the_weighted_vector_pseudo_huber_of_student_and_teacher():
         above = t - 0.002
         points.append(0.25 / (above**2 + 0.25) * z + 0.5 * above / (t**2 + 0.25).sqrt() * output.double())
         times.append(t[:, 0])
-    c = 0.00054 * math.sqrt(2)
+    c = 0.00054 * math.sqrt(2) if huber_c is None else huber_c
     huber = (((points[0] - points[1]) ** 2).sum(1) + c**2).sqrt() - c
     assert losses[0].item() == pytest.approx(float((huber / (times[0] - times[1])).mean()), rel=1e-3)
 
@@ -211,6 +212,9 @@ def test_checkpoint_of_another_architecture_is_refused(tmp_path):
         ("P_std", 0.0),
         ("sigma_data", -1.0),
         ("predict_steps", 3),
+        ("huber_c", 0.0),
+        ("sampling_sigmas", (1.0, 2.0)),
+        ("sampling_sigmas", (80.0, 0.002)),
     ],
 )
 def test_option_out_of_range_is_named(option, value):

@@ -1,0 +1,196 @@
+"""Which checkpoints a run leaves: at which steps, with which weights, after a resume and after an interruption."""
+
+import contextlib
+import math
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from torch import nn
+
+from callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
+from lit_knn.edm import LitEDM
+from lit_knn.estimators import OneSample
+from lit_knn.training.kept_checkpoints import kept_checkpoints
+from tests.short_training import TRAINER
+from tests.watched import Images, OneOfSeveral, WatchedNet
+
+NAME = "denoiser.model.value"
+
+
+class Saved(pl.Callback):
+    """Records the steps of the checkpoints, and the current weight and the images seen after each step."""
+
+    def __init__(self):
+        self.steps, self.weights, self.batches = [], {}, 0
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        self.steps.append(trainer.global_step)
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.weights[trainer.global_step] = pl_module.denoiser.model.value.item()
+        self.batches += 1
+
+
+def model(net=None, kind=LitEDM):
+    return kind(net or WatchedNet(), OneSample(), lr=0.1, lr_ramp_up_images=0)
+
+
+def fit(*callbacks, data=None, net=None, kind=LitEDM, ckpt_path=None, **options):
+    saved = Saved()
+    trainer = pl.Trainer(**{**TRAINER, "callbacks": [saved, *callbacks], **options})
+    trainer.fit(model(net, kind), data or Images(), ckpt_path=ckpt_path)
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("every", "options", "steps"),
+    [
+        (3, {"max_steps": 7}, [3, 6, 7]),
+        (4, {"max_steps": 4}, [4]),
+        (3, {"max_steps": -1, "max_epochs": 2}, [3, 4]),
+        (5, {"max_steps": 6, "max_epochs": -1, "accumulate_grad_batches": 2}, [5, 6]),
+        (1, {"max_steps": 3, "accumulate_grad_batches": 2}, [1, 2, 3]),
+    ],
+)
+def test_the_last_checkpoint_is_saved_every_n_steps_and_at_the_end(every, options, steps, tmp_path):
+    assert fit(LastCheckpoint(every, dirpath=str(tmp_path)), **options).steps == steps
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert checkpoint["global_step"] == steps[-1]
+    assert checkpoint["images_seen"] == steps[-1] * 30 * options.get("accumulate_grad_batches", 1)
+
+
+def test_a_resumed_run_saves_no_batch_that_only_adds_gradients(tmp_path):
+    # Such a checkpoint would skip the batch, whose gradients it does not hold.
+    options = {"accumulate_grad_batches": 2, "max_epochs": -1}
+    fit(LastCheckpoint(1, dirpath=str(tmp_path)), max_steps=2, **options)
+    resumed = fit(LastCheckpoint(1, dirpath=str(tmp_path)), max_steps=4, ckpt_path=tmp_path / "last.ckpt", **options)
+    assert resumed.steps == [3, 4]
+
+
+def kept(folder):
+    """The kept checkpoints: images seen, by the step."""
+    files = [torch.load(path, weights_only=False) for path in folder.glob("*.ckpt")]
+    return {file["global_step"]: file["images_seen"] for file in files}
+
+
+def test_checkpoints_by_images_are_those_that_pass_a_multiple_after_a_resume_too(tmp_path):
+    def run(folder, steps, **options):
+        by_images, last = CheckpointByImages(90, str(folder / "kept")), LastCheckpoint(dirpath=str(folder))
+        fit(by_images, last, max_steps=steps, **options)
+        return kept(folder / "kept")
+
+    assert run(tmp_path / "first", 4) == {3: 90}
+    assert run(tmp_path / "second", 7, ckpt_path=tmp_path / "first" / "last.ckpt") == {6: 180}
+    # Checkpoints are of whole steps: 90 images are passed within the second step of two batches.
+    assert run(tmp_path / "third", 3, accumulate_grad_batches=2) == {2: 120, 3: 180}
+
+
+class TwoWeights(WatchedNet):
+    """Has one more weight of three numbers, which its output does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Parameter(torch.ones(3))
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs) + 0 * self.other.detach().nan_to_num().sum()
+
+
+class Breaks(pl.Callback):
+    """Puts one NaN into one of the weights after the third step."""
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if trainer.global_step == 3:
+            pl_module.denoiser.model.other.data[1] = math.nan
+
+
+@pytest.mark.filterwarnings("ignore:the weights are not finite")
+def test_one_number_that_is_not_finite_keeps_the_checkpoint_before_it(tmp_path):
+    fit(Breaks(), LastCheckpoint(1, str(tmp_path)), net=TwoWeights(), max_steps=5, strategy="auto")
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert checkpoint["global_step"] == 2
+    assert checkpoint["state_dict"]["denoiser.model.other"].isfinite().all()
+
+
+class Interrupted(LitEDM):
+    """Is interrupted in its second validation, at step 4."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        if self.trainer.global_step == 4:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_a_validation_leaves_a_checkpoint_of_one_step(tmp_path):
+    saved = Saved()
+    options = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None, "max_steps": 9}
+    trainer = pl.Trainer(**{**TRAINER, **options}, callbacks=[saved, LastCheckpoint(3, str(tmp_path))])
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        trainer.fit(model(kind=Interrupted), Images())
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    # In a validation the averaged weights are in the place of the current ones.
+    current, average = (checkpoint[part][NAME].item() for part in ("current_model_state", "state_dict"))
+    assert current == saved.weights[checkpoint["global_step"]]
+    assert average != current
+
+
+class Fails(pl.Callback):
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == 2:
+            raise RuntimeError("one rank fails")
+
+
+@pytest.mark.parametrize(("size", "left"), [(1, True), (2, False)])
+def test_an_error_is_saved_by_a_single_process_alone(size, left, tmp_path):
+    # Saving needs all ranks, and the others may not know of the error.
+    with pytest.raises(RuntimeError, match="one rank fails"):
+        fit(Fails(), LastCheckpoint(9, str(tmp_path)), max_steps=5, strategy=OneOfSeveral(0, size))
+    assert (tmp_path / "last.ckpt").exists() is left
+
+
+class Places(StepProgressBar):
+    """Records the place and the end of the bar after each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        self.seen.append((self.train_progress_bar.n, self.train_progress_bar.total))
+
+    def on_train_start(self, *args):
+        super().on_train_start(*args)
+        self.seen.append((self.train_progress_bar.n, self.train_progress_bar.total))
+
+
+def test_the_progress_bar_counts_optimiser_steps_and_goes_on_after_a_resume(tmp_path, capsys):
+    bar = Places()
+    shown = {"enable_progress_bar": True, "accumulate_grad_batches": 2}
+    fit(bar, LastCheckpoint(dirpath=str(tmp_path)), max_steps=2, **shown)
+    assert bar.seen == [(0, 2), (0, 2), (1, 2), (1, 2), (2, 2)]
+    bar = Places()
+    fit(bar, max_steps=4, ckpt_path=tmp_path / "last.ckpt", enable_checkpointing=False, **shown)
+    assert bar.seen[0] == (2, 4)
+    assert bar.seen[-1] == (4, 4)
+
+
+def write_run(folder, kept, last, ckpt_path=None):
+    """Write the folder of a run: its kept checkpoints, the last one as (images seen, step), and its config."""
+    (folder / "checkpoints").mkdir(parents=True)
+    files = {f"images_seen={seen}.ckpt": (seen, seen // 10) for seen in kept} | {"last.ckpt": last}
+    for name, (seen, step) in files.items():
+        torch.save({"state_dict": {}, "images_seen": seen, "global_step": step}, folder / "checkpoints" / name)
+    config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": ckpt_path}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end_of_a_finished_one(tmp_path):
+    write_run(tmp_path / "a", [100, 200, 300], (220, 22))
+    write_run(tmp_path / "b", [250, 350], (370, 37), str(tmp_path / "a" / "checkpoints" / "last.ckpt"))
+    for max_steps, end in ((-1, []), (38, []), (37, [370])):
+        found = kept_checkpoints(tmp_path / "b", max_steps=max_steps)
+        assert list(found) == [100, 200, 250, 350, *end]
+        assert [path.parent.parent.name for path in found.values()] == ["a", "a", "b", "b", *["b"] * len(end)]

@@ -1,0 +1,114 @@
+"""Every option of LitICT changes what it says: noise levels, schedule, preconditioning and sampling."""
+
+import itertools
+import math
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import OneSample
+from lit_knn.ict import LitICT
+from lit_knn.solvers import euler_step, heun_step
+from tests.short_training import train
+from tests.watched import Images, WatchedNet, karras, undone
+
+
+def normal_cdf(x):
+    return 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+
+def test_pairs_of_levels_are_neighbours_of_the_grid_with_the_probabilities_of_the_log_normal():
+    net = WatchedNet()
+    grid = {"sigma_min": 0.05, "sigma_max": 20.0, "rho": 3.0}
+    model = LitICT(net, OneSample(), s0=4, s1=4, P_mean=0.6, P_std=1.3, **grid)
+    train(model, Images(batch_size=60), 40)
+    levels = karras(5, **grid).flip(0)
+    t, t_prev = (torch.cat([undone(call)[1].flatten() for call in net.calls[-80 + i :: 2]]) for i in (0, 1))
+    upper, lower = (torch.cdist(s[:, None], levels[:, None]).min(1) for s in (t, t_prev))
+    assert upper.values.max() < 1e-4
+    assert torch.equal(upper.indices, lower.indices + 1)
+    share = torch.bincount(lower.indices, minlength=4) / len(t)
+    cdf = [normal_cdf((math.log(level) - 0.6) / 1.3) for level in levels]
+    expected = [(above - below) / (cdf[-1] - cdf[0]) for below, above in itertools.pairwise(cdf)]
+    # 2,400 draws: a share of 1/2 has the standard deviation 0.01.
+    assert share.tolist() == pytest.approx(expected, abs=0.05)
+
+
+def test_the_number_of_levels_doubles_from_s0_to_s1_within_total_steps():
+    seen = []
+
+    class Steps(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append(pl_module.num_steps)
+
+    net = WatchedNet()
+    model = LitICT(net, OneSample(), total_steps=9, s0=2, s1=8)
+    train(model, Images(), 10, callbacks=[Steps()], log_every_n_steps=1)
+    # log2(8 / 2) + 1 = 3 values, each for 9 / 3 steps; N is one more than the number of intervals.
+    assert seen == [3] * 3 + [5] * 3 + [9] * 4
+    per_step = [{round(t.item(), 6) for t in undone(net.calls[-20 + 2 * step + 1])[1].flatten()} for step in range(10)]
+    assert max(map(len, per_step[:3])) <= 2
+    assert max(map(len, per_step[6:])) > 4
+
+
+def test_the_student_has_the_boundary_and_the_scale_of_the_options():
+    net = WatchedNet()
+    model = LitICT(net, OneSample(), sigma_data=0.2, sigma_min=0.3)
+    z, t = torch.randn(6, 1, 4, 4), torch.tensor([0.3, 0.3, 1.0, 2.0, 9.0, 80.0])
+    output = model.evaluate_network(z, t)
+    assert torch.equal(output[:2], z[:2])
+    level, above = t.double().reshape(-1, 1, 1, 1), t.double().reshape(-1, 1, 1, 1) - 0.3
+    expected = 0.04 / (above**2 + 0.04) * z + 0.2 * above / (level**2 + 0.04).sqrt() * 0.3
+    torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(undone(net.calls[-1], sigma_data=0.2)[0], z.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_sample_of_two_steps_adds_new_noise_down_to_sigma_min():
+    net = WatchedNet()
+    options = {"sigma_min": 1.6, "sigma_max": 30.0, "sampling_sigmas": (20.0, 2.0, 1.8), "predict_steps": 2}
+    model = LitICT(net, OneSample(), **options)
+    model.image_shape = (1, 4, 4)
+    samples = model.sample(range(80))
+    assert len(net.calls) == 2
+    (z, t), (z_2, t_2) = map(undone, net.calls)
+    assert t.flatten().tolist() == pytest.approx([20.0] * 80)
+    assert t_2.flatten().tolist() == pytest.approx([2.0] * 80)
+
+    def consistency(z, t):
+        return 0.25 / ((t - 1.6) ** 2 + 0.25) * z + 0.5 * (t - 1.6) / math.sqrt(t**2 + 0.25) * 0.3
+
+    noise, noise_2 = z / 20, (z_2 - consistency(z, 20.0)) / math.sqrt(2.0**2 - 1.6**2)
+    # 1,280 numbers: their deviation has the standard deviation 0.02, the correlation 0.028.
+    assert noise.std().item() == pytest.approx(1, abs=0.12)
+    assert noise_2.std().item() == pytest.approx(1, abs=0.12)
+    assert abs(torch.corrcoef(torch.stack([noise.flatten(), noise_2.flatten()]))[0, 1]) < 0.16
+    torch.testing.assert_close(samples.double(), consistency(z_2, 2.0), rtol=1e-4, atol=1e-4)
+
+
+def test_the_number_of_steps_of_a_sample_is_the_one_asked_for():
+    net = WatchedNet()
+    model = LitICT(net, OneSample(), sampling_sigmas=(60.0, 5.0), predict_steps=1)
+    model.image_shape = (1, 4, 4)
+    for steps, levels in ((None, [60.0]), (1, [60.0]), (2, [60.0, 5.0])):
+        net.calls.clear()
+        model.sample([4], steps)
+        assert [undone(call)[1].item() for call in net.calls] == pytest.approx(levels)
+    for steps in (0, 3, -1):
+        with pytest.raises(InputError, match=f"num_steps={steps}, but"):
+            model.sample([4], steps)
+
+
+def test_the_solver_is_the_one_of_the_options():
+    def first_steps(solver):
+        calls = []
+
+        def watched(z, t, t_next, posterior_mean):
+            counted = lambda *args: calls.append(args) or posterior_mean(*args)  # noqa: E731
+            return solver(z, t, t_next, counted)
+
+        train(LitICT(WatchedNet(), OneSample(), solver=watched), Images(batch_size=60), 1)
+        return len(calls)
+
+    assert (first_steps(euler_step), first_steps(heun_step)) == (1, 2)

@@ -1,0 +1,109 @@
+"""Every random draw has its own key: no seed, rank, stream, batch, level or estimator shares its draws with another."""
+
+import itertools
+
+import pytest
+import torch
+
+from lit_knn.edm import LitEDM
+from lit_knn.estimators import STF, Estimator, OneSample
+from lit_knn.ict import LitICT
+from lit_knn.metrics import error_curve
+from lit_knn.metrics.latents import NoisyLatents
+from lit_knn.reference import ReferenceSet
+from tests.short_training import train
+from tests.watched import Images, OneOfSeveral, WatchedNet, undone
+
+BOTH = pytest.mark.parametrize("kind", [LitICT, LitEDM])
+
+
+def noise_of(kind, seed=0, rank=0):
+    """The noise of two training batches and of two validation batches, each of all sixty images."""
+    net, data = WatchedNet(), Images(batch_size=60)
+    data.train_dataloader = lambda: torch.utils.data.DataLoader(torch.cat([data.x, data.x]), batch_size=60)
+    data.val_dataloader = data.train_dataloader
+    model = kind(net, OneSample(), seed=seed)
+    train(model, data, 2, strategy=OneOfSeveral(rank, 2), limit_val_batches=2)
+    assert model.images_seen == 2 * 2 * 60
+    passes = 2 if kind is LitICT else 1  # student and teacher
+    students = net.calls[-4 * passes :: passes]
+    return [(z - data.x) / t for z, t in map(undone, students)]
+
+
+@BOTH
+def test_no_two_batches_of_seeds_ranks_or_streams_share_their_noise(kind):
+    noise = [batch for seed, rank in ((0, 0), (0, 1), (1, 0)) for batch in noise_of(kind, seed, rank)]
+    assert len(noise) == 3 * 4
+    for one, other in itertools.combinations(noise, 2):
+        # A correlation of 960 independent pairs has the standard deviation 0.03.
+        assert abs(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]) < 0.17
+
+
+@BOTH
+def test_the_same_key_gives_the_same_noise(kind):
+    for one, other in zip(noise_of(kind, 3, 1), noise_of(kind, 3, 1), strict=True):
+        assert torch.equal(one, other)
+
+
+@BOTH
+def test_dropout_does_not_draw_from_the_global_generator(kind):
+    masks = []
+    for seed in (1, 2):
+        net = WatchedNet(dropout=0.5)
+        torch.manual_seed(seed)
+        train(kind(net, OneSample()), Images(), 2)
+        masks.append(torch.cat([output != 0 for *_, output in net.calls]))
+        assert 0.4 < masks[-1].float().mean() < 0.6
+    assert torch.equal(*masks)
+
+
+class Drawing(Estimator):
+    """Returns noise from the generator that it is given, and records the noise."""
+
+    needs_reference = False
+    deterministic = False
+
+    def __init__(self):
+        self.drawn = []
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        if generator is None:  # a trial without measuring
+            return z
+        self.drawn.append(torch.randn(z.shape, generator=generator, device=z.device))
+        return self.drawn[-1].to(z.dtype)
+
+
+def test_estimators_levels_batches_and_repeats_of_an_error_curve_draw_apart():
+    reference = ReferenceSet(torch.randn(8, 5, generator=torch.Generator().manual_seed(0)))
+    estimators = {"a": Drawing(), "b": Drawing()}
+    error_curve(estimators, reference, [0.5, 2.0], num_z=8, repeats=3, batch_size=4, seed=5)
+    drawn = [noise for estimator in estimators.values() for noise in estimator.drawn]
+    assert len(drawn) == 2 * 2 * 2 * 3
+    assert all(not torch.equal(one, other) for one, other in itertools.combinations(drawn, 2))
+    other = {"a": Drawing()}
+    error_curve(other, reference, [0.5, 2.0], num_z=8, repeats=3, batch_size=4, seed=6)
+    assert not any(torch.equal(noise, drawn[i]) for i, noise in enumerate(other["a"].drawn))
+
+
+def test_latents_of_other_seeds_are_of_other_images_with_other_noise():
+    reference = ReferenceSet(torch.arange(50.0).reshape(50, 1))
+    images, noises = [], []
+    for seed in (1, 2):
+        z, x = NoisyLatents(reference, 20, seed).batch(range(20), 3.0)
+        assert len(x.unique()) == 20
+        images.append(x)
+        noises.append((z - x) / 3)
+    assert not torch.equal(images[0].sort(0).values, images[1].sort(0).values)
+    assert not torch.equal(images[0], torch.arange(20.0).reshape(20, 1))
+    assert (noises[0] - noises[1]).abs().min() > 0
+
+
+def test_ranks_draw_their_own_reference_batches():
+    # STF draws its batch from the step's generator, so equal keys would give equal targets.
+    targets = []
+    for rank in (0, 1):
+        model = LitEDM(WatchedNet(), STF(4), P_mean=3.0, P_std=0.01)
+        original = model.target
+        model.target = lambda *args, original=original: targets.append(original(*args)) or targets[-1]
+        train(model, Images(batch_size=60), 1, strategy=OneOfSeveral(rank, 2))
+    assert not torch.equal(targets[0], targets[1])
