@@ -52,7 +52,7 @@ def condense(message: str) -> str:
     reasons = [line for line in reasons if not line.startswith(VAGUE)] or reasons
     values = [line.removeprefix("Given value: ") for line in lines if line.startswith("Given value: ")]
     paths = re.findall(r"Expected a path but (\S+) either", message)
-    value = (values or paths or [""])[-1]
+    value = (paths or values or [""])[-1]
     told = value.startswith(("NestedArg", "Namespace")) or value in "; ".join(reasons)
     given = f" (given: {value[:LONGEST_VALUE]})" if value and not told else ""
     return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + given
