@@ -43,6 +43,8 @@ def check_config_files(args: Sequence[str]) -> list[EmptyMapping]:
         if is_config and not any(mark in value for mark in ("{", ": ", ":\n")):
             found += _empty_mappings(_check_config(Path(value)), value, ())
         elif Path(value).suffix in SUFFIXES:
+            if not Path(value).is_file():
+                raise InputError(f"{option} {value}: no such file")
             _check_file(Path(value), ())
         elif value.startswith(("{", "[")):
             _check_text(value, option)

@@ -1,6 +1,7 @@
 """The one line that tells a user what is wrong."""
 
 import argparse
+import re
 import traceback
 
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -59,8 +60,9 @@ def condense(message: str) -> str:
     reasons = list(dict.fromkeys(line for line in lines if not line.startswith(FRAMES)))
     reasons = [line for line in reasons if not line.startswith(VAGUE)] or reasons
     values = [line.removeprefix("Given value: ") for line in lines if line.startswith("Given value: ")]
-    value = values[-1] if values else ""
-    told = value.startswith(("NestedArg", "Namespace")) or value in message.split("Given value")[0]
+    paths = re.findall(r"Expected a path but (\S+) either", message)
+    value = (paths or values or [""])[-1]
+    told = value.startswith(("NestedArg", "Namespace")) or value in "; ".join(reasons)
     given = f" (given: {value[:LONGEST_VALUE]})" if value and not told else ""
     return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + given
 

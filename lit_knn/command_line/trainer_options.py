@@ -60,7 +60,8 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
 def _check_share(name: str, value: Any, may_be_zero: bool) -> None:
     if value is None or isinstance(value, (str, dict, timedelta)):  # Lightning reads these as times, and checks them.
         return
-    if value < 0 or (isinstance(value, float) and value > 1) or (value == 0 and not may_be_zero):
+    # The parser gives some integers as floats, and Lightning takes them for integers.
+    if value < 0 or (value > 1 and value != int(value)) or (value == 0 and not may_be_zero):
         zero = ", or 0 for none" if may_be_zero else ""
         raise InputError(
             f"trainer.{name} must be a number of batches of at least 1, or a share of an epoch above 0.0 and up to "
