@@ -20,7 +20,7 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 demo: install
 	$(BIN)/python main.py fit -c configs/demo.yaml

@@ -1,4 +1,4 @@
-"""The application: `python main.py fit|validate|predict|plan -c configs/….yaml` and `… best --run RUN`."""
+"""The application: `python main.py fit|validate|predict|plan -c configs/….yaml`, `… best --run RUN`, `… report RUN`."""
 
 import argparse
 import importlib
@@ -21,7 +21,8 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from callbacks import StepProgressBar
+from callbacks import RunRecord, StepProgressBar
+from lit_knn import report
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError
 from lit_knn.trainer import Trainer
 from lit_knn.training.kept_checkpoints import config_of_run
@@ -96,12 +97,14 @@ class CLI(LightningCLI):
             self.config.predict.return_predictions = False
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Show progress over the whole run, unless the options set another bar or no bar."""
+        """Show progress over the whole run, unless the options set another bar or no bar; record a training run."""
         options = self._get(self.config_init, "trainer")
         callbacks = options["callbacks"] or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
+        if self.subcommand == "fit" and not any(isinstance(c, RunRecord) for c in callbacks):
+            callbacks = [*callbacks, RunRecord()]
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError) as error:  # The options do not fit together.
@@ -118,6 +121,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         run: False instantiates only.
     """
     raising = {"exit_on_error": False}  # so that `main` can print the error in one line
+    description = "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side."
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
@@ -127,7 +131,11 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         seed_everything_default=0,
         trainer_defaults={"default_root_dir": "runs"},
         save_config_kwargs={"overwrite": True},
-        parser_kwargs={**raising, **(dict.fromkeys(CLI.subcommands(), raising) if run else {})},
+        parser_kwargs={
+            **raising,
+            "description": description,
+            **(dict.fromkeys(CLI.subcommands(), raising) if run else {}),
+        },
         args=None if args is None else list(args),
         run=run,
     )
@@ -153,6 +161,10 @@ def main(args: Sequence[str] | None = None) -> None:
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    given = sys.argv[1:] if args is None else args
+    if given and given[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
+        report.main(given[1:])
+        return
     try:
         make_cli(args)
     except (ValueError, argparse.ArgumentError, MisconfigurationException, NonFiniteLossError) as error:

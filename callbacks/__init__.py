@@ -11,6 +11,7 @@ from callbacks.network_speed import NetworkSpeed
 from callbacks.pixel_frechet_distance import PixelFrechetDistance
 from callbacks.posterior_picture import PosteriorPicture
 from callbacks.progress import StepProgressBar
+from callbacks.run_record import RunRecord
 from callbacks.run_summary import RunSummary
 from callbacks.sample_grid import SampleGrid
 from callbacks.sample_writer import SampleWriter
@@ -26,6 +27,7 @@ __all__ = [
     "NetworkSpeed",
     "PixelFrechetDistance",
     "PosteriorPicture",
+    "RunRecord",
     "RunSummary",
     "SampleGrid",
     "SampleWriter",

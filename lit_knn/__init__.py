@@ -12,5 +12,5 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `metrics`: measurements; `figures`: their pictures.
 - `data`: data modules; `training`: what the training modules share.
 - `ict`, `edm`, `lit_estimator`: the Lightning modules.
-- `planning`, `best_checkpoint`, `trainer`: the commands `plan` and `best`.
+- `planning`, `best_checkpoint`, `report`, `trainer`: the commands `plan`, `best` and `report`.
 """

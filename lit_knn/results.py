@@ -12,7 +12,6 @@ from lit_knn.errors import InputError
 
 # Names of the files in a run's folder.
 FIDELITY_CSV = "fidelity.csv"
-TRAINING_TIME_JSON = "training_time.json"
 CHECKPOINTS_PREFIX = "checkpoints_"
 """`checkpoints_<metric>.csv` lists the measured checkpoints of a run."""
 TITLES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}

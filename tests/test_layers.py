@@ -32,7 +32,7 @@ LAYERS = (
     ("data",),
     ("training",),
     ("ict", "edm", "lit_estimator"),
-    ("planning",),
+    ("planning", "report"),
     ("best_checkpoint",),
     ("trainer",),
 )

@@ -1,0 +1,120 @@
+"""The record of a training run, `run.json` in its folder: what ran, on which data and machine, and how long."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_knn.atomic_files import written_whole
+from lit_knn.errors import InputError
+from lit_knn.memory import process_bytes
+from lit_knn.training.times import TrainingTime
+
+RECORD_NAME = "run.json"
+# The packages whose versions can change the numbers of a run.
+PACKAGES = (
+    *("lit-knn", "torch", "torchvision", "pytorch-lightning", "numpy", "faiss-gpu", "faiss-cpu", "torchmetrics"),
+    *("torch-fidelity", "jsonargparse"),
+)
+
+
+@dataclass
+class Record:
+    """The record of a training run.
+
+    Attributes:
+        command: the command line.
+        status: `running`, `finished`, or how the run ended. A killed run stays `running`.
+        started: start of this part of the run, ISO 8601, UTC.
+        wall_seconds: time since `started`, with validations, without the parts before a resume.
+        resumed_from: the checkpoint that the run started from, or None.
+        revision: revision of the program's checkout, with `-dirty` if files were changed; None without Git.
+        python: version of Python.
+        packages: version of each installed package of `PACKAGES`.
+        data: class of the data module; `images`, `shape`, `hflip` and `fingerprint` of its reference set.
+        processes: number of processes.
+        time: time of the training steps; it includes the parts before a resume.
+        images_seen: number of training images since the beginning, over all processes.
+        step: number of optimiser steps since the beginning.
+        memory_gb: peak memory of the first process in this part of the run, on the machine, in GB of 10⁹ bytes.
+        gpu_memory_gb: peak memory of its tensors on the GPU, in GB; 0 without a GPU.
+    """
+
+    command: str = field(default_factory=lambda: shlex.join(sys.argv))
+    status: str = "running"
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    wall_seconds: float = 0.0
+    resumed_from: str | None = None
+    revision: str | None = field(default_factory=lambda: revision())
+    python: str = field(default_factory=platform.python_version)
+    packages: dict[str, str] = field(default_factory=lambda: package_versions())
+    data: dict[str, Any] = field(default_factory=dict)
+    processes: int = 1
+    time: TrainingTime = field(default_factory=TrainingTime)
+    images_seen: int = 0
+    step: int = 0
+    memory_gb: float = 0.0
+    gpu_memory_gb: float = 0.0
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Write `run.json` into the folder of the run."""
+        self.wall_seconds = (datetime.now(UTC) - datetime.fromisoformat(self.started)).total_seconds()
+        self.memory_gb = process_bytes("VmHWM") / 1e9
+        self.gpu_memory_gb = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
+        with written_whole(Path(folder) / RECORD_NAME) as partial:
+            partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def read_record(folder: str | os.PathLike[str]) -> Record:
+    """Read `run.json` from the folder of a run.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    path = Path(folder) / RECORD_NAME
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; callbacks.RunRecord writes it, which `main.py fit` always has")
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        record = Record(**{known.name: said[known.name] for known in fields(Record)})
+        record.time = TrainingTime(**{**said["time"], "hardware": tuple(map(str, said["time"]["hardware"]))})
+        numbers = (record.time.seconds, record.time.images, record.time.estimator_seconds, record.images_seen)
+        for number in (*numbers, record.step, record.wall_seconds, record.memory_gb, record.gpu_memory_gb):
+            float(number)
+        dict(record.packages), dict(record.data), str(record.status)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged: {error!r}") from error
+    return record
+
+
+def package_versions() -> dict[str, str]:
+    """Return the version of each installed package of `PACKAGES`."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def revision() -> str | None:
+    """Return the Git revision of the program's checkout, with `-dirty` if files were changed; None without Git."""
+    checkout = Path(__file__).parents[2]
+    # A folder of packages may lie inside a checkout of something else.
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,292 @@
+"""Plants known faults in a copy of the project, one at a time, and tells which of them the tests do not notice.
+
+    python -m tests.mutate                     # all faults of tests/faults/*.yaml
+    python -m tests.mutate theory snis         # the faults whose list, file or description contains one of the words
+
+Each entry of a list has the keys `file`, `fault` (what is wrong, in one line), `old` (text that the file has once),
+`new`, `tests` (arguments of pytest) and perhaps `harmless` (why no test should notice).
+"""
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+LISTS = ROOT / "tests" / "faults"
+# One process imports these packages, and every run of the tests is its fork. None of them imports the project.
+PRELOADED = ["torch", "pytorch_lightning", "faiss", "torchmetrics", "torchvision", "matplotlib.pyplot", "jsonargparse"]
+PRELOADED += ["pytest", "scipy.stats", "sklearn.datasets", "torch.utils.tensorboard"]
+CAUGHT, SURVIVED, UNUSABLE = "caught", "survived", "unusable"
+# Exit status of pytest: passed; failed; an import failed. Everything else means that no test has judged the fault.
+VERDICTS = {0: SURVIVED, 1: CAUGHT, 2: CAUGHT}
+FORK = get_context("fork")
+
+
+class Fault(NamedTuple):
+    """A fault to plant, see the top of this file; without `old` nothing is planted."""
+
+    file: str
+    fault: str
+    old: str
+    new: str
+    tests: str
+    harmless: str = ""
+    listed: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.listed}: {self.file}: {self.fault}"
+
+    def planted(self, text: str) -> str:
+        """Return the text of the file with the fault. Raises ValueError if the entry does not fit the file."""
+        if not self.old:
+            return text
+        if (found := text.count(self.old)) != 1:
+            raise ValueError(f"`old` occurs {found} times")
+        text = text.replace(self.old, self.new)
+        if self.file.endswith(".py"):
+            compile(text, self.file, "exec")  # An error of syntax would look like a fault that was caught.
+        return text
+
+
+class Verdict(NamedTuple):
+    """What became of a fault: one of the three words, and a reason where there is one."""
+
+    word: str
+    why: str = ""
+
+
+def read_faults(folder: Path, words: Iterable[str] = ()) -> list[Fault]:
+    """Read all lists of a folder; with words, keep the faults that contain one of them."""
+    import yaml
+
+    faults = [
+        Fault(**entry, listed=path.stem)
+        for path in sorted(folder.glob("*.yaml"))
+        for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or []
+    ]
+    words = [word.lower() for word in words]
+    return [fault for fault in faults if not words or any(word in str(fault).lower() for word in words)]
+
+
+def copy_project(root: Path, target: Path) -> None:
+    """Copy the files that git tracks or would track, and compile them."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=root, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (root / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, target / name)
+    # Python compares these files with the source's hash. A time of writing would miss a fault planted within a second.
+    compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", str(target)]
+    subprocess.run(compiling, check=False, stdout=subprocess.DEVNULL)
+
+
+@contextmanager
+def planted(root: Path, fault: Fault) -> Iterator[None]:
+    """Plant a fault in the project at `root`, and undo it at the end."""
+    path = root / fault.file
+    text = path.read_text(encoding="utf-8")
+    path.write_text(fault.planted(text), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def run_tests(root: Path, tests: list[str], log: Path) -> None:
+    """Run pytest in the project at `root`; the body of a forked process."""
+    import pytest
+
+    os.setsid()
+    # A tool in the background ignores Ctrl-C, but tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.chdir(root)
+    # The fork has the modules of the tree that the user works in. Processes that the tests start must not import it.
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "lit_knn", "callbacks", "main")]:
+        del sys.modules[name]
+    sys.modules["__main__"].__spec__ = None
+    sys.modules["__main__"].__dict__.pop("__file__", None)
+    sys.path[:] = [str(root), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (root, ROOT))]
+    sys.dont_write_bytecode = True
+    os.environ.update(PYTHONDONTWRITEBYTECODE="1", PYTHONPATH=str(root))
+    sys.exit(int(pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider"])))
+
+
+class Running:
+    """A run of the tests of one fault in its own copy of the project."""
+
+    def __init__(self, fault: Fault, copy: Path, seconds: float) -> None:
+        self.fault, self.copy = fault, copy
+        self.log = copy.with_suffix(".log")
+        self.end = time.monotonic() + seconds
+        self.stack = ExitStack()
+        self.stack.enter_context(planted(copy, fault))
+        self.process = FORK.Process(target=run_tests, args=(copy, fault.tests.split(), self.log))
+        self.process.start()
+
+    def verdict(self) -> Verdict | None:
+        """Return what the tests say, or None while they run."""
+        late = time.monotonic() > self.end
+        if self.process.is_alive() and not late:
+            return None
+        self.stop()
+        if late:
+            return Verdict(CAUGHT, "ran past the time limit")
+        word = VERDICTS.get(self.process.exitcode, UNUSABLE if self.process.exitcode >= 0 else CAUGHT)
+        return Verdict(word, "" if word != UNUSABLE else f"pytest ended with status {self.process.exitcode}")
+
+    def stop(self) -> None:
+        """End the process and those that it started, and undo the fault."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.join()
+        self.stack.close()
+
+
+class Results:
+    """Verdicts in a file, a line each, so that an interrupted run goes on.
+
+    A verdict holds as long as the entry, the file with the fault and the files of its tests stay the same.
+    """
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.path, self.root = path, root
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.known = dict(json.loads(line) for line in lines)
+
+    def key(self, fault: Fault) -> str:
+        """Name everything that the verdict depends on."""
+        digest = hashlib.sha256(json.dumps(fault).encode())
+        for name in [fault.file, *(test.partition("::")[0] for test in fault.tests.split())]:
+            path = self.root / name
+            digest.update(path.read_bytes() if path.is_file() else b"missing")
+        return digest.hexdigest()
+
+    def get(self, fault: Fault) -> Verdict | None:
+        """Return the verdict on a fault, or None."""
+        found = self.known.get(self.key(fault))
+        return None if found is None else Verdict(*found)
+
+    def add(self, fault: Fault, verdict: Verdict) -> None:
+        """Keep a verdict."""
+        self.known[self.key(fault)] = verdict
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([self.key(fault), verdict]) + "\n")
+
+
+def misfit(fault: Fault, root: Path) -> str:
+    """Say why a fault cannot be planted, or nothing."""
+    try:
+        fault.planted((root / fault.file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError) as error:
+        return str(error)
+    return ""
+
+
+def judge(faults: list[Fault], root: Path, results: Results, jobs: int = 1, seconds: float = 300) -> list[Verdict]:
+    """Plant all faults that have no verdict yet, `jobs` at a time. Returns the verdicts in the order of the faults."""
+    from tqdm import tqdm
+
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(faults), desc="Faults", disable=None) as bar:
+        verdicts: dict[Fault, Verdict] = {}
+        waiting, running, free = [], [], []
+        for fault in faults:
+            if why := misfit(fault, root):
+                verdicts[fault] = Verdict(UNUSABLE, why)
+            elif known := results.get(fault):
+                verdicts[fault] = known
+            else:
+                waiting.append(fault)
+        bar.update(len(verdicts))
+        for i in range(min(jobs, len(waiting))):
+            free.append(Path(folder).resolve() / f"copy{i}")
+            copy_project(root, free[-1])
+        waiting.reverse()
+        try:
+            while waiting or running:
+                while waiting and free:
+                    running.append(Running(waiting.pop(), free.pop(), seconds))
+                connection.wait([run.process.sentinel for run in running], timeout=1.0)
+                for run in [*running]:
+                    if verdict := run.verdict():
+                        running.remove(run)
+                        free.append(run.copy)
+                        verdicts[run.fault] = verdict
+                        results.add(run.fault, verdict)
+                        bar.update()
+        finally:
+            for run in running:
+                run.stop()
+    return [verdicts[fault] for fault in faults]
+
+
+def clean_runs(faults: list[Fault]) -> list[Fault]:
+    """Runs without a fault, one for each file of tests: if a test fails anyway, it catches nothing."""
+    files = sorted({test for fault in faults for test in fault.tests.split()})
+    return [Fault(test.partition("::")[0], "no fault", "", "", test) for test in files]
+
+
+def report(faults: list[Fault], verdicts: list[Verdict], broken: set[str]) -> tuple[list[str], bool]:
+    """Write the lines of the summary, and tell whether every fault was caught or is harmless."""
+    found = [
+        (fault, Verdict(UNUSABLE, "its tests fail without it") if broken & {*fault.tests.split()} else verdict)
+        for fault, verdict in zip(faults, verdicts, strict=True)
+    ]
+    survivors = [fault for fault, verdict in found if verdict.word == SURVIVED and not fault.harmless]
+    harmless = [fault for fault, verdict in found if verdict.word == SURVIVED and fault.harmless]
+    noticed = [fault for fault, verdict in found if verdict.word == CAUGHT and fault.harmless]
+    unusable = [(fault, verdict.why) for fault, verdict in found if verdict.word == UNUSABLE]
+    counted = len(found) - len(harmless) - len(unusable)
+    caught = counted - len(survivors)
+    return [
+        *(f"survived: {fault}" for fault in survivors),
+        *(f"harmless: {fault} ({fault.harmless})" for fault in harmless),
+        *(f"called harmless, but caught: {fault}" for fault in noticed),
+        f"caught {caught} of {counted} faults ({100 * caught / max(counted, 1):.1f} %); {len(harmless)} harmless",
+        *(f"error: {fault}: {why}" for fault, why in unusable),
+    ], not survivors and not unusable
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run one command line. The exit status is 1 if a fault survives that is not harmless, or cannot be planted."""
+    parser = argparse.ArgumentParser("python -m tests.mutate", description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", metavar="FILTER", help="plant only faults with one of these words")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
+    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="longest run (default: 300)")
+    kept = Path(tempfile.gettempdir(), f"lit_knn-faults-{os.getuid()}.jsonl")
+    parser.add_argument("--results", type=Path, default=kept, metavar="FILE", help=f"kept verdicts (default: {kept})")
+    options = parser.parse_args(args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Running tests are then ended, too.
+    faults = read_faults(LISTS, options.words)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    results = Results(options.results, ROOT)
+    clean = clean_runs(faults)
+    verdicts = judge(clean + faults, ROOT, results, options.jobs, options.limit)
+    passed = dict(zip(clean, verdicts, strict=False))
+    broken = {run.tests for run, verdict in passed.items() if verdict != Verdict(SURVIVED)}
+    lines, good = report(faults, verdicts[len(clean) :], broken)
+    print(*lines, sep="\n")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The tool that plants faults, on a project of one function; and that every listed fault fits its file."""
+
+import subprocess
+from collections import Counter
+
+import pytest
+
+from tests.mutate import (
+    CAUGHT,
+    LISTS,
+    ROOT,
+    SURVIVED,
+    UNUSABLE,
+    Fault,
+    Results,
+    Verdict,
+    judge,
+    misfit,
+    read_faults,
+    report,
+)
+
+TESTS = "tests/test_toy.py"
+FAULTS = [
+    Fault("toy.py", "wrong sign", "a + b", "a - b", TESTS),
+    Fault("toy.py", "wrong comment", "A sum.", "A product.", TESTS, "no test reads comments"),
+    Fault("toy.py", "other zero", "total = 0", "total = 0.0", TESTS),
+    Fault("toy.py", "gone", "a * b", "a / b", TESTS),
+    Fault("toy.py", "broken", "a + b", "a + (", TESTS),
+    Fault("toy.py", "no such test", "a + b", "a - b", "tests/test_gone.py"),
+]
+WORDS = [CAUGHT, SURVIVED, SURVIVED, UNUSABLE, UNUSABLE, UNUSABLE]
+
+
+@pytest.fixture
+def toy(tmp_path):
+    root = tmp_path / "toy"
+    (root / "tests").mkdir(parents=True)
+    (root / "toy.py").write_text('total = 0\n\n\ndef add(a, b):\n    """A sum."""\n    return a + b\n')
+    (root / TESTS).write_text("from toy import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    return root
+
+
+def test_planted_faults_are_judged_and_undone(toy, tmp_path):
+    before = (toy / "toy.py").read_text()
+    results = Results(tmp_path / "kept.jsonl", toy)
+    verdicts = judge(FAULTS, toy, results, jobs=2)
+    assert [verdict.word for verdict in verdicts] == WORDS
+    assert (toy / "toy.py").read_text() == before
+    # The second run reads the verdicts of the first; an edit of the tests makes them void.
+    assert Results(tmp_path / "kept.jsonl", toy).get(FAULTS[0]) == Verdict(CAUGHT)
+    (toy / TESTS).write_text("def test_nothing():\n    pass\n")
+    assert judge(FAULTS[:1], toy, Results(tmp_path / "kept.jsonl", toy)) == [Verdict(SURVIVED)]
+
+
+def test_a_fault_that_hangs_is_caught(toy, tmp_path):
+    hangs = Fault("toy.py", "for ever", "return a + b", "while True: pass", TESTS)
+    verdicts = judge([hangs], toy, Results(tmp_path / "kept.jsonl", toy), seconds=1)
+    assert verdicts == [Verdict(CAUGHT, "ran past the time limit")]
+
+
+def test_the_report_counts_survivors_but_no_harmless_ones():
+    lines, good = report(FAULTS, [Verdict(word) for word in WORDS], set())
+    assert not good
+    assert lines[0] == "survived: : toy.py: other zero"
+    assert lines[1] == "harmless: : toy.py: wrong comment (no test reads comments)"
+    assert lines[2] == "caught 1 of 2 faults (50.0 %); 1 harmless"
+    assert len(lines) == 6
+    assert report(FAULTS[:2], [Verdict(CAUGHT), Verdict(SURVIVED)], set())[1]
+    # Tests that fail without a fault catch none.
+    assert not report(FAULTS[:1], [Verdict(CAUGHT)], {TESTS})[1]
+
+
+def test_every_listed_fault_fits_its_file():
+    faults = read_faults(LISTS)
+    assert not {str(fault): why for fault in faults if (why := misfit(fault, ROOT))}
+    assert not [fault for fault in faults if fault.old == fault.new]
+    assert not [name for name, times in Counter(map(str, faults)).items() if times > 1]
+    missing = {
+        test for fault in faults for test in fault.tests.split() if not (ROOT / test.partition("::")[0]).exists()
+    }
+    assert not missing
+    assert all(fault.tests for fault in faults)

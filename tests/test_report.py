@@ -1,0 +1,161 @@
+"""`main.py report` puts runs side by side: the paper's table of times, distances, and the settings that differ."""
+
+import json
+
+import pytest
+import yaml
+from PIL import Image
+
+from lit_knn.results import write_rows
+from lit_knn.training.record import Record
+from lit_knn.training.times import TrainingTime
+from main import main
+
+
+def leave_run(folder, estimator, seconds, images=1000, estimator_seconds=0.0, images_seen=None, lr=1e-4, **options):
+    folder.mkdir()
+    config = {"class_path": f"lit_knn.estimators.{estimator}", "init_args": options}
+    config = {"model": {"init_args": {"lr": lr, "estimator": config}}, "data": {"batch_size": 8}, "trainer": {}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    time = TrainingTime(seconds, images, estimator_seconds, ("8 x A100",))
+    Record(time=time, images_seen=images_seen or images, step=9, status="finished").write(folder)
+    return str(folder)
+
+
+def report(tmp_path, monkeypatch, capsys, *args):
+    """The report's cells, by table and by the first cell of each row."""
+    monkeypatch.chdir(tmp_path)
+    for path in tmp_path.glob("report.*"):
+        path.unlink()
+    main(["report", *args])
+    printed = capsys.readouterr().out
+    assert (tmp_path / "report.md").read_text() in printed
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" |")] for line in printed.splitlines() if line.startswith("|")
+    ]
+    return {row[0]: row[1:] for row in rows}, printed
+
+
+def refusal(capsys, *args):
+    with pytest.raises(SystemExit) as stop:
+        main(["report", *args])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_the_table_of_the_paper(tmp_path, monkeypatch, capsys):
+    # Hours of tab:consistency_runtime, with its percentages.
+    paths = [
+        leave_run(tmp_path / "knn", "KNN", 220.5 * 3600, 409_600_000, 30 * 3600, k=2048, n=256),
+        leave_run(tmp_path / "ict", "OneSample", 188.9 * 3600, 409_600_000),
+        leave_run(tmp_path / "stf", "STF", 185.8 * 3600, 409_600_000, n=256),
+    ]
+    rows, printed = report(tmp_path, monkeypatch, capsys, *paths)
+    assert rows["estimator"] == ["KNN k=2048, n=256", "OneSample", "STF n=256"]
+    assert rows["hours of training"] == ["220", "189", "186"]
+    assert rows["time per image"] == ["116.7%", "100.0%", "98.4%"]
+    assert rows["images/s"][0] == "516"
+    assert rows["estimator's share"] == ["13.6%", "0.0%", "0.0%"]
+    assert rows["hardware"][0] == "8 x A100"
+    assert f"relative to {paths[1]} (OneSample)" in printed
+    rows, _ = report(tmp_path, monkeypatch, capsys, *paths, "--baseline", paths[0])
+    assert rows["time per image"][0] == "100.0%"
+
+
+def test_distances_are_the_best_and_the_last_and_more_samples_win(tmp_path, monkeypatch, capsys):
+    a, b = leave_run(tmp_path / "a", "STF", 1.0), leave_run(tmp_path / "b", "KNN", 1.0)
+    write_rows(
+        tmp_path / "a" / "fidelity.csv",
+        [
+            {"images_seen": 100, "num_samples": 9, "fid": 5.0, "precision": 0.5, "checkpoint": "x"},
+            {"images_seen": 200, "num_samples": 9, "fid": 3.0, "precision": 0.7, "checkpoint": "x"},
+            {"images_seen": 300, "num_samples": 9, "fid": 4.0, "precision": 0.6, "checkpoint": "x"},
+        ],
+    )
+    write_rows(tmp_path / "b" / "fidelity.csv", [{"images_seen": 100, "fid": 9.0}])
+    write_rows(tmp_path / "b" / "checkpoints_fid.csv", [{"images_seen": 100, "fid": 2.5}])
+    rows, _ = report(tmp_path, monkeypatch, capsys, a, b)
+    assert rows["FID"] == ["3 at 200, at the end 4", "2.5 at 100"]
+    assert rows["precision"] == ["0.7 at 200, at the end 0.6", "-"]
+    with Image.open(tmp_path / "report.png") as picture:
+        assert picture.size[0] > 2000
+
+
+def test_settings_that_differ_are_listed_and_others_are_not(tmp_path, monkeypatch, capsys):
+    a, b = leave_run(tmp_path / "a", "STF", 1.0, n=64), leave_run(tmp_path / "b", "STF", 1.0, n=256, lr=3e-4)
+    record = json.loads((tmp_path / "b" / "run.json").read_text())
+    record["packages"]["torch"] = "9.9"
+    (tmp_path / "b" / "run.json").write_text(json.dumps(record))
+    rows, printed = report(tmp_path, monkeypatch, capsys, a, b)
+    assert rows["model.estimator.n"] == ["64", "256"]
+    assert rows["model.lr"] == ["0.0001", "0.0003"]
+    assert rows["torch"][1] == "9.9"
+    assert "batch_size" not in printed
+    assert "numpy" not in printed
+
+
+def test_runs_of_other_lengths_are_compared_by_the_image(tmp_path, monkeypatch, capsys):
+    short = leave_run(tmp_path / "short", "STF", 100.0, 1000)
+    long = leave_run(tmp_path / "long", "KNN", 400.0, 2000, images_seen=2500)
+    rows, printed = report(tmp_path, monkeypatch, capsys, short, long)
+    assert rows["time per image"] == ["100.0%", "200.0%"]
+    assert f"The time of {long} is without its first 500 images." in printed
+
+
+def test_a_run_that_was_stopped_before_its_first_step(tmp_path, monkeypatch, capsys):
+    rows, _ = report(tmp_path, monkeypatch, capsys, leave_run(tmp_path / "a", "STF", 0.0, images=0))
+    assert (rows["images/s"], rows["time per image"]) == (["-"], ["-"])
+
+
+@pytest.mark.parametrize("damage", ['{"status": 3', "[]", "{}", '{"time": 3}'])
+def test_what_cannot_be_read_is_said_in_one_line(damage, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "nowhere/config.yaml does not exist" in refusal(capsys, "nowhere")
+    run = leave_run(tmp_path / "a", "STF", 1.0)
+    (tmp_path / "a" / "run.json").write_text(damage)
+    assert "run.json is damaged" in refusal(capsys, run)
+    (tmp_path / "a" / "run.json").unlink()
+    assert "callbacks.RunRecord writes it" in refusal(capsys, run)
+
+
+def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = leave_run(tmp_path / "a", "STF", 1.0)
+    (tmp_path / "mine.png").write_text("precious")
+    assert "mine.png is there already" in refusal(capsys, run, "--output", "mine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine.png"]
+
+
+def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
+    import torch
+
+    from lit_knn.data import Digits
+
+    args = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--model.net.channels", "4"]
+    args += ["--trainer.logger.save_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"]
+    main(["fit", "-c", "configs/demo.yaml", *args, "--data.batch_size", "16"])
+    folder = tmp_path / "demo" / "version_0"
+    record = json.loads((folder / "run.json").read_text())
+    data = Digits(batch_size=16)
+    data.setup("fit")
+    assert record["status"] == "finished"
+    assert (record["step"], record["images_seen"], record["time"]["images"]) == (2, 32, 32)
+    assert record["data"] == {
+        "class": "Digits", "images": 1797, "shape": [1, 8, 8], "hflip": False,
+        "fingerprint": data.reference.fingerprint(),
+    }  # fmt: skip
+    assert record["packages"]["torch"] == torch.__version__.split("+")[0]
+    assert 0 < record["time"]["seconds"] < record["wall_seconds"]
+    assert record["memory_gb"] > 0.1
+    # The record of every part of the run tells where the part started.
+    last = folder / "checkpoints" / "last.ckpt"
+    main(["fit", "-c", "configs/demo.yaml", *args, "--trainer.max_steps", "4", "--ckpt_path", str(last),
+          "--data.batch_size", "16"])  # fmt: skip
+    record = json.loads((tmp_path / "demo" / "version_1" / "run.json").read_text())
+    assert record["resumed_from"] == str(last)
+    assert (record["step"], record["images_seen"]) == (4, 64)
+    capsys.readouterr()
+    rows, _ = report(tmp_path, monkeypatch, capsys, str(folder), str(folder.parent / "version_1"))
+    assert rows["steps"] == ["2", "4"]
+    assert rows["ckpt_path"] == ["None", str(last)]

@@ -1,0 +1,152 @@
+"""Nothing that was computed from other data, weights or options is taken from a cache or a file."""
+
+import hashlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+from lit_knn.data import Prepared
+from lit_knn.estimators import Adaptive, ExactFloat64, UniformSNIS, Wiener
+from lit_knn.images.source import Options
+from lit_knn.images.writer import prepare
+from lit_knn.index import FaissIndex
+from lit_knn.metrics.features import InceptionV3, Pixels
+from lit_knn.metrics.fidelity_measure import FidelityMeasure
+from lit_knn.reference import ReferenceSet
+from lit_knn.reference.components import components_of, projection_of
+from tests.image_files import encoded, pixels, refusal, write_folder
+
+
+def images(n=12, seed=0, side=4):
+    return torch.randint(0, 256, (n, 1, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def sha256(pictures):
+    return hashlib.sha256(pictures.numpy()).hexdigest()
+
+
+def square_images(path, size=6, number=10):
+    """A folder of square pictures: a crop to the middle leaves them as they are."""
+    return write_folder(path, {f"{i:04d}.png": encoded(pixels(size, size, 3)) for i in range(number)})
+
+
+# Fingerprints
+
+
+def test_fingerprints_tell_images_shape_type_and_mirroring():
+    base = images(5000, side=2)
+    last = base.clone()
+    last[-1, 0, 1, 1] ^= 1
+    sets = [ReferenceSet(x, hflip=flip) for x in (base, last, base.float()) for flip in (False, True)]
+    sets += [ReferenceSet(base.reshape(5000, 1, 1, 4)), ReferenceSet(base.reshape(2500, 2, 2, 2))]
+    sets += [ReferenceSet(base, sha256="0" * 64), ReferenceSet(base, sha256="1" * 64)]
+    assert len({reference.fingerprint() for reference in sets}) == len(sets)
+    assert ReferenceSet(base).fingerprint() == ReferenceSet(base.clone()).fingerprint()
+    assert ReferenceSet(base).fingerprint() == ReferenceSet(base, sha256=sha256(base)).fingerprint()
+
+
+def shard(path, rank, ranks):
+    data = Prepared(str(path), sharded=True)
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=ranks)
+    data.setup()
+    return data.reference.local
+
+
+def test_shards_of_a_prepared_file_have_fingerprints_of_their_own(tmp_path):
+    prepare(square_images(tmp_path / "source"), tmp_path / "x.npy")
+    shards = [shard(tmp_path / "x.npy", rank, ranks) for rank, ranks in ((0, 2), (1, 2), (0, 1), (0, 5), (4, 5))]
+    assert len({part.fingerprint() for part in shards}) == len(shards)
+    assert shard(tmp_path / "x.npy", 1, 2).fingerprint() == shards[1].fingerprint()
+
+
+@pytest.mark.filterwarnings("ignore:.* images are few")
+@pytest.mark.parametrize("labels", [[0] * 6 + [1] * 6, [0, 1] * 6], ids=["together", "mixed"])
+@pytest.mark.parametrize("known", [True, False], ids=["hash known", "hash unknown"])
+def test_classes_have_fingerprints_and_indexes_of_their_own(tmp_path, labels, known):
+    def made(pictures):
+        index = FaissIndex("IVF2,Flat", nprobe=2, cache_dir=str(tmp_path))
+        given = sha256(pictures) if known else None
+        return ReferenceSet(pictures, index, labels=torch.tensor(labels), sha256=given)
+
+    whole, other = made(images()), made(images(seed=1))
+    parts = [*whole.classes.values(), *other.classes.values()]
+    assert len({part.fingerprint() for part in (whole, other, *parts)}) == 6
+    assert made(images()).classes[1].fingerprint() == whole.classes[1].fingerprint()
+    for part in parts:
+        # An index of another class would find other images, at other distances.
+        sq_dist, ids = part.search(part.gather(torch.arange(6)), 1)
+        assert ids[:, 0].tolist() == list(range(6))
+        assert sq_dist.max() < 1e-3
+
+
+def test_the_fingerprint_of_inception_is_that_of_its_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
+    prints = []
+    for number in (0, 1, 1):
+        torch.save({"fc.bias": torch.tensor(number)}, tmp_path / "weights.pth")
+        extractor = InceptionV3(tmp_path / "weights.pth")
+        extractor.load((3, 8, 8), "cpu")
+        prints.append(extractor.fingerprint())
+    assert prints[0] != prints[1] == prints[2]
+
+
+def test_cached_statistics_without_features_do_not_serve_a_run_with_kid(tmp_path):
+    data = ReferenceSet(images(20))
+    generated = [(torch.arange(20), ReferenceSet(images(20, seed=1)).gather(torch.arange(20)))]
+
+    def measured(cache_dir, metrics=("kid",)):
+        measure = FidelityMeasure(Pixels(), extra_metrics=metrics, kid_subset_size=10, cache_dir=str(cache_dir))
+        measure.prepare(data, 20)
+        return measure(data, generated, 20)
+
+    assert "kid" not in measured(tmp_path / "shared", ())
+    later = measured(tmp_path / "shared")
+    assert later == measured(tmp_path / "fresh")
+    assert later["kid"] == measured(tmp_path / "shared")["kid"]
+
+
+# Prepared files
+
+
+def test_a_prepared_file_of_other_options_is_not_taken(tmp_path):
+    source = square_images(tmp_path / "source")
+    prepare(source, tmp_path / "x.npy")
+    # These options leave the pictures as they are, but other pictures would differ.
+    for options in (Options(center_crop=True), Options(size=6), Options(rgb=True)):
+        assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", options)
+
+
+# What a set keeps
+
+
+def test_components_and_projections_are_of_the_rank_and_type_asked_for():
+    reference = ReferenceSet(images(30))
+    for r in (2, 5, 3):
+        assert components_of(reference, r).basis.shape == (16, r)
+        for dtype in (torch.float32, torch.bfloat16):
+            projection = projection_of(reference, r, dtype)
+            assert projection.coordinates.shape == (30, r)
+            assert projection.coordinates.dtype == dtype
+
+
+@pytest.mark.parametrize("make", [lambda: Wiener(4), lambda: ExactFloat64()])
+def test_an_estimator_bound_to_another_set_forgets_the_first(make):
+    first, second = ReferenceSet(images(30)), ReferenceSet(images(30, seed=1))
+    z = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    moved = make().bind(first)
+    moved.posterior_mean(z, 2.0)
+    assert torch.equal(moved.bind(second).posterior_mean(z, 2.0), make().bind(second).posterior_mean(z, 2.0))
+
+
+def test_adaptive_takes_the_exact_mean_of_the_set_that_it_is_bound_to():
+    # A tolerance that no draw reaches sends each z to the exact mean.
+    adaptive = Adaptive(UniformSNIS(4), tolerance=1e-30)
+    z = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    for seed in (0, 1):
+        reference = ReferenceSet(images(200, seed))
+        expected = ExactFloat64().bind(reference).posterior_mean(z, 1.0)
+        estimate = adaptive.bind(reference).posterior_mean(z, 1.0)
+        np.testing.assert_allclose(estimate, expected, atol=1e-5)
