@@ -2,7 +2,7 @@
 
 import io
 import json
-import os
+import multiprocessing
 import pickle
 import resource
 import signal
@@ -28,6 +28,7 @@ from tests.image_files import encoded, labels_json
 # Bytes that a reader may take in addition to the process, and seconds of one input.
 MEMORY, SECONDS = 2**30, 10
 EXTREMES = [0, 1, 2**7, 2**8 - 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1]
+FORK = multiprocessing.get_context("fork")
 KINDS = ("zip", "json", "npz", "pickle")
 
 
@@ -193,16 +194,12 @@ def fuzz(kind, numbers, folder):
     """
     valid(kind)
     report = Path(folder, f"{kind}.json")
-    child = os.fork()
-    if child == 0:
-        try:
-            _limited(kind, numbers, Path(folder), report)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
+    child = FORK.Process(target=_limited, args=(kind, numbers, Path(folder), report))
+    child.start()
+    child.join()
     counts, failures, last = json.loads(report.read_text()) if report.exists() else ({}, [], None)
-    if status or last != "done":
-        failures.append((last, f"the process ended with status {status}"))
+    if child.exitcode or last != "done":
+        failures.append((last, f"the process ended with status {child.exitcode}"))
     return counts, failures
 
 

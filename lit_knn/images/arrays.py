@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from lit_knn.errors import InputError, first_line
-from lit_knn.images.files import DAMAGED, check_compression, check_memory, existing, shown
+from lit_knn.images.files import DAMAGED, check_entry, check_memory, existing, shown
 
 # NumPy's headers are shorter. A longer one would be read into memory at once.
 HEADER_BYTES = 2**14
@@ -94,7 +94,7 @@ def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
                 sizes = {e.filename.removesuffix(".npy"): e for e in archive.infolist() if e.filename.endswith(".npy")}
                 key, found = _array_key(path, list(sizes)), []
                 for name in (key, "labels") if "labels" in sizes else (key,):
-                    check_compression(sizes[name])
+                    check_entry(archive, sizes[name])
                     with archive.open(sizes[name]) as entry:
                         found.append(_read_array(path, entry, sizes[name].file_size))
                 return found[0], found[1] if len(found) > 1 else None

@@ -153,13 +153,16 @@ def _read_regular(path: Path) -> bytes:
 
 def _read_entry(archive: zipfile.ZipFile, name: str) -> bytes:
     entry = archive.getinfo(name)
-    check_compression(entry)
+    check_entry(archive, entry)
     _check_size(f"{archive.filename}: {shown(name)}", entry.file_size)
     return archive.read(name)
 
 
-def check_compression(entry: zipfile.ZipInfo) -> None:
-    """Raise BadZipFile if an entry of a zip needs memory that has nothing to do with its size, as LZMA does."""
+def check_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    """Raise BadZipFile if reading an entry of a zip would take memory that has nothing to do with its size."""
+    if entry.header_offset + entry.compress_size > archive.start_dir:
+        raise zipfile.BadZipFile("it is longer than the zip")
+    # LZMA states the size of its dictionary.
     if entry.compress_type not in COMPRESSIONS:
         raise zipfile.BadZipFile(f"compression {entry.compress_type} is not read, only deflate and bzip2")
 
