@@ -285,3 +285,13 @@ def test_tests_have_the_images_of_validation():
     tested, validated = ([x for x, _ in loader] for loader in (data.test_dataloader(), data.val_dataloader()))
     assert torch.equal(torch.cat(tested), torch.cat(validated))
     assert sum(map(len, tested)) == 40
+
+
+def test_the_seed_of_the_data_sets_the_order_of_its_batches():
+    first = {}
+    for seed in (0, 1, 1):
+        data = Digits(batch_size=200, seed=seed)
+        data.setup()
+        x, _ = next(iter(data.train_dataloader()))
+        assert torch.equal(first.setdefault(seed, x), x)
+    assert not torch.equal(first[0], first[1])

@@ -188,4 +188,5 @@ def test_adaptive_takes_the_exact_mean_of_the_set_that_it_is_bound_to():
         reference = ReferenceSet(images(200, seed))
         expected = ExactFloat64().bind(reference).posterior_mean(z, 1.0)
         estimate = adaptive.bind(reference).posterior_mean(z, 1.0)
-        np.testing.assert_allclose(estimate, expected, atol=1e-5)
+        # Sums of integers would be off by more than float32 rounds.
+        np.testing.assert_allclose(estimate, expected, rtol=0, atol=2e-7)

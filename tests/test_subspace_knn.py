@@ -6,7 +6,7 @@ import torch
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, ExactFloat64, SubspaceKNN
 from lit_knn.linalg.dtypes import is_native
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.reference.components import components_of, projection_of
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import VP, forward_noise, under_process
@@ -309,3 +309,26 @@ def test_the_default_dtype_of_a_run_in_double_precision_changes_nothing():
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(mean, expected)
+
+
+def test_the_number_of_kept_images_is_the_one_asked_for():
+    reference = ReferenceSet(low_rank_vectors())
+    z = noisy(low_rank_vectors(), 4.0)
+    means = [
+        SubspaceKNN(2, m, 8).bind(reference).posterior_mean(z, 4.0, generator=torch.Generator().manual_seed(0))
+        for m in (1, 4, 7)
+    ]
+    assert not torch.equal(means[0], means[1])
+    assert not torch.equal(means[1], means[2])
+
+
+def test_each_piece_of_a_batch_has_its_own_noise_levels(monkeypatch):
+    # All components make the proposal the posterior. So little memory allows 32 latents in a piece.
+    monkeypatch.setattr(streaming, "WORK_BYTES", 1)
+    x = low_rank_vectors()
+    t = torch.logspace(-1, 1, 120)
+    z = noisy(x.repeat(2, 1), t)
+    reference = ReferenceSet(x)
+    estimate = SubspaceKNN(12, n=59, compute="float32").bind(reference).posterior_mean(z, t)
+    expected = ExactFloat64().bind(reference).posterior_mean(z, t)
+    torch.testing.assert_close(estimate, expected, rtol=0, atol=0.02)
