@@ -136,7 +136,7 @@ def test_measurements_of_a_validation_are_rows_of_their_own_and_keep_the_earlier
     assert all(float(row["fd_pixels"]) > 0 for row in rows)
 
 
-def test_the_check_before_training_measures_nothing():
+def test_the_check_before_training_measures_nothing(tmp_path):
     asked = []
 
     class Sampling(LitEDM):
@@ -145,6 +145,7 @@ def test_the_check_before_training_measures_nothing():
             return super().sample(seeds, 2)
 
     options = {"max_steps": 2, "num_sanity_val_steps": 1, "limit_val_batches": 1, "enable_checkpointing": False}
+    options["default_root_dir"] = tmp_path
     trainer = pl.Trainer(**{**TRAINER, **options}, callbacks=[PixelFrechetDistance(num_samples=4, batch_size=2)])
     trainer.fit(Sampling(WatchedNet(), OneSample()), Images())
     assert asked == [False] * 3  # a trial and two batches
