@@ -289,8 +289,8 @@ def test_a_resampled_source_makes_the_one_sample_estimate_a_draw_of_the_posterio
 
 
 def test_the_certificate_is_of_the_source_of_the_latents():
-    x, t = normal(30, 3), 0.8
-    knn = KNN(k=8, n=16, include_source=True).bind(ReferenceSet(x))
+    x, t = normal(30, 3), 3.0
+    knn = KNN(k=2, n=16, include_source=True).bind(ReferenceSet(x))
     z = x[:5] + t * normal(5, 3, seed=2)
     mu = posterior_mean(z, x.double(), t)
     values = measure(knn, 2, z, t, mu, fixed_source(x[:5]), (3, 4))

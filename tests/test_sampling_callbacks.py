@@ -106,6 +106,10 @@ def test_memorisation_counts_each_validation_anew_with_its_threshold(threshold, 
         shades = [shown[row, column] for row in (10, 46) for column in (10, 44)]
         expected = [(-0.5 + ratio / (1 + ratio) + 1) * 127.5 for ratio in (0.1, 0.4)] + [0.5 * 127.5] * 2
         assert shades == pytest.approx(expected, abs=1)
+    model = Places()
+    model.ratios = (0.9,) * 4
+    (found,) = validate(callback, model, Set(), tmp_path)
+    assert found["copied_fraction"] == (threshold > 0.9)
 
 
 def test_the_distance_draws_batches_of_the_size_of_the_options(tmp_path):
