@@ -1,20 +1,39 @@
 """Measurements where a fault would go unseen: order, sums, missing neighbours, and options that are passed on."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from callbacks import EstimatorError
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, Estimator
+from lit_knn.estimators import KNN, Estimator, OneSample
 from lit_knn.index import Index
-from lit_knn.metrics import FeatureSums, FidelityMeasure, Pixels, kernel_distance, nearest_images, precision_recall
+from lit_knn.lit_estimator import LitEstimator
+from lit_knn.metrics import (
+    FeatureSums,
+    FidelityMeasure,
+    Pixels,
+    error_curve,
+    kernel_distance,
+    nearest_images,
+    precision_recall,
+)
 from lit_knn.metrics.diagnostics import search_diagnostics
+from lit_knn.metrics.error_curve import COLUMNS
 from lit_knn.metrics.features import NetworkExtractor
-from lit_knn.metrics.measure import TIME, fixed_source, measure
+from lit_knn.metrics.latents import ESTIMATOR_STREAM, NoisyLatents
+from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure
 from lit_knn.reference import ReferenceSet
+from lit_knn.results import read_rows
+from lit_knn.rng import keyed_generator
 from lit_knn.theory.bounds import theorem_4_1_bound, theorem_4_2_bound
 from lit_knn.theory.posterior import posterior_mean
+from tests.short_training import TRAINER
+from tests.watched import Images
 
 
 def normal(*shape, seed=0):
@@ -239,3 +258,57 @@ def test_the_time_is_that_of_one_estimate_at_one_latent_in_milliseconds(monkeypa
     z = normal(10, 3)
     values = measure(Slow(clock), 4, z, 1.0, z.double(), fixed_source(z), (0, 0))
     assert values[TIME].tolist() == pytest.approx([1000 * 0.5 / 10] * 10)
+
+
+# Rows of an error curve
+
+
+def test_every_column_of_the_nearest_neighbours_has_a_number():
+    reference = ReferenceSet(normal(30, 3))
+    options = {"num_z": 6, "repeats": 4, "batch_size": 4}
+    knn = KNN(k=8, n=16)
+    (row,) = error_curve({"KNN": knn}, reference, [0.8], **options)
+    assert all(isinstance(row[column], float) for column in COLUMNS.values())
+    z, _ = NoisyLatents(reference, 6, 0).batch(range(6), 0.8)
+    found = search_diagnostics(knn, z, 0.8, posterior_mean(z, reference.images.double(), 0.8))
+    expected = {"search_recall": found.recall, "posterior_mass_found": found.found_mass}
+    expected |= {"Zq_over_pt": found.normaliser_ratio, "eq12_variance": found.eq12_variance}
+    expected |= {"theorem_4_1_bound": found.bound_4_1, "theorem_4_2_bound": found.bound_4_2}
+    assert {name: row[name] for name in expected} == pytest.approx({k: v.mean().item() for k, v in expected.items()})
+    assert row["score_mse"] == pytest.approx(row["mu_mse"] / 0.8**4)
+
+
+def test_a_resampled_source_makes_the_one_sample_estimate_a_draw_of_the_posterior():
+    reference = ReferenceSet(normal(30, 3))
+    options = {"num_z": 30, "repeats": 60}
+    (fixed,) = error_curve({"one": OneSample()}, reference, [0.8], **options)
+    (drawn,) = error_curve({"one": OneSample()}, reference, [0.8], resample_source=True, **options)
+    assert (fixed["repeats"], fixed["mu_variance"]) == (1, "")
+    assert drawn["repeats"] == 60
+    assert abs(drawn["mu_bias_sq_corrected"]) < 0.1 * drawn["mu_variance"]
+
+
+def test_the_certificate_is_of_the_source_of_the_latents():
+    x, t = normal(30, 3), 3.0
+    knn = KNN(k=2, n=16, include_source=True).bind(ReferenceSet(x))
+    z = x[:5] + t * normal(5, 3, seed=2)
+    mu = posterior_mean(z, x.double(), t)
+    values = measure(knn, 2, z, t, mu, fixed_source(x[:5]), (3, 4))
+    expected = knn.certified_mean(z, t, x[:5], keyed_generator(z.device, 3, 4, 0, ESTIMATOR_STREAM))
+    for name, value in zip(CERTIFIED, expected[1:], strict=True):
+        torch.testing.assert_close(values[name].double(), value.double())
+
+
+def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(tmp_path):
+    def row(seed, **options):
+        callback = EstimatorError({"one": OneSample()}, [1.0], num_z=20, repeats=3, **options)
+        logger = pl.loggers.CSVLogger(tmp_path, name="run")
+        trainer = pl.Trainer(**{**TRAINER, "logger": logger, "limit_val_batches": 1}, callbacks=[callback])
+        trainer.validate(LitEstimator(seed=seed), Images(), verbose=False)
+        (found,) = read_rows(Path(logger.log_dir) / "estimator_error.csv")
+        return found
+
+    plain = row(0)
+    assert plain["mu_mse"] == row(0)["mu_mse"]
+    assert plain["mu_mse"] != row(1)["mu_mse"]
+    assert (plain["repeats"], row(0, resample_source=True)["repeats"]) == ("1", "3")

@@ -93,6 +93,8 @@ def test_latents_of_other_seeds_are_of_other_images_with_other_noise():
         assert len(x.unique()) == 20
         images.append(x)
         noises.append((z - x) / 3)
+        # Float32 numbers near 50 have about six digits after the point.
+        assert len(noises[-1].round(decimals=4).unique()) == 20
     assert not torch.equal(images[0].sort(0).values, images[1].sort(0).values)
     assert not torch.equal(images[0], torch.arange(20.0).reshape(20, 1))
     assert (noises[0] - noises[1]).abs().min() > 0

@@ -106,6 +106,10 @@ def test_memorisation_counts_each_validation_anew_with_its_threshold(threshold, 
         shades = [shown[row, column] for row in (10, 46) for column in (10, 44)]
         expected = [(-0.5 + ratio / (1 + ratio) + 1) * 127.5 for ratio in (0.1, 0.4)] + [0.5 * 127.5] * 2
         assert shades == pytest.approx(expected, abs=1)
+    model = Places()
+    model.ratios = (0.9,) * 4
+    (found,) = validate(callback, model, Set(), tmp_path)
+    assert found["copied_fraction"] == (threshold > 0.9)
 
 
 def test_the_distance_draws_batches_of_the_size_of_the_options(tmp_path):
@@ -136,7 +140,7 @@ def test_measurements_of_a_validation_are_rows_of_their_own_and_keep_the_earlier
     assert all(float(row["fd_pixels"]) > 0 for row in rows)
 
 
-def test_the_check_before_training_measures_nothing():
+def test_the_check_before_training_measures_nothing(tmp_path):
     asked = []
 
     class Sampling(LitEDM):
@@ -145,6 +149,7 @@ def test_the_check_before_training_measures_nothing():
             return super().sample(seeds, 2)
 
     options = {"max_steps": 2, "num_sanity_val_steps": 1, "limit_val_batches": 1, "enable_checkpointing": False}
+    options["default_root_dir"] = tmp_path
     trainer = pl.Trainer(**{**TRAINER, **options}, callbacks=[PixelFrechetDistance(num_samples=4, batch_size=2)])
     trainer.fit(Sampling(WatchedNet(), OneSample()), Images())
     assert asked == [False] * 3  # a trial and two batches
