@@ -215,7 +215,6 @@ def test_what_does_not_fit_is_refused_before_the_estimator_is_bound(kind):
     for data, words in (
         (Labelled(in_reference=False), f"{name}: class_conditional=True, but the data has no labels"),
         (Labelled(lowest=1), f"{name}: the labels of the data are 1 to 3, but the net has num_classes=3"),
-        (Labelled(lowest=-1), f"{name}: the labels of the data are -1 to 1, but the net has num_classes=3"),
     ):
         with pytest.raises(InputError, match=words):
             train(model(3), data, 1)

@@ -411,7 +411,7 @@ def test_what_is_no_pickle_is_refused(tmp_path, content):
 
 def test_missing_files_and_folders_are_refused(tmp_path):
     assert "cannot be read: No such file" in refused(tmp_path / "none.pkl")
-    assert "cannot be read: Is a directory" in refused(tmp_path)
+    assert "is no file, but a folder" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_floats_are_refused(factory, row):
         reference.build_index()
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "PCA8,SQ8", "SQ6", "IVF4,PQ4", "SQ8_direct"])
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "PCA8,SQ8", "SQ6", "IVF4,PQ4"])
 def test_other_factories_are_refused(factory):
     with pytest.raises(InputError, match=f"lossless=True is for SQ8 and IVF<c>,SQ8, not for factory='{factory}'"):
         FaissIndex(factory, lossless=True).check(300, 48)

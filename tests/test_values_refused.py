@@ -128,7 +128,7 @@ def test_every_noise_level_of_float32_gives_the_enumerated_mean(name, t, index):
 @pytest.mark.parametrize("name", [*ESTIMATORS, "Wiener"])
 @pytest.mark.parametrize(
     ("z", "t"),
-    [(1.0, 1e-200), (1.0, 1e-39), (1.0, 1e39), (1e19, 1.0), (-3e19, 1e19), (1e10, 1.0), (3e38, 3e38), (200.0, 1e-3)],
+    [(1.0, 1e-200), (1.0, 1e-39), (1.0, 1e39), (1e19, 1.0), (-3e19, 1e19), (1e16, 1.0), (3e38, 3e38)],
 )
 def test_what_float32_cannot_hold_is_refused_with_its_value(name, z, t):
     reference = ReferenceSet(pixels(N, (1, 3, 4)))
@@ -136,9 +136,19 @@ def test_what_float32_cannot_hold_is_refused_with_its_value(name, z, t):
     latents = torch.zeros(3, 1, 3, 4)
     latents[1, 0, 1, 2] = z
     message = refusal(estimator.posterior_mean, latents, torch.tensor([1.0, t, 1.0], dtype=torch.float64))
-    assert f"{t:.3g}" in message or f"got {t}" in message
+    assert f"z holds {abs(z):.3g}" in message or f"got {t}" in message
     if hasattr(estimator, "certified_mean"):
         refusal(estimator.certified_mean, latents, t)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_latents_of_a_sampler_that_diverges_get_a_mean_of_images(name):
+    reference = ReferenceSet(pixels(N, (1, 3, 4)))
+    estimator = ESTIMATORS[name]().bind(reference)
+    for size, t in ((30.0, 0.002), (1e6, 0.002), (1e12, 80.0)):
+        z = size * torch.randn(3, 1, 3, 4)
+        mean = estimator.posterior_mean(z, t, reference.gather(torch.arange(3)), torch.Generator().manual_seed(0))
+        assert mean.abs().max() <= 1 + 1e-6
 
 
 def test_images_whose_squares_float32_cannot_hold_are_refused():

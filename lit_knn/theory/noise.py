@@ -116,7 +116,7 @@ def _elementwise(method: Callable[[Any, Tensor], Tensor | float]) -> Callable[[A
 
     @wraps(method)
     def of_t(process: Any, t: Tensor) -> Tensor:
-        value = method(process, t)
+        value = method.__get__(process)(t)  # `method` can be a staticmethod.
         if isinstance(value, (int, float)):
             return torch.full_like(t, value)
         if not isinstance(value, Tensor) or value.shape != t.shape:

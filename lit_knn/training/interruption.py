@@ -94,7 +94,7 @@ class Interruption(pl.Callback):
         self._ends_at_once = False
 
     def _agree(self, trainer: pl.Trainer) -> tuple[int, int]:
-        if trainer.world_size == 1:
+        if not torch.distributed.is_initialized():
             return self._noted, self._requeue_noted
         noted = torch.tensor([self._noted, self._requeue_noted], device=trainer.strategy.root_device)
         torch.distributed.all_reduce(noted, torch.distributed.ReduceOp.MAX)
