@@ -201,11 +201,11 @@ def main(args: Sequence[str] | None = None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     lit_knn.startup.finish()
-    if args and args[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
-        report.main(args[1:])
-        return
     try:
-        make_cli(args)
+        if args and args[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
+            report.main(args[1:])
+        else:
+            make_cli(args)
     except (KeyboardInterrupt, SystemExit) as stop:
         raise interrupted(stop, args) from None
     except Exception as error:

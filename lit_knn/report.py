@@ -1,7 +1,8 @@
 """`python main.py report RUN...` puts training runs side by side, as a Markdown table and a picture.
 
-It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. The last folder of a resumed
-training has its whole time; give all its folders' names only if they are to be compared.
+It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A training that was resumed has a
+folder for each part. The last folder has the time and the images of all parts, but its `fidelity.csv` has only the
+distances of its own part; `main.py best` measures the kept checkpoints of all parts.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.errors import InputError
 from lit_knn.figures.figure4.curves import HIGHER_IS_BETTER, read_estimator
 from lit_knn.figures.run_comparison import ComparedRun, run_comparison
 from lit_knn.figures.save import save_figure
@@ -184,7 +185,11 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Print the report of the runs on the command line, and write it with its picture."""
+    """Print the report of the runs on the command line, and write it with its picture.
+
+    Raises:
+        InputError: a file of the report is there already, or the folder of a run lacks a file or has a damaged one.
+    """
     parser = argparse.ArgumentParser(
         prog="python main.py report",
         description="Put training runs side by side: distances, speed, data, versions, and the settings that differ.",
@@ -195,20 +200,15 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--output", default="report", help="path of the files, without .md, .png and .pdf")
     options = parser.parse_args(args)
-    with told_in_one_line():
-        written = [Path(f"{options.output}.{suffix}") for suffix in ("md", "png", "pdf")]
-        taken = next((path for path in written if path.exists()), None)
-        if taken is not None:
-            raise InputError(f"report: --output {options.output}: {taken} is there already; nothing is overwritten")
-        runs = [read_run(folder) for folder in dict.fromkeys(options.runs)]
-        plain = [run for run in runs if run.estimator == "OneSample"]
-        text = markdown(runs, read_run(options.baseline) if options.baseline else [*plain, *runs][0])
-        print(text)
-        with written_whole(written[0]) as partial:
-            partial.write_text(text, encoding="utf-8")
-        save_figure(run_comparison([compared(run) for run in runs]), options.output)
+    written = [Path(f"{options.output}.{suffix}") for suffix in ("md", "png", "pdf")]
+    taken = next((path for path in written if path.exists()), None)
+    if taken is not None:
+        raise InputError(f"report: --output {options.output}: {taken} is there already; nothing is overwritten")
+    runs = [read_run(folder) for folder in dict.fromkeys(options.runs)]
+    plain = [run for run in runs if run.estimator == "OneSample"]
+    text = markdown(runs, read_run(options.baseline) if options.baseline else [*plain, *runs][0])
+    print(text)
+    with written_whole(written[0]) as partial:
+        partial.write_text(text, encoding="utf-8")
+    save_figure(run_comparison([compared(run) for run in runs]), options.output)
     print(f"Written: {', '.join(map(str, written))}")
-
-
-if __name__ == "__main__":
-    main()

@@ -127,6 +127,12 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine.png"]
 
 
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    run = leave_run(tmp_path / "a", "STF", 1.0)
+    (tmp_path / "taken").write_text("a file, not a folder")
+    assert refusal(capsys, run, "--output", str(tmp_path / "taken" / "report")).startswith("error: ")
+
+
 def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     import torch
 
