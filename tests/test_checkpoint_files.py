@@ -125,7 +125,7 @@ def test_files_that_are_no_checkpoints_are_refused_in_one_line(kind, good, tmp_p
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     path = tmp_path / "last.ckpt"
     os.mkfifo(path)
-    with pytest.raises(InputError, match="last.ckpt is no file, but a folder, a pipe"):
+    with pytest.raises(InputError, match=r"last\.ckpt is no file, but a folder, a pipe"):
         read_training(path)
 
 
