@@ -108,7 +108,8 @@ class CLI(LightningCLI):
         if options.get("weights_only") is False:
             raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
         if path == "last":
-            path = options.ckpt_path = str(newest_whole(checkpoints_of_name(options.trainer), command == "fit"))
+            found = checkpoints_of_name(options.trainer, as_dict(options.model))
+            path = options.ckpt_path = str(newest_whole(found, command == "fit"))
         if path is not None:
             try:
                 self._checkpoint = read_training(path, to_resume=command == "fit", mmap=True)

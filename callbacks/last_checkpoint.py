@@ -52,7 +52,7 @@ class LastCheckpoint(FiniteCheckpoint):
             raise InputError(f"{path} has {saved} steps, and this run, from step {step}, would overwrite it: {advice}")
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Nothing of the new batch has happened yet."""
+        """Note that the weights do not change yet."""
         self._inside_step = False
 
     def on_before_optimizer_step(
