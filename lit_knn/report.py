@@ -1,8 +1,7 @@
 """`python main.py report RUN...` puts training runs side by side, as a Markdown table and a picture.
 
-It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A training that was resumed has a
-folder for each part. The last folder has the time and the images of all parts, but its `fidelity.csv` has only the
-distances of its own part; `main.py best` measures the kept checkpoints of all parts.
+It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A resumed training has a folder for
+each part; the last one stands for all, and earlier ones are found.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from lit_knn.figures.run_comparison import ComparedRun, run_comparison
 from lit_knn.figures.save import save_figure
 from lit_knn.results import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
 from lit_knn.training.kept_checkpoints import config_of_run
-from lit_knn.training.record import Record, read_record
+from lit_knn.training.record import RECORD_NAME, Record, read_record
 
 Points = list[tuple[int, float]]
 # These columns of the tables are no metrics.
@@ -53,7 +52,21 @@ def read_run(folder: str) -> Run:
     config = config_of_run(folder)
     name, k, n = read_estimator(Path(folder) / "config.yaml", "report")
     budget = ", ".join(f"{option}={value}" for option, value in (("k", k), ("n", n)) if value is not None)
-    return Run(folder, f"{name} {budget}".strip(), flat(config), read_record(folder), read_distances(folder))
+    record = read_record(folder)
+    return Run(folder, f"{name} {budget}".strip(), flat(config), record, read_distances(parts_of(folder, record)))
+
+
+def parts_of(folder: str, record: Record) -> list[Path]:
+    """List the folders of a training, from that of its first part that is still there to the given one."""
+    parts = [Path(folder)]
+    while record.resumed_from is not None:
+        # The checkpoint is RUN/checkpoints/last.ckpt.
+        before = Path(record.resumed_from).parent.parent
+        if any(before.resolve() == part.resolve() for part in parts) or not (before / RECORD_NAME).is_file():
+            break
+        parts.insert(0, before)
+        record = read_record(before)
+    return parts
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
@@ -72,20 +85,33 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def read_distances(folder: str) -> dict[str, Points]:
-    """Read the metrics of `fidelity.csv` and of the tables of `best`; the latter, which have more samples, win."""
+def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
+    """Read `fidelity.csv` of all parts of a training, and the tables of `best` in the last, which have all parts.
+
+    The tables of `best`, which have more samples, win.
+    """
     found: dict[str, dict[int, float]] = {}
-    for path in [Path(folder) / FIDELITY_CSV, *sorted(Path(folder).glob(f"{CHECKPOINTS_PREFIX}*.csv"))]:
-        if not path.is_file():
-            continue
-        try:
-            rows = read_rows(path)
-            for metric in set().union(*rows) - POINT_COLUMNS:
-                points = {int(row["images_seen"]): float(row[metric]) for row in rows if _number(row.get(metric))}
-                found[metric] = points or found.get(metric, {})
-        except (KeyError, ValueError) as error:
-            raise InputError(f"report: {path}: {error}") from error
-    return {metric: sorted(points.items()) for metric, points in sorted(found.items()) if points}
+    for part in parts:
+        for metric, points in _read_table(part / FIDELITY_CSV).items():
+            found.setdefault(metric, {}).update(points)
+    for path in sorted(parts[-1].glob(f"{CHECKPOINTS_PREFIX}*.csv")):
+        found |= _read_table(path)
+    return {metric: sorted(points.items()) for metric, points in sorted(found.items())}
+
+
+def _read_table(path: Path) -> dict[str, dict[int, float]]:
+    """Read the values of each metric by the images seen, from a table that may be missing."""
+    if not path.is_file():
+        return {}
+    try:
+        rows = read_rows(path)
+        values = {
+            metric: {int(row["images_seen"]): float(row[metric]) for row in rows if _number(row.get(metric))}
+            for metric in set().union(*rows) - POINT_COLUMNS
+        }
+    except (KeyError, ValueError) as error:
+        raise InputError(f"report: {path}: {error}") from error
+    return {metric: points for metric, points in values.items() if points}
 
 
 def _number(text: str | None) -> bool:
