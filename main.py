@@ -32,7 +32,7 @@ from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, pri
 from lit_knn.trainer import Trainer
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.kept_checkpoints import config_of_run
-from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole
+from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole, of_same_estimator
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 for module in ("data", "edm", "ict", "lit_estimator", "nets", "training.augmentation"):
@@ -90,7 +90,7 @@ class CLI(LightningCLI):
         check_trainer_options(options["trainer"], command or "fit")
 
     def _parse_ckpt_path(self) -> None:
-        """Check the checkpoint before anything long begins; `last` is the newest whole one of the run's name.
+        """Check the checkpoint before anything long begins; `last` is the newest whole one of a run alike.
 
         In Lightning's version, the options saved in the checkpoint override the command line. Then users could set
         neither the sampling steps of `predict` nor the length of a resumed run.
@@ -108,7 +108,7 @@ class CLI(LightningCLI):
         if options.get("weights_only") is False:
             raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
         if path == "last":
-            found = checkpoints_of_name(options.trainer, as_dict(options.model))
+            found = of_same_estimator(checkpoints_of_name(options.trainer), as_dict(options.model))
             path = options.ckpt_path = str(newest_whole(found, command == "fit"))
         if path is not None:
             try:

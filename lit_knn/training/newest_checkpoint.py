@@ -11,14 +11,11 @@ from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.kept_checkpoints import LAST_NAME, config_of_run
 
 
-def checkpoints_of_name(trainer: Any, model: Mapping[str, Any]) -> list[Path]:
+def checkpoints_of_name(trainer: Any) -> list[Path]:
     """List the last checkpoints of all versions of a run, the newest first.
-
-    Runs that compare estimators may share a name, so runs with another model or estimator are left out.
 
     Args:
         trainer: the options of the trainer, with `logger` and `default_root_dir`.
-        model: class path and arguments of the model.
     """
     root = Path(trainer["default_root_dir"] or ".")
     logger = trainer["logger"]
@@ -29,8 +26,17 @@ def checkpoints_of_name(trainer: Any, model: Mapping[str, Any]) -> list[Path]:
         options = (logger.get("init_args") or {}) if hasattr(logger, "get") else {}
         name = options.get("name", "lightning_logs")
         found = list((Path(options.get("save_dir") or root) / (name or "")).glob(f"*/checkpoints/{LAST_NAME}"))
-    found = [path for path in found if path.is_file() and _is_of(path.parent.parent, model)]
-    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def of_same_estimator(paths: list[Path], model: Mapping[str, Any]) -> list[Path]:
+    """Leave out checkpoints of another model or estimator: runs that compare estimators may share a name.
+
+    Args:
+        paths: checkpoints in `RUN/checkpoints`.
+        model: class path and arguments of the model.
+    """
+    return [path for path in paths if _is_of(path.parent.parent, model)]
 
 
 def newest_whole(paths: list[Path], to_resume: bool) -> Path:
