@@ -90,7 +90,7 @@ class CLI(LightningCLI):
         check_trainer_options(options["trainer"], command or "fit")
 
     def _parse_ckpt_path(self) -> None:
-        """Check the checkpoint before anything long begins; `last` is the newest whole one of a run alike.
+        """Check the checkpoint before anything long begins; `last` is the newest whole one of the run's name.
 
         In Lightning's version, the options saved in the checkpoint override the command line. Then users could set
         neither the sampling steps of `predict` nor the length of a resumed run.

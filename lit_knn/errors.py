@@ -37,7 +37,8 @@ def first_line(error: BaseException) -> str:
 
 def file_problem(error: OSError) -> str:
     """Describe an error of the file system in one line, with the files that it names."""
-    return ": ".join([str(name) for name in (error.filename, error.filename2) if name] + [first_line(error)])
+    names = [str(name) for name in (error.filename, error.filename2) if name]
+    return ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])
 
 
 def printable(text: str) -> str:

@@ -44,7 +44,7 @@ class Bookkeeping(pl.Callback):
 
 
 def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) -> dict[str, int]:
-    """Return what must stay the same when the run is resumed, as far as it is known. It is the same on all ranks."""
+    """Return what must stay the same when the run is resumed, as far as it is known; all ranks get the same."""
     datamodule = getattr(trainer, "datamodule", None) if datamodule is None else datamodule
     reference = find_reference(trainer)
     known = {
