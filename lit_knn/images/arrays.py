@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from lit_knn.errors import InputError, first_line, printable
-from lit_knn.images.files import DAMAGED, LARGEST_LABEL, check_entry, check_memory, existing
+from lit_knn.images.files import DAMAGED, check_entry, check_memory, existing
 
 # NumPy's headers are shorter. A longer one would be read into memory at once.
 HEADER_BYTES = 2**14
@@ -190,7 +190,7 @@ def _checked_labels(path: Path, labels: np.ndarray, N: int) -> np.ndarray:
         raise InputError(
             f"{path}: labels must be {N} integers, one for each image, got {labels.dtype} of shape {labels.shape}"
         )
-    wrong = (labels < 0) | (labels > LARGEST_LABEL)
-    if wrong.any():
-        raise InputError(f"{path}: labels must be from 0 to {LARGEST_LABEL}, got {labels[wrong][0]}")
+    if labels.min() < 0 or labels.max() >= 2**31:
+        bad = labels[(labels < 0) | (labels >= 2**31)][0]
+        raise InputError(f"{path}: labels must be from 0 to {2**31 - 1}, got {bad}")
     return labels.astype(np.int64)

@@ -21,7 +21,6 @@ from lit_knn.memory import machine_bytes
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 LABEL_FILE = "dataset.json"
-LARGEST_LABEL = 2**31 - 1
 # Pillow, zipfile and NumPy raise these exceptions on damaged data, besides their own exceptions.
 DAMAGED: tuple[type[Exception], ...] = (
     *(OSError, SyntaxError, ValueError, EOFError, RuntimeError, MemoryError, OverflowError, LookupError, TypeError),
@@ -276,7 +275,7 @@ def _labels_by_name(where: str, entries: Any) -> dict[str, int]:
         if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)):
             raise InputError(f"{where}: entry {i} of labels must be a [file name, label] pair, got {entry!r:.80}")
         name, label = entry
-        if type(label) is not int or not 0 <= label <= LARGEST_LABEL:
+        if type(label) is not int or not 0 <= label < 2**31:
             raise InputError(f"{where}: the label of {printable(name)} must be an integer from 0, got {label!r:.80}")
         if name in label_of:
             raise InputError(f"{where} names {printable(name)} twice")

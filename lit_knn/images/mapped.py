@@ -16,7 +16,6 @@ import numpy as np
 
 from lit_knn.errors import InputError, first_line
 from lit_knn.images.checksums import BLOCK_BYTES, PixelSums, wrong_block
-from lit_knn.images.files import LARGEST_LABEL
 
 if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
@@ -187,6 +186,6 @@ def _read_json(path: Path) -> Description:
         raise InputError(f"{path} has not one checksum for each block of pixels: {AGAIN}")
     if description.labels is not None and (labels.dtype != np.int64 or labels.shape != description.shape[:1]):
         raise InputError(f"{path} has not one label for each image: {AGAIN}")
-    if description.labels and not 0 <= min(description.labels) <= max(description.labels) <= LARGEST_LABEL:
-        raise InputError(f"{path} has a label outside 0 to {LARGEST_LABEL}: {AGAIN}")
+    if description.labels and not 0 <= min(description.labels) <= max(description.labels) < 2**31:
+        raise InputError(f"{path} has a label outside 0 to {2**31 - 1}: {AGAIN}")
     return description
