@@ -32,7 +32,7 @@ from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, pri
 from lit_knn.trainer import Trainer
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.kept_checkpoints import config_of_run
-from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole
+from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole, of_same_estimator
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 for module in ("data", "edm", "ict", "lit_estimator", "nets", "training.augmentation"):
@@ -108,7 +108,8 @@ class CLI(LightningCLI):
         if options.get("weights_only") is False:
             raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
         if path == "last":
-            path = options.ckpt_path = str(newest_whole(checkpoints_of_name(options.trainer), command == "fit"))
+            found = of_same_estimator(checkpoints_of_name(options.trainer), as_dict(options.model))
+            path = options.ckpt_path = str(newest_whole(found, command == "fit"))
         if path is not None:
             try:
                 self._checkpoint = read_training(path, to_resume=command == "fit", mmap=True)
@@ -201,11 +202,11 @@ def main(args: Sequence[str] | None = None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     lit_knn.startup.finish()
-    if args and args[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
-        report.main(args[1:])
-        return
     try:
-        make_cli(args)
+        if args and args[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
+            report.main(args[1:])
+        else:
+            make_cli(args)
     except (KeyboardInterrupt, SystemExit) as stop:
         raise interrupted(stop, args) from None
     except Exception as error:

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.images.files import read_image_files
 from lit_knn.images.mapped import Description
 from lit_knn.images.source import Source
-from lit_knn.images.writer import say, write_prepared
+from lit_knn.images.writer import write_prepared
 
 MAX_SHIFT = 4
 # Weights of a blend are multiples of 1/256, so that the blend is exact in 16-bit integers.
@@ -132,11 +132,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--classes", type=int, metavar="K", help="classes, in their order; default: labels of SOURCE")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(args)
-    try:
+    with told_in_one_line():
         made = generate(options)
-    except InputError as error:
-        say(f"error: {error}")
-        raise SystemExit(2) from error
     N, channels, height, width = made.shape
     print(f"{options.out}: {N:,} images of {width}x{height}x{channels}, {options.out.stat().st_size / 1e9:.2f} GB")
 

@@ -11,6 +11,7 @@ from callbacks.finite_checkpoint import FiniteCheckpoint
 from lit_knn.errors import InputError
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.interruption import stop_signal
+from lit_knn.training.kept_checkpoints import LAST_NAME
 
 
 class LastCheckpoint(FiniteCheckpoint):
@@ -28,7 +29,7 @@ class LastCheckpoint(FiniteCheckpoint):
             raise InputError(f"LastCheckpoint: every_n_steps must be at least 1, got {every_n_steps}")
         super().__init__(
             dirpath=dirpath,
-            filename="last",
+            filename=Path(LAST_NAME).stem,
             every_n_train_steps=1,
             enable_version_counter=False,
             save_on_exception=True,
@@ -39,7 +40,7 @@ class LastCheckpoint(FiniteCheckpoint):
     def check_overwrites(self, trainer: pl.Trainer, step: int) -> None:
         """Raise InputError if this run, which starts at `step`, would overwrite a longer one."""
         folder = Path(self.dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints")
-        path = folder / "last.ckpt"
+        path = folder / LAST_NAME
         if not path.exists():
             return
         advice = "resume from it with --ckpt_path, move it, or give another folder or logger version"
@@ -51,7 +52,7 @@ class LastCheckpoint(FiniteCheckpoint):
             raise InputError(f"{path} has {saved} steps, and this run, from step {step}, would overwrite it: {advice}")
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Nothing of the new batch has happened yet."""
+        """Note that the weights do not change yet."""
         self._inside_step = False
 
     def on_before_optimizer_step(

@@ -1,5 +1,6 @@
 """Writes files so that they are complete or absent."""
 
+import glob
 import os
 import warnings
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def remove_partial(path: Path) -> None:
     """Remove files of processes that were killed inside `written_whole(path)`. No live process may be inside it."""
-    for partial in path.parent.glob(f".{path.stem}.*.partial{path.suffix}"):
+    for partial in path.parent.glob(f".{glob.escape(path.stem)}.*.partial{glob.escape(path.suffix)}"):
         partial.unlink(missing_ok=True)
 
 

@@ -40,6 +40,9 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> di
 
 def _check_zip(path: Path) -> None:
     """Raise InputError if the file is not an undamaged zip of `torch.save`. PyTorch itself checks no checksum."""
+    # Opening a pipe would wait for somebody to write to it.
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no file, but a folder, a pipe, a socket or a device")
     try:
         with path.open("rb") as file:
             start = file.read(len(ZIP_START))

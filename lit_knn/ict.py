@@ -159,9 +159,10 @@ class LitICT(EstimatorTraining):
         """See `EstimatorTraining.sample`; num_steps is at most the number of `sampling_sigmas`."""
         shape = self.known_image_shape()
         num_steps = self.hparams.predict_steps if num_steps is None else num_steps
+        most = len(self.hparams.sampling_sigmas)
+        if not 1 <= num_steps <= most:
+            raise InputError(f"sample: num_steps={num_steps} must be from 1 to the number of sampling_sigmas, {most}")
         sigmas = list(self.hparams.sampling_sigmas)[:num_steps]
-        if not 1 <= num_steps == len(sigmas):
-            raise InputError(f"sample: num_steps={num_steps}, but there are {len(sigmas)} sampling_sigmas")
         noise = torch.stack([seeded_noise(seeds, shape, draw, self.device) for draw in range(len(sigmas))])
         function = partial(self.consistency_function, class_label=self.conditioning.of_samples(seeds, self.device))
         return consistency_sampler(function, noise, sigmas, self.hparams.sigma_min)

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_knn.errors import InputError
+from lit_knn.errors import told_in_one_line
 from lit_knn.images.mapped import verify
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare, say
@@ -13,9 +13,9 @@ RECIPES = """
 SOURCE is a .zip file or a folder of PNG and JPEG files, in subfolders too, in the order of their names, with their
 labels in dataset.json at the root if there is one (the layout of EDM's data sets); or a folder that has
 cifar-10-batches-py. Only one block of images is in memory at a time. After an interruption the same command goes on
-where it stopped; OUT is there when it is complete: pixels, uint8 (N, C, H, W), which
-every tool reads, and beside it a .json with labels, origin, a hash, and a checksum of each MiB. A run compares a few
-MiB with them at its start; --verify FILE compares all.
+where it stopped. OUT appears when it is complete: pixels, uint8 (N, C, H, W), which every tool reads, and beside it a
+.json with the labels, the origin, a hash of all pixels, and a checksum of each MiB. A run checks a few MiB at its
+start; --verify FILE checks all.
 
 recipes:
   CelebA, 202,599 images (img_align_celeba.zip of the data set's own page, as it is or unpacked), 2.5 GB:
@@ -63,15 +63,13 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
     options = parse(args)
     try:
-        if options.verify is not None:
-            found = verify(options.verify)
-            print(f"{options.verify}: {found.shape[0]:,} images are what was prepared")
-            return
-        changes = Options(options.size, options.center_crop, options.rgb, options.labels_from_folders)
-        made = prepare(options.source, options.out, changes, options.workers)
-    except InputError as error:
-        say(f"error: {error}")
-        raise SystemExit(2) from error
+        with told_in_one_line():
+            if options.verify is not None:
+                found = verify(options.verify)
+                print(f"{options.verify}: {found.shape[0]:,} images are what was prepared")
+                return
+            changes = Options(options.size, options.center_crop, options.rgb, options.labels_from_folders)
+            made = prepare(options.source, options.out, changes, options.workers)
     except KeyboardInterrupt:
         say("stopped; the same command goes on")
         raise SystemExit(130) from None

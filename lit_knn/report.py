@@ -1,7 +1,7 @@
 """`python main.py report RUN...` puts training runs side by side, as a Markdown table and a picture.
 
-It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. The last folder of a resumed
-training has its whole time; give all its folders' names only if they are to be compared.
+It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A resumed training has a folder for
+each part; the last one stands for all, and earlier ones are found.
 """
 
 import argparse
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.errors import InputError
 from lit_knn.figures.figure4.curves import HIGHER_IS_BETTER, read_estimator
 from lit_knn.figures.run_comparison import ComparedRun, run_comparison
 from lit_knn.figures.save import save_figure
 from lit_knn.results import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
 from lit_knn.training.kept_checkpoints import config_of_run
-from lit_knn.training.record import Record, read_record
+from lit_knn.training.record import RECORD_NAME, Record, read_record
 
 Points = list[tuple[int, float]]
 # These columns of the tables are no metrics.
@@ -52,7 +52,21 @@ def read_run(folder: str) -> Run:
     config = config_of_run(folder)
     name, k, n = read_estimator(Path(folder) / "config.yaml", "report")
     budget = ", ".join(f"{option}={value}" for option, value in (("k", k), ("n", n)) if value is not None)
-    return Run(folder, f"{name} {budget}".strip(), flat(config), read_record(folder), read_distances(folder))
+    record = read_record(folder)
+    return Run(folder, f"{name} {budget}".strip(), flat(config), record, read_distances(parts_of(folder, record)))
+
+
+def parts_of(folder: str, record: Record) -> list[Path]:
+    """List the folders of a training, from that of its first part that is still there to the given one."""
+    parts = [Path(folder)]
+    while record.resumed_from is not None:
+        # The checkpoint is RUN/checkpoints/last.ckpt.
+        before = Path(record.resumed_from).parent.parent
+        if any(before.resolve() == part.resolve() for part in parts) or not (before / RECORD_NAME).is_file():
+            break
+        parts.insert(0, before)
+        record = read_record(before)
+    return parts
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
@@ -71,20 +85,33 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def read_distances(folder: str) -> dict[str, Points]:
-    """Read the metrics of `fidelity.csv` and of the tables of `best`; the latter, which have more samples, win."""
+def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
+    """Read `fidelity.csv` of all parts of a training, and the tables of `best` in the last, which have all parts.
+
+    The tables of `best`, which have more samples, win.
+    """
     found: dict[str, dict[int, float]] = {}
-    for path in [Path(folder) / FIDELITY_CSV, *sorted(Path(folder).glob(f"{CHECKPOINTS_PREFIX}*.csv"))]:
-        if not path.is_file():
-            continue
-        try:
-            rows = read_rows(path)
-            for metric in set().union(*rows) - POINT_COLUMNS:
-                points = {int(row["images_seen"]): float(row[metric]) for row in rows if _number(row.get(metric))}
-                found[metric] = points or found.get(metric, {})
-        except (KeyError, ValueError) as error:
-            raise InputError(f"report: {path}: {error}") from error
-    return {metric: sorted(points.items()) for metric, points in sorted(found.items()) if points}
+    for part in parts:
+        for metric, points in _read_table(part / FIDELITY_CSV).items():
+            found.setdefault(metric, {}).update(points)
+    for path in sorted(parts[-1].glob(f"{CHECKPOINTS_PREFIX}*.csv")):
+        found |= _read_table(path)
+    return {metric: sorted(points.items()) for metric, points in sorted(found.items())}
+
+
+def _read_table(path: Path) -> dict[str, dict[int, float]]:
+    """Read the values of each metric by the images seen, from a table that may be missing."""
+    if not path.is_file():
+        return {}
+    try:
+        rows = read_rows(path)
+        values = {
+            metric: {int(row["images_seen"]): float(row[metric]) for row in rows if _number(row.get(metric))}
+            for metric in set().union(*rows) - POINT_COLUMNS
+        }
+    except (KeyError, ValueError) as error:
+        raise InputError(f"report: {path}: {error}") from error
+    return {metric: points for metric, points in values.items() if points}
 
 
 def _number(text: str | None) -> bool:
@@ -184,7 +211,11 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Print the report of the runs on the command line, and write it with its picture."""
+    """Print the report of the runs on the command line, and write it with its picture.
+
+    Raises:
+        InputError: a file of the report is there already, or the folder of a run lacks a file or has a damaged one.
+    """
     parser = argparse.ArgumentParser(
         prog="python main.py report",
         description="Put training runs side by side: distances, speed, data, versions, and the settings that differ.",
@@ -195,20 +226,15 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--output", default="report", help="path of the files, without .md, .png and .pdf")
     options = parser.parse_args(args)
-    with told_in_one_line():
-        written = [Path(f"{options.output}.{suffix}") for suffix in ("md", "png", "pdf")]
-        taken = next((path for path in written if path.exists()), None)
-        if taken is not None:
-            raise InputError(f"report: --output {options.output}: {taken} is there already; nothing is overwritten")
-        runs = [read_run(folder) for folder in dict.fromkeys(options.runs)]
-        plain = [run for run in runs if run.estimator == "OneSample"]
-        text = markdown(runs, read_run(options.baseline) if options.baseline else [*plain, *runs][0])
-        print(text)
-        with written_whole(written[0]) as partial:
-            partial.write_text(text, encoding="utf-8")
-        save_figure(run_comparison([compared(run) for run in runs]), options.output)
+    written = [Path(f"{options.output}.{suffix}") for suffix in ("md", "png", "pdf")]
+    taken = next((path for path in written if path.exists()), None)
+    if taken is not None:
+        raise InputError(f"report: --output {options.output}: {taken} is there already; nothing is overwritten")
+    runs = [read_run(folder) for folder in dict.fromkeys(options.runs)]
+    plain = [run for run in runs if run.estimator == "OneSample"]
+    text = markdown(runs, read_run(options.baseline) if options.baseline else [*plain, *runs][0])
+    print(text)
+    with written_whole(written[0]) as partial:
+        partial.write_text(text, encoding="utf-8")
+    save_figure(run_comparison([compared(run) for run in runs]), options.output)
     print(f"Written: {', '.join(map(str, written))}")
-
-
-if __name__ == "__main__":
-    main()

@@ -122,6 +122,13 @@ def test_files_that_are_no_checkpoints_are_refused_in_one_line(kind, good, tmp_p
     assert os.listdir() == ["a.ckpt"]
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    path = tmp_path / "last.ckpt"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match=r"last\.ckpt is no file, but a folder, a pipe"):
+        read_training(path)
+
+
 def test_what_only_a_fit_needs_is_not_asked_of_others(good, tmp_path):
     path = tmp_path / "a.ckpt"
     path.write_bytes(without(good, "optimizer_states", "loops", "lr_schedulers"))

@@ -83,6 +83,15 @@ def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
     assert "is damaged: the checksum" in refused(capsys, "fit", "--ckpt_path", last(1))
 
 
+def test_last_is_of_a_run_with_the_same_estimator(capsys):
+    fit(2)
+    fit(3, "--model.estimator.n", "8")
+    fit(4, "--ckpt_path", "last")
+    assert yaml.safe_load(Path("runs/demo/version_2/config.yaml").read_text())["ckpt_path"] == str(last(0))
+    line = refused(capsys, "fit", "--ckpt_path", "last", "--model.estimator", "StratifiedKNN")
+    assert "found none; it needs a whole last.ckpt of a run with this name, model and estimator" in line
+
+
 def test_a_longer_run_is_not_overwritten(capsys):
     fit(3, "--trainer.logger.version", "7")
     line = refused(capsys, "fit", "--trainer.max_steps", 9, "--trainer.logger.version", 7)

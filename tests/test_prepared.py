@@ -340,6 +340,9 @@ def test_the_command(tmp_path, capsys):
         main([str(tmp_path / "absent"), str(tmp_path / "y.npy")])
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'absent'} does not exist\n"
+    with pytest.raises(SystemExit):
+        main(["a\x1b[2J\nb.zip", str(tmp_path / "y.npy")])
+    assert capsys.readouterr().err == "error: a\\x1b[2J\\nb.zip does not exist\n"
 
 
 # Memory

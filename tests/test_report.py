@@ -14,11 +14,13 @@ from main import main
 
 def leave_run(folder, estimator, seconds, images=1000, estimator_seconds=0.0, images_seen=None, lr=1e-4, **options):
     folder.mkdir()
+    resumed_from = options.pop("resumed_from", None)
     config = {"class_path": f"lit_knn.estimators.{estimator}", "init_args": options}
     config = {"model": {"init_args": {"lr": lr, "estimator": config}}, "data": {"batch_size": 8}, "trainer": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     time = TrainingTime(seconds, images, estimator_seconds, ("8 x A100",))
-    Record(time=time, images_seen=images_seen or images, step=9, status="finished").write(folder)
+    record = Record(time=time, images_seen=images_seen or images, step=9, status="finished", resumed_from=resumed_from)
+    record.write(folder)
     return str(folder)
 
 
@@ -82,6 +84,16 @@ def test_distances_are_the_best_and_the_last_and_more_samples_win(tmp_path, monk
         assert picture.size[0] > 2000
 
 
+def test_a_resumed_run_has_the_distances_of_its_earlier_parts(tmp_path, monkeypatch, capsys):
+    checkpoints = [None]
+    for name, images, fid in (("a", 100, 3.0), ("b", 200, 4.0), ("c", 300, 5.0)):
+        leave_run(tmp_path / name, "STF", 1.0, resumed_from=checkpoints[-1])
+        checkpoints.append(str(tmp_path / name / "checkpoints" / "last.ckpt"))
+        write_rows(tmp_path / name / "fidelity.csv", [{"images_seen": images, "fid": fid}])
+    rows, _ = report(tmp_path, monkeypatch, capsys, str(tmp_path / "c"), str(tmp_path / "a"))
+    assert rows["FID"] == ["3 at 100, at the end 5", "3 at 100"]
+
+
 def test_settings_that_differ_are_listed_and_others_are_not(tmp_path, monkeypatch, capsys):
     a, b = leave_run(tmp_path / "a", "STF", 1.0, n=64), leave_run(tmp_path / "b", "STF", 1.0, n=256, lr=3e-4)
     record = json.loads((tmp_path / "b" / "run.json").read_text())
@@ -125,6 +137,12 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.png").write_text("precious")
     assert "mine.png is there already" in refusal(capsys, run, "--output", "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine.png"]
+
+
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    run = leave_run(tmp_path / "a", "STF", 1.0)
+    (tmp_path / "taken").write_text("a file, not a folder")
+    assert refusal(capsys, run, "--output", str(tmp_path / "taken" / "report")).startswith("error: ")
 
 
 def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):

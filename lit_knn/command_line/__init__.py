@@ -1,1 +1,1 @@
-"""Checks of the command line: config files, values, options of the trainer; and the one line that tells an error."""
+"""The command line: checks of config files, values and the trainer's options; the one line that tells an error."""

@@ -48,9 +48,9 @@ class Estimator(TellsSettings, ABC):
     shardable = False
     """Tells whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
 
-    A shardable estimator accesses the set only through `search`, `gather`, `fetch` and `over_shards`. It calls them
-    equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its own code
-    may do otherwise: it sets the flag itself.
+    A shardable estimator accesses the set only through `search`, `gather`, `take`, `fetch` and `over_shards`. It calls
+    them equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its own
+    code may do otherwise: it sets the flag itself.
     """
 
     _reference: Reference | None = None

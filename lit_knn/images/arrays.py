@@ -9,8 +9,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from lit_knn.errors import InputError, first_line
-from lit_knn.images.files import DAMAGED, check_entry, check_memory, existing, shown
+from lit_knn.errors import InputError, first_line, printable
+from lit_knn.images.files import DAMAGED, check_entry, check_memory, existing
 
 # NumPy's headers are shorter. A longer one would be read into memory at once.
 HEADER_BYTES = 2**14
@@ -149,7 +149,7 @@ def _array_key(path: Path, keys: list[str]) -> str:
         if key in others:
             return key
     if len(others) != 1:
-        found = ", ".join(map(shown, keys)) or "nothing"
+        found = ", ".join(map(printable, keys)) or "nothing"
         raise InputError(f"{path} must hold the array under the key images, arr_0 or as the only array, found: {found}")
     return others[0]
 

@@ -13,7 +13,7 @@ SAMPLED_BLOCKS = 16
 
 
 class PixelSums:
-    """Sums up the pixels of a file as they are written or read."""
+    """Computes the checksums of pixels as they are written or read."""
 
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_knn.errors import InputError, first_line
+from lit_knn.errors import InputError, first_line, printable
 from lit_knn.memory import machine_bytes
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -80,16 +80,11 @@ def existing(path: str | os.PathLike[str]) -> Path:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown(str(path))} cannot be read: {first_line(error):.300}") from error
+        raise InputError(f"{printable(str(path))} cannot be read: {first_line(error):.300}") from error
     # Opening a pipe would wait for somebody to write to it.
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
         raise InputError(f"{path} is neither a file nor a folder, but a pipe, a socket or a device")
     return path
-
-
-def shown(name: str) -> str:
-    """Return a name from a file as one line without control characters."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
 
 
 def check_memory(path: Path, needed: int, what: str) -> None:
@@ -146,15 +141,15 @@ def opened(path: Path) -> Iterator[tuple[list[str], Read]]:
 def _read_regular(path: Path) -> bytes:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{shown(str(path))} is no regular file, but a pipe, a socket or a device")
-    _check_size(shown(str(path)), status.st_size)
+        raise InputError(f"{printable(str(path))} is no regular file, but a pipe, a socket or a device")
+    _check_size(printable(str(path)), status.st_size)
     return path.read_bytes()
 
 
 def _read_entry(archive: zipfile.ZipFile, name: str) -> bytes:
     entry = archive.getinfo(name)
     check_entry(archive, entry)
-    _check_size(f"{archive.filename}: {shown(name)}", entry.file_size)
+    _check_size(f"{archive.filename}: {printable(name)}", entry.file_size)
     return archive.read(name)
 
 
@@ -190,8 +185,8 @@ def _read_images(path: Path, names: list[str], read: Read) -> np.ndarray:
         image = decode(path, name, read)
         if image.shape != first.shape:
             raise InputError(
-                f"{path}: all images must have one size and number of channels, but {shown(names[0])} is "
-                f"{describe_size(first)} and {shown(name)} is {describe_size(image)}"
+                f"{path}: all images must have one size and number of channels, but {printable(names[0])} is "
+                f"{describe_size(first)} and {printable(name)} is {describe_size(image)}"
             )
         images[i] = image
     return images
@@ -207,7 +202,7 @@ def decode(path: Path, name: str, read: Read, change: Callable[[Any], Any] = lam
     """
     from PIL import Image, UnidentifiedImageError
 
-    where = f"{path}: {shown(name)}"
+    where = f"{path}: {printable(name)}"
     try:
         # Other formats have readers that need far more memory, or that start other programs.
         with Image.open(io.BytesIO(read(name)), formats=("PNG", "JPEG")) as image:
@@ -243,7 +238,7 @@ def read_labels(path: Path, names: list[str], image_names: list[str], read: Read
     if LABEL_FILE not in names:
         elsewhere = [name for name in names if name.endswith(f"/{LABEL_FILE}")]
         if elsewhere:
-            raise InputError(f"{path}: {LABEL_FILE} must be at the root, found {shown(elsewhere[0])}")
+            raise InputError(f"{path}: {LABEL_FILE} must be at the root, found {printable(elsewhere[0])}")
         return None
     where = f"{path}: {LABEL_FILE}"
     try:
@@ -260,14 +255,14 @@ def read_labels(path: Path, names: list[str], image_names: list[str], read: Read
     for name in image_names:
         if name not in label_of:
             raise InputError(
-                f"{where} has {len(label_of)} labels for {len(image_names)} images, none for {shown(name)}"
+                f"{where} has {len(label_of)} labels for {len(image_names)} images, none for {printable(name)}"
             )
     if len(label_of) > len(image_names):
         known = set(image_names)
         unknown = next(name for name in label_of if name not in known)
         raise InputError(
             f"{where} has {len(label_of)} labels for {len(image_names)} images; "
-            f"{shown(unknown)} is not among the images"
+            f"{printable(unknown)} is not among the images"
         )
     return np.array([label_of[name] for name in image_names], np.int64)
 
@@ -281,8 +276,8 @@ def _labels_by_name(where: str, entries: Any) -> dict[str, int]:
             raise InputError(f"{where}: entry {i} of labels must be a [file name, label] pair, got {entry!r:.80}")
         name, label = entry
         if type(label) is not int or not 0 <= label < 2**31:
-            raise InputError(f"{where}: the label of {shown(name)} must be an integer from 0, got {label!r:.80}")
+            raise InputError(f"{where}: the label of {printable(name)} must be an integer from 0, got {label!r:.80}")
         if name in label_of:
-            raise InputError(f"{where} names {shown(name)} twice")
+            raise InputError(f"{where} names {printable(name)} twice")
         label_of[name] = label
     return label_of

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lit_knn.atomic_files import remove_partial, written_whole
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, printable
 from lit_knn.images.checksums import PixelSums
-from lit_knn.images.files import describe_size, shown
+from lit_knn.images.files import describe_size
 from lit_knn.images.mapped import PARTIAL_SUFFIX, Description, npy_path, read_description
 from lit_knn.images.source import Options, Source, open_source
 
@@ -215,8 +215,8 @@ def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, worke
             first = describe_size(np.empty(shape[1:]))
             hint = "" if image.shape[1:] != shape[2:] else "; --rgb makes them all RGB"
             raise InputError(
-                f"all images must have one size and number of channels, but {shown(images.names[0])} is {first} "
-                f"and {shown(images.names[i])} is {describe_size(image)}{hint}"
+                f"all images must have one size and number of channels, but {printable(images.names[0])} is {first} "
+                f"and {printable(images.names[i])} is {describe_size(image)}{hint}"
             )
         return image
 

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
-# Launchers pass a Ctrl-C on to processes that have already got it from the terminal. A user is slower.
+# A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close together are one.
 SECONDS_BETWEEN_TWO = 1.0
 
 
@@ -34,8 +34,8 @@ class RunInterrupted(SystemExit):
 class Interruption(pl.Callback):
     """Notes signals in training, and ends the run after the batch, when checkpoints are saved.
 
-    A batch in between would leave an optimiser step half done. A validation changes nothing, so it ends at once. A
-    second Ctrl-C ends the process at once, too. SLURM's signal to requeue also waits for the end of the batch.
+    Inside a batch, an end could leave an optimiser step half done. A validation changes no weights, so the run ends at
+    once there. A second Ctrl-C ends the process at once, too. SLURM's signal to requeue waits for the end of the batch.
 
     Attributes:
         stops: the signal that ends the run after this batch, or 0; the same on all ranks.
@@ -84,13 +84,13 @@ class Interruption(pl.Callback):
             raise self._interrupted(self.stops)
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The checkpoints before the validation are saved, so from now on a signal ends the run at once."""
+        """Let a signal end the run at once from now on, because the checkpoint before the validation is saved."""
         self._ends_at_once = trainer.state.fn == "fit" and not trainer.sanity_checking
         if self._ends_at_once and self._noted:
             raise self._interrupted(self._noted)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Checkpoints are saved now, and then training goes on, so a signal waits again."""
+        """Let a signal wait again, because checkpoints are saved now, and then training goes on."""
         self._ends_at_once = False
 
     def _agree(self, trainer: pl.Trainer) -> tuple[int, int]:

@@ -20,13 +20,13 @@ def config_of_run(run: str | Path) -> dict[str, Any]:
     """Read config.yaml in a run's folder; raise InputError if it is missing, unreadable or not from a training run."""
     path = Path(run) / CONFIG_NAME
     if not path.is_file():
-        raise InputError(f"--run {run}: {path} does not exist; give the folder of a training run, as runs/x/version_0")
+        raise InputError(f"{path} does not exist; give the folder of a training run, as runs/x/version_0")
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"--run {run}: {path} cannot be read: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict) or not {"model", "data", "trainer"} <= config.keys():
-        raise InputError(f"--run {run}: {path} is not the configuration of a training run")
+        raise InputError(f"{path} is not the configuration of a training run")
     return config
 
 

@@ -87,6 +87,7 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
         said = json.loads(path.read_text(encoding="utf-8"))
         record = Record(**{known.name: said[known.name] for known in fields(Record)})
         record.time = TrainingTime(**{**said["time"], "hardware": tuple(map(str, said["time"]["hardware"]))})
+        # A value of another type would fail in the middle of a report.
         numbers = (record.time.seconds, record.time.images, record.time.estimator_seconds, record.images_seen)
         for number in (*numbers, record.step, record.wall_seconds, record.memory_gb, record.gpu_memory_gb):
             float(number)

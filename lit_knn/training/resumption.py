@@ -27,19 +27,19 @@ class Bookkeeping(pl.Callback):
     """
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """A batch has begun, so the validation before it, if any, is done."""
+        """Note that no validation is left from before this batch."""
         pl_module.validation_due = False
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Count the batch. A validation may follow."""
+        """Count the batch, and note that a validation may follow."""
         pl_module.finish_batch()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """The validation is done."""
+        """Note that the validation is done."""
         pl_module.validation_due = False
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """No validation is left at the end of an epoch."""
+        """Note that no validation is left at the end of an epoch."""
         pl_module.validation_due = False
 
 
