@@ -204,5 +204,5 @@ def test_predict_writes_samples_without_being_asked_for_a_writer(tmp_path, monke
     data = ["--data", "Digits", "--data.predict_samples", "2", "--data.batch_size", "2"]
     quiet = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
     assert config == DEMO
-    main(["predict", *model, "--model.sampling_steps", "2", *data, *quiet])
+    main(["predict", *model, "--model.sampling_steps", "8", *data, *quiet])
     assert sorted(path.name for path in Path("runs/predictions").iterdir()) == ["000000.png", "000001.png", "grid.png"]

@@ -358,7 +358,7 @@ def test_the_certificate_of_two_draws_is_the_square_of_their_difference(share):
 
 
 def test_rounding_hides_no_likely_image(bfloat16_everywhere):
-    # So far from the mean, bfloat16 moves the logarithms by more than their range. Any image may then be the likely one.
+    # So far from the mean, bfloat16 moves the logarithms by more than their range. Any image may then be likely.
     near = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
     x = torch.cat([near + 100, -near - 100])
     estimator = SubspaceKNN(r=4, n=20, compute="bfloat16").bind(ReferenceSet(x))
