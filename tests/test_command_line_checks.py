@@ -111,3 +111,12 @@ def test_only_the_first_rank_says_how_a_run_goes_on(capsys, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     assert interrupted(RunInterrupted(signal.SIGINT, 3, None), ["fit"]).code == 0
     assert capsys.readouterr().err == ""
+
+
+def test_aliases_count_as_often_as_they_stand(tmp_path):
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 5)]
+    (tmp_path / "many.yaml").write_text("\n".join(lines))
+    assert "more than 100000 values" in refusal(check_config_files, ["-c", str(tmp_path / "many.yaml")])
+    (tmp_path / "few.yaml").write_text("\n".join(lines[:3]))
+    check_config_files(["-c", str(tmp_path / "few.yaml")])

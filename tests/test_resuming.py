@@ -8,6 +8,7 @@ import torch
 from lit_knn.errors import InputError
 from lit_knn.training.interruption import RunInterrupted
 from tests.interrupted_runs import At, assert_same, edm, fit, ict, interrupt, validations
+from tests.ranks import run_ranks
 
 MOMENTS = ["on_train_batch_start", "on_train_batch_end"]
 
@@ -123,6 +124,13 @@ def test_the_first_signal_is_not_the_second_which_launchers_send(tmp_path):
     status, path = fit(tmp_path, ict(), 9, at=At(2, "on_after_backward", twice))
     assert status == 130
     assert torch.load(path, weights_only=True)["global_step"] == 3
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_that_one_rank_alone_got_ends_all_after_the_same_batch(signalled, tmp_path):
+    codes, errors = run_ranks("tests.signal_probe", tmp_path, signalled, ranks=2)
+    assert codes == [0, 0], errors
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["SIGTERM", "SIGTERM"]
 
 
 def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
