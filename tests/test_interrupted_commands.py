@@ -84,6 +84,11 @@ def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
         fit(4, "--ckpt_path", "last")
     assert yaml.safe_load(Path("runs/demo/version_2/config.yaml").read_text())["ckpt_path"] == str(last(0))
     assert "is damaged: the checksum" in refused(capsys, "fit", "--ckpt_path", last(1))
+    checkpoint = torch.load(last(2), weights_only=True)
+    del checkpoint["optimizer_states"]
+    torch.save(checkpoint, last(2))
+    with pytest.warns(UserWarning, match=r"version_2.* has no optimizer_states; an older checkpoint is used"):
+        fit(4, "--ckpt_path", "last")
 
 
 @pytest.mark.parametrize("logger", [True, {}, {"name": "own"}, {"name": None}, {"save_dir": "elsewhere"}, False])

@@ -9,12 +9,13 @@ import pytest
 import yaml
 from PIL import Image
 
+from callbacks import RunRecord
 from lit_knn.figures.run_comparison import run_comparison
 from lit_knn.report import compared, read_run
 from lit_knn.results import write_rows
 from lit_knn.training.record import Record, read_record
 from lit_knn.training.times import TrainingTime
-from main import main
+from main import main, make_cli
 
 
 def leave_run(folder, estimator, seconds, images=1000, estimator_seconds=0.0, images_seen=None, lr=1e-4, **options):
@@ -195,8 +196,9 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     assert record["memory_gb"] > 0.1
     # The record of every part of the run tells where the part started.
     last = folder / "checkpoints" / "last.ckpt"
-    main(["fit", "-c", "configs/demo.yaml", *args, "--trainer.max_steps", "4", "--ckpt_path", str(last),
-          "--data.batch_size", "16"])  # fmt: skip
+    args += ["--data.batch_size", "16", "--trainer.callbacks+=callbacks.RunRecord"]
+    cli = make_cli(["fit", "-c", "configs/demo.yaml", *args, "--trainer.max_steps", "4", "--ckpt_path", str(last)])
+    assert sum(isinstance(callback, RunRecord) for callback in cli.trainer.callbacks) == 1
     record = json.loads((tmp_path / "demo" / "version_1" / "run.json").read_text())
     assert record["resumed_from"] == str(last)
     assert (record["step"], record["images_seen"]) == (4, 64)
