@@ -87,6 +87,7 @@ def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
     checkpoint = torch.load(last(2), weights_only=True)
     del checkpoint["optimizer_states"]
     torch.save(checkpoint, last(2))
+    assert "cannot be resumed from: the checkpoint has no opt" in refused(capsys, "fit", "--ckpt_path", last(2))
     with pytest.warns(UserWarning, match=r"version_2.* has no optimizer_states; an older checkpoint is used"):
         fit(4, "--ckpt_path", "last")
 
