@@ -30,8 +30,9 @@ LISTS = ROOT / "tests" / "faults"
 PRELOADED = ["torch", "pytorch_lightning", "faiss", "torchmetrics", "torchvision", "matplotlib.pyplot", "jsonargparse"]
 PRELOADED += ["pytest", "scipy.stats", "sklearn.datasets", "torch.utils.tensorboard"]
 CAUGHT, SURVIVED, UNUSABLE = "caught", "survived", "unusable"
-# Exit status of pytest: passed; failed; an import failed. Everything else means that no test has judged the fault.
-VERDICTS = {0: SURVIVED, 1: CAUGHT, 2: CAUGHT}
+# Exit status of pytest: passed; an internal error, wrong options, or no test, which means that no test has judged the
+# fault. Everything else is a failure, or the fault has ended the process.
+VERDICTS = {0: SURVIVED, 3: UNUSABLE, 4: UNUSABLE, 5: UNUSABLE}
 FORK = get_context("fork")
 
 
@@ -149,7 +150,7 @@ class Running:
         self.stop()
         if late:
             return Verdict(CAUGHT, "ran past the time limit")
-        word = VERDICTS.get(self.process.exitcode, UNUSABLE if self.process.exitcode >= 0 else CAUGHT)
+        word = VERDICTS.get(self.process.exitcode, CAUGHT)
         return Verdict(word, "" if word != UNUSABLE else f"pytest ended with status {self.process.exitcode}")
 
     def stop(self) -> None:

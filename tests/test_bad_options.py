@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from main import main
+from main import main, make_cli
 from tests.command_lines import DEMO, TINY, refusal_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -204,5 +204,6 @@ def test_predict_writes_samples_without_being_asked_for_a_writer(tmp_path, monke
     data = ["--data", "Digits", "--data.predict_samples", "2", "--data.batch_size", "2"]
     quiet = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
     assert config == DEMO
-    main(["predict", *model, "--model.sampling_steps", "2", *data, *quiet])
+    cli = make_cli(["predict", *model, "--model.sampling_steps", "8", *data, *quiet])
+    assert not cli.trainer.predict_loop.return_predictions  # They would fill the memory.
     assert sorted(path.name for path in Path("runs/predictions").iterdir()) == ["000000.png", "000001.png", "grid.png"]

@@ -6,9 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 import yaml
+from pytorch_lightning.loggers import CSVLogger
 
+from lit_knn.training.newest_checkpoint import checkpoints_of_name
 from main import main
 from tests.interrupted_runs import file_size_limit, killed
 
@@ -81,6 +84,26 @@ def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
         fit(4, "--ckpt_path", "last")
     assert yaml.safe_load(Path("runs/demo/version_2/config.yaml").read_text())["ckpt_path"] == str(last(0))
     assert "is damaged: the checksum" in refused(capsys, "fit", "--ckpt_path", last(1))
+    checkpoint = torch.load(last(2), weights_only=True)
+    del checkpoint["optimizer_states"]
+    torch.save(checkpoint, last(2))
+    assert "cannot be resumed from: the checkpoint has no opt" in refused(capsys, "fit", "--ckpt_path", last(2))
+    with pytest.warns(UserWarning, match=r"version_2.* has no optimizer_states; an older checkpoint is used"):
+        fit(4, "--ckpt_path", "last")
+
+
+@pytest.mark.parametrize("logger", [True, {}, {"name": "own"}, {"name": None}, {"save_dir": "elsewhere"}, False])
+def test_last_is_looked_for_where_the_logger_of_the_options_writes(logger):
+    options = {"default_root_dir": "root", "logger": logger}
+    if isinstance(logger, dict):
+        folder = Path(CSVLogger(**{"save_dir": "root", **logger}).log_dir)
+        options["logger"] = [{"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": logger}]
+    else:
+        trainer = pl.Trainer(**options, enable_progress_bar=False, accelerator="cpu")
+        folder = Path(trainer.log_dir if logger else trainer.default_root_dir)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "last.ckpt").touch()
+    assert checkpoints_of_name(options) == [folder / "checkpoints" / "last.ckpt"]
 
 
 def test_last_is_of_a_run_with_the_same_estimator(capsys):

@@ -89,6 +89,14 @@ def test_a_flipped_bit_is_found_at_the_start_of_a_run_and_by_verify(large, tmp_p
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
 
 
+def test_the_images_of_a_damaged_block_are_named_and_no_others(tmp_path):
+    # Each block of checksums holds exactly one of these images.
+    source = write_folder(tmp_path / "s", {f"{i}.png": encoded(np.zeros((1024, 1024), np.uint8)) for i in range(3)})
+    prepare(source, tmp_path / "x.npy")
+    flip(tmp_path / "x.npy", 128 + MIB + 7)
+    assert "pixels among images 1 to 1 are" in refusal(verify, tmp_path / "x.npy")
+
+
 def test_a_file_of_an_earlier_version_is_read_and_its_hash_still_verified(large, tmp_path):
     path = copied(large, tmp_path)
     fields = json.loads(path.with_suffix(".json").read_text())
@@ -123,6 +131,13 @@ def test_command_lines_that_mean_nothing_are_refused(args, capsys):
         main(args)
     assert caught.value.code == 2
     assert "error: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_number_of_threads_is_the_one_asked_for(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([str(image_folder(tmp_path / "s")), str(tmp_path / "x.npy"), "--workers", "0"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "error: --workers must be at least 1, got 0\n"
 
 
 # Files that change while they are used

@@ -1,15 +1,21 @@
 """`main.py report` puts runs side by side: the paper's table of times, distances, and the settings that differ."""
 
 import json
+import resource
+from datetime import UTC, datetime, timedelta
 
+import numpy
 import pytest
 import yaml
 from PIL import Image
 
+from callbacks import RunRecord
+from lit_knn.figures.run_comparison import run_comparison
+from lit_knn.report import compared, read_run
 from lit_knn.results import write_rows
-from lit_knn.training.record import Record
+from lit_knn.training.record import Record, read_record
 from lit_knn.training.times import TrainingTime
-from main import main
+from main import main, make_cli
 
 
 def leave_run(folder, estimator, seconds, images=1000, estimator_seconds=0.0, images_seen=None, lr=1e-4, **options):
@@ -94,15 +100,45 @@ def test_a_resumed_run_has_the_distances_of_its_earlier_parts(tmp_path, monkeypa
     assert rows["FID"] == ["3 at 100, at the end 5", "3 at 100"]
 
 
+def test_a_score_is_best_where_it_is_highest(tmp_path, monkeypatch, capsys):
+    run = leave_run(tmp_path / "a", "STF", 1.0)
+    scores = [{"images_seen": 100 * i, "inception_score": value} for i, value in ((1, 5.0), (2, 7.0), (3, 6.0))]
+    write_rows(tmp_path / "a" / "fidelity.csv", scores)
+    rows, _ = report(tmp_path, monkeypatch, capsys, run)
+    assert rows["Inception Score"] == ["7 at 200, at the end 6"]
+
+
+def test_a_table_without_values_of_a_metric_hides_none(tmp_path):
+    run = leave_run(tmp_path / "a", "STF", 1.0)
+    write_rows(tmp_path / "a" / "fidelity.csv", [{"images_seen": 100, "fid": 9.0, "kid": 0.1}])
+    write_rows(tmp_path / "a" / "checkpoints_fid.csv", [{"images_seen": 100, "fid": 2.5, "kid": ""}])
+    assert read_run(run).distances == {"fid": [(100, 2.5)], "kid": [(100, 0.1)]}
+
+
+def test_the_picture_has_the_distances_over_millions_of_images_and_the_time_of_each_part(tmp_path):
+    run = leave_run(tmp_path / "a", "STF", 100.0, 20_000, estimator_seconds=40.0)
+    points = [{"images_seen": 1_000_000 * i, "fid": 9.0 / i} for i in (1, 2, 3)]
+    write_rows(tmp_path / "a" / "fidelity.csv", points)
+    panel, bars = run_comparison([compared(read_run(run))]).axes
+    assert panel.get_xlabel() == "Training images seen (millions)"
+    (line,) = panel.get_lines()
+    assert line.get_xydata().tolist() == [[1, 9], [2, 4.5], [3, 3]]
+    # 5 ms for each image, 2 of them in the estimator.
+    parts = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars.patches)
+    assert parts == [(0, 3), (3, 5)]
+
+
 def test_settings_that_differ_are_listed_and_others_are_not(tmp_path, monkeypatch, capsys):
     a, b = leave_run(tmp_path / "a", "STF", 1.0, n=64), leave_run(tmp_path / "b", "STF", 1.0, n=256, lr=3e-4)
     record = json.loads((tmp_path / "b" / "run.json").read_text())
     record["packages"]["torch"] = "9.9"
+    record["processes"] = 8
     (tmp_path / "b" / "run.json").write_text(json.dumps(record))
     rows, printed = report(tmp_path, monkeypatch, capsys, a, b)
     assert rows["model.estimator.n"] == ["64", "256"]
     assert rows["model.lr"] == ["0.0001", "0.0003"]
     assert rows["torch"][1] == "9.9"
+    assert rows["processes"] == ["1", "8"]
     assert "batch_size" not in printed
     assert "numpy" not in printed
 
@@ -145,6 +181,16 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path, capsys):
     assert refusal(capsys, run, "--output", str(tmp_path / "taken" / "report")).startswith("error: ")
 
 
+def test_a_record_tells_the_days_and_the_peak_of_the_memory(tmp_path):
+    numpy.ones(2**25).sum()  # These 268 MB are free again before the record is written.
+    started = datetime.now(UTC) - timedelta(days=2, hours=1)
+    Record(started=started.isoformat()).write(tmp_path)
+    record = read_record(tmp_path)
+    assert record.wall_seconds / 3600 == pytest.approx(49, abs=0.5)
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert record.memory_gb * 1e9 == pytest.approx(peak, rel=0.02)
+
+
 def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     import torch
 
@@ -168,8 +214,9 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     assert record["memory_gb"] > 0.1
     # The record of every part of the run tells where the part started.
     last = folder / "checkpoints" / "last.ckpt"
-    main(["fit", "-c", "configs/demo.yaml", *args, "--trainer.max_steps", "4", "--ckpt_path", str(last),
-          "--data.batch_size", "16"])  # fmt: skip
+    args += ["--data.batch_size", "16", "--trainer.callbacks+=callbacks.RunRecord"]
+    cli = make_cli(["fit", "-c", "configs/demo.yaml", *args, "--trainer.max_steps", "4", "--ckpt_path", str(last)])
+    assert sum(isinstance(callback, RunRecord) for callback in cli.trainer.callbacks) == 1
     record = json.loads((tmp_path / "demo" / "version_1" / "run.json").read_text())
     assert record["resumed_from"] == str(last)
     assert (record["step"], record["images_seen"]) == (4, 64)

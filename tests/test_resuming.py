@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
+from lit_knn.estimators import OneSample
+from lit_knn.ict import LitICT
+from lit_knn.solvers import euler_step
 from lit_knn.training.interruption import RunInterrupted
-from tests.interrupted_runs import At, assert_same, edm, fit, ict, interrupt, validations
+from tests.interrupted_runs import At, assert_same, edm, fit, ict, interrupt, net, validations
+from tests.ranks import run_ranks
 
 MOMENTS = ["on_train_batch_start", "on_train_batch_end"]
 
@@ -125,6 +129,13 @@ def test_the_first_signal_is_not_the_second_which_launchers_send(tmp_path):
     assert torch.load(path, weights_only=True)["global_step"] == 3
 
 
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_that_one_rank_alone_got_ends_all_after_the_same_batch(signalled, tmp_path):
+    codes, errors = run_ranks("tests.signal_probe", tmp_path, signalled, ranks=2)
+    assert codes == [0, 0], errors
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["SIGTERM", "SIGTERM"]
+
+
 def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
     def fail(optimizer, *_):
         if next(iter(optimizer.state.values()))["step"] == 5:
@@ -138,6 +149,25 @@ def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
     # The one around the validation at step 3. The averaged weights of step 5 are missing.
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert torch.load(path, weights_only=True)["global_step"] == 3
+
+
+class Decaying(LitICT):
+    """Halves the learning rate after each step."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def test_a_scheduler_goes_on_where_it_was(tmp_path):
+    def model():
+        return Decaying(net(), OneSample(), euler_step, lr=0.1, total_steps=16)
+
+    path = fit(tmp_path / "a", model(), 2)[1]
+    path = fit(tmp_path / "b", model(), 3, path)[1]
+    (group,) = torch.load(path, weights_only=True)["optimizer_states"][0]["param_groups"]
+    assert group["lr"] == pytest.approx(0.1 / 2**3)
 
 
 def test_the_options_of_the_optimiser_hold(tmp_path):

@@ -1,10 +1,13 @@
 """The subspace estimator against enumeration, its limits, and its certificate against its error."""
 
+import math
+
 import pytest
 import torch
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, ExactFloat64, SubspaceKNN
+from lit_knn.linalg import dtypes
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.reference.components import components_of, projection_of
@@ -332,3 +335,52 @@ def test_each_piece_of_a_batch_has_its_own_noise_levels(monkeypatch):
     estimate = SubspaceKNN(12, n=59, compute="float32").bind(reference).posterior_mean(z, t)
     expected = ExactFloat64().bind(reference).posterior_mean(z, t)
     torch.testing.assert_close(estimate, expected, rtol=0, atol=0.02)
+
+
+@pytest.fixture
+def bfloat16_everywhere(monkeypatch):
+    """Lets every CPU take bfloat16. Without instructions for it the products are slower, but the same."""
+    monkeypatch.setattr(dtypes, "is_native", lambda dtype, device: True)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_the_certificate_of_two_draws_is_the_square_of_their_difference(share):
+    # The rest lies at one place along the component and at ±1 across it. So the control variate is 0, and the two
+    # draws, one above and one below, contribute π/2·(0, ±1). The variance of independent draws is |c₁ − c₂|².
+    far, t = 6.0, 1.0
+    x = torch.tensor([[0.0, 0.0]] + 4 * [[far, 1.0]] + 4 * [[far, -1.0]])
+    # The posterior shares are 1 : 8·exp(far·z₁ − far²/2 − 1/2).
+    z1 = (far**2 / 2 + 0.5 + math.log(share / (1 - share) / 8)) / far
+    estimator = SubspaceKNN(r=1, m=1, n=3, compute="float32").bind(ReferenceSet(x))
+    certificate = estimator.certified_mean(torch.tensor([[z1, 0.0]]), t)
+    torch.testing.assert_close(certificate.mean, torch.tensor([[share * far, 0.0]]))
+    assert certificate.sq_error.item() == pytest.approx(share**2 / 2, rel=1e-4)
+
+
+def test_rounding_hides_no_likely_image(bfloat16_everywhere):
+    # So far from the mean, bfloat16 moves the logarithms by more than their range. Any image may then be likely.
+    near = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([near + 100, -near - 100])
+    estimator = SubspaceKNN(r=4, n=20, compute="bfloat16").bind(ReferenceSet(x))
+    z = noisy(x, 1.0)
+    torch.testing.assert_close(estimator.posterior_mean(z, 1.0).double(), posterior_mean(z, x, 1.0), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("radius", [12.0, 12.5, 13.0, 13.5, 14.0, 14.5])
+def test_the_mean_of_a_rest_that_bfloat16_cannot_hold_is_of_its_images(bfloat16_everywhere, radius):
+    # The kept images are nearest along the components, and as far as the others across them.
+    ring = torch.nn.functional.normalize(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
+    centre = torch.tensor([6 * radius, 0.0, 0.0, 0.0])
+    x = torch.cat([torch.stack([centre, centre]), centre + radius * ring])
+    x = torch.cat([x, torch.zeros(42, 1)], 1)
+    x[:2, 4] = torch.tensor([radius, -radius])
+    estimator = SubspaceKNN(r=4, n=8, compute="bfloat16").bind(ReferenceSet(torch.cat([x, -x])))
+    z = torch.cat([centre, torch.zeros(1)]).expand(20, -1)
+    # A mean of drawn images is within the radius, and the mean of the rest is within another two of them.
+    assert ((estimator.posterior_mean(z, 1.0) - z).norm(dim=1) < 3 * radius).all()
+
+
+def test_the_type_of_the_products_is_the_one_asked_for(monkeypatch):
+    monkeypatch.setattr(dtypes, "is_native", lambda dtype, device: dtype == torch.float32)
+    with pytest.raises(InputError, match="SubspaceKNN: compute=bfloat16: this cpu does not multiply it natively"):
+        SubspaceKNN(r=4, n=8, compute="bfloat16").bind(ReferenceSet(low_rank_vectors()))

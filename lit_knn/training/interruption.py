@@ -97,8 +97,7 @@ class Interruption(pl.Callback):
         if not torch.distributed.is_initialized():
             return self._noted, self._requeue_noted
         noted = torch.tensor([self._noted, self._requeue_noted], device=trainer.strategy.root_device)
-        torch.distributed.all_reduce(noted, torch.distributed.ReduceOp.MAX)
-        stops, requeue = noted.tolist()
+        stops, requeue = trainer.strategy.reduce(noted, reduce_op="max").tolist()
         return stops, requeue
 
     def _interrupted(self, signum: int) -> RunInterrupted:

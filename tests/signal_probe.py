@@ -1,0 +1,27 @@
+"""One process of a distributed training, which alone may get a signal; it writes what it agrees on with the others."""
+
+import signal
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from pytorch_lightning.strategies import DDPStrategy
+
+from lit_knn.training.interruption import Interruption
+
+
+def main(rank, world_size, folder, how):
+    """Give the signal to the rank `how`, and write the signal that ends the run after the batch."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    trainer = SimpleNamespace(
+        world_size=world_size,
+        received_sigterm=rank == how,
+        strategy=SimpleNamespace(root_device=torch.device("cpu"), launcher=None, reduce=DDPStrategy().reduce),
+        fit_loop=SimpleNamespace(_should_accumulate=lambda: False),
+        _accelerator_connector=SimpleNamespace(cluster_environment=None),
+    )
+    interruption = Interruption()
+    interruption.on_train_start(trainer, None)
+    interruption.on_train_batch_end(trainer)
+    (folder / f"{rank}.txt").write_text(str(signal.Signals(interruption.stops).name))
+    dist.destroy_process_group()

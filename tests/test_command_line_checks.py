@@ -1,0 +1,122 @@
+"""The checks of a command line one by one: what they refuse, what they let pass, and what they say."""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_only
+
+from lit_knn.command_line.arguments import check_linked, with_joined_negatives
+from lit_knn.command_line.config_files import check_config_files
+from lit_knn.command_line.interruption import interrupted
+from lit_knn.command_line.messages import condense, message_of
+from lit_knn.command_line.option_values import check_values
+from lit_knn.command_line.trainer_options import check_processes, check_trainer_options
+from lit_knn.errors import InputError
+from lit_knn.training.interruption import RunInterrupted
+from tests.image_files import refusal
+
+
+@pytest.mark.parametrize("number", ["-1", "-1e-3", "-.5", "-inf"])
+def test_negative_numbers_belong_to_the_option_before_them(number):
+    assert with_joined_negatives(["fit", "--model.lr", number, "--x"]) == ["fit", f"--model.lr={number}", "--x"]
+    assert with_joined_negatives(["fit", "--model.lr=1", number]) == ["fit", "--model.lr=1", number]
+
+
+@pytest.mark.parametrize("option", ["--model.seed", "--data.seed", "--data.init_args.seed", "--model.seed=3"])
+def test_the_seed_of_a_part_is_refused(option):
+    assert "is set by --seed_everything" in refusal(check_linked, ["fit", option, "3"])
+
+
+def test_files_that_a_config_names_are_looked_for_beside_it(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "outer.yaml").write_text("model: inner/model.yaml\n")
+    (tmp_path / "inner" / "model.yaml").write_text("net: ../net.yaml\n")
+    (tmp_path / "net.yaml").write_text("a: 1\nb: 1\na: 2\n")
+    message = refusal(check_config_files, ["fit", "-c", str(tmp_path / "outer.yaml")])
+    assert message.endswith("net.yaml, line 3: the key a is there twice")
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63), -(2**70), float("-inf")])
+def test_numbers_that_no_tensor_holds_are_refused(value):
+    assert "--model.x: " in refusal(check_values, {"model": {"x": [1, value]}, "trainer": {}}, pl.Trainer)
+    check_values({"model": {"x": [1 - 2**63, 2**63 - 1]}, "trainer": {}}, pl.Trainer)
+
+
+def test_a_limit_of_0_is_refused_where_the_command_would_do_nothing():
+    for command in ("fit", "validate", "predict"):
+        name = {"fit": "train", "validate": "val"}.get(command, command)
+        for limit in ("train", "val", "predict"):
+            options = {f"limit_{limit}_batches": 0}
+            if limit == name:
+                assert f"limit_{limit}_batches must be" in refusal(check_trainer_options, options, command)
+            else:
+                check_trainer_options(options, command)
+
+
+def test_only_a_plan_takes_more_devices_than_the_machine_has(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    check_trainer_options({"devices": "64"}, "plan")
+    assert "devices=64 must be at most" in refusal(check_trainer_options, {"devices": "64"}, "fit")
+
+
+@pytest.mark.parametrize(("devices", "nodes", "fits"), [(2, 2, True), (4, 1, False), (1, 4, False), (2, 1, False)])
+def test_the_processes_of_torchrun_are_those_of_the_options(devices, nodes, fits, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    trainer = SimpleNamespace(num_devices=devices, num_nodes=nodes)
+    if fits:
+        check_processes(trainer)
+    else:
+        assert "torchrun has started 4 processes" in refusal(check_processes, trainer)
+
+
+def test_bad_input_is_told_whatever_error_it_led_to():
+    def caught(chain):
+        try:
+            try:
+                raise InputError("the option is bad")
+            except InputError as error:
+                if chain:
+                    raise RuntimeError("then this failed") from error
+                raise KeyError("and this failed")  # noqa: B904
+        except Exception as error:
+            return message_of(error)
+
+    assert caught(True) == caught(False) == "the option is bad"
+
+
+def test_a_long_value_is_cut():
+    message = condense(f'Parser key "model.lr":\n  Not a float\n  Given value: {"7" * 5000}\n')
+    assert message.startswith("--model.lr: Not a float (given: 777")
+    assert len(message) < 300
+
+
+def test_the_command_that_goes_on_is_the_same_but_for_the_checkpoint(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["main.py"])
+    args = ["fit", "-c", "my config.yaml", "--ckpt_path", "old.ckpt", "--trainer.max_steps", "9"]
+    stop = RunInterrupted(signal.SIGTERM, 3, str(Path("a run") / "last.ckpt"))
+    assert interrupted(stop, args).code == 143
+    said = capsys.readouterr().err
+    assert "interrupted by SIGTERM after step 3" in said
+    expected = ["fit", "-c", "my config.yaml", "--trainer.max_steps", "9", "--ckpt_path", "a run/last.ckpt"]
+    assert shlex.split(said.partition("to go on: ")[2]) == ["python", "main.py", *expected]
+
+
+def test_only_the_first_rank_says_how_a_run_goes_on(capsys, monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    assert interrupted(RunInterrupted(signal.SIGINT, 3, None), ["fit"]).code == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_aliases_count_as_often_as_they_stand(tmp_path):
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 5)]
+    (tmp_path / "many.yaml").write_text("\n".join(lines))
+    assert "more than 100000 values" in refusal(check_config_files, ["-c", str(tmp_path / "many.yaml")])
+    (tmp_path / "few.yaml").write_text("\n".join(lines[:3]))
+    check_config_files(["-c", str(tmp_path / "few.yaml")])
