@@ -5,6 +5,7 @@ each part; the last one stands for all, and earlier ones are found.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,18 @@ def parts_of(folder: str, record: Record) -> list[Path]:
         parts.insert(0, before)
         record = read_record(before)
     return parts
+
+
+def trainings(folders: Sequence[str]) -> list[str]:
+    """Leave out folders of `validate` and `predict`, which `version_*` also names, with a line for each."""
+    folders = list(dict.fromkeys(folders))
+    recorded = [folder for folder in folders if (Path(folder) / RECORD_NAME).is_file()]
+    if not recorded:
+        return folders  # Reading them tells what is missing.
+    for folder in folders:
+        if folder not in recorded:
+            print(f"left out: {folder} has no {RECORD_NAME}, which every training writes", file=sys.stderr)
+    return recorded
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
@@ -230,7 +243,7 @@ def main(args: Sequence[str] | None = None) -> None:
     taken = next((path for path in written if path.exists()), None)
     if taken is not None:
         raise InputError(f"report: --output {options.output}: {taken} is there already; nothing is overwritten")
-    runs = [read_run(folder) for folder in dict.fromkeys(options.runs)]
+    runs = [read_run(folder) for folder in trainings(options.runs)]
     plain = [run for run in runs if run.estimator == "OneSample"]
     text = markdown(runs, read_run(options.baseline) if options.baseline else [*plain, *runs][0])
     print(text)

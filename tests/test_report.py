@@ -167,6 +167,16 @@ def test_what_cannot_be_read_is_said_in_one_line(damage, tmp_path, monkeypatch, 
     assert "callbacks.RunRecord writes it" in refusal(capsys, run)
 
 
+def test_folders_of_other_commands_are_left_out_with_a_line(tmp_path, monkeypatch, capsys):
+    run = leave_run(tmp_path / "a", "STF", 1.0)
+    (tmp_path / "validated").mkdir()
+    monkeypatch.chdir(tmp_path)
+    main(["report", run, "validated"])
+    printed = capsys.readouterr()
+    assert printed.err == "left out: validated has no run.json, which every training writes\n"
+    assert f"| run | {run} |" in printed.out
+
+
 def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = leave_run(tmp_path / "a", "STF", 1.0)
