@@ -76,7 +76,16 @@ def test_an_interrupted_command_says_the_command_that_goes_on(capsys, monkeypatc
 def test_a_signal_ends_a_command_without_training_at_once(command, hook, signum, status, capsys):
     killer = killed("KilledAt", step=0, hook=hook, signum=int(signum))
     Path("killed.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [killer], "logger": False}}))
-    model = ["--model", "LitEstimator", "--model.estimator", "Exact", "--model.sigma_max", "2", "--model.sampling_steps", "4"]
+    model = [
+        "--model",
+        "LitEstimator",
+        "--model.estimator",
+        "Exact",
+        "--model.sigma_max",
+        "2",
+        "--model.sampling_steps",
+        "4",
+    ]
     data = ["--data", "Digits", "--data.batch_size", "2", "--data.val_images", "4", "--data.predict_samples", "4"]
     before = signal.getsignal(signum)
     with pytest.raises(SystemExit) as stop:

@@ -202,7 +202,7 @@ def resume(path, data, model=None):
 
 def test_other_images_or_labels_are_refused(tmp_path):
     _, path = fit(tmp_path / "a", ict(), 1)
-    with pytest.raises(InputError, match="images with the hash [0-9a-f]{16}, not [0-9a-f]{16};"):
+    with pytest.raises(InputError, match=r"images with the hash [0-9a-f]{16}, not [0-9a-f]{16};"):
         resume(path, Inverted(batch_size=400))
     # Without classes the labels do not matter. A set in shards is the same set.
     assert resume(path, Relabelled(batch_size=400)) == 2

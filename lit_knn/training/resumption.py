@@ -67,7 +67,7 @@ def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) ->
         hashed = "shards" if reference.sharded else "data"
         known |= {"images": reference.N, hashed: reference.fingerprint()[:HASH_DIGITS]}
         if getattr(pl_module, "conditioning", None) and reference.labels is not None:
-            known["labels"] = hashlib.sha256(reference.labels.cpu().numpy()).hexdigest()[:HASH_DIGITS]
+            known["labels"] = hashlib.sha256(reference.labels.cpu().numpy().tobytes()).hexdigest()[:HASH_DIGITS]
     return {name: v if isinstance(v, str) else int(v) for name, v in known.items() if v is not None}
 
 
