@@ -63,8 +63,12 @@ class SampleWriter(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Write one batch of samples and its seeds to a file."""
+        """Write one batch of samples and its seeds to a file; raise InputError if a sample is not finite."""
         images = prediction.cpu().float()
+        finite = images.isfinite().flatten(1).all(1)
+        if not finite.all():  # They would become pictures of one colour.
+            seed = batch.cpu()[~finite][0].item()
+            raise InputError(f"SampleWriter: the sample of seed {seed} is not finite: check weights and noise levels")
         is_picture = are_pictures(images.shape[1:])
         arrays = {"seeds": batch.cpu().numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
         if is_picture and self.format == "png":

@@ -35,6 +35,12 @@ def first_line(error: BaseException) -> str:
     return (said.splitlines() or [type(error).__name__])[0]
 
 
+def told_of_file(error: OSError) -> str:
+    """Describe a file that cannot be read or written in one line, with its name if the error has one."""
+    names = [str(name) for name in (error.filename, error.filename2) if name]
+    return ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])
+
+
 def printable(text: str) -> str:
     """Write line breaks and control characters, as file names may hold, as escapes, so that no terminal obeys them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -42,9 +48,10 @@ def printable(text: str) -> str:
 
 @contextmanager
 def told_in_one_line() -> Iterator[None]:
-    """End a command with one line and exit status 2 if its input is bad."""
+    """End a command with one line and exit status 2 if its input is bad, or a file cannot be read or written."""
     try:
         yield
-    except InputError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+    except (InputError, OSError) as error:
+        told = str(error) if isinstance(error, InputError) else told_of_file(error)
+        print(f"error: {printable(told)}", file=sys.stderr)
         raise SystemExit(2) from error

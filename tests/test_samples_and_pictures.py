@@ -10,6 +10,7 @@ from PIL import Image
 
 from callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter
 from lit_knn.distributed import own_batches
+from lit_knn.errors import InputError
 from lit_knn.figures import checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid
 from lit_knn.reference import ReferenceSet
 from tests.interrupted_runs import file_size_limit
@@ -77,6 +78,13 @@ def test_a_full_disk_leaves_no_part_of_a_file(format, name, tmp_path):
         predict(tmp_path / "out", format)
     assert full.value.filename == str(tmp_path / "out" / name)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_sample_that_is_not_finite_is_refused(bad, tmp_path, monkeypatch):
+    monkeypatch.setattr(Painter, "paint", lambda self, seed: picture(seed) * (bad if seed == 3 else 1))
+    with pytest.raises(InputError, match="the sample of seed 3 is not finite"):
+        predict(tmp_path / "out")
 
 
 def test_npz_has_samples_and_seeds_in_the_order_of_the_seeds(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lit_knn.errors import InputError, NonFiniteLossError, first_line
+from lit_knn.errors import InputError, NonFiniteLossError, told_of_file
 from lit_knn.memory import is_out_of_memory
 
 # A parser's message has these lines around the actual reason.
@@ -34,8 +34,7 @@ def message_of(error: BaseException) -> str | None:
     if is_out_of_memory(error):
         return f"not enough memory: {_in_one_line(error)}; `plan` shows what a run needs"
     if isinstance(error, OSError):
-        names = [str(name) for name in (error.filename, error.filename2) if name]
-        return ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])
+        return told_of_file(error)
     if is_lost(error):
         return "another process ended in training; resume from the last checkpoint"
     told = isinstance(error, (MisconfigurationException, NonFiniteLossError)) or _is_refused_by_lightning(error)

@@ -15,6 +15,7 @@ from lit_knn.errors import InputError
 from lit_knn.index.base import Index, Vectors, with_progress
 from lit_knn.index.cache import IndexCache
 
+LARGEST_DIMENSION = 2**31 - 1
 # With these numbers FAISS ends the process, or never comes back.
 TOO_SMALL = re.compile(r"(?:HNSW|NSG)0*1(?!\d)|[A-Za-z]*(?<!\d)0+(?!\d)")
 # FAISS trains k-means on at most this many points per list, and discards more.
@@ -247,6 +248,8 @@ class FaissIndex(Index):
 
     def _create(self, N: int, d: int) -> Any:
         faiss = _import_faiss()
+        if d > LARGEST_DIMENSION:
+            raise InputError(f"FaissIndex: vectors may have at most {LARGEST_DIMENSION} values, got d={d}")
         if too_small := TOO_SMALL.search(self.factory):
             raise InputError(f"FaissIndex: factory={self.factory!r} has a number that is too small: {too_small[0]}")
         try:
