@@ -25,7 +25,7 @@ from lit_knn.command_line.arguments import check_linked, with_joined_negatives, 
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
 from lit_knn.command_line.interruption import interrupted
-from lit_knn.command_line.messages import is_lost, message_of
+from lit_knn.command_line.messages import is_lost, message_of, quiet_threads
 from lit_knn.command_line.option_values import as_dict, check_values
 from lit_knn.command_line.trainer_options import check_processes, check_trainer_options, explain
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, printable
@@ -206,7 +206,8 @@ def main(args: Sequence[str] | None = None) -> None:
         if args and args[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
             report.main(args[1:])
         else:
-            make_cli(args)
+            with quiet_threads():
+                make_cli(args)
     except (KeyboardInterrupt, SystemExit) as stop:
         raise interrupted(stop, args) from None
     except Exception as error:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import save_image
 
+from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.figures import image_grid
 from lit_knn.metrics.features import are_pictures, to_uint8
@@ -62,16 +63,22 @@ class SampleWriter(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Write one batch of samples and its seeds to a file."""
+        """Write one batch of samples and its seeds to a file; raise InputError if a sample is not finite."""
         images = prediction.cpu().float()
+        finite = images.isfinite().flatten(1).all(1)
+        if not finite.all():  # They would become pictures of one colour.
+            seed = batch.cpu()[~finite][0].item()
+            raise InputError(f"SampleWriter: the sample of seed {seed} is not finite: check weights and noise levels")
         is_picture = are_pictures(images.shape[1:])
         arrays = {"seeds": batch.cpu().numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
         if is_picture and self.format == "png":
             for seed, image in zip(batch.tolist(), arrays["images"], strict=True):
-                to_pil_image(image.transpose(1, 2, 0)).save(self._folder / f"{seed:06d}.png")
+                with written_whole(self._folder / f"{seed:06d}.png") as partial:
+                    to_pil_image(image.transpose(1, 2, 0)).save(partial)
             keep = arrays["seeds"] < GRID_SAMPLES
             arrays = {name: array[keep] for name, array in arrays.items()}
-        np.savez(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz", **arrays)  # type: ignore[arg-type]
+        with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
+            np.savez(partial, **arrays)  # type: ignore[arg-type]
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Join the batches of all ranks in the order of their seeds."""
@@ -86,9 +93,11 @@ class SampleWriter(BasePredictionWriter):
         if is_picture:
             from torch import from_numpy
 
-            save_image(image_grid(from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1), self._folder / "grid.png")
+            with written_whole(self._folder / "grid.png") as partial:
+                save_image(image_grid(from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1), partial)
         if self.format == "npz" or not is_picture:
             stored = images.transpose(0, 2, 3, 1) if is_picture else images
-            np.savez_compressed(self._folder / "samples.npz", images=stored, seeds=seeds[order])
+            with written_whole(self._folder / "samples.npz") as partial:
+                np.savez_compressed(partial, images=stored, seeds=seeds[order])
         shutil.rmtree(self._shards)
         rank_zero_info(f"Samples are in {self._folder}")

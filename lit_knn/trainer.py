@@ -13,6 +13,7 @@ from lit_knn.errors import InputError
 from lit_knn.planning import Plan, make_plan
 from lit_knn.training.checkpoint_io import WholeCheckpointIO, read_training
 from lit_knn.training.fit_loop import ResumingFitLoop
+from lit_knn.training.interruption import end_at_sigterm
 from lit_knn.training.resumption import check_same_run, describe_run
 
 
@@ -30,6 +31,12 @@ class Trainer(pl.Trainer):
         loop = ResumingFitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
         loop.epoch_loop = self.fit_loop.epoch_loop
         self.fit_loop = loop
+
+    def _run_stage(self) -> Any:
+        """Let SIGTERM end a validation or a prediction at once; Lightning would only note it."""
+        if self.state.fn != "fit":
+            end_at_sigterm(self)
+        return super()._run_stage()
 
     def check_fit(
         self,

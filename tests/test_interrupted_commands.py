@@ -71,6 +71,37 @@ def test_an_interrupted_command_says_the_command_that_goes_on(capsys, monkeypatc
     assert torch.load(last(2), weights_only=True)["global_step"] == 6
 
 
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("command", "hook"),
+    [("validate", "on_validation_batch_start"), ("validate", "on_validation_end"), ("predict", "on_predict_batch_end")],
+)
+def test_a_signal_ends_a_command_without_training_at_once(command, hook, signum, status, capsys):
+    killer = killed("KilledAt", step=0, hook=hook, signum=int(signum))
+    Path("killed.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [killer], "logger": False}}))
+    model = [
+        "--model",
+        "LitEstimator",
+        "--model.estimator",
+        "Exact",
+        "--model.sigma_max",
+        "2",
+        "--model.sampling_steps",
+        "4",
+    ]
+    data = ["--data", "Digits", "--data.batch_size", "2", "--data.val_images", "4", "--data.predict_samples", "4"]
+    before = signal.getsignal(signum)
+    with pytest.raises(SystemExit) as stop:
+        main([command, *model, *data, "-c", "killed.yaml", "--trainer.accelerator", "cpu"])
+    assert stop.value.code == status
+    assert signal.getsignal(signum) is before
+    printed = capsys.readouterr().err
+    assert printed.splitlines()[-1].startswith("interrupted")
+    assert "Traceback" not in printed
+    # The second batch of samples was not drawn.
+    assert not Path("runs/predictions/000002.png").exists()
+
+
 def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
     assert "--ckpt_path last: found none" in refused(capsys, "fit", "--ckpt_path", "last")
     fit(2)
@@ -159,6 +190,16 @@ def test_folders_that_cannot_be_written_end_in_one_line(capsys):
     assert "/proc/none" in refused(capsys, "fit", "--trainer.logger.save_dir", "/proc/none")
 
 
+def test_a_folder_of_checkpoints_that_cannot_be_made_is_refused_before_training(capsys):
+    # This callback saves its first checkpoint after many steps.
+    configure({"class_path": "callbacks.CheckpointByImages", "init_args": {"dirpath": "/dev/null/kept"}})
+    with pytest.raises(SystemExit) as stop:
+        fit(1)
+    assert stop.value.code == 2
+    said = "error: /dev/null/kept: no folder of checkpoints can be made: Not a directory"
+    assert capsys.readouterr().err.splitlines()[-1] == said
+
+
 def test_a_full_disk_ends_a_training_in_one_line(capsys):
     with file_size_limit(20_000), pytest.raises(SystemExit) as stop:
         fit(2, "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs", "--trainer.logger.name", "demo")
@@ -166,3 +207,12 @@ def test_a_full_disk_ends_a_training_in_one_line(capsys):
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == f"error: {last()} cannot be written: File too large"
     assert not os.listdir(last().parent)
+
+
+def test_a_disk_that_fills_while_tensorboard_writes_ends_the_training_in_one_line(capsys):
+    with file_size_limit(4000), pytest.raises(SystemExit) as stop:
+        fit(30, "--trainer.log_every_n_steps", "1", "--trainer.callbacks", "RunSummary")
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1] == "error: a file cannot be read or written: File too large"
+    assert "Traceback" not in error

@@ -52,3 +52,14 @@ def test_other_distances_are_refused_before_the_build(factory):
 def test_an_index_that_cannot_search_says_so():
     reference = ReferenceSet(images(), FaissIndex("Residual4x4,PQ4"))
     assert "cannot search factory='Residual4x4,PQ4'" in refusal(reference.search, images()[:2], 3)
+
+
+@pytest.mark.parametrize(
+    ("factory", "number"),
+    [
+        ("HNSW0", "HNSW0"), ("HNSW1,SQ8", "HNSW1"), ("NSG00", "NSG00"), ("NSG1", "NSG1"), ("IVF4_HNSW1,Flat", "HNSW1"),
+        ("IVF4(HNSW0),Flat", "HNSW0"), ("PQ8x0", "x0"), ("RQ0x4", "RQ0"),
+    ],
+)  # fmt: skip
+def test_numbers_that_would_end_the_process_are_refused(factory, number):
+    assert refusal(FaissIndex(factory).check, N, D).endswith(f"has a number that is too small: {number}")

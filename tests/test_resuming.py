@@ -5,12 +5,16 @@ import signal
 import pytest
 import torch
 
+from lit_knn.data import Digits
+from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
 from lit_knn.estimators import OneSample
 from lit_knn.ict import LitICT
+from lit_knn.nets import UNet
 from lit_knn.solvers import euler_step
+from lit_knn.trainer import Trainer
 from lit_knn.training.interruption import RunInterrupted
-from tests.interrupted_runs import At, assert_same, edm, fit, ict, interrupt, net, validations
+from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, net, validations
 from tests.ranks import run_ranks
 
 MOMENTS = ["on_train_batch_start", "on_train_batch_end"]
@@ -191,9 +195,6 @@ def test_the_options_of_the_optimiser_hold(tmp_path):
     ],
 )
 def test_options_that_change_the_meaning_of_the_counts_are_refused(option, change, tmp_path):
-    from lit_knn.data import Digits
-    from tests.interrupted_runs import QUIET, Trainer
-
     _, path = fit(tmp_path / "a", ict(), 2)
     if not change:
         checkpoint = torch.load(path, weights_only=True)
@@ -204,6 +205,50 @@ def test_options_that_change_the_meaning_of_the_counts_are_refused(option, chang
     trainer = Trainer(max_steps=4, logger=False, enable_checkpointing=False, **QUIET, **options)
     with pytest.raises(InputError, match=option):
         trainer.fit(ict(**change.get("model", {})), data, ckpt_path=path)
+
+
+class Inverted(Digits):
+    """As many images of the same shape, but other ones."""
+
+    def load(self):
+        images, labels = super().load()
+        return 255 - images, labels
+
+
+class Relabelled(Digits):
+    """The same images with other labels."""
+
+    def load(self):
+        images, labels = super().load()
+        return images, 9 - labels
+
+
+def resume(path, data, model=None):
+    trainer = Trainer(max_steps=2, logger=False, enable_checkpointing=False, **QUIET)
+    trainer.fit(model or ict(), data, ckpt_path=path)
+    return trainer.global_step
+
+
+def test_other_images_or_labels_are_refused(tmp_path):
+    _, path = fit(tmp_path / "a", ict(), 1)
+    with pytest.raises(InputError, match=r"images with the hash [0-9a-f]{16}, not [0-9a-f]{16};"):
+        resume(path, Inverted(batch_size=400))
+    # Without classes the labels do not matter. A set in shards is the same set.
+    assert resume(path, Relabelled(batch_size=400)) == 2
+    assert resume(path, Digits(batch_size=400, sharded=True)) == 2
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["run"]["data"]
+    torch.save(checkpoint, tmp_path / "earlier_version.ckpt")
+    assert resume(tmp_path / "earlier_version.ckpt", Inverted(batch_size=400)) == 2
+
+    def conditional():
+        net = UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10)
+        return LitEDM(net, OneSample(), class_conditional=True)
+
+    _, path = fit(tmp_path / "b", conditional(), 1)
+    assert resume(path, Digits(batch_size=400), conditional()) == 2
+    with pytest.raises(InputError, match="class labels with the hash"):
+        resume(path, Relabelled(batch_size=400), conditional())
 
 
 def test_the_interruption_tells_step_and_checkpoint(tmp_path):

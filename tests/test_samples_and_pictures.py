@@ -10,8 +10,10 @@ from PIL import Image
 
 from callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter
 from lit_knn.distributed import own_batches
+from lit_knn.errors import InputError
 from lit_knn.figures import checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid
 from lit_knn.reference import ReferenceSet
+from tests.interrupted_runs import file_size_limit
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral
 
@@ -68,6 +70,21 @@ def test_each_png_is_the_sample_of_the_seed_in_its_name(tmp_path):
     assert np.array_equal(grid[2:26:6, 2:38:6], pixels(0))
     assert np.array_equal(grid[2:26:6, 40:76:6], pixels(1))
     assert np.array_equal(grid[28:52:6, 2:38:6], pixels(2))
+
+
+@pytest.mark.parametrize(("format", "name"), [("png", "000005.png"), ("npz", "batches/0000_000000.npz")])
+def test_a_full_disk_leaves_no_part_of_a_file(format, name, tmp_path):
+    with file_size_limit(60), pytest.raises(OSError, match="File too large") as full:
+        predict(tmp_path / "out", format)
+    assert full.value.filename == str(tmp_path / "out" / name)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_sample_that_is_not_finite_is_refused(bad, tmp_path, monkeypatch):
+    monkeypatch.setattr(Painter, "paint", lambda self, seed: picture(seed) * (bad if seed == 3 else 1))
+    with pytest.raises(InputError, match="the sample of seed 3 is not finite"):
+        predict(tmp_path / "out")
 
 
 def test_npz_has_samples_and_seeds_in_the_order_of_the_seeds(tmp_path):

@@ -2,7 +2,11 @@
 
 import argparse
 import re
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -22,11 +26,9 @@ LONGEST_VALUE = 200
 
 def message_of(error: BaseException) -> str | None:
     """Return the message for the user, in one line, or None if the error is not about the input."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, InputError):
-        cause = cause.__cause__ or cause.__context__
-    if cause is not None:
-        return str(cause)
+    for cause in _causes(error):
+        if isinstance(cause, InputError):
+            return str(cause)
     if isinstance(error, argparse.ArgumentError):
         return condense(str(error))
     if is_out_of_memory(error):
@@ -37,6 +39,32 @@ def message_of(error: BaseException) -> str | None:
         return "another process ended in training; resume from the last checkpoint"
     told = isinstance(error, (MisconfigurationException, NonFiniteLossError)) or _is_refused_by_lightning(error)
     return _in_one_line(error) if told else None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, its cause, the cause of that, and so on. An error that was raised twice may cause itself."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+@contextmanager
+def quiet_threads() -> Iterator[None]:
+    """Print no traceback of a thread whose file cannot be written. Its owner meets the same error, and tells it."""
+    shown = threading.excepthook
+
+    def show(args: Any) -> None:
+        if not isinstance(args.exc_value, OSError):
+            shown(args)
+
+    threading.excepthook = show
+    try:
+        yield
+    finally:
+        threading.excepthook = shown
 
 
 def _is_refused_by_lightning(error: BaseException) -> bool:

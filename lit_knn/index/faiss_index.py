@@ -1,5 +1,6 @@
 """Neighbour search by FAISS (Johnson et al. 2019), as in the paper. No other file imports faiss."""
 
+import re
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +15,9 @@ from lit_knn.errors import InputError
 from lit_knn.index.base import Index, Vectors, with_progress
 from lit_knn.index.cache import IndexCache
 
+LARGEST_DIMENSION = 2**31 - 1
+# With these numbers FAISS ends the process, or never comes back.
+TOO_SMALL = re.compile(r"(?:HNSW|NSG)0*1(?!\d)|[A-Za-z]*(?<!\d)0+(?!\d)")
 # FAISS trains k-means on at most this many points per list, and discards more.
 TRAINING_POINTS_PER_LIST = 256
 # Scalar quantisers learn a range per dimension. This many images are enough to learn the range.
@@ -244,6 +248,10 @@ class FaissIndex(Index):
 
     def _create(self, N: int, d: int) -> Any:
         faiss = _import_faiss()
+        if d > LARGEST_DIMENSION:
+            raise InputError(f"FaissIndex: vectors may have at most {LARGEST_DIMENSION} values, got d={d}")
+        if too_small := TOO_SMALL.search(self.factory):
+            raise InputError(f"FaissIndex: factory={self.factory!r} has a number that is too small: {too_small[0]}")
         try:
             index = faiss.index_factory(d, self.factory)
         except RuntimeError as error:

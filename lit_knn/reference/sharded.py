@@ -114,9 +114,10 @@ class ShardedReferenceSet(Reference):
 
     def fingerprint(self, mirrored: bool = True) -> str:
         """See `Reference.fingerprint`. The hash covers the images of all ranks, so every rank must call it."""
-        return hashlib.sha256(
-            " ".join(in_every_process(partial(self.local.fingerprint, mirrored))).encode()
-        ).hexdigest()
+        parts = self.cached(
+            ("fingerprints", mirrored), lambda: in_every_process(partial(self.local.fingerprint, mirrored))
+        )
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     def _build_index(self, k: int) -> None:
         in_every_process(lambda: self.local.build_index(k))

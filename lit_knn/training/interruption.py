@@ -10,6 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.environments import SLURMEnvironment
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 # A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close together are one.
 SECONDS_BETWEEN_TWO = 1.0
@@ -128,3 +129,16 @@ class Interruption(pl.Callback):
 def stop_signal(trainer: pl.Trainer) -> int:
     """Return the signal that ends the run after this batch, or 0."""
     return next((each.stops for each in trainer.callbacks if isinstance(each, Interruption)), 0)  # type: ignore[attr-defined]
+
+
+def end_at_sigterm(trainer: pl.Trainer) -> None:
+    """Make SIGTERM raise `SIGTERMException`. Lightning gives the signal back when the trainer's work ends."""
+
+    def end(signum: int, frame: Any) -> None:
+        signal.signal(signum, signal.SIG_IGN)  # A launcher may send it twice.
+        if trainer.strategy.launcher is not None:
+            trainer.strategy.launcher.kill(signum)
+        raise SIGTERMException
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)

@@ -1,5 +1,6 @@
 """What a resumed training takes from its checkpoint, and what its options must share with the interrupted run."""
 
+import hashlib
 from typing import Any
 
 import pytorch_lightning as pl
@@ -17,7 +18,12 @@ MUST_AGREE = {
     "batch_size": "--data.batch_size",
     "accumulate_grad_batches": "--trainer.accumulate_grad_batches",
     "images": "number of images of the data",
+    "data": "images with the hash",
+    "shards": "images with the hash",
+    "labels": "class labels with the hash",
 }
+# So many digits tell data sets apart.
+HASH_DIGITS = 16
 
 
 class Bookkeeping(pl.Callback):
@@ -43,21 +49,29 @@ class Bookkeeping(pl.Callback):
         pl_module.validation_due = False
 
 
-def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) -> dict[str, int]:
-    """Return what must stay the same when the run is resumed, as far as it is known; all ranks get the same."""
+def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) -> dict[str, int | str]:
+    """Return what must stay the same when the run is resumed, as far as it is known; all ranks get the same.
+
+    Every rank must call it, because the hash of a sharded set is made of the hashes of all ranks.
+    """
     datamodule = getattr(trainer, "datamodule", None) if datamodule is None else datamodule
     reference = find_reference(trainer)
-    known = {
+    known: dict[str, int | str | None] = {
         "ranks": trainer.world_size,
         "seed": getattr(pl_module.hparams, "seed", None),
         "batch_size": getattr(datamodule, "batch_size", None),
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
-        "images": None if reference is None else reference.N,
     }
-    return {name: int(value) for name, value in known.items() if value is not None}
+    if reference is not None:
+        # A set in shards has another hash, and a run may go on with it.
+        hashed = "shards" if reference.sharded else "data"
+        known |= {"images": reference.N, hashed: reference.fingerprint()[:HASH_DIGITS]}
+        if getattr(pl_module, "conditioning", None) and reference.labels is not None:
+            known["labels"] = hashlib.sha256(reference.labels.cpu().numpy().tobytes()).hexdigest()[:HASH_DIGITS]
+    return {name: v if isinstance(v, str) else int(v) for name, v in known.items() if v is not None}
 
 
-def check_same_run(checkpoint: dict[str, Any], now: dict[str, int]) -> None:
+def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> None:
     """Raise InputError for the first option that changes the meaning of the checkpoint's counts.
 
     Noise is keyed by rank, and the order of the images by the size of all ranks' batches. So a run on another number
