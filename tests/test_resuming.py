@@ -8,9 +8,10 @@ import torch
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
-from lit_knn.estimators import OneSample
+from lit_knn.estimators import KNN, OneSample
 from lit_knn.ict import LitICT
 from lit_knn.nets import UNet
+from lit_knn.results import read_rows
 from lit_knn.solvers import euler_step
 from lit_knn.trainer import Trainer
 from lit_knn.training.interruption import RunInterrupted
@@ -153,6 +154,19 @@ def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
     # The one around the validation at step 3. The averaged weights of step 5 are missing.
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert torch.load(path, weights_only=True)["global_step"] == 3
+
+
+def test_every_validation_has_the_same_noise(tmp_path):
+    # So small a learning rate changes no weight.
+    fit(tmp_path, ict(lr=1e-30, s0=10, s1=10), 6)
+    losses = [row["val/loss"] for row in read_rows(tmp_path / "run" / "metrics.csv") if row["val/loss"]]
+    assert len(losses) == 2
+    assert losses[0] == losses[1]
+
+
+def test_as_many_draws_as_images_are_taken(tmp_path):
+    model = LitICT(net(), KNN(k=16, n=1797), euler_step, total_steps=16)
+    assert fit(tmp_path, model, 1, limit_val_batches=0)[0] == 0
 
 
 class Decaying(LitICT):
