@@ -8,7 +8,6 @@ out.safetensors` converts a published pickle. No code of a file is run.
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.checkpoint_file import read_checkpoint_file
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.nets import network_from_config
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.edm_converted import read_converted, write_converted
@@ -219,11 +218,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("input", help="the published .pkl file")
     parser.add_argument("output", help="the .safetensors file to write; must not exist")
     options = parser.parse_args(args)
-    try:
+    with told_in_one_line():
         found = describe(*convert(options.input, options.output))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
     print(f"{found} -> {options.output}")
 
 

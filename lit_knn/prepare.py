@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, told_of_file
 from lit_knn.images.mapped import verify
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare, say
@@ -69,8 +69,8 @@ def main(args: Sequence[str] | None = None) -> None:
             return
         changes = Options(options.size, options.center_crop, options.rgb, options.labels_from_folders)
         made = prepare(options.source, options.out, changes, options.workers)
-    except InputError as error:
-        say(f"error: {error}")
+    except (InputError, OSError) as error:
+        say(f"error: {error if isinstance(error, InputError) else told_of_file(error)}")
         raise SystemExit(2) from error
     except KeyboardInterrupt:
         say("stopped; the same command goes on")
