@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from lit_knn.figures.figure4.curves import read_curves
 from lit_knn.metrics import FidelityMeasure, Pixels
@@ -127,6 +128,13 @@ def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, mon
     best()
     assert "Best of 5 checkpoints" in capsys.readouterr().out
     assert len(measured) == 5
+    # Another command finishes all rows while this one measures.
+    done = (run / TABLE).read_bytes()
+    (run / TABLE).unlink()
+    meanwhile = lambda self, *a: (run / TABLE).write_bytes(done) and measure(self, *a)  # noqa: E731
+    monkeypatch.setattr(FidelityMeasure, "__call__", meanwhile)
+    best()
+    assert (run / TABLE).read_bytes() == done
 
 
 def measure_until(killed_after):
@@ -202,6 +210,16 @@ def test_damaged_checkpoints_are_named_and_the_others_measured(run, capsys):
     assert sorted(int(row["images_seen"]) for row in rows()) == KEPT
 
 
+def test_what_another_rank_cannot_read_is_not_measured(run, capsys, monkeypatch):
+    # The other rank says no: all ranks agree to nothing, and any of them only to what this one reads.
+    monkeypatch.setattr(
+        SingleDeviceStrategy, "reduce_boolean_decision", lambda self, decision, all=True: decision and not all
+    )
+    with pytest.warns(UserWarning, match="cannot be read by another rank"):
+        assert "4 checkpoint(s) are not measured" in complaint(capsys)
+    assert not (run / TABLE).exists()
+
+
 def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
     best()
     before = (run / TABLE).read_bytes()
@@ -216,6 +234,11 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
         assert f"{RUN}/{TABLE} has results with {words}" in complaint(capsys, "-c", "other.yaml")
     assert "model.predict_steps=1, not 2" in complaint(capsys, "--model.predict_steps", "2")
     assert "has results with data=" in complaint(capsys, "--data", "PointsOnALine")
+    settings = run / "checkpoints_fd_pixels.json"
+    kept = settings.read_text()
+    settings.write_text(kept.replace("{", '{"an_option_of_then": 3,', 1))
+    assert "an_option_of_then=3, not None" in complaint(capsys)
+    settings.write_text(kept)
     assert (run / TABLE).read_bytes() == before
     (run / TABLE).rename(run / "one_step.csv")
     best("--model.predict_steps", "2")
@@ -294,6 +317,9 @@ def test_the_folders_that_a_run_was_resumed_from_are_found(tmp_path):
     assert found(second) == expected
     assert found(third) == {**expected, 50: "c/images_seen=50"}
     assert list(found(third)) == [10, 20, 30, 40, 50]
+    # A later run has kept the same number of images again.
+    fourth = leave(tmp_path / "d", 20, 30, resumed_from=first / "checkpoints" / "images_seen=20.ckpt")
+    assert found(fourth) == {10: "a/images_seen=10", 20: "d/images_seen=20", 30: "d/images_seen=30"}
     # The last checkpoint counts only if the training has ended.
     assert found(third, max_steps=55)[55] == "c/last"
     assert 55 not in found(third, max_steps=56)

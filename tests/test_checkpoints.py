@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 
 import pytest
 import pytorch_lightning as pl
@@ -11,8 +12,10 @@ from torch import nn
 
 from callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
 from lit_knn.edm import LitEDM
+from lit_knn.errors import InputError
 from lit_knn.estimators import OneSample
 from lit_knn.training.kept_checkpoints import kept_checkpoints
+from lit_knn.training.newest_checkpoint import of_same_estimator
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral, WatchedNet
 
@@ -194,3 +197,15 @@ def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end
         found = kept_checkpoints(tmp_path / "b", max_steps=max_steps)
         assert list(found) == [100, 200, 250, 350, *end]
         assert [path.parent.parent.name for path in found.values()] == ["a", "a", "b", "b", *["b"] * len(end)]
+
+
+def test_a_folder_without_the_right_to_write_is_refused_before_training(tmp_path, monkeypatch):
+    # The superuser may write everywhere, so the right is taken away here.
+    monkeypatch.setattr(os, "access", lambda path, mode: not (mode == os.W_OK and path == tmp_path))
+    with pytest.raises(InputError, match="checkpoints cannot be written there"):
+        fit(LastCheckpoint(1, str(tmp_path)), max_steps=1)
+
+
+def test_a_checkpoint_without_a_config_may_be_of_the_same_estimator(tmp_path):
+    paths = [tmp_path / "a" / "checkpoints" / "last.ckpt"]
+    assert of_same_estimator(paths, {"class_path": "LitICT"}) == paths

@@ -10,6 +10,7 @@ import yaml
 from jsonargparse import ArgumentParser
 from PIL import Image
 from pytorch_lightning.callbacks import ModelCheckpoint
+from sklearn.datasets import load_digits
 
 from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, ReferenceDataModule
 from lit_knn.errors import InputError
@@ -213,6 +214,8 @@ def test_digits_span_the_pixel_range_in_17_steps():
     assert len(np.unique(images)) == 17
     assert (images.min(), images.max()) == (0, 255)
     assert set(np.diff(np.unique(images).astype(int))) == {15, 16}
+    # Each value of 0 to 16 is the nearest pixel.
+    assert np.abs(images[:, 0] * (16 / 255) - load_digits().images).max() < 0.5 * 16 / 255
     assert sorted(set(labels)) == list(range(10))
 
 

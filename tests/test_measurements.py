@@ -25,7 +25,7 @@ from lit_knn.metrics import (
 from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.metrics.error_curve import COLUMNS
 from lit_knn.metrics.features import NetworkExtractor
-from lit_knn.metrics.latents import ESTIMATOR_STREAM, NoisyLatents
+from lit_knn.metrics.latents import ESTIMATOR_STREAM, NoisyLatents, bind_all
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import read_rows
@@ -38,6 +38,29 @@ from tests.watched import Images
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_options_that_cannot_work_are_told_before_any_image_is_looked_at(tmp_path):
+    reference = ReferenceSet(normal(60, 1, 4, 4))
+    with pytest.warns(UserWarning, match="16 images give a rank-deficient covariance of 16 features"):
+        FidelityMeasure(Pixels()).prepare(reference, 16)
+    (tmp_path / "file").touch()
+    measure = FidelityMeasure(Pixels(), cache_dir=str(tmp_path / "file" / "folder"))
+    with pytest.raises(InputError, match="file"):
+        measure(reference, iter([]), None)
+
+
+def test_the_largest_k_is_tried_first():
+    bound = []
+
+    class Noted(KNN):
+        def bind(self, reference):
+            bound.append(self.k)
+            return super().bind(reference)
+
+    with pytest.raises(InputError, match="99"):
+        bind_all({"few": Noted(4, 2), "many": Noted(99, 2)}, ReferenceSet(normal(60, 3)), 1.0)
+    assert bound == [99]
 
 
 # Sums of features
@@ -321,3 +344,15 @@ def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(t
     assert plain["mu_mse"] == row(0)["mu_mse"]
     assert plain["mu_mse"] != row(1)["mu_mse"]
     assert (plain["repeats"], row(0, resample_source=True)["repeats"]) == ("1", "3")
+
+
+def test_the_points_of_a_curve_have_the_numbers_of_their_levels_as_steps(tmp_path):
+    shown = []
+    logger = pl.loggers.TensorBoardLogger(tmp_path, name="a")
+    logger.experiment.add_scalar = lambda tag, value, step=None: shown.append((tag, value, step))
+    callback = EstimatorError({"one": OneSample()}, [2.0, 0.5], num_z=6, repeats=2)
+    options = {**TRAINER, "logger": logger, "limit_val_batches": 1}
+    pl.Trainer(**options, callbacks=[callback]).validate(LitEstimator(), Images(), verbose=False)
+    rows = read_rows(Path(logger.log_dir) / "estimator_error.csv")
+    expected = [pytest.approx(float(row["mu_mse"])) for row in rows]
+    assert [(value, step) for tag, value, step in shown if tag == "mu_mse/one"] == [*zip(expected, (0, 1), strict=True)]

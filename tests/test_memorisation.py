@@ -6,6 +6,7 @@ import torch
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import MemorisationMetric, is_copied, nearest_images
+from lit_knn.metrics.memorisation import LikestPairs
 from lit_knn.reference import ReferenceSet
 
 # Corners of a square of side 6 in two dimensions; the distances are easy to compute by hand.
@@ -91,3 +92,13 @@ def test_what_cannot_be_compared_is_said():
         nearest(SQUARE, FindsOne(SQUARE))
     with pytest.raises(InputError, match="threshold must be"):
         MemorisationMetric(0.0)
+
+
+def test_fewer_samples_than_pairs_leave_places_empty():
+    reference = ReferenceSet(torch.eye(6))
+    samples = torch.eye(6)[[4, 1]] * 0.9
+    likest = LikestPairs(5, reference)
+    likest.update(samples, nearest_images(samples, reference))
+    found, ids = likest.compute()
+    assert found.shape == (2, 6)
+    assert sorted(ids.tolist()) == [1, 4]

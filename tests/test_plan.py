@@ -4,12 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from PIL import Image
+from torch import nn
 
 from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
 from lit_knn.estimators import KNN, STF, Adaptive, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
+from lit_knn.lit_estimator import LitEstimator
 from lit_knn.memory import machine_bytes, process_bytes
 from lit_knn.planning import estimator_parts, make_plan
 from lit_knn.prepare import main as prepare
@@ -124,6 +127,44 @@ def test_ranks_change_what_they_should_and_mixed_precision_nothing():
     assert mixed["network"] == plain["network"]
     assert parts_of(two)["gradient exchange"] == plain["gradients"]
     assert two.needed[0][1] == 2 * two.total
+
+
+def test_machines_have_their_own_ranks_and_the_largest_shard_counts(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("NODE_RANK", "0")
+    ranks = ["--trainer.strategy", "ddp", "--trainer.devices", "2", "--trainer.num_nodes", "2"]
+    plan = plan_of("demo.yaml", *ranks, "--data.sharded", "true")
+    assert plan.ranks == 2
+    assert parts_of(plan)["images"] == 450 * 64  # 1797 images are three shards of 449 and one of 450.
+
+
+def test_frozen_parameters_have_no_gradients():
+    cli = make_cli(["-c", str(CONFIGS / "demo.yaml"), "--trainer.accelerator", "cpu"], run=False)
+    whole = parts_of(make_plan(cli.trainer, cli.model, cli.datamodule))
+    frozen = next(cli.model.parameters()).requires_grad_(False)
+    parts = parts_of(make_plan(cli.trainer, cli.model, cli.datamodule))
+    assert whole["gradients"] - parts["gradients"] == 4 * frozen.numel()
+    assert parts["network"] == whole["network"]
+
+
+class Holding(Exact):
+    """An estimator with a network."""
+
+    needs_reference = False
+
+    def __init__(self):
+        self.net = nn.Linear(10, 7)
+
+
+def test_a_callbacks_network_counts_and_an_index_counts_its_training_beyond_that_of_the_network():
+    index = FaissIndex("IVF2000,SQ8")
+    data = Digits(index=index)
+    measuring = pl.Callback()
+    measuring.network, measuring.estimators = Holding(), {"a": KNN(8, 4)}
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[measuring])
+    parts = parts_of(make_plan(trainer, LitEstimator(), data, 100_000, [1, 8, 8]))
+    assert parts["network"] == 4 * (10 * 7 + 7)
+    assert parts["building the index"] == index.build_bytes(100_000, 64) > 0
 
 
 def test_classes_of_unsorted_data_count_as_copies(tmp_path):

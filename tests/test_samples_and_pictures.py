@@ -12,10 +12,11 @@ from callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
 from lit_knn.figures import checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid
+from lit_knn.metrics.mean_pictures import mean_pictures
 from lit_knn.reference import ReferenceSet
 from tests.interrupted_runs import file_size_limit
 from tests.short_training import TRAINER
-from tests.watched import Images, OneOfSeveral
+from tests.watched import Asked, Images, OneOfSeveral
 
 
 def picture(seed):
@@ -133,6 +134,18 @@ def test_a_grid_has_the_number_of_samples_and_the_steps_of_the_options(tmp_path)
         assert np.array_equal(found[28:52:6, 40:76:6], pixels(3 + 10 * steps))
 
 
+def test_the_paths_are_those_of_the_latest_validation_and_pictures_have_its_step(tmp_path):
+    grids, shown = SampleGrid(num_samples=1, num_steps=(2,)), []
+    logger = pl.loggers.TensorBoardLogger(tmp_path, name="a")
+    logger.experiment.add_image = lambda tag, picture, step=None: shown.append((tag, step))
+    options = {**TRAINER, "logger": logger, "limit_val_batches": 1, "enable_checkpointing": False}
+    trainer, module = pl.Trainer(**options, callbacks=[grids]), Painter()
+    for module.step in (7, 9):
+        trainer.validate(module, Images(), verbose=False)
+    assert [path.name for path in grids.last_paths] == ["step_0000009_2-step.png"]
+    assert shown == [("samples/2-step", 7), ("samples/2-step", 9)]
+
+
 @pytest.mark.parametrize(("num", "size"), [(7, 3), (6, 3), (2, 5), (0, 4)])
 def test_batches_of_a_split_are_all_numbers_once(num, size):
     batches = list(own_batches(num, size))
@@ -236,6 +249,12 @@ def test_pictures_of_means_are_of_several_images_and_of_the_seed(tmp_path):
     assert [list(found) for found in pictures] == [["figure2/0", "figure2/1"]] * 2
     shown = [image for found in pictures for image in found.values()]
     assert all((one != other).any() for i, one in enumerate(shown) for other in shown[:i])
+
+
+def test_estimators_and_levels_of_means_have_draws_of_their_own():
+    rows = mean_pictures({"a": Asked(), "b": Asked()}, Images().reference, [0.5, 2.0])
+    drawn = [image for name in "ab" for image in rows[name]]
+    assert all((one != other).all() for i, one in enumerate(drawn) for other in drawn[:i])
 
 
 class Echo(SimpleNamespace):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from callbacks import HybridSampling, Memorisation, PixelFrechetDistance
 from lit_knn.edm import LitEDM
-from lit_knn.estimators import KNN, Exact, OneSample
+from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.figures import image_grid
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.metrics import Pixels
@@ -29,13 +29,35 @@ def validate(callback, model, data=None, folder=None, **options):
 
 def sweep(folder, model=None, data=None, rank=0, **options):
     """Run a small sweep and return the number of rows in its table."""
-    settings = {"estimators": {"a": KNN(k=8, n=4)}, "num_samples": 5, "num_steps": 3, "batch_size": 3, **options}
-    callback = HybridSampling(
-        Exact(), t_switch=[2.0], folder=str(folder), extractor=Pixels(), cache_dir=None, **settings
-    )
+    settings = {
+        "estimators": {"a": KNN(k=8, n=4)},
+        "num_samples": 5,
+        "num_steps": 3,
+        "batch_size": 3,
+        "cache_dir": None,
+    }
+    settings |= {"network": Exact(), **options}
+    callback = HybridSampling(t_switch=[2.0], folder=str(folder), extractor=Pixels(), **settings)
     validate(callback, LitEstimator(**(model or {})), data, folder / "log", strategy=OneOfSeveral(rank, 2))
     table = folder / "hybrid_sampling_fd_pixels.csv"
     return len(list(csv.DictReader(table.open()))) if table.exists() else 0
+
+
+class Black(Estimator):
+    """Samples of this network are zero everywhere, far from all images."""
+
+    needs_reference = False
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        return torch.zeros_like(z)
+
+
+def test_a_sweep_counts_copies_with_its_threshold_and_keeps_the_statistics_of_the_data(tmp_path):
+    # All ratios are below 1, and far above 1/3.
+    sweep(tmp_path, network=Black(), threshold=1.0, cache_dir=str(tmp_path / "cache"))
+    with (tmp_path / "hybrid_sampling_fd_pixels.csv").open() as file:
+        assert [row["copied_fraction"] for row in csv.DictReader(file)] == ["1.0"] * 2
+    assert len(list((tmp_path / "cache").glob("fd_pixels-*.npz"))) == 1
 
 
 class Others(Images):
@@ -138,6 +160,25 @@ def test_measurements_of_a_validation_are_rows_of_their_own_and_keep_the_earlier
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows] == ["3", "3"]
     assert all(float(row["fd_pixels"]) > 0 for row in rows)
+
+
+def test_a_table_of_another_run_gets_a_row_and_a_damaged_one_is_kept_aside(tmp_path):
+    table = tmp_path / "run" / "version_0" / "fidelity.csv"
+    table.parent.mkdir(parents=True)
+
+    def measure():
+        logger = pl.loggers.CSVLogger(tmp_path, name="run", version=0)
+        validate(PixelFrechetDistance(num_samples=6, batch_size=3), Places(), Set(), logger=logger)
+        with table.open() as file:
+            return [(row["step"], row["num_samples"]) for row in csv.DictReader(file)]
+
+    # The earlier row has the same number of samples, another step, and another metric.
+    table.write_text("step,images_seen,num_samples,checkpoint,fid\n2,0,6,,9.5\n")
+    assert measure() == [("2", "6"), ("3", "6")]
+    table.write_text("step,images_seen\n2,0,6\n")
+    with pytest.warns(UserWarning, match=r"fidelity.csv is damaged"):
+        assert measure() == [("3", "6")]
+    assert table.with_name("fidelity.damaged-1.csv").read_text() == "step,images_seen\n2,0,6\n"
 
 
 def test_the_check_before_training_measures_nothing(tmp_path):
