@@ -211,7 +211,8 @@ def test_data_of_unknown_size_needs_it_given(tmp_path):
 
 def test_data_modules_know_their_size_before_they_load(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((4, 8, 6, 3), np.uint8))
-    for data in (Digits(), PointsOnALine(num_points=9), Arrays(str(tmp_path / "a.npy"))):
+    np.save(tmp_path / "b.npy", np.zeros((4, 5), np.float64))  # float32 in memory
+    for data in (Digits(), PointsOnALine(num_points=9), *(Arrays(str(tmp_path / f"{name}.npy")) for name in "ab")):
         stored = data.stored()
         data.setup()
         assert stored.shape == tuple(data.reference.images.shape)
