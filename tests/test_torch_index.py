@@ -109,6 +109,13 @@ def test_digits_multiply_to_the_stated_precision(count):
     assert (error.abs() < limit).all()
 
 
+@pytest.mark.parametrize(("generation", "half", "brain"), [(6, False, False), (7, True, False), (8, True, True)])
+def test_types_that_a_gpu_multiplies_depend_on_its_generation(generation, half, brain, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (generation, 5))
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
+    assert [is_native(dtype, torch.device("cuda")) for dtype in types] == [half, brain, True, False]
+
+
 @pytest.mark.parametrize("t", [0.3, 1.0, 4.0])
 def test_the_estimator_is_as_good_as_with_faiss(t):
     x = pixels(N=1500)
