@@ -73,7 +73,7 @@ class SampleWriter(BasePredictionWriter):
         arrays = {"seeds": batch.cpu().numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
         if is_picture and self.format == "png":
             for seed, image in zip(batch.tolist(), arrays["images"], strict=True):
-                with written_whole(self._folder / f"{seed:06d}.png") as partial:
+                with written_whole(self._folder / f"{seed:06d}.png", flush=False) as partial:
                     to_pil_image(image.transpose(1, 2, 0)).save(partial)
             keep = arrays["seeds"] < GRID_SAMPLES
             arrays = {name: array[keep] for name, array in arrays.items()}

@@ -9,10 +9,11 @@ from pathlib import Path
 
 
 @contextmanager
-def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path]:
     """Yield a temporary path. If the block ends without an error, the file there is renamed to `path`.
 
-    The temporary path has the same folder, which is made if needed, and the same suffix.
+    The temporary path has the same folder, which is made if needed, and the same suffix. `flush=False` does not wait
+    for the disk: after a power cut the file may be empty. That is for many small files that can be made again.
 
     Raises:
         OSError: the file cannot be written, for instance to a full disk; the error names `path`.
@@ -22,9 +23,10 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:
         yield partial
-        with partial.open("rb") as file:
-            # Flush to disk before renaming: otherwise, after a power cut, the name could exist without the data.
-            os.fsync(file.fileno())
+        if flush:
+            with partial.open("rb") as file:
+                # Flush to disk before renaming: otherwise, after a power cut, the name could exist without the data.
+                os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
         # A failed write names no file, and nobody knows the temporary one.

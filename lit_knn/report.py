@@ -239,6 +239,8 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--output", default="report", help="path of the files, without .md, .png and .pdf")
     options = parser.parse_args(args)
+    if not Path(options.output).name:
+        raise InputError(f"report: --output {options.output!r} is no name of a file")
     written = [Path(f"{options.output}.{suffix}") for suffix in ("md", "png", "pdf")]
     taken = next((path for path in written if path.exists()), None)
     if taken is not None:

@@ -234,3 +234,24 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     rows, _ = report(tmp_path, monkeypatch, capsys, str(folder), str(folder.parent / "version_1"))
     assert rows["steps"] == ["2", "4"]
     assert rows["ckpt_path"] == ["None", str(last)]
+
+
+@pytest.mark.parametrize(
+    ("output", "message"), [("", "--output '' is no name of a file"), ("/dev/null/x", "/dev/null"), ("n" * 300, "nnn")]
+)
+def test_files_that_cannot_be_written_are_said_in_one_line(output, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    leave_run(tmp_path / "a", "KNN", 10.0)
+    with pytest.raises(SystemExit) as stop:
+        main(["report", "a", "--output", output])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_record_of_endless_depth_is_damaged(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    leave_run(tmp_path / "a", "KNN", 10.0)
+    (tmp_path / "a" / "run.json").write_text("[" * 100_000)
+    with pytest.raises(SystemExit):
+        main(["report", "a"])
+    assert "run.json is damaged" in capsys.readouterr().err

@@ -92,7 +92,7 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
         for number in (*numbers, record.step, record.wall_seconds, record.memory_gb, record.gpu_memory_gb):
             float(number)
         dict(record.packages), dict(record.data), str(record.status)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error!r}") from error
     return record
 
