@@ -109,6 +109,16 @@ def test_digits_multiply_to_the_stated_precision(count):
     assert (error.abs() < limit).all()
 
 
+@pytest.mark.skipif("int8" not in TYPES, reason="this CPU does not multiply int8")
+def test_products_longer_than_int32_can_sum_are_complete():
+    generator, d = torch.Generator().manual_seed(0), 2**17 + 64
+    digits = torch.randint(-127, 128, (1, 2, d), generator=generator).to(torch.int8)
+    matrix = torch.randint(-128, 128, (d, 8), generator=generator).to(torch.int8)
+    torch.testing.assert_close(
+        product(digits, matrix).double(), digits[0].double() @ matrix.double(), rtol=1e-6, atol=8
+    )
+
+
 @pytest.mark.parametrize(("generation", "half", "brain"), [(6, False, False), (7, True, False), (8, True, True)])
 def test_types_that_a_gpu_multiplies_depend_on_its_generation(generation, half, brain, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (generation, 5))
