@@ -119,6 +119,15 @@ def test_products_longer_than_int32_can_sum_are_complete():
     )
 
 
+@pytest.mark.parametrize("index", [TorchIndex("float32"), SubspaceIndex(4, "float32")], ids=["all", "some"])
+def test_a_moved_index_searches_on_its_new_device(index):
+    reference, meta = ReferenceSet(pixels(N=50), index), torch.device("meta")
+    reference.build_index()
+    index.to(meta)
+    found = index.search(torch.empty(2, reference.d, device=meta), 3)
+    assert [(part.device, tuple(part.shape)) for part in found] == [(meta, (2, 3))] * 2
+
+
 @pytest.mark.parametrize(("generation", "half", "brain"), [(6, False, False), (7, True, False), (8, True, True)])
 def test_types_that_a_gpu_multiplies_depend_on_its_generation(generation, half, brain, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (generation, 5))
