@@ -168,3 +168,8 @@ def test_shares_are_even():
         assert [i for part in rows for i in range(N_images)[part]] == list(range(N_images))
         lengths = [part.stop - part.start for part in rows]
         assert max(lengths) - min(lengths) <= 1
+
+
+def test_fingerprints_with_and_without_mirrored_images_differ():
+    shard = ShardedReferenceSet(images("mirrored"), hflip=True)
+    assert shard.fingerprint() != shard.fingerprint(mirrored=False)
