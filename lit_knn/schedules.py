@@ -111,7 +111,7 @@ def log_normal_sigmas(
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
     """iCT's number of grid points N(k), from s0 + 1 to s1 + 1. It is one more than the number of intervals.
 
-    The number of intervals starts at s0 and doubles every K/(log2(s1/s0) + 1) iterations, up to s1.
+    The number of intervals starts at s0 and doubles every K/(log2⌊s1/s0⌋ + 1) iterations, up to s1.
 
     Args:
         step: training iteration k, from 0.

@@ -411,3 +411,9 @@ def test_an_index_that_does_not_fit_a_class_says_which():
 @pytest.mark.parametrize(("labels", "together"), [([2, 2, 0, 1, 1], True), ([0], True), ([0, 1, 0], False)])
 def test_images_in_order_of_class_are_told_from_others(labels, together):
     assert lie_together(torch.tensor(labels)) == together
+
+
+def test_copied_images_of_a_class_need_their_file_no_more():
+    reference = ReferenceSet(torch.zeros(6, 1, 2, 2, dtype=torch.uint8), labels=torch.arange(6) % 2)
+    reference.watch(lambda: pytest.fail("the file was looked at"))
+    assert reference.classes[1].gather(torch.tensor([0, 2])).shape == (2, 1, 2, 2)

@@ -206,6 +206,29 @@ def test_a_hook_that_overwrites_its_arguments_changes_nothing_of_the_callers():
         assert (torch.as_tensor(t) == 2).all()
 
 
+class Overwriting(CertifiedEstimator):
+    """An own estimator whose certificate overwrites its arguments."""
+
+    def _posterior_mean(self, *args):
+        return self._certify(*args).mean
+
+    def _certify(self, z, t, x_source, generator):
+        mean = z.zero_() + x_source.mul_(2)
+        return Certificate(mean, *t.mul_(3).repeat(3, 1))
+
+
+def test_a_certificate_that_overwrites_its_arguments_changes_nothing_of_the_callers():
+    estimator, t = Overwriting().bind(ReferenceSet(images())), torch.full((4,), 2.0, dtype=torch.float64)
+    z, x = torch.ones(4, 1, 4, 4), torch.ones(4, 1, 4, 4)
+    with torch.inference_mode():  # where PyTorch would not notice
+        certificate = estimator.certified_mean(z, t, x)
+    assert (certificate.mean == 2).all()
+    assert (certificate.sq_error == 6).all()
+    assert (z == 1).all()
+    assert (x == 1).all()
+    assert (t == 2).all()
+
+
 class Named(Inherited):
     """An own estimator whose attributes are named like methods of ours."""
 
@@ -223,20 +246,23 @@ def test_names_of_ours_mean_nothing_in_own_estimators():
 
 
 class Remembering(Inherited):
-    """An own estimator that keeps what it has computed."""
+    """An own estimator that keeps what it has computed, in a dict, list or set."""
 
-    def __init__(self):
-        self.kept = {}
+    def __init__(self, kept):
+        self.kept = kept
 
     def _posterior_mean(self, *args):
-        if "mean" not in self.kept:
-            self.kept["mean"] = super()._posterior_mean(*args)[:1]
-        return self.kept["mean"].expand_as(args[0])
+        if not self.kept:
+            mean = super()._posterior_mean(*args)[:1]
+            keep = {dict: "setdefault", list: "append", set: "add"}[type(self.kept)]
+            getattr(self.kept, keep)(mean)
+        return next(iter(self.kept)).expand_as(args[0])
 
 
-def test_what_an_estimator_keeps_of_a_class_is_kept_apart():
+@pytest.mark.parametrize("kind", [dict, list, set])
+def test_what_an_estimator_keeps_of_a_class_is_kept_apart(kind):
     labels = torch.arange(60) % 3
-    estimator = ByClass(Remembering()).bind(ReferenceSet(images(), labels=labels))
+    estimator = ByClass(Remembering(kind())).bind(ReferenceSet(images(), labels=labels))
     mean = estimator.posterior_mean(torch.zeros(3, 1, 4, 4), T, labels=torch.arange(3))
     expected = torch.stack([images()[labels == label].float().mean(0) / 127.5 - 1 for label in range(3)])
     torch.testing.assert_close(mean, expected)

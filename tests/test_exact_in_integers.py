@@ -14,7 +14,7 @@ from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
 from lit_knn.theory.posterior import posterior_mean
-from tests.toys import pixels
+from tests.toys import pixels, two_groups
 
 pytestmark = pytest.mark.skipif(
     not is_native(torch.int8, torch.device("cpu")), reason="this CPU does not multiply int8 natively"
@@ -51,6 +51,14 @@ def test_each_latent_has_its_own_noise_level():
     expected = posterior_mean(z, reference.gather(torch.arange(300)), t)
     estimate = Exact().bind(reference).posterior_mean(z, t)
     torch.testing.assert_close(estimate.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("t", [1e-30, 1e30])
+def test_levels_that_integer_sums_cannot_hold_have_the_limits_of_the_noise(t):
+    reference = ReferenceSet(pixels(N=60))
+    z = reference.gather(torch.arange(5))
+    limit = z if t < 1 else reference.mean().reshape(1, *reference.shape).expand_as(z)
+    torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, t), limit)
 
 
 def test_floats_are_refused_by_int8_and_summed_in_float64_by_auto():
@@ -92,13 +100,6 @@ def test_more_copies_of_an_image_than_are_recomputed():
     for t in (5e-4, 0.002):
         z = x + t * torch.randn(x.shape)
         torch.testing.assert_close(ExactInt8().bind(reference).posterior_mean(z, t), x)
-
-
-def two_groups(N=200, side=8, levels=4):
-    """Almost black and almost white images: at noise levels between them, a small change of z moves the mean far."""
-    images = torch.randint(levels, (N, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    images[::2] = 255 - images[::2]
-    return images
 
 
 @pytest.mark.parametrize(("images", "digits"), [(pixels(N=400), 2), (two_groups(), 3)], ids=["smooth", "two groups"])

@@ -21,6 +21,7 @@ def test_zip_and_folder_give_the_images_sorted_by_name_with_their_labels(tmp_pat
         "a/0.png": encoded(first),
         "a/notes.txt": b"not an image",
         "__MACOSX/a/._0.png": b"not an image either",
+        "a/.thumbnails/0.png": b"nor this",
         **labels_json([["b/0.PNG", 7], ["a/0.png", 5], ["a/1.png", 6]]),
     }
     for path in both(tmp_path, files):

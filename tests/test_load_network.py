@@ -133,6 +133,9 @@ def test_an_own_checkpoint_that_tells_no_architecture_needs_it(tmp_path):
     denoiser = load_network(path, net)
     assert denoiser.model is net
     assert not denoiser.training
+    # A given network keeps its type.
+    assert load_network(path, net.double()).model.state_dict().keys() == net.state_dict().keys()
+    assert {weight.dtype for weight in net.parameters()} == {torch.float64}
     stored = torch.load(path, weights_only=True)["state_dict"]
     assert all(torch.equal(stored[f"denoiser.{name}"], value) for name, value in denoiser.state_dict().items())
 

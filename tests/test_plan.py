@@ -252,12 +252,26 @@ def test_data_of_unknown_size_needs_it_given(tmp_path):
 
 def test_data_modules_know_their_size_before_they_load(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((4, 8, 6, 3), np.uint8))
-    for data in (Digits(), PointsOnALine(num_points=9), Arrays(str(tmp_path / "a.npy"))):
+    np.save(tmp_path / "b.npy", np.zeros((4, 5), np.float64))  # float32 in memory
+    for data in (Digits(), PointsOnALine(num_points=9), *(Arrays(str(tmp_path / f"{name}.npy")) for name in "ab")):
         stored = data.stored()
         data.setup()
         assert stored.shape == tuple(data.reference.images.shape)
         assert stored.value_bytes == data.reference.images.element_size()
     assert not Stored((1, 1)).mapped
+
+
+def test_the_type_that_is_asked_for_on_a_gpu_is_planned():
+    # The machine that plans needs no GPU: r=4 coordinates and a norm per image, and 4 components.
+    arrays = SubspaceKNN(r=4, n=8, compute="float32").holds(100, 12, True, torch.device("cuda")).arrays
+    assert arrays == {"r=4 coordinates, float32": 4 * (100 * (4 + 1) + 4 * 12)}
+
+
+def test_lossless_lists_are_trained_without_a_copy_of_differences():
+    N, d, points = 10**6, 12_288, 64 * 256
+    plain, lossless = (FaissIndex("IVF64,SQ8", lossless=on).build_bytes(N, d) for on in (False, True))
+    assert lossless == (4 + 1) * d * points
+    assert plain - lossless == 4 * d * points
 
 
 def test_memory_of_machine_and_process_are_told():

@@ -215,6 +215,14 @@ def test_another_file_under_the_name_of_a_mapped_file_is_no_cut(tmp_path):
     found.check_file()
 
 
+def test_a_file_that_grows_has_all_its_pixels(tmp_path):
+    prepare(image_folder(tmp_path / "s"), tmp_path / "x.npy")
+    found = read_prepared(tmp_path / "x.npy")
+    with (tmp_path / "x.npy").open("ab") as file:
+        file.write(b"more")
+    found.check_file()
+
+
 @pytest.mark.parametrize("done", [5, 20, -3, 10**9, "x", None, 7.5])
 def test_a_cut_partial_is_not_resumed_for_ever(tmp_path, done, capsys):
     source = image_folder(tmp_path / "s")

@@ -10,7 +10,8 @@ from sklearn.neighbors import NearestNeighbors
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, MonteCarlo
-from lit_knn.index import FaissIndex
+from lit_knn.index import FaissIndex, TorchIndex
+from lit_knn.index.base import Vectors
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.proposal import neighbour_proposal
 
@@ -338,6 +339,34 @@ def test_indexes_are_trained_with_the_same_images_from_all_over_the_set():
     assert len(places.unique()) == 200
     # Uniform draws are at most 2/sqrt(200) of the range away from an even spread, but for one sample in 1000.
     assert (places - torch.linspace(0, 4000, 200)).abs().max() < 4000 * 2 / math.sqrt(200)
+
+
+@pytest.mark.parametrize("factory", ["IVF2,Flat", "IVF2,SQ8", "PCA4,IVF2,SQ8"])
+def test_lists_are_trained_with_256_images_each(factory):
+    x, asked = torch.randn(2000, 5), []
+
+    def sample(size):
+        asked.append(size)
+        return x[:size]
+
+    FaissIndex(factory).build(Vectors(lambda: iter([x]), sample, len(x), str))
+    assert max(asked) == 2 * 256
+
+
+class FindsThree(TorchIndex):
+    """An index that finds at most three neighbours."""
+
+    def check(self, N, d, device=None, k=1):
+        if k > 3:
+            raise InputError(f"k={k} is more than 3")
+
+    def build(self, vectors):
+        pytest.fail("the index was built")
+
+
+def test_a_k_that_the_index_cannot_find_is_refused_before_the_build():
+    with pytest.raises(InputError, match="k=4 is more than 3"):
+        KNN(k=4, n=2).bind(ReferenceSet(pixels(), FindsThree("float32")))
 
 
 @pytest.mark.parametrize("hflip", [False, True])

@@ -56,6 +56,8 @@ def test_ict_num_steps_for_other_settings():
     assert max(values) <= 101
     assert ict_num_steps(92, total_steps=100, s0=10, s1=100) == 101
     assert {ict_num_steps(k, 100, s0=10, s1=10) for k in range(200)} == {11}
+    # iCT takes the logarithm of a whole number: K' = floor(100 / (log2(floor(25 / 10)) + 1)) = 50.
+    assert [ict_num_steps(k, 100, s0=10, s1=25) for k in (49, 50)] == [11, 21]
     # Even with fewer iterations than doublings there is a schedule and no division by zero.
     assert ict_num_steps(0, total_steps=3) == 11
     assert ict_num_steps(100, total_steps=3) == 1281

@@ -6,6 +6,7 @@ import torch
 import lit_knn.estimators
 from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.index import FaissIndex, TorchIndex
+from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.components import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
@@ -91,6 +92,13 @@ def test_each_rank_holds_its_share(ranks):
     assert len({report["fingerprint"] for report in ranks}) == 1
 
 
+def test_ranks_agree_on_what_depends_on_all_images(ranks):
+    assert {report["largest"] for report in ranks} == {len(ranks) - 1}
+    # A processor that does not multiply int8 always uses float64.
+    digits = (3, None) if is_native(torch.int8, torch.device("cpu")) else (None, None)
+    assert {report["digits"] for report in ranks} == {digits}
+
+
 def test_bytes_sent_are_those_that_are_stated(ranks):
     others, B, d = len(ranks) - 1, 6, 48
     for report in ranks:
@@ -160,3 +168,8 @@ def test_shares_are_even():
         assert [i for part in rows for i in range(N_images)[part]] == list(range(N_images))
         lengths = [part.stop - part.start for part in rows]
         assert max(lengths) - min(lengths) <= 1
+
+
+def test_fingerprints_with_and_without_mirrored_images_differ():
+    shard = ShardedReferenceSet(images("mirrored"), hflip=True)
+    assert shard.fingerprint() != shard.fingerprint(mirrored=False)

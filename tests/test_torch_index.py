@@ -109,6 +109,32 @@ def test_digits_multiply_to_the_stated_precision(count):
     assert (error.abs() < limit).all()
 
 
+@pytest.mark.skipif("int8" not in TYPES, reason="this CPU does not multiply int8")
+def test_products_longer_than_int32_can_sum_are_complete():
+    generator, d = torch.Generator().manual_seed(0), 2**17 + 64
+    digits = torch.randint(-127, 128, (1, 2, d), generator=generator).to(torch.int8)
+    matrix = torch.randint(-128, 128, (d, 8), generator=generator).to(torch.int8)
+    torch.testing.assert_close(
+        product(digits, matrix).double(), digits[0].double() @ matrix.double(), rtol=1e-6, atol=8
+    )
+
+
+@pytest.mark.parametrize("index", [TorchIndex("float32"), SubspaceIndex(4, "float32")], ids=["all", "some"])
+def test_a_moved_index_searches_on_its_new_device(index):
+    reference, meta = ReferenceSet(pixels(N=50), index), torch.device("meta")
+    reference.build_index()
+    index.to(meta)
+    found = index.search(torch.empty(2, reference.d, device=meta), 3)
+    assert [(part.device, tuple(part.shape)) for part in found] == [(meta, (2, 3))] * 2
+
+
+@pytest.mark.parametrize(("generation", "half", "brain"), [(6, False, False), (7, True, False), (8, True, True)])
+def test_types_that_a_gpu_multiplies_depend_on_its_generation(generation, half, brain, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (generation, 5))
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
+    assert [is_native(dtype, torch.device("cuda")) for dtype in types] == [half, brain, True, False]
+
+
 @pytest.mark.parametrize("t", [0.3, 1.0, 4.0])
 def test_the_estimator_is_as_good_as_with_faiss(t):
     x = pixels(N=1500)
