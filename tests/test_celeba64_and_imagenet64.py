@@ -10,7 +10,7 @@ from PIL import Image
 
 from lit_knn.images.mapped import read_prepared
 from lit_knn.prepare import main as prepare
-from main import main
+from main import main, make_cli
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 N, LISTS, NPROBE = 120, 44, 1  # c = 4·sqrt(N) and at least c/50, as in the paper for 202,599 and 1,281,167
@@ -52,7 +52,7 @@ def test_a_run_trains_and_a_second_one_maps_the_index_of_the_first(name, smooth_
     main([*args, "--trainer.max_steps", str(STEPS)])
     (index,) = Path("runs/index_cache").glob("*.index")
     built = index.stat()
-    main([*args, "--trainer.max_steps", "1"])
+    second = make_cli([*args, "--trainer.max_steps", "1"])
     checkpoint = torch.load(f"runs/{name}/version_0/checkpoints/last.ckpt", weights_only=False)
     assert (checkpoint["global_step"], checkpoint["images_seen"]) == (STEPS, STEPS * 4)
     assert checkpoint["image_shape"] == (3, 64, 64)
@@ -61,3 +61,4 @@ def test_a_run_trains_and_a_second_one_maps_the_index_of_the_first(name, smooth_
     # Another build would be another file.
     assert (index.stat().st_ino, index.stat().st_mtime_ns) == (built.st_ino, built.st_mtime_ns)
     assert str(index.resolve()) in Path("/proc/self/maps").read_text()
+    assert second.trainer.global_step == 1  # Until here the second run keeps its index.
