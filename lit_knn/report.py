@@ -27,7 +27,7 @@ POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint"}
 
 @dataclass(frozen=True)
 class Run:
-    """What the folder of a training run tells.
+    """Holds what `read_run` found in the folder of a training run.
 
     Attributes:
         folder: as given on the command line.

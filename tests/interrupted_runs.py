@@ -80,7 +80,7 @@ def tensors(content, name=""):
 
 
 def state(path):
-    """What a resumed run must share with the uninterrupted one: weights, averages, optimiser and counts."""
+    """Read what a resumed run must share with the uninterrupted one: weights, averages, optimiser and counts."""
     checkpoint = torch.load(path, weights_only=True)
     kept = ("state_dict", "current_model_state", "averaging_state", "optimizer_states", "global_step", "images_seen")
     return tensors({name: checkpoint[name] for name in (*kept, "batches_done", "epoch")})

@@ -63,7 +63,7 @@ class Fault(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of a fault: one of the three words, and a reason where there is one."""
+    """Tells with one of the three words how a fault ended, and why if there is a reason."""
 
     word: str
     why: str = ""

@@ -15,12 +15,12 @@ from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import KNN, STF, Exact, ExactFloat64, OneSample, SubspaceKNN, Wiener
 from lit_knn.nets import DDPMpp, UNet
-from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 from tests.short_training import TRAINER, train
 from tests.toys import all_warped, unwarped
+from tests.watched import Images
 
 
 class ConstantNet(nn.Module):
@@ -36,19 +36,6 @@ class ConstantNet(nn.Module):
     def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
         self.calls.append((z_scaled.detach(), noise_label.detach(), class_label, augment_label))
         return self.value.expand_as(z_scaled)
-
-
-class Images(pl.LightningDataModule):
-    """Sixty images of 1x4x4; by default every batch has all of them."""
-
-    def __init__(self, batch_size=60):
-        super().__init__()
-        self.batch_size = batch_size
-        self.x = torch.randn(60, 1, 4, 4, generator=torch.Generator().manual_seed(3)) * 0.5
-        self.reference = ReferenceSet(self.x)
-
-    def train_dataloader(self):
-        return torch.utils.data.DataLoader(self.x, batch_size=self.batch_size)
 
 
 def unet(**options):
@@ -70,7 +57,7 @@ def undone(call):
 
 @pytest.mark.parametrize("estimator", [OneSample(), Exact()])
 def test_loss_is_the_weighted_squared_distance_to_the_estimated_mean(estimator):
-    data, net = Images(), ConstantNet()
+    data, net = Images(60), ConstantNet()
     model = LitEDM(net, estimator)
     logged = {}
     model.log = lambda name, value, **_: logged.update({name: value})
@@ -87,7 +74,7 @@ def test_loss_is_the_weighted_squared_distance_to_the_estimated_mean(estimator):
 
 def test_noise_levels_are_log_normal():
     net = ConstantNet()
-    train(LitEDM(net, OneSample(), P_mean=-0.4, P_std=0.7), Images(), 40)
+    train(LitEDM(net, OneSample(), P_mean=-0.4, P_std=0.7), Images(60), 40)
     log_sigma = torch.cat([4 * noise for _, noise, *_ in net.calls[-40:]])
     assert log_sigma.mean().item() == pytest.approx(-0.4, abs=0.06)
     assert log_sigma.std().item() == pytest.approx(0.7, abs=0.05)
@@ -116,7 +103,7 @@ def targets_of(model, data):
 
 
 def test_warped_items_have_the_mean_over_the_set_warped_alike_as_target():
-    data, net = Images(), ConstantNet(augment_dim=9)
+    data, net = Images(60), ConstantNet(augment_dim=9)
     (z, sigma, *_), target = targets_of(
         LitEDM(net, ExactFloat64(), augmentation=EveryOther(), P_mean=0.5, P_std=0.5), data
     )
@@ -144,13 +131,13 @@ def test_the_draws_of_all_targets_come_from_the_generator_of_the_step(estimator)
             return original(*args)
 
         model.target = seeded
-        targets.append(targets_of(model, Images())[1])
+        targets.append(targets_of(model, Images(60))[1])
     assert torch.equal(*targets)
 
 
 def test_every_target_has_its_own_item_as_source():
     # A reference batch of one image is the source. Its warped mean is the item, and there is almost no noise.
-    data = Images()
+    data = Images(60)
     model = LitEDM(ConstantNet(augment_dim=9), STF(1), augmentation=EveryOther(), P_mean=-6.0, P_std=0.1)
     (z, *_), target = targets_of(model, data)
     item = EveryOther()(data.x, None).images
@@ -160,7 +147,7 @@ def test_every_target_has_its_own_item_as_source():
 
 @pytest.mark.parametrize("estimator", [STF(8), Wiener(8), Exact()])
 def test_warped_items_keep_their_own_image_as_target_if_asked_to(estimator):
-    data = Images()
+    data = Images(60)
     model = LitEDM(ConstantNet(augment_dim=9), estimator, augmentation=EveryOther(), warped="source", P_mean=0.5)
     _, target = targets_of(model, data)
     assert torch.equal(target[::2], all_warped(data.x).images[::2])
@@ -197,7 +184,7 @@ def test_what_is_logged_is_the_mean_over_pixels_and_the_share_of_warped_items():
             result = super().__call__(images, generator)
             return result._replace(warped=torch.arange(len(images)) % 3 == 0)
 
-    model, data = LitEDM(ConstantNet(augment_dim=9), Exact(), augmentation=EveryThird()), Images()
+    model, data = LitEDM(ConstantNet(augment_dim=9), Exact(), augmentation=EveryThird()), Images(60)
     data.val_dataloader = data.train_dataloader
     losses, original = [], model.losses
     model.losses = lambda *args: losses.append(original(*args)) or losses[-1]
@@ -225,7 +212,7 @@ def test_the_time_of_the_estimator_is_that_of_both_kinds_of_items():
     model = LitEDM(ConstantNet(augment_dim=9), Slow(), augmentation=EveryOther())
     seconds = []
     model.on_before_optimizer_step = lambda *_: seconds.append(model.monitor.estimator_watch.read_and_reset())
-    train(model, Images(), 1)
+    train(model, Images(60), 1)
     assert seconds[0] >= 0.3
 
 
@@ -243,7 +230,7 @@ def test_flipped_items_have_the_exact_mean_over_the_flipped_set_as_target():
             labels = torch.nn.functional.pad(flips.float(), (0, 7))
             return Augmented(flip(images, flips), labels, torch.zeros(len(images), dtype=torch.bool), unwarped(flips))
 
-    data = Images()
+    data = Images(60)
     model = LitEDM(ConstantNet(augment_dim=9), Exact(), augmentation=AllFlips(), P_mean=0.5)
     (z, sigma, *_), target = targets_of(model, data)
     for kind, axes in enumerate([(), (-1,), (-2,), (-2, -1)]):
@@ -275,7 +262,7 @@ def test_learning_rate_ramps_up_over_images_and_never_is_zero():
         def on_train_batch_end(self, trainer, *_):
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    train(LitEDM(ConstantNet(), OneSample(), lr=1.0, lr_ramp_up_images=240), Images(), 6, callbacks=[Rates()])
+    train(LitEDM(ConstantNet(), OneSample(), lr=1.0, lr_ramp_up_images=240), Images(60), 6, callbacks=[Rates()])
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
 
@@ -312,7 +299,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_are_touched(tmp_path
     net = Breaking()
     trainer = pl.Trainer(max_steps=9, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
     with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
-        trainer.fit(LitEDM(net, OneSample(), lr=0.1, lr_ramp_up_images=0), Images())
+        trainer.fit(LitEDM(net, OneSample(), lr=0.1, lr_ramp_up_images=0), Images(60))
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
     assert checkpoint["global_step"] == 3
     assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
@@ -331,7 +318,7 @@ def test_weights_that_are_not_finite_never_replace_the_last_checkpoint(tmp_path)
     trainer = pl.Trainer(max_steps=9, callbacks=[LastCheckpoint(2, dirpath=str(tmp_path))], **TRAINER)
     model = LitEDM(Exploding(), OneSample(), lr=0.1, lr_ramp_up_images=0)
     with pytest.raises(NonFiniteLossError), pytest.warns(UserWarning, match="not finite at step 4; .* is not written"):
-        trainer.fit(model, Images())
+        trainer.fit(model, Images(60))
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
     assert checkpoint["global_step"] == 2
     assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
@@ -399,7 +386,7 @@ def test_classes_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="labels of the data are 0 to 9, but the net has num_classes=9"):
         train(model(9, class_conditional=True), Digits(batch_size=64), 1)
     with pytest.raises(InputError, match="the data has no labels"):
-        train(model(9, class_conditional=True), Images(), 1)
+        train(model(9, class_conditional=True), Images(60), 1)
 
 
 def test_augmentation_trains_in_mixed_precision():

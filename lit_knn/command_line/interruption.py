@@ -1,4 +1,4 @@
-"""What an interrupted command says, and its exit status."""
+"""Ends an interrupted command: says how the run goes on, and returns the exit status."""
 
 import os
 import shlex

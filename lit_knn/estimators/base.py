@@ -127,7 +127,7 @@ class Estimator(TellsSettings, ABC):
 
         Raises:
             InputError: wrong shapes or devices, also of what the hook returns; t <= 0 or outside float32's range; NaN
-                or infinite values; a z too far from all images for float32 (`estimators.values`); `bind` was not
+                or infinite values; a z whose squares float32 cannot hold (`estimators.values`); `bind` was not
                 called; `x_source` or labels are missing though the estimator needs them; labels are unknown or not
                 supported.
         """

@@ -1,4 +1,4 @@
-"""What a resumed training takes from its checkpoint, and what its options must share with the interrupted run."""
+"""Checks that a resumed training has the data and options of its checkpoint, and repairs the checkpoint's counts."""
 
 import hashlib
 from typing import Any
