@@ -1,7 +1,7 @@
 import json
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -29,6 +29,32 @@ def _quiet_and_deterministic():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         yield
+
+
+@contextmanager
+def _stand_in_gpu():
+    from tests.pretend_cuda import PretendCuda, install_fake_faiss_gpu
+
+    with PretendCuda(project=str(Path(__file__).parent.parent)) as gpu, install_fake_faiss_gpu():
+        yield gpu
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Run tests marked `gpu` on the GPU of this machine, or on a stand-in where there is none."""
+    with ExitStack() as stack:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            stack.enter_context(_stand_in_gpu())
+        return (yield)
+
+
+@pytest.fixture
+def stand_in():
+    """The stand-in GPU of `tests.pretend_cuda`, which counts synchronisations and operations. See `record()` there."""
+    if torch.cuda.is_available():
+        pytest.skip("counts only on the stand-in, and this machine has a GPU")
+    with _stand_in_gpu() as gpu:
+        yield gpu
 
 
 @pytest.fixture
