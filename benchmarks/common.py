@@ -98,6 +98,11 @@ def cell(mean: float, standard_error: float) -> str:
     return f"{mean:.1e}" + ("" if math.isnan(standard_error) else f" ± {standard_error:.1e}")
 
 
+def number(value: float) -> str:
+    """Format a whole number; NaN is empty."""
+    return "" if math.isnan(value) else f"{value:.0f}"
+
+
 class Output:
     """The output files of a benchmark, such as STEM.csv, one for each of `ends`. Without a stem, there are no files.
 

@@ -1,15 +1,14 @@
 """Helpers for callbacks: they use a run's data, seed, folder, ranks, progress bar and logger."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytorch_lightning as pl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
-from torchvision.utils import save_image
 from tqdm import tqdm
 
 from lit_knn.atomic_files import written_whole
@@ -17,6 +16,9 @@ from lit_knn.distributed import broadcast
 from lit_knn.errors import InputError
 from lit_knn.metrics.progress import progress_bar
 from lit_knn.reference import ReferenceSet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TENSORBOARD_DPI = 100
 
@@ -73,6 +75,9 @@ def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit
 
 def save_picture(trainer: pl.Trainer, picture: Tensor, path: Path, tag: str, step: int = 0) -> None:
     """Write a picture (3, H, W) in [0, 1] to a file, and to TensorBoard if that is the run's logger."""
+    # Training needs neither torchvision nor matplotlib, so that only pictures import them.
+    from torchvision.utils import save_image
+
     with written_whole(path) as partial:
         save_image(picture, partial)
     if isinstance(trainer.logger, TensorBoardLogger):
@@ -81,6 +86,8 @@ def save_picture(trainer: pl.Trainer, picture: Tensor, path: Path, tag: str, ste
 
 def show_figure(trainer: pl.Trainer, tag: str, figure: Figure, step: int = 0) -> None:
     """Add a figure to TensorBoard, if that is the run's logger."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     if isinstance(trainer.logger, TensorBoardLogger):
         figure.set_dpi(TENSORBOARD_DPI)
         canvas = FigureCanvasAgg(figure)

@@ -1,0 +1,140 @@
+"""Checks and measures everything that runs on a GPU, in one command and under nine minutes.
+
+    python -m benchmarks.gpu --output gpu            # writes gpu.md, gpu.csv and gpu.png
+    python -m benchmarks.gpu --data data/cifar10.npy --images 50000 --output cifar10_gpu
+
+First it checks every path of the estimators against float64 on the CPU, with TF32 allowed; if a check fails, the exit
+status is 1, and the measurements go on. Then it measures the rates of the device (the roofline), the training of iCT
+and EDM at the paper's size, and each estimator: milliseconds, ratio to the roofline, memory, and share of a training
+step of the same number of images. Images are synthetic unless --data is given.
+
+It needs torch, Lightning, torchmetrics and jsonargparse alone: no FAISS and no torch-fidelity. matplotlib draws the
+picture. On a CPU it runs at small sizes, which shows only that everything works.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.common import Output, Rows, load
+from benchmarks.gpu import checks, estimators, training
+from benchmarks.gpu.images import synthetic_images
+from benchmarks.gpu.picture import save_picture
+from benchmarks.gpu.roofline import Roofline, Sizes
+from lit_knn.errors import InputError, told_in_one_line
+
+
+class Scale(NamedTuple):
+    """How much is measured: all sizes of a run.
+
+    Attributes:
+        checked: images that the checks enumerate.
+        shape: shape of synthetic images.
+        images: numbers of images that estimators are measured on.
+        batch: latents per call.
+        training: size of the training.
+        compiles: whether networks are compiled, too. That takes minutes.
+        rates: sides of the products and bytes of the copy that measure the roofline.
+        seconds: seconds for each estimator.
+    """
+
+    checked: int
+    shape: tuple[int, int, int]
+    images: tuple[int, ...]
+    batch: int
+    training: training.Size
+    compiles: bool
+    rates: tuple[int, int]
+    seconds: float
+
+
+ON_GPU = Scale(3000, (3, 32, 32), (50_000, 1_000_000), 1024, training.PAPER, True, (8192, 2**30), 3.0)
+ON_CPU = Scale(200, (3, 8, 8), (300,), 16, training.SMALL, False, (256, 2**20), 0.02)
+
+
+@told_in_one_line()
+def main(argv: list[str] | None = None) -> int:
+    """Run all parts, print the tables and write the files. Returns the exit status: 1 if a check failed."""
+    args = _parse(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    scale, end = ON_GPU if device.type == "cuda" else ON_CPU, time.monotonic() + 60 * args.minutes
+
+    def time_is_left() -> bool:
+        return time.monotonic() < end
+
+    output = Output(args.output, "csv", "md", "png")
+    given = None if args.data is None else load(args.data)
+    batch, numbers = args.batch or scale.batch, args.images or scale.images
+    checked = _told("checks", lambda: checks.measure(scale.checked, scale.shape, device))
+    rates = Roofline(device, *scale.rates)
+    train = partial(training.measure, scale.training, device)
+    trained = _told("training", lambda: train(training.PRECISIONS, time_is_left))
+    measured: Rows = []
+    for N in numbers:
+        images = synthetic_images(N, scale.shape, device) if given is None else _first(given, N).to(device)
+        d = images[0].numel()
+        sizes = Sizes(batch, N, d, min(args.k, N), min(args.n, N), min(args.r, N, d))
+        work = partial(estimators.measure, sizes, images, rates, scale.seconds, time_is_left)
+        measured += _told(f"estimators on {N:,} images", work)
+    if scale.compiles:  # Compilers take minutes, so that they come last.
+        trained += _told("compiled training", lambda: train(training.COMPILED, time_is_left))
+    parts = {"check": checked, "training": trained, "estimator": measured}
+    output.write_rows([{"part": part, **row} for part, rows in parts.items() for row in rows])
+    output.tell("\n\n".join([
+        f"{_hardware(device)}. {rates.told()}.", checks.table(checked), training.table(trained),
+        estimators.table(measured, training.step_ms(trained, batch)),
+    ]))  # fmt: skip
+    if (path := output.path("png")) is not None:
+        save_picture(measured, path)
+    failed = [row["path"] for row in checked if not row["passed"]]
+    if failed:
+        print(f"error: {len(failed)} of {len(checked)} checks failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="prepared file, zip or folder of images, .npy or .npz")
+    parser.add_argument("--images", type=int, nargs="+", help="numbers of images (default: 50,000 and 1,000,000)")
+    parser.add_argument("--batch", type=int, help="latents per call (default: 1024)")
+    parser.add_argument("--k", type=int, default=2048, help="neighbours of KNN")
+    parser.add_argument("--n", type=int, default=256, help="images gathered per latent")
+    parser.add_argument("--r", type=int, default=512, help="principal components of SubspaceKNN")
+    parser.add_argument("--minutes", type=float, default=8.5, help="nothing new is measured after this time")
+    parser.add_argument("--output", type=Path, help="stem of the files to write")
+    args = parser.parse_args(argv)
+    for option in ("k", "n", "r", "batch", "minutes", *(("images",) if args.images else ())):
+        values = getattr(args, option)
+        for value in values if isinstance(values, list) else [values]:
+            if value is not None and not value > 0:
+                raise InputError(f"--{option} must be above 0, got {value}")
+    return args
+
+
+def _first(images: torch.Tensor, N: int) -> torch.Tensor:
+    if len(images) < N:
+        raise InputError(f"--images: the data has {len(images)} images, fewer than {N}; give --images {len(images)}")
+    return images[:N]
+
+
+def _told(what: str, work: Callable[[], Rows]) -> Rows:
+    """Do a part, and print its name and time to stderr."""
+    start = time.monotonic()
+    rows = work()
+    print(f"{what}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    return rows
+
+
+def _hardware(device: torch.device) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return f"{name}, torch {torch.__version__}, `{' '.join(['python -m benchmarks.gpu', *sys.argv[1:]])}`"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Time, memory and roofline of every estimator on a device."""
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import Rows, markdown, number
+from benchmarks.gpu import roofline
+from benchmarks.gpu.roofline import Phase, Roofline, Sizes
+from benchmarks.gpu.timing import milliseconds, peak_mib
+from lit_knn.errors import InputError, first_line
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Estimator,
+    Exact,
+    ExactFloat64,
+    MonteCarlo,
+    OneSample,
+    StratifiedKNN,
+    SubspaceKNN,
+    UniformSNIS,
+)
+from lit_knn.index import Index, SubspaceIndex, TorchIndex
+from lit_knn.memory import is_out_of_memory
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+
+# All images matter at this noise level, so that no estimator takes a short cut.
+NOISE_LEVEL = 10.0
+# The float64 sums take too long for more images.
+MOST_FLOAT64 = 100_000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An estimator to measure: how to make it and its index, and its least work."""
+
+    make: Callable[[Sizes], Estimator]
+    work: Callable[[Sizes], Sequence[Phase]]
+    index: Callable[[Sizes], Index] | None = None
+    most_images: float = float("inf")
+
+
+ENTRIES = {
+    "OneSample": Measured(lambda s: OneSample(), roofline.one_sample),
+    "STF": Measured(lambda s: STF(s.n), roofline.gathered),
+    "UniformSNIS": Measured(lambda s: UniformSNIS(s.n), roofline.gathered),
+    "KNN, TorchIndex": Measured(lambda s: KNN(s.k, s.n), roofline.knn, lambda s: TorchIndex()),
+    "KNN stratified, TorchIndex": Measured(lambda s: StratifiedKNN(s.k, s.n), roofline.knn, lambda s: TorchIndex()),
+    "KNN, SubspaceIndex": Measured(
+        lambda s: KNN(s.k, s.n), roofline.knn_in_components, lambda s: SubspaceIndex(min(s.r, 256))
+    ),
+    "SubspaceKNN": Measured(lambda s: SubspaceKNN(s.r, None, s.n), roofline.subspace_knn),
+    "MonteCarlo": Measured(lambda s: MonteCarlo(s.n), roofline.monte_carlo),
+    "Exact": Measured(lambda s: Exact(), roofline.exact),
+    "ExactFloat64": Measured(lambda s: ExactFloat64(), roofline.exact_float64, most_images=MOST_FLOAT64),
+}
+
+
+def measure(sizes: Sizes, images: Tensor, rates: Roofline, seconds: float, time_is_left: Callable[[], bool]) -> Rows:
+    """Measure each estimator on images (N, C, H, W): `ms`, its ratio to the roofline, `peak_mib`; or why it was not."""
+    rows: Rows = []
+    for name, entry in ENTRIES.items():
+        row = {"estimator": name, **sizes._asdict(), "least_ms": rates.least_ms(entry.work(sizes))}
+        if entry.most_images < sizes.N:
+            reason = f"left out above {entry.most_images:,.0f} images"
+        elif not time_is_left():
+            reason = "no time left"
+        else:
+            reason = _measure_one(entry, sizes, images, seconds, row)
+        rows.append({**row, "note": reason})
+    return rows
+
+
+def _measure_one(entry: Measured, sizes: Sizes, images: Tensor, seconds: float, row: dict) -> str:
+    """Add the measurements of one estimator to its row. Returns the reason if there are none."""
+    device = images.device
+    try:
+        reference = ReferenceSet(images, None if entry.index is None else entry.index(sizes))
+        estimator = entry.make(sizes).bind(reference)
+        generator = keyed_generator(device, 0)
+        x = reference.take(torch.randint(sizes.N, (sizes.B,), device=device, generator=generator))
+        z = x + NOISE_LEVEL * torch.randn(x.shape, device=device, generator=generator)
+
+        def call() -> Tensor:
+            return estimator.posterior_mean(z, NOISE_LEVEL, x_source=x, generator=generator)
+
+        row["ms"] = milliseconds(call, device, seconds)
+        row["of_roofline"] = row["ms"] / row["least_ms"]
+        row["peak_mib"] = peak_mib(call, device)
+    except (InputError, RuntimeError) as error:
+        if not isinstance(error, InputError) and not is_out_of_memory(error):
+            raise
+        return first_line(error)
+    finally:
+        gc.collect()
+    return ""
+
+
+def table(rows: Rows, step_ms: float) -> str:
+    """Make a Markdown table. `step_ms` is the time of a training step of B images without an estimator, or NaN."""
+    lines = [["estimator", "N", "ms", "roofline, ms", "ratio", "share of the step", "memory of a call, MiB"]]
+    for row in rows:
+        start = [row["estimator"], f"{row['N']:,}"]
+        if "ms" in row:
+            share = row["ms"] / (row["ms"] + step_ms)
+            lines.append([
+                *start, f"{row['ms']:.3g}", f"{row['least_ms']:.3g}", f"{row['of_roofline']:.2f}",
+                "" if share != share else f"{share:.1%}", number(row["peak_mib"]),
+            ])  # fmt: skip
+        else:
+            lines.append([*start, row["note"], f"{row['least_ms']:.3g}", "", "", ""])
+    sizes = Sizes(*(rows[0][name] for name in Sizes._fields))
+    return f"B = {sizes.B}, d = {sizes.d}, k = {sizes.k}, n = {sizes.n}, t = {NOISE_LEVEL:g}:\n\n{markdown(lines)}"

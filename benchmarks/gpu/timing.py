@@ -1,0 +1,46 @@
+"""Times of calls and peaks of memory on a device."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+WARM_UP_CALLS = 2
+LEAST_CALLS = 3
+MOST_CALLS = 50
+MIB = 2**20
+
+
+def wait(device: torch.device) -> None:
+    """Wait until the device has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def milliseconds(call: Callable[[], Any], device: torch.device, seconds: float) -> float:
+    """Measure a call again and again for some seconds, and return the median in milliseconds."""
+    for _ in range(WARM_UP_CALLS):
+        call()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < LEAST_CALLS or (time.perf_counter() < end and len(times) < MOST_CALLS):
+        wait(device)
+        start = time.perf_counter()
+        call()
+        wait(device)
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def peak_mib(call: Callable[[], Any], device: torch.device) -> float:
+    """Return the most memory in MiB that a call takes on a GPU, in addition to what is held before. NaN on a CPU."""
+    if device.type != "cuda":
+        return float("nan")
+    wait(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    wait(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / MIB

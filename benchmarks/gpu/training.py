@@ -1,0 +1,148 @@
+"""Images per second of iCT and EDM training at the paper's size, in float32, in bfloat16 and compiled."""
+
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from benchmarks.common import Rows, markdown, number
+from benchmarks.gpu.images import synthetic_images
+from benchmarks.gpu.sync_counter import SyncCounter
+from benchmarks.gpu.timing import MIB, wait
+from benchmarks.step_clock import StepClock
+from lit_knn.data.batches import ReferenceBatches
+from lit_knn.edm import LitEDM
+from lit_knn.errors import first_line
+from lit_knn.estimators import OneSample
+from lit_knn.ict import LitICT
+from lit_knn.memory import is_out_of_memory
+from lit_knn.nets import DDPMpp, NCSNpp
+from lit_knn.reference import ReferenceSet
+
+
+class Size(NamedTuple):
+    """Size of a training: the networks' width and depth, the images, the batch and the numbers of steps."""
+
+    channels: int
+    blocks: int
+    N: int
+    batch_size: int
+    warm_up: int
+    steps: int
+
+
+# Tables 1 and 2: DDPM++ and NCSN++ with 128 channels and 4 blocks. A batch of 128 fits every GPU of 24 GiB.
+PAPER = Size(128, 4, 20_000, 128, warm_up=3, steps=8)
+SMALL = Size(8, 1, 64, 4, warm_up=1, steps=2)
+# Lightning's names of the precisions, and whether the network is compiled.
+PRECISIONS = {"fp32": ("32-true", False), "bf16": ("bf16-mixed", False)}
+COMPILED = {"bf16, compiled": ("bf16-mixed", True)}
+
+
+class Images(pl.LightningDataModule):
+    """Training batches of a reference set."""
+
+    def __init__(self, reference: ReferenceSet, batch_size: int) -> None:
+        super().__init__()
+        self.reference = reference
+        self.batch_size = batch_size
+
+    def train_dataloader(self) -> ReferenceBatches:
+        """Return shuffled batches."""
+        return ReferenceBatches(self.reference, self.batch_size)
+
+
+def _ict(size: Size) -> pl.LightningModule:
+    net = NCSNpp(32, 3, size.channels, (2, 2, 2), size.blocks, (16,), dropout=0.3, fourier_scale=0.02)
+    return LitICT(net, OneSample())
+
+
+def _edm(size: Size) -> pl.LightningModule:
+    return LitEDM(DDPMpp(32, 3, size.channels, (2, 2, 2), size.blocks, (16,), dropout=0.13), OneSample())
+
+
+MODELS: dict[str, Callable[[Size], pl.LightningModule]] = {"iCT, NCSN++": _ict, "EDM, DDPM++": _edm}
+
+
+def measure(
+    size: Size, device: torch.device, precisions: Mapping[str, tuple[str, bool]], time_is_left: Callable[[], bool]
+) -> Rows:
+    """Train each model in each precision with the one-sample estimator; one row each."""
+    images = synthetic_images(size.N, (3, 32, 32), device)
+    rows: Rows = []
+    for precision, (lightning_name, compiled) in precisions.items():
+        for name, make in MODELS.items():
+            row: dict[str, Any] = {"model": name, "precision": precision, "note": ""}
+            if time_is_left():
+                row |= _trained(make(size), ReferenceSet(images), size, device, lightning_name, compiled)
+            else:
+                row["note"] = "no time left"
+            rows.append(row)
+    return rows
+
+
+def _trained(
+    model: pl.LightningModule, reference: ReferenceSet, size: Size, device: torch.device, precision: str, compiled: bool
+) -> dict[str, Any]:
+    """Train a few steps. Returns the images per second and the peak of memory, or why there are none."""
+    callbacks: list[pl.Callback] = []
+    if compiled:
+        from callbacks import NetworkSpeed  # This package also needs matplotlib and torchvision.
+
+        callbacks.append(NetworkSpeed())
+    clock, counter = StepClock(size.warm_up, size.steps), SyncCounter(size.warm_up)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+            trainer = pl.Trainer(
+                accelerator="gpu" if device.type == "cuda" else "cpu", devices=1, precision=precision,  # type: ignore[arg-type]
+                max_steps=size.warm_up + size.steps, log_every_n_steps=10**6, logger=False, barebones=False,
+                enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+                callbacks=[*callbacks, clock, counter],
+            )  # fmt: skip
+            trainer.fit(model, Images(reference, size.batch_size))
+        wait(device)
+    except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+        if not is_out_of_memory(error) and not compiled:
+            raise
+        return {"note": first_line(error)}
+    finally:
+        _forget(model)
+    peak = torch.cuda.max_memory_allocated(device) / MIB if device.type == "cuda" else float("nan")
+    return {"images_per_s": clock.values["time/images_per_s"], "peak_mib": peak, "syncs": counter.count}
+
+
+def _forget(model: nn.Module) -> None:
+    """Free the memory of a model that has been measured."""
+    model.cpu()
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def step_ms(rows: Rows, images: int) -> float:
+    """Return the milliseconds in which iCT trains on this many images in float32; NaN if it was not measured."""
+    row = rows[0]
+    return 1000 * images / row["images_per_s"] if "images_per_s" in row else float("nan")
+
+
+def table(rows: Rows) -> str:
+    """Make a Markdown table; ratios are to float32 of the same model."""
+    lines = [["model", "precision", "images/s", "ratio", "peak memory, MiB", "synchronisations of a step"]]
+    plain = {row["model"]: row.get("images_per_s") for row in rows if row["precision"] == "fp32"}
+    for row in rows:
+        speed, base = row.get("images_per_s"), plain[row["model"]]
+        if speed is None:
+            lines.append([row["model"], row["precision"], row["note"], "", "", ""])
+            continue
+        ratio = f"{speed / base:.2f}" if base else ""
+        syncs = "" if row["syncs"] is None else str(row["syncs"])
+        lines.append([row["model"], row["precision"], f"{speed:.4g}", ratio, number(row["peak_mib"]), syncs])
+    return markdown(lines)
