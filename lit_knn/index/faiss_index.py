@@ -15,12 +15,13 @@ from lit_knn.index.base import Index, Vectors, numbered, with_progress
 from lit_knn.index.cache import IndexCache
 from lit_knn.index.faiss_parts import (
     after_transforms,
-    code_vectors_in_one_range,
+    code_vectors_themselves,
     held_bytes,
     import_faiss,
     inverted_lists,
     is_plain_sq8,
     let_codes_be_pixels,
+    let_codes_share_their_range,
     most_components,
     not_l2,
     projections,
@@ -104,6 +105,8 @@ class FaissIndex(Index):
         """See `Index.check`. Creates the empty FAISS index, which costs almost nothing."""
         index = self._create(N, d)
         if device is not None and device.type != "cpu":
+            if self.lossless:
+                let_codes_share_their_range(index)
             faiss_gpu.check_gpu(index, device, k, self.factory)
 
     def build(self, vectors: Vectors) -> None:
@@ -111,8 +114,7 @@ class FaissIndex(Index):
         if self._cache is None:
             index = self._build(vectors)
         else:
-            # Files of earlier versions have a range for each dimension.
-            settings = {"factory": self.factory, "lossless": self.lossless and "one range"}
+            settings = {"factory": self.factory, "lossless": self.lossless}
             index = self._cache.get(vectors, settings, {"faiss": import_faiss().__version__}, self._build)
             self._set_nprobe(index, vectors.N)
         self._index, self._gpu, self._projections = index, None, projections(index)
@@ -199,22 +201,31 @@ class FaissIndex(Index):
         return queries, left_out
 
     def to(self, device: torch.device) -> None:
-        """See `Index.to`. FAISS runs on the CPU and on CUDA devices."""
+        """See `Index.to`. FAISS runs on the CPU and on CUDA devices. An index goes from GPU to GPU through the CPU."""
         device, built = numbered(device), self._index is not None or self._gpu is not None
         if not built or device == self._device:
             return
-        if device.type != "cpu" and self._index is not None:
-            faiss_gpu.check_gpu(self._index, device, 1, self.factory)
         if self._gpu is not None:
-            # From one GPU to another the index goes through the memory of the machine.
-            self._projections = [(centre.cpu(), rows.cpu()) for centre, rows in self._projections]
-            self._index, self._gpu = put_projections_before(self._gpu.to_cpu(), self._projections), None
-        if device.type == "cuda":
-            if transforms(self._index) and not self._projections:
-                raise InputError(f"FaissIndex: factory={self.factory!r} stretches vectors: it searches only on the CPU")
-            self._gpu = faiss_gpu.GpuIndex(self._index, device, self.factory, self.gpu_float16, self._gpu_scratch_mib)
-            self._index = None
-            self._projections = [(centre.to(device), rows.to(device)) for centre, rows in self._projections]
+            self._to_cpu(self._gpu)
+        if device.type != "cpu":
+            self._to_gpu(device)
+
+    def _to_cpu(self, gpu: faiss_gpu.GpuIndex) -> None:
+        index = gpu.to_cpu()
+        if self.lossless:
+            let_codes_be_pixels(index)
+        self._projections = [(centre.cpu(), rows.cpu()) for centre, rows in self._projections]
+        self._index, self._gpu = put_projections_before(index, self._projections), None
+
+    def _to_gpu(self, device: torch.device) -> None:
+        if self.lossless:
+            let_codes_share_their_range(self._index)
+        faiss_gpu.check_gpu(self._index, device, 1, self.factory)
+        if transforms(self._index) and not self._projections:
+            raise InputError(f"FaissIndex: factory={self.factory!r} stretches vectors: it searches only on the CPU")
+        self._gpu = faiss_gpu.GpuIndex(self._index, device, self.factory, self.gpu_float16, self._gpu_scratch_mib)
+        self._index = None
+        self._projections = [(centre.to(device), rows.to(device)) for centre, rows in self._projections]
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
         """See `Index.nbytes`. The size is known for flat codes and lists of flat codes, also after linear transforms.
@@ -255,9 +266,7 @@ class FaissIndex(Index):
         try:
             index = faiss.index_factory(d, self.factory)
         except RuntimeError as error:
-            raise InputError(
-                f"FaissIndex: FAISS refuses factory={self.factory!r} at d={d}: {reason(error)}"
-            ) from error
+            raise InputError(f"FaissIndex: FAISS refuses factory={self.factory!r} at d={d}: {reason(error)}") from error
         if difference := not_l2(index):
             raise InputError(f"FaissIndex: factory={self.factory!r} does not search by L2 distance: {difference}")
         if (components := most_components(index)) > min(N, d):
@@ -267,7 +276,7 @@ class FaissIndex(Index):
         if self.lossless and not is_plain_sq8(index):
             raise InputError(f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={self.factory!r}")
         if self.lossless:
-            code_vectors_in_one_range(index)
+            code_vectors_themselves(index)
         self._set_nprobe(index, N)
         return index
 

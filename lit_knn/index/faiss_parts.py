@@ -131,24 +131,33 @@ def is_plain_sq8(index: Any) -> bool:
     return plain and index.sq.qtype == faiss.ScalarQuantizer.QT_8bit
 
 
-def code_vectors_in_one_range(index: Any) -> None:
-    """Make an empty 8-bit index code the vectors themselves, in one range for all dimensions.
-
-    By default lists code the differences from the centre of the list. With one range a GPU needs no shared memory for
-    the ranges of the dimensions, so that it searches for more neighbours; see `faiss_gpu`.
-    """
-    faiss = import_faiss()
-    index.sq.qtype = faiss.ScalarQuantizer.QT_8bit_uniform
-    index.sq.set_derived_sizes()
-    if isinstance(index, faiss.IndexIVFScalarQuantizer):
+def code_vectors_themselves(index: Any) -> None:
+    """Make lists code the vectors themselves, not their differences from the centre of the list."""
+    if isinstance(index, import_faiss().IndexIVFScalarQuantizer):
         index.by_residual = False
 
 
-def let_codes_be_pixels(index: Any) -> None:
-    """Make code p of a trained and empty index with one range stand for p / 127.5 − 1, exactly.
+# FAISS decodes p to minimum + range · (p + 1/2) / 255. FAISS's own pixel codes, `SQ8_direct`, do not work in lists:
+# there FAISS codes differences from the centre, which are no pixels.
+PIXEL_MINIMUM, PIXEL_RANGE = -1 - 0.5 / 127.5, 2.0
 
-    FAISS decodes p to minimum + range · (p + 1/2) / 255. FAISS's own pixel codes, `SQ8_direct`, do not work in lists:
-    there FAISS codes differences from the centre, which are no pixels.
+
+def let_codes_be_pixels(index: Any) -> None:
+    """Make code p of an 8-bit index stand for p / 127.5 − 1, exactly."""
+    _set_ranges(index, import_faiss().ScalarQuantizer.QT_8bit, copies=index.d)
+
+
+def let_codes_share_their_range(index: Any) -> None:
+    """Replace the equal ranges that `let_codes_be_pixels` gives the dimensions by one. The codes mean the same.
+
+    With one range, FAISS's kernels for GPUs need no shared memory for ranges; see `faiss_gpu`. On a CPU it would only
+    change the rounding of distances.
     """
-    minimum, spread = -1 - 0.5 / 127.5, 2.0
-    import_faiss().copy_array_to_vector(np.array([minimum, spread], np.float32), index.sq.trained)
+    _set_ranges(index, import_faiss().ScalarQuantizer.QT_8bit_uniform, copies=1)
+
+
+def _set_ranges(index: Any, kind: int, copies: int) -> None:
+    index.sq.qtype = kind
+    index.sq.set_derived_sizes()
+    ranges = np.repeat([PIXEL_MINIMUM, PIXEL_RANGE], copies).astype(np.float32)
+    import_faiss().copy_array_to_vector(ranges, index.sq.trained)
