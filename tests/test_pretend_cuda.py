@@ -2,6 +2,7 @@
 
 import copy
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,12 +205,14 @@ SYNCS = {
 }
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", SYNCS)
-def test_synchronisations_are_counted(gpu, name):
+def test_synchronisations_are_counted(gpu, name, mode):
     run, count = SYNCS[name]
-    x = torch.ones(3, **C)
-    with gpu.record() as seen:
-        run(x)
+    with mode():
+        x = torch.ones(3, **C)
+        with gpu.record() as seen:
+            run(x)
     assert seen.syncs == count, seen.report()
 
 
@@ -222,6 +225,46 @@ def test_operations_bytes_and_flops_are_counted(gpu):
     assert seen.ops == 2
     assert seen.flops == {"float32": 2 * 4 * 4 * 6}
     assert seen.bytes == 2 * 96 + (2 * 96 + 64)
+
+
+@torch.library.custom_op("lit_knn_tests::scaled_sum", mutates_args=(), device_types="cpu")
+def scaled_sum(x: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
+    return x * scale + y
+
+
+@scaled_sum.register_kernel("cuda")
+def _(x, y, scale):
+    raise AssertionError("the stand-in has no data pointers of a GPU")
+
+
+@torch.library.custom_op("lit_knn_tests::add_one_", mutates_args=("x",), device_types="cpu")
+def add_one_(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_custom_operator_is_one_operation(gpu, mode):
+    with mode():
+        x, y = torch.ones(8, **C), torch.arange(8.0, **C)
+        with gpu.record() as seen:
+            out = scaled_sum(x, y, 2.0)
+            add_one_(x)
+        assert out.is_cuda
+        assert real(out).tolist() == [2.0 + i for i in range(8)]
+        assert real(x).tolist() == [2.0] * 8
+        assert seen.op_names == {"lit_knn_tests::scaled_sum": 1, "lit_knn_tests::add_one_": 1}
+        assert seen.bytes == 3 * 32 + 32
+        assert seen.syncs == 0
+        with pytest.raises(DeviceMismatch):
+            scaled_sum(x, torch.ones(8), 2.0)
+
+
+def test_a_site_is_the_line_of_the_project():
+    with PretendCuda(project=Path(__file__).parent.parent) as gpu, gpu.record() as seen:
+        torch.ones(3, **C).softmax(0).tolist()
+    sites = {*seen.op_sites, *(site for _, site in seen.sync_sites)}
+    assert len(sites) == 1
+    assert sites.pop().startswith("tests/test_pretend_cuda.py:")
 
 
 def test_a_network_trains_as_on_the_cpu(gpu):
