@@ -221,8 +221,13 @@ def test_cuvs_searches_with_flat_alone(monkeypatch, stand_in):
     searched(FaissIndex("IVF4,Flat", nprobe=4), 2048, "cuda", images)
 
 
-def test_a_faiss_that_does_not_load_is_told_with_its_reason(monkeypatch):
-    # faiss-gpu-cuvs does not load without NVIDIA's libraries.
+def test_a_faiss_that_does_not_load_is_told_with_its_reason(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(InputError, match=r"FaissIndex needs faiss \(.*faiss.*\): pip install"):
+        FaissIndex().check(10, 4)
+    # faiss-gpu-cuvs raises RuntimeError where NVIDIA's libraries are missing.
+    (tmp_path / "faiss.py").write_text('raise RuntimeError("the cuVS runtime wheels are missing")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "faiss")
+    with pytest.raises(InputError, match=r"FaissIndex needs faiss \(the cuVS runtime wheels are missing\)"):
         FaissIndex().check(10, 4)
