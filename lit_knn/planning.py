@@ -243,8 +243,11 @@ def _index_parts(
     note = " ".join([type(index).__name__, *told])
     note += "" if size is not None else ": size NOT KNOWN, not counted"
     held = Part("index", size or 0, note, shared=shared and device.type == "cpu", known=size is not None)
-    # The machine builds the index in its own memory, whatever the device.
-    built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
+    # Some indexes are built in the memory of the machine, whatever the device.
+    if index.built_on_cpu or device.type == "cpu":
+        built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
+    else:
+        built = Part("index", 0, f"{note}, built on the device")
     return [held], [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
 
 

@@ -103,9 +103,11 @@ def test_what_faiss_cannot_do_on_a_gpu_is_refused_before_the_build_and_without_a
         index.check(N, 48, GPU, k)
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "PCA8,IVF4,SQ8"])
-def test_what_faiss_can_do_on_a_gpu_is_not_refused(factory):
-    FaissIndex(factory).check(5000, 48, GPU, 2048)
+@pytest.mark.parametrize(
+    ("factory", "k"), [("Flat", 2048), ("IVF4,Flat", 2048), ("IVF4,SQ8", 512), ("PCA8,IVF4,SQ8", 512)]
+)
+def test_what_faiss_can_do_on_a_gpu_is_not_refused(factory, k):
+    FaissIndex(factory).check(5000, 48, GPU, k)
 
 
 @pytest.mark.gpu

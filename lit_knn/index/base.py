@@ -42,6 +42,9 @@ class Index(TellsSettings, ABC):
     shared = False
     """Tells whether the processes of a machine share one copy of the index while it is on the CPU."""
 
+    built_on_cpu = True
+    """Tells whether `build` needs the memory of the machine even if the vectors are on a GPU."""
+
     @abstractmethod
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """Refuse settings that cannot work for N vectors of dimension d, before any long work.
@@ -79,7 +82,7 @@ class Index(TellsSettings, ABC):
 
     @abstractmethod
     def to(self, device: torch.device) -> None:
-        """Move the index to `device`.
+        """Move the index to `device`. Where it is already, nothing happens.
 
         Raises:
             InputError: this kind of index does not support the device.
@@ -109,3 +112,8 @@ def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iter
         for piece in pieces:
             yield piece
             bar.update(len(piece if isinstance(piece, Tensor) else piece[1]))
+
+
+def numbered(device: torch.device | str) -> torch.device:
+    """Return the device with its number, so that devices can be compared: "cuda" is the current one."""
+    return torch.empty(0, device=device).device

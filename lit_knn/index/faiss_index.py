@@ -1,19 +1,34 @@
-"""Neighbour search by FAISS (Johnson et al. 2019), as in the paper. No other file imports faiss."""
+"""Neighbour search by FAISS (Johnson et al. 2019), as in the paper."""
 
 import re
 import warnings
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.index.base import Index, Vectors, with_progress
+from lit_knn.index import faiss_gpu
+from lit_knn.index.base import Index, Vectors, numbered, with_progress
 from lit_knn.index.cache import IndexCache
+from lit_knn.index.faiss_parts import (
+    after_transforms,
+    code_vectors_themselves,
+    held_bytes,
+    import_faiss,
+    inverted_lists,
+    is_plain_sq8,
+    let_codes_be_pixels,
+    let_codes_share_their_range,
+    most_components,
+    not_l2,
+    projections,
+    put_projections_before,
+    reason,
+    transforms,
+)
 
 LARGEST_DIMENSION = 2**31 - 1
 # With these numbers FAISS ends the process, or never comes back.
@@ -24,10 +39,6 @@ TRAINING_POINTS_PER_LIST = 256
 QUANTISER_TRAINING_POINTS = 50_000
 # Limit of the training points, which are float32. Without it, ImageNet's would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30
-GPU_MAX_K = 2048
-# FAISS reserves this much memory on a large GPU by default.
-GPU_SCRATCH_MIB = 1536
-GPU_ADVICE = "it can Flat and IVF<c>,SQ8, and lit_knn.index.TorchIndex searches 8-bit vectors there"
 # Vectors are added about this many bytes at a time.
 CHUNK_BYTES = 64 * 2**20
 # Number of rows that are checked at a time. The results of so few rows stay in the processor's cache.
@@ -48,7 +59,8 @@ class FaissIndex(Index):
             paper (25 of 1788 on CelebA, 100 of 4527 on ImageNet).
         lossless: make the 256 codes of `SQ8` and `IVF<c>,SQ8` the 256 values of a pixel, so that uint8 images keep
             every digit. By default FAISS spreads the codes over the range of each dimension; with lists, over the
-            range of its difference from the centre of the list.
+            range of its difference from the centre of the list. On a GPU, lossless codes in lists work for any d and
+            k <= 2048, others only for few neighbours; see `lit_knn.index.faiss_gpu`.
         cache_dir: folder that keeps built indexes. A later run with the same images, `factory` and `lossless` maps the
             file instead of building, and all processes of a machine share its memory. null builds in each process.
         gpu_float16: on a GPU, hold the vectors of `Flat` and the centres of lists in half precision.
@@ -58,7 +70,8 @@ class FaissIndex(Index):
     Raises:
         InputError: nprobe < 1, gpu_scratch_mib < 0, an empty cache_dir; at `check`, a factory FAISS refuses or
             whose distances are not L2, nprobe
-            above the number of lists or without lists, more lists than vectors, `lossless` with another factory; at
+            above the number of lists or without lists, more lists than vectors, `lossless` with another factory, what
+            FAISS cannot do on the device (see `faiss_gpu.check_gpu`); at
             `build`, a folder that cannot be written to, `lossless` with values that are not pixels, and other data
             that FAISS refuses.
     """
@@ -85,14 +98,16 @@ class FaissIndex(Index):
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self.shared = cache_dir is not None
         self._index: Any = None
-        self._on_gpu = False
+        self._gpu: faiss_gpu.GpuIndex | None = None
         self._projections: list[tuple[Tensor, Tensor]] = []
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """See `Index.check`. Creates the empty FAISS index, which costs almost nothing."""
         index = self._create(N, d)
         if device is not None and device.type != "cpu":
-            self._check_device(index, device, k)
+            if self.lossless:
+                let_codes_share_their_range(index)
+            faiss_gpu.check_gpu(index, device, k, self.factory)
 
     def build(self, vectors: Vectors) -> None:
         """See `Index.build`. Trains the lists and the quantiser on a subset, then adds all vectors."""
@@ -100,9 +115,9 @@ class FaissIndex(Index):
             index = self._build(vectors)
         else:
             settings = {"factory": self.factory, "lossless": self.lossless}
-            index = self._cache.get(vectors, settings, {"faiss": _import_faiss().__version__}, self._build)
+            index = self._cache.get(vectors, settings, {"faiss": import_faiss().__version__}, self._build)
             self._set_nprobe(index, vectors.N)
-        self._index, self._on_gpu, self._projections = index, False, _projections(index)
+        self._index, self._gpu, self._projections = index, None, projections(index)
 
     def _build(self, vectors: Vectors) -> Any:
         N = vectors.N
@@ -113,20 +128,18 @@ class FaissIndex(Index):
             for chunk in with_progress(vectors.chunks(), N, f"building FAISS index {self.factory}"):
                 index.add(self._checked(chunk.cpu().contiguous()))
         except RuntimeError as error:
-            raise InputError(f"FaissIndex: FAISS cannot build factory={self.factory!r}: {_reason(error)}") from error
+            raise InputError(f"FaissIndex: FAISS cannot build factory={self.factory!r}: {reason(error)}") from error
         return index
 
     def _train(self, index: Any, sample: Callable[[int], Tensor], N: int) -> None:
         """Train the lists and the quantiser. The sample is freed before vectors are added."""
-        if self.lossless:
-            _code_vectors_themselves(index)
         if not index.is_trained:
             rows = sample(min(N, self._training_points(index)))
             _expect_few_points(index, N, self.factory)
             for piece in with_progress([rows], len(rows), f"training FAISS index {self.factory}"):
                 index.train(piece)
         if self.lossless:
-            _let_codes_be_pixels(index)
+            let_codes_be_pixels(index)
 
     def _checked(self, vectors: Tensor) -> Tensor:
         """Return the vectors. With `lossless`, refuse values that are not pixels."""
@@ -140,25 +153,28 @@ class FaissIndex(Index):
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See `Index.search`. Runs on the device of the index, without copies to the host."""
-        if self._index is None:
+        if self._index is None and self._gpu is None:
             raise InputError("FaissIndex: search before build")
-        if queries.is_cuda != self._on_gpu:
-            place = "on a GPU" if self._on_gpu else "on the CPU"
-            raise InputError(f"FaissIndex is {place} but the queries are on {queries.device}: move it with to()")
-        if self._on_gpu and k > GPU_MAX_K:
-            raise InputError(f"k={k}: FAISS on a GPU finds at most {GPU_MAX_K} neighbours")
+        if queries.device != self._device:
+            raise InputError(
+                f"FaissIndex is on {self._device} but the queries are on {queries.device}: move it with to()"
+            )
         queries = queries.float().contiguous()
+        projected, left_out = self._project(queries)
         try:
-            sq_dist, ids = self._index.search(queries, k)
+            if self._gpu is None:
+                sq_dist, ids = self._index.search(queries, k)
+            else:
+                sq_dist, ids = self._gpu.search(projected, k)
         except RuntimeError as error:
-            raise InputError(f"FaissIndex: FAISS cannot search factory={self.factory!r}: {_reason(error)}") from error
+            raise InputError(f"FaissIndex: FAISS cannot search factory={self.factory!r}: {reason(error)}") from error
         if self._projections:
-            sq_dist = sq_dist + self._left_out(queries)
+            sq_dist = sq_dist + left_out
         return sq_dist.masked_fill(ids < 0, torch.inf), ids
 
     def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """See `Index.locate`. Searches one list, because a vector is in the list with the nearest centre."""
-        lists = None if self._index is None or self._on_gpu else _inverted_lists(self._index)
+        lists = None if self._index is None else inverted_lists(self._index)
         if lists is None:
             return self.search(queries, 1)
         nprobe, lists.nprobe = lists.nprobe, 1
@@ -167,45 +183,48 @@ class FaissIndex(Index):
         finally:
             lists.nprobe = nprobe
 
-    def _check_device(self, index: Any, device: torch.device, k: int) -> None:
-        """Refuse what FAISS cannot do on a GPU. The check needs no GPU, so a machine without a GPU can plan a run."""
-        if device.type != "cuda":
-            raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
-        # This machine may plan a run for the GPUs of another machine, and the faiss here may lack GPU support.
-        if torch.cuda.is_available() and not hasattr(_import_faiss(), "StandardGpuResources"):
-            raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
-        if not _runs_on_gpu(index):
-            raise InputError(f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU; {GPU_ADVICE}")
-        lists = _inverted_lists(index)
-        if lists is not None and lists.nprobe > GPU_MAX_K:
-            raise InputError(f"nprobe={lists.nprobe}: FAISS on a GPU searches at most {GPU_MAX_K} lists")
-        if k > GPU_MAX_K:
-            raise InputError(f"k={k}: FAISS on a GPU finds at most {GPU_MAX_K} neighbours")
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cpu") if self._gpu is None else self._gpu.device
 
-    def _left_out(self, queries: Tensor) -> Tensor:
-        """Return the squared length of the part of each query that projections drop: (B, 1). FAISS's distances lack it.
+    def _project(self, queries: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return the queries after the projections, and the squared length of what these drop: (B, 1).
 
-        KNN mixes these distances with exact ones of the nearest images. Without this part, all others would seem too
-        near.
+        FAISS's distances lack this part. KNN mixes these distances with exact ones of the nearest images. Without this
+        part, all others would seem too near. On a CPU, FAISS projects the queries itself.
         """
-        left_out = torch.zeros(len(queries), 1, device=queries.device)
+        left_out: Tensor | float = 0.0
         for centre, rows in self._projections:
             centred = queries - centre
             queries = centred @ rows.T
-            left_out += centred.square().sum(1, keepdim=True) - queries.square().sum(1, keepdim=True)
-        return left_out
+            left_out = left_out + (centred.square().sum(1, keepdim=True) - queries.square().sum(1, keepdim=True))
+        return queries, left_out
 
     def to(self, device: torch.device) -> None:
-        """See `Index.to`. FAISS runs on the CPU and on CUDA devices."""
-        faiss = _import_faiss()
+        """See `Index.to`. FAISS runs on the CPU and on CUDA devices. An index goes from GPU to GPU through the CPU."""
+        device, built = numbered(device), self._index is not None or self._gpu is not None
+        if not built or device == self._device:
+            return
+        if self._gpu is not None:
+            self._to_cpu(self._gpu)
         if device.type != "cpu":
-            self._check_device(self._index, device, k=1)
-        if device.type == "cuda" and not self._on_gpu:
-            self._index = self._gpu_copy(torch.cuda.current_device() if device.index is None else device.index)
-            self._on_gpu = True
-        elif device.type == "cpu" and self._on_gpu:
-            self._index = faiss.index_gpu_to_cpu(self._index)
-            self._on_gpu = False
+            self._to_gpu(device)
+
+    def _to_cpu(self, gpu: faiss_gpu.GpuIndex) -> None:
+        index = gpu.to_cpu()
+        if self.lossless:
+            let_codes_be_pixels(index)
+        self._projections = [(centre.cpu(), rows.cpu()) for centre, rows in self._projections]
+        self._index, self._gpu = put_projections_before(index, self._projections), None
+
+    def _to_gpu(self, device: torch.device) -> None:
+        if self.lossless:
+            let_codes_share_their_range(self._index)
+        faiss_gpu.check_gpu(self._index, device, 1, self.factory)
+        if transforms(self._index) and not self._projections:
+            raise InputError(f"FaissIndex: factory={self.factory!r} stretches vectors: it searches only on the CPU")
+        self._gpu = faiss_gpu.GpuIndex(self._index, device, self.factory, self.gpu_float16, self._gpu_scratch_mib)
+        self._index = None
         self._projections = [(centre.to(device), rows.to(device)) for centre, rows in self._projections]
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
@@ -214,12 +233,15 @@ class FaissIndex(Index):
         On a GPU the scratch memory is included.
         """
         index = self._create(N, d)
-        held = _held_bytes(index, N)
-        if held is None or device.type == "cpu":
-            return held
-        scratch = GPU_SCRATCH_MIB if self._gpu_scratch_mib is None else self._gpu_scratch_mib
-        flat = isinstance(index, _import_faiss().IndexFlat)
-        return (held // 2 if flat and self.gpu_float16 else held) + scratch * 2**20
+        if device.type == "cpu":
+            return held_bytes(index, N)
+        held = held_bytes(after_transforms(index), N)
+        if held is None:
+            return None
+        scratch = faiss_gpu.SCRATCH_MIB if self._gpu_scratch_mib is None else self._gpu_scratch_mib
+        flat = isinstance(after_transforms(index), import_faiss().IndexFlat)
+        steps = sum(4 * step.d_in * (step.d_out + 1) for step in transforms(index))
+        return (held // 2 if flat and self.gpu_float16 else held) + steps + scratch * 2**20
 
     def build_bytes(self, N: int, d: int) -> int:
         """See `Index.build_bytes`. Counts the training points, in float32 and as stored, or the vectors being added.
@@ -228,26 +250,15 @@ class FaissIndex(Index):
         it copies the codes each time their array grows.
         """
         index = self._create(N, d)
-        lists = _inverted_lists(index)
+        lists = inverted_lists(index)
         growth = N * getattr(index, "code_size", 0) if lists is None else 0
         if index.is_trained:
             return CHUNK_BYTES + growth
-        residual = getattr(lists, "by_residual", False) and not self.lossless
+        residual = getattr(lists, "by_residual", False)
         return max((4 + 1 + 4 * residual) * d * min(N, self._training_points(index)), CHUNK_BYTES + growth)
 
-    def _gpu_copy(self, device_number: int) -> Any:
-        faiss = _import_faiss()
-        resources, options = _gpu_resources(self._gpu_scratch_mib), faiss.GpuClonerOptions()
-        options.useFloat16 = options.useFloat16CoarseQuantizer = self.gpu_float16
-        try:
-            return faiss.index_cpu_to_gpu(resources, device_number, self._index, options)
-        except RuntimeError as error:
-            raise InputError(
-                f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU ({_reason(error)}); {GPU_ADVICE}"
-            ) from error
-
     def _create(self, N: int, d: int) -> Any:
-        faiss = _import_faiss()
+        faiss = import_faiss()
         if d > LARGEST_DIMENSION:
             raise InputError(f"FaissIndex: vectors may have at most {LARGEST_DIMENSION} values, got d={d}")
         if too_small := TOO_SMALL.search(self.factory):
@@ -255,22 +266,22 @@ class FaissIndex(Index):
         try:
             index = faiss.index_factory(d, self.factory)
         except RuntimeError as error:
-            raise InputError(
-                f"FaissIndex: FAISS refuses factory={self.factory!r} at d={d}: {_reason(error)}"
-            ) from error
-        if reason := _not_l2(index):
-            raise InputError(f"FaissIndex: factory={self.factory!r} does not search by L2 distance: {reason}")
-        if (components := _most_components(index)) > min(N, d):
+            raise InputError(f"FaissIndex: FAISS refuses factory={self.factory!r} at d={d}: {reason(error)}") from error
+        if difference := not_l2(index):
+            raise InputError(f"FaissIndex: factory={self.factory!r} does not search by L2 distance: {difference}")
+        if (components := most_components(index)) > min(N, d):
             raise InputError(
                 f"FaissIndex: factory={self.factory!r} has {components} components of min(N, d) = min({N}, {d})"
             )
-        if self.lossless and not _is_plain_sq8(index):
+        if self.lossless and not is_plain_sq8(index):
             raise InputError(f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={self.factory!r}")
+        if self.lossless:
+            code_vectors_themselves(index)
         self._set_nprobe(index, N)
         return index
 
     def _set_nprobe(self, index: Any, N: int) -> None:
-        lists = _inverted_lists(index)
+        lists = inverted_lists(index)
         if lists is None:
             if self.nprobe is not None:
                 raise InputError(f"FaissIndex: nprobe={self.nprobe} needs IVF lists, factory={self.factory!r} has none")
@@ -284,78 +295,15 @@ class FaissIndex(Index):
 
     @staticmethod
     def _training_points(index: Any) -> int:
-        lists = _inverted_lists(index)
+        lists = inverted_lists(index)
         if lists is None:
             return min(QUANTISER_TRAINING_POINTS, TRAINING_BYTES // (4 * index.d))
         return max(min(lists.nlist * TRAINING_POINTS_PER_LIST, TRAINING_BYTES // (4 * index.d)), lists.nlist)
 
 
-def _import_faiss() -> Any:
-    try:
-        import faiss
-        import faiss.contrib.torch_utils  # Every index then takes and returns torch tensors, on their device.
-    except ImportError as error:
-        raise InputError("FaissIndex needs faiss: pip install faiss-cpu, or faiss-gpu on Linux x86-64") from error
-    return faiss
-
-
-@cache
-def _gpu_resources(scratch_mib: int | None) -> Any:
-    """Return GPU resources for all indexes of the process. Otherwise each of 1000 classes would reserve memory."""
-    resources = _import_faiss().StandardGpuResources()
-    if scratch_mib is not None:
-        resources.setTempMemory(scratch_mib * 2**20)
-    return resources
-
-
-def _inverted_lists(index: Any) -> Any:
-    """Return the IVF part of an index, or None."""
-    faiss = _import_faiss()
-    try:
-        return faiss.extract_index_ivf(index)
-    except RuntimeError:
-        return None
-
-
-def _transforms(index: Any) -> list[Any]:
-    """Return the transforms that an index applies to vectors first."""
-    faiss = _import_faiss()
-    if not isinstance(index, faiss.IndexPreTransform):
-        return []
-    return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
-
-
-def _projections(index: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return centre (d,) and orthonormal rows (r, d) of each projection before the search, as in `PCA256,…`."""
-    faiss = _import_faiss()
-    found = []
-    for step in _transforms(index):
-        if not isinstance(step, faiss.LinearTransform) or not step.is_orthonormal:
-            return []  # A step that stretches changes the distances anyway.
-        rows = torch.from_numpy(faiss.vector_to_array(step.A).reshape(step.d_out, step.d_in))
-        is_pca = isinstance(step, faiss.PCAMatrix)
-        centre = torch.from_numpy(faiss.vector_to_array(step.mean)) if is_pca else torch.zeros(step.d_in)
-        found.append((centre, rows))
-    return found
-
-
-def _held_bytes(index: Any, N: int) -> int | None:
-    """Predict the bytes of an empty index after N vectors are added. Returns None if unknown."""
-    faiss = _import_faiss()
-    if isinstance(index, faiss.IndexPreTransform):
-        held = _held_bytes(faiss.downcast_index(index.index), N)
-        # FAISS's PCA also keeps the components that it does not use.
-        transforms = sum(4 * s.d_in * (s.d_out + s.d_in * isinstance(s, faiss.PCAMatrix)) for s in _transforms(index))
-        return None if held is None else held + transforms
-    if isinstance(index, faiss.IndexIVF):
-        centres = _held_bytes(faiss.downcast_index(index.quantizer), index.nlist)
-        return None if centres is None else N * (index.code_size + 8) + centres
-    return N * index.code_size if hasattr(index, "code_size") else None
-
-
 def _expect_few_points(index: Any, N: int, factory: str) -> None:
     """Warn once that the lists have few points. FAISS would warn at each clustering, in its own terms."""
-    lists = _inverted_lists(index)
+    lists = inverted_lists(index)
     if lists is None:
         return
     enough = lists.cp.min_points_per_centroid
@@ -368,80 +316,13 @@ def _expect_few_points(index: Any, N: int, factory: str) -> None:
     lists.cp.min_points_per_centroid = 1
 
 
-def _runs_on_gpu(index: Any) -> bool:
-    """Tells whether FAISS has this kind of index for GPUs. It may still refuse some sizes of product codes in lists."""
-    faiss = _import_faiss()
-    if isinstance(index, faiss.IndexPreTransform):
-        return _runs_on_gpu(faiss.downcast_index(index.index))
-    if isinstance(index, faiss.IndexIVF):
-        kinds = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
-        return isinstance(index, kinds) and _runs_on_gpu(faiss.downcast_index(index.quantizer))
-    return isinstance(index, faiss.IndexFlat)
-
-
-def _most_components(index: Any) -> int:
-    """Return the most PCA components before an index, 0 without a PCA. FAISS refuses too many only after minutes."""
-    steps, pca = _transforms(index), _import_faiss().PCAMatrix
-    return max((step.d_out for step in steps if isinstance(step, pca)), default=0)
-
-
-def _not_l2(index: Any) -> str:
-    """Return why the distances of an empty index are not L2 distances of the vectors; empty if they are."""
-    faiss = _import_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        # Only the distances of the second index are returned.
-        return _not_l2(faiss.downcast_index(index.refine_index))
-    keeping = (faiss.OPQMatrix, faiss.RandomRotationMatrix, faiss.RemapDimensionsTransform, faiss.CenteringTransform)
-    for step in _transforms(index):
-        projects = isinstance(step, faiss.PCAMatrix) and step.eigen_power == 0
-        if not projects and not isinstance(step, keeping):
-            return f"{type(step).__name__} changes lengths"
-    for part in ("index", "storage"):
-        if inner := getattr(index, part, None):
-            return _not_l2(faiss.downcast_index(inner))
-    if index.metric_type != faiss.METRIC_L2 or isinstance(index, (faiss.IndexLSH, faiss.IndexIVFSpectralHash)):
-        return f"{type(index).__name__} has another distance"
-    sq = faiss.ScalarQuantizer
-    if getattr(getattr(index, "sq", None), "qtype", None) in (sq.QT_8bit_direct, sq.QT_8bit_direct_signed):
-        return "its codes are the whole numbers 0 to 255, and images are in [-1, 1]; use SQ8 with lossless=True"
-    return ""
-
-
-def _is_plain_sq8(index: Any) -> bool:
-    faiss = _import_faiss()
-    plain = isinstance(index, (faiss.IndexScalarQuantizer, faiss.IndexIVFScalarQuantizer))
-    return plain and index.sq.qtype == faiss.ScalarQuantizer.QT_8bit
-
-
-def _code_vectors_themselves(index: Any) -> None:
-    """Make lists code the vectors themselves, not their differences from the centre of the list."""
-    if isinstance(index, _import_faiss().IndexIVFScalarQuantizer):
-        index.by_residual = False
-
-
-def _let_codes_be_pixels(index: Any) -> None:
-    """Make code p of a trained and empty 8-bit index stand for p / 127.5 − 1, exactly.
-
-    FAISS decodes p to minimum + range · (p + 1/2) / 255. FAISS's own pixel codes, `SQ8_direct`, do not work in lists:
-    there FAISS codes differences from the centre, which are no pixels.
-    """
-    faiss = _import_faiss()
-    minimum, spread = np.full(index.d, -1 - 0.5 / 127.5), np.full(index.d, 2.0)
-    faiss.copy_array_to_vector(np.concatenate([minimum, spread]).astype(np.float32), index.sq.trained)
-
-
 def _write(index: Any, file: BinaryIO) -> None:
     # Python writes the file, because FAISS ignores a disk that is full when it closes a file.
-    faiss = _import_faiss()
+    faiss = import_faiss()
     faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 2**20))
 
 
 def _read(path: Path) -> Any:
-    faiss = _import_faiss()
+    faiss = import_faiss()
     # This flag maps every kind of index into memory. An older faiss lacks the flag and reads the file.
     return faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
-
-
-def _reason(error: RuntimeError) -> str:
-    """Return FAISS's message without the C++ signature in front of it."""
-    return str(error).rsplit(": ", 1)[-1].strip()

@@ -29,6 +29,7 @@ class ProductSearch(Index):
         InputError: an unknown type; at `build` and `to`, a type that the device does not multiply natively.
     """
 
+    built_on_cpu = False
     types: tuple[str, ...] = ("float16",)
     """Allowed number types of products, besides `float32` and `bfloat16`."""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.index import Index
+from lit_knn.index.base import numbered
 from lit_knn.reference.classes import ClassSets
 
 if TYPE_CHECKING:
@@ -87,11 +88,10 @@ class Reference(ABC):
         return self._cache[key]
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the images and the index to `device`. Returns self."""
-        before = self.device
-        self._move(torch.device(device))
-        # Compare the devices before and after the move, because "cuda" may mean the "cuda:0" of the images.
-        if self.device != before:
+        """Move the images and the index to `device`. Where they are already, nothing happens. Returns self."""
+        device = numbered(device)
+        if self.device != device:
+            self._move(device)
             self._cache.clear()
             if self._classes is not None:
                 self._classes.to(self.device)

@@ -43,6 +43,7 @@ class PretendCuda(contextlib.ExitStack):
         super().__enter__()
         active.append(self.police)
         self.callback(active.clear)
+        self.callback(setattr, _DeviceContext, "current", 0)
         # Guards of devices that are not there then do nothing, for the rest of the process.
         torch._C._ensureCUDADeviceGuardSet()
         # Module.to() then makes new parameters: the data of a CPU parameter cannot be set to a pretended tensor.
@@ -107,12 +108,13 @@ class PretendCuda(contextlib.ExitStack):
             gcnArchName="",
         )
         no_memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-        ignored = ("_lazy_init", "init", "set_device", "empty_cache", "ipc_collect", "reset_peak_memory_stats")
+        ignored = ("_lazy_init", "init", "empty_cache", "ipc_collect", "reset_peak_memory_stats")
         return {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "device_count": lambda: 1,
-            "current_device": lambda: 0,
+            "current_device": lambda: _DeviceContext.current,
+            "set_device": lambda device: _DeviceContext(device).__enter__(),
             "device": _DeviceContext,
             "_lazy_call": lambda call, **kwargs: call(),
             "get_device_capability": lambda device=None: self.capability,
@@ -150,12 +152,19 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _DeviceContext(contextlib.ContextDecorator):
+    """`torch.cuda.device`. Only FAISS's rules look at the current device; all tensors are on `cuda:0`."""
+
+    current = 0
+
     def __init__(self, device: Any = None) -> None:
-        self.idx = 0
+        number = device if device is None or isinstance(device, int) else torch.device(device).index
+        self.idx = _DeviceContext.current if number is None or number < 0 else number
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        self.before, _DeviceContext.current = _DeviceContext.current, self.idx
 
-    def __exit__(self, *_: Any) -> None: ...
+    def __exit__(self, *_: Any) -> None:
+        _DeviceContext.current = self.before
 
 
 def _streams(sync: Callable[[str], None]) -> dict[str, Any]:

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.pretend_cuda.device import DeviceMismatch
 from tests.pretend_cuda.tensor import PretendTensor, active, inner
 
 # Shared memory of a block of threads that did not ask for more. FAISS never asks.
 SHARED_MEMORY = 48 * 1024
 MAX_K = 2048
+# The limit that FAISS checks for an index that may use cuVS.
+CUVS_MAX_K = 16_384
 
 
 class FaissAbort(BaseException):
@@ -25,21 +28,27 @@ class FakeGpuIndex:
 
     Like GpuIndexFlat and GpuIndexIVF… it is none of the CPU's classes. The rules of 8-bit lists come from FAISS's
     sources (GpuIndexIVFScalarQuantizer.cu, IVFInterleaved.cu; its issues 3207 and 4509): d below 6144, and the heap of
-    the k-selection has to fit into shared memory beside 8·d bytes of the quantiser.
+    the k-selection has to fit into shared memory beside 8·d bytes of the quantiser. The rule of d holds for 8 and 4
+    bits, the other one for 6 bits, too (GpuScalarQuantizer.cuh).
     """
 
-    def __init__(self, index: Any) -> None:
+    def __init__(self, index: Any, device: int = 0, use_cuvs: bool = False) -> None:
         import faiss
 
         self.cpu = index
         self.d = index.d
         found = faiss.downcast_index(index)
-        eight_bits = (
-            isinstance(found, faiss.IndexIVFScalarQuantizer) and found.sq.qtype == faiss.ScalarQuantizer.QT_8bit
-        )
-        self._quantiser_bytes = 8 * self.d if eight_bits else 0
+        self._device, self._max_k = device, CUVS_MAX_K if use_cuvs else MAX_K
+        kinds, codes = faiss.ScalarQuantizer, None
+        if isinstance(found, faiss.IndexIVFScalarQuantizer):
+            codes = found.sq.qtype
+            uniform = (kinds.QT_8bit_uniform, kinds.QT_4bit_uniform, kinds.QT_8bit_direct, kinds.QT_fp16)
+            if codes not in (kinds.QT_8bit, kinds.QT_6bit, kinds.QT_4bit, *uniform):
+                raise RuntimeError("Unsupported scalar QuantizerType on GPU")
+        ranges = codes in (kinds.QT_8bit, kinds.QT_6bit, kinds.QT_4bit)
+        self._quantiser_bytes = 8 * self.d if ranges else 0
         self._lists = isinstance(found, faiss.IndexIVF)
-        if self._quantiser_bytes >= SHARED_MEMORY:
+        if self._quantiser_bytes >= SHARED_MEMORY and codes != kinds.QT_6bit:
             raise RuntimeError(
                 f"GpuIndexIVFScalarQuantizer: Insufficient shared memory available on the GPU for QT_8bit or QT_4bit "
                 f"with {self.d} dimensions; maximum dimensions possible is {SHARED_MEMORY // 8}"
@@ -51,7 +60,7 @@ class FakeGpuIndex:
         raise AttributeError(name)
 
     def getDevice(self) -> int:
-        return 0
+        return self._device
 
     def search(self, x: Any, k: int) -> tuple:
         """As GpuIndex.search."""
@@ -60,8 +69,11 @@ class FakeGpuIndex:
             return self.cpu.search(x, k)
         assert x.dtype == torch.float32, "faiss wants float32"
         assert x.is_contiguous(), "faiss wants contiguous rows"
-        if k > MAX_K:
-            raise RuntimeError(f"GPU index only supports min/max-K selection up to {MAX_K} (requested {k})")
+        if torch.cuda.current_device() != self._device:
+            # contrib.torch_utils would order the work on the stream of the current device.
+            raise DeviceMismatch(f"the index is on cuda:{self._device}, not on the current device")
+        if k > self._max_k:
+            raise RuntimeError(f"GPU index only supports min/max-K selection up to {self._max_k} (requested {k})")
         self._check_shared_memory(k)
         found = self.cpu.search(np.ascontiguousarray(inner(x).numpy()), k)
         if active:
@@ -70,6 +82,10 @@ class FakeGpuIndex:
         return sq_dist, ids
 
     def _check_shared_memory(self, k: int) -> None:
+        if k > MAX_K and not self._lists:
+            return  # cuVS
+        if k > MAX_K:
+            raise FaissAbort("Faiss assertion 'k <= GPU_MAX_SELECTION_K' failed in IVFFlat::search")
         width = next(q for q in (1, 32, 64, 128, 256, 512, 1024, 2048) if q >= k)
         heap = (2 if width == 2048 else 4) * width * 12
         if self._lists and heap + self._quantiser_bytes > SHARED_MEMORY:
@@ -106,7 +122,9 @@ def install_fake_faiss_gpu() -> Iterator[None]:
     def to_gpu(resources: Any, device: int, index: Any, options: Any = None) -> Any:
         copied = faiss.clone_index(index)  # as FAISS does, so that the original may go
         transforms = isinstance(faiss.downcast_index(index), faiss.IndexPreTransform)
-        return (PreTransformOnGpu if transforms else FakeGpuIndex)(copied)
+        if transforms:
+            return PreTransformOnGpu(copied)
+        return FakeGpuIndex(copied, device, getattr(options, "use_cuvs", False))
 
     names = {"StandardGpuResources": Resources, "index_cpu_to_gpu": to_gpu, "index_gpu_to_cpu": lambda i: i.cpu}
     before = {name: getattr(faiss, name, None) for name in names}

@@ -1,0 +1,233 @@
+"""What FAISS can do on a GPU is checked before the build, and moves and searches there are right."""
+
+import sys
+
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.index import FaissIndex
+from lit_knn.reference import ReferenceSet
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* images are few")
+GPU = torch.device("cuda", 0)
+
+
+def pixels(N=300, shape=(3, 4, 4)):
+    return torch.randint(256, (N, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def noisy(images, count, sigma=0.5):
+    x = images[:count].float() / 127.5 - 1
+    return x + sigma * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+
+
+def searched(index, k, device, images=None, z=None):
+    images = pixels() if images is None else images
+    reference = ReferenceSet(images, index).to(device)
+    sq_dist, ids = reference.search((noisy(images, 20) if z is None else z).to(device), k)
+    return sq_dist.cpu(), ids.cpu()
+
+
+# By hand from 48 KiB of shared memory: 4 lists of 512 neighbours take 24 KiB, and d = 3072 ranges the other 24 KiB.
+@pytest.mark.parametrize(
+    ("factory", "d", "k", "largest"),
+    [
+        ("IVF4,SQ8", 48, 513, 512),
+        ("IVF4,SQ8", 3072, 513, 512),
+        ("IVF4,SQ8", 3073, 512, 256),
+        ("IVF4,SQ8", 3072, 2048, 512),
+        ("IVF4,SQ6", 4608, 257, 256),
+        ("IVF4,SQ4", 6138, 2, 1),
+        ("IVF4,SQ8", 6139, 1, 0),
+        ("IVF4,SQ8", 6144, 1, 0),
+        ("IVF4,SQ8", 12_288, 2048, 0),
+        ("PCA16,IVF4,SQ8", 12_288, 2048, 512),
+        ("IVF4,Flat", 12_288, 2049, 2048),
+    ],
+)
+def test_lists_too_long_for_shared_memory_are_refused_before_the_build(factory, d, k, largest):
+    index = FaissIndex(factory)
+    index.check(10**6, d, torch.device("cpu"), k)
+    with pytest.raises(InputError, match=rf"^k={k}: FAISS .* at most {largest} neighbours .* at d=\d+; .*TorchIndex"):
+        index.check(10**6, d, GPU, k)
+    if largest:
+        index.check(10**6, d, GPU, largest)
+
+
+@pytest.mark.parametrize("factory", ["IVF4,SQ8", "IVF4,SQfp16"])
+def test_lists_of_pixels_and_of_half_floats_have_no_such_limit(factory):
+    FaissIndex(factory, lossless=factory == "IVF4,SQ8").check(10**6, 12_288, GPU, 2048)
+
+
+@pytest.mark.parametrize(
+    "factory", ["IVF4,SQbf16", "IVF4,PQ4", "IVF4,FlatDedup", "IVF4,Flat,RFlat", "Pad64,Flat", "PCA8,Pad16,IVF4,Flat"]
+)
+def test_kinds_that_would_fail_or_change_on_a_gpu_are_refused_before_the_build(factory):
+    FaissIndex(factory).check(5000, 48, torch.device("cpu"), 8)
+    with pytest.raises(InputError, match=r"to a GPU.*TorchIndex"):
+        FaissIndex(factory).check(5000, 48, GPU, 8)
+
+
+FACTORIES = ["Flat", "IVF2,Flat", "IVF2,SQ8", "IVF2,SQ6", "IVF2,SQ4", "IVF2,SQfp16", "PCA8,IVF2,SQ8", "RR16,Flat"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [4, 32])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_what_the_check_lets_through_is_searched(factory, width):
+    # FAISS ends the process where a limit is broken, and its stand-in raises an error that is no RuntimeError.
+    images = pixels(2100, (3, width, width))
+    reference = ReferenceSet(images, FaissIndex(factory, nprobe=2 if "IVF" in factory else None)).to("cuda")
+    reference.build_index()
+    z = noisy(images, 2).to("cuda")
+    passed = []
+    for k in (1, 2, 512, 513, 1024, 1025, 2048):
+        try:
+            reference.index.check(reference.N, reference.d, GPU, k)
+        except InputError as refused:
+            # The index was built for one neighbour.
+            with pytest.raises(InputError, match=str(refused)[:20]):
+                reference.search(z, k)
+        else:
+            sq_dist, ids = reference.search(z, k)
+            assert ids.shape == sq_dist.shape == (2, k)
+            passed.append(k)
+    assert {1, 2, 512} <= set(passed)
+    assert (2048 in passed) == (not any(codes in factory for codes in ("SQ8", "SQ6", "SQ4")))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "PCA12,Flat", "PCA12,IVF4,SQ8", "OPQ4,Flat", "PCA20,RR8,IVF4,Flat"]
+)
+def test_a_gpu_finds_what_the_cpu_finds(factory):
+    nprobe = 2 if "IVF" in factory else None
+    (true, ids), (sq_dist, found) = (searched(FaissIndex(factory, nprobe), 40, place) for place in ("cpu", "cuda"))
+    assert (ids == found).float().mean() > 0.98
+    torch.testing.assert_close(sq_dist, true, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_more_pixels_in_lists_than_shared_memory_would_hold_are_found_exactly():
+    images = pixels(700, (3, 50, 50))
+    z = noisy(images, 3, 2.0)
+    sq_dist, ids = searched(FaissIndex("IVF4,SQ8", 4, lossless=True), 700, "cuda", images, z)
+    true = (z.double().unsqueeze(1) - (images.double() / 127.5 - 1)).square().flatten(2).sum(2)
+    torch.testing.assert_close(sq_dist.double(), true.gather(1, ids), rtol=1e-5, atol=0)
+    torch.testing.assert_close(sq_dist.double(), true.sort(1).values, rtol=1e-5, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("factory", "lossless"), [("Flat", False), ("IVF4,SQ8", True), ("IVF4,SQ8", False), ("PCA12,RR8,IVF4,Flat", False)]
+)
+def test_an_index_comes_back_from_a_gpu_as_it_went(factory, lossless):
+    reference = ReferenceSet(pixels(), FaissIndex(factory, lossless=lossless))
+    z = noisy(reference.images, 20)
+    before = reference.search(z, 30)
+    reference.to("cuda")
+    reference.search(z.to("cuda"), 30)
+    after = reference.to("cpu").search(z, 30)
+    torch.testing.assert_close(after[0], before[0], rtol=1e-5, atol=1e-5)
+    assert (after[1] == before[1]).float().mean() > 0.98
+    if not factory.startswith("PCA"):
+        assert torch.equal(after[0], before[0])
+
+
+@pytest.mark.gpu
+def test_moving_a_set_to_the_gpu_where_it_is_does_nothing(monkeypatch):
+    import faiss
+
+    copies, copy = [], faiss.index_cpu_to_gpu
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda *args: copies.append(args) or copy(*args))
+    reference = ReferenceSet(pixels(), labels=torch.arange(300) % 2).to("cuda")
+    reference.build_index()
+    made = reference.cached("something", lambda: [])
+    for place in ("cuda", "cuda:0", torch.device("cuda"), GPU):
+        assert reference.to(place) is reference
+    assert reference.cached("something", lambda: None) is made
+    assert len(copies) == 1
+    assert reference.labels.device == reference.device == GPU
+    assert reference.search(reference.gather(torch.arange(3, device="cuda")), 1)[1].flatten().tolist() == [0, 1, 2]
+
+
+@pytest.mark.gpu
+def test_queries_of_another_device_are_refused():
+    reference = ReferenceSet(pixels()).to("cuda")
+    reference.build_index()
+    with pytest.raises(InputError, match="FaissIndex is on cuda:0 but the queries are on cpu"):
+        reference.index.search(torch.zeros(2, reference.d), 3)
+    reference.to("cpu")
+    with pytest.raises(InputError, match="FaissIndex is on cpu but the queries are on cuda:0"):
+        reference.index.search(torch.zeros(2, reference.d, device="cuda"), 3)
+
+
+def test_the_search_runs_on_the_device_of_the_index_when_another_is_current(stand_in):
+    reference = ReferenceSet(pixels()).to("cuda")
+    reference.build_index()
+    z = noisy(reference.images.cpu(), 20).to("cuda")
+    expected = reference.search(z, 5)
+    with torch.cuda.device(1):
+        sq_dist, ids = reference.search(z, 5)
+        assert torch.cuda.current_device() == 1
+    assert torch.equal(ids, expected[1])
+    assert torch.equal(sq_dist, expected[0])
+
+
+def test_a_search_of_a_faiss_index_waits_for_nothing(stand_in):
+    reference = ReferenceSet(pixels(), FaissIndex("PCA12,IVF4,Flat")).to("cuda")
+    reference.build_index()
+    z = noisy(reference.images.cpu(), 20).to("cuda")
+    with stand_in.record() as seen:
+        reference.search(z, 5)
+    assert seen.syncs == 0, seen.report()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_an_index_moves_from_one_gpu_to_another():
+    reference = ReferenceSet(pixels(), FaissIndex("PCA12,IVF4,Flat")).to("cuda:0")
+    z = noisy(reference.images.cpu(), 20)
+    before = reference.search(z.to("cuda:0"), 5)
+    after = reference.to("cuda:1").search(z.to("cuda:1"), 5)
+    assert after[0].device == torch.device("cuda", 1)
+    torch.testing.assert_close(after[0].cpu(), before[0].cpu(), rtol=1e-4, atol=1e-4)
+
+
+def with_cuvs(monkeypatch):
+    import faiss
+
+    monkeypatch.setattr(faiss, "get_compile_options", lambda: "OPTIMIZE AVX2 GPU NVIDIA_CUVS ")
+
+
+def test_cuvs_finds_more_neighbours_with_flat_alone(monkeypatch):
+    with_cuvs(monkeypatch)
+    for factory in ("Flat", "PCA8,Flat"):
+        FaissIndex(factory).check(50_000, 48, GPU, 16_384)
+        with pytest.raises(InputError, match="k=16385: FAISS on a GPU finds at most 16384"):
+            FaissIndex(factory).check(50_000, 48, GPU, 16_385)
+    for factory, k in (("IVF4,Flat", 2049), ("IVF4,SQfp16", 2049), ("IVF4,SQ8", 513)):
+        with pytest.raises(InputError, match=f"finds at most {k - 1} "):
+            FaissIndex(factory).check(50_000, 48, GPU, k)
+
+
+def test_cuvs_searches_with_flat_alone(monkeypatch, stand_in):
+    with_cuvs(monkeypatch)
+    images = pixels(2500)
+    _, ids = searched(FaissIndex("Flat"), 2500, "cuda", images)
+    assert (ids.sort(1).values == torch.arange(2500)).all()
+    with pytest.raises(InputError, match="k=2049"):
+        searched(FaissIndex("IVF4,Flat"), 2049, "cuda", images)
+    searched(FaissIndex("IVF4,Flat", nprobe=4), 2048, "cuda", images)
+
+
+def test_a_faiss_that_does_not_load_is_told_with_its_reason(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(InputError, match=r"FaissIndex needs faiss \(.*faiss.*\): pip install"):
+        FaissIndex().check(10, 4)
+    # faiss-gpu-cuvs raises RuntimeError where NVIDIA's libraries are missing.
+    (tmp_path / "faiss.py").write_text('raise RuntimeError("the cuVS runtime wheels are missing")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "faiss")
+    with pytest.raises(InputError, match=r"FaissIndex needs faiss \(the cuVS runtime wheels are missing\)"):
+        FaissIndex().check(10, 4)

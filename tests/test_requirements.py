@@ -1,0 +1,42 @@
+"""The lowest versions in pyproject.toml have what the code uses."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Arguments that PyTorch's functions do not have from the beginning, and the first release that has them (release notes).
+NEW_ARGUMENTS = {("mm", "out_dtype"): (2, 8), ("bmm", "out_dtype"): (2, 8)}
+
+
+def floor(name, requirements):
+    (found,) = {match[1] for r in requirements if (match := re.match(rf"{name}>=([\d.]+)", r))}
+    return tuple(int(part) for part in found.split("."))
+
+
+def used_arguments():
+    for folder in ("lit_knn", "callbacks", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    yield from ((node.func.attr, keyword.arg) for keyword in node.keywords)
+
+
+def test_the_lowest_pytorch_has_the_arguments_that_are_used():
+    needed = [NEW_ARGUMENTS[used] for used in used_arguments() if used in NEW_ARGUMENTS]
+    assert needed  # Otherwise nothing needs this release any more.
+    assert floor("torch", PROJECT["dependencies"]) >= max(needed)
+
+
+def test_the_lowest_torchvision_belongs_to_the_lowest_pytorch():
+    (_, torch_minor), (_, vision_minor) = (floor(name, PROJECT["dependencies"]) for name in ("torch", "torchvision"))
+    assert vision_minor == torch_minor + 15
+
+
+def test_cuvs_is_an_extra_where_it_exists():
+    # The limits of `lit_knn.index.faiss_gpu` were read in the sources of this release.
+    (requirement,) = PROJECT["optional-dependencies"]["cuvs"]
+    assert floor("faiss-gpu-cuvs", [requirement]) >= (1, 15)
+    assert "sys_platform == 'linux' and platform_machine == 'x86_64'" in requirement
