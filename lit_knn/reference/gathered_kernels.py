@@ -13,7 +13,7 @@ from torch import Tensor
 
 # Places and columns of a tile. A thread then loads 16 pixels at once, and sums the columns that it loads.
 SQ_DIST_TILE = {"PLACES": 16, "COLUMNS": 256, "num_warps": 4}
-MEAN_TILE = {"PLACES": 16, "COLUMNS": 512, "num_warps": 1}
+MEAN_TILE = {"PLACES": 8, "COLUMNS": 256, "num_warps": 1}
 # A fused multiply-add would round p / 127.5 − 1 differently from `to_model_space`.
 EXACT = {"enable_fp_fusion": False}
 # These sizes change from call to call, and the code does not depend on them.
@@ -84,13 +84,13 @@ def _mean(
         mirror = j // width * width + (width - 1 - j % width)
     weights += b * (n + SOURCE)
     place = tl.load(heaviest + b)
-    row = tl.load(ids + b * n + tl.maximum(place - SOURCE, 0)).to(tl.int64)
-    flip = row >= stored
-    row = tl.maximum(tl.where(flip, row - stored, row), 0) * d
-    centre = _decoded(tl.load(images + row + tl.where(flip, mirror, j), mask=inside, other=0), PIXELS)
+    nearest = tl.maximum(tl.load(ids + b * n + tl.maximum(place - SOURCE, 0)).to(tl.int64), 0)
+    turn = nearest >= stored
+    nearest = images + tl.where(turn, nearest - stored, nearest) * d
+    centre = _decoded(tl.load(nearest + tl.where(turn, mirror, j), mask=inside, other=0), PIXELS)
     mirrored_centre = centre
     if MIRRORED:
-        mirrored_centre = _decoded(tl.load(images + row + tl.where(flip, j, mirror), mask=inside, other=0), PIXELS)
+        mirrored_centre = _decoded(tl.load(nearest + tl.where(turn, j, mirror), mask=inside, other=0), PIXELS)
     total = tl.zeros((COLUMNS,), tl.float64)
     if SOURCE:
         own = tl.load(source + b * d + j, mask=inside, other=0.0)
@@ -108,16 +108,15 @@ def _mean(
         row = tl.load(ids + b * n + i, mask=i < count, other=-1).to(tl.int64)
         there = row >= 0
         weight = tl.load(weights + SOURCE + i, mask=there, other=0.0).to(tl.float32)[:, None]
-        flipped = row >= stored
-        base = tl.where(flipped, row - stored, row) * d
+        mirrored = row >= stored
+        base = tl.where(mirrored, row - stored, row) * d
         mask = there[:, None] & inside[None, :]
         x = _decoded(tl.load(images + base[:, None] + j[None, :], mask=mask, other=0), PIXELS)
         if MIRRORED:
             # A sum of mirrored images is the mirrored sum, so that images are read in their order.
-            flipped = flipped[:, None]
-            terms = weight * (x - tl.where(flipped, mirrored_centre[None, :], centre[None, :]))
-            total += tl.sum(tl.where(flipped, 0.0, terms), axis=0).to(tl.float64)
-            mirrored_total += tl.sum(tl.where(flipped, terms, 0.0), axis=0).to(tl.float64)
+            terms = weight * (x - tl.where(mirrored[:, None], mirrored_centre[None, :], centre[None, :]))
+            total += tl.sum(tl.where(mirrored[:, None], 0.0, terms), axis=0).to(tl.float64)
+            mirrored_total += tl.sum(tl.where(mirrored[:, None], terms, 0.0), axis=0).to(tl.float64)
         else:
             total += tl.sum(weight * (x - centre[None, :]), axis=0).to(tl.float64)
     tl.store(out + b * d + j, centre.to(tl.float64) + total, mask=inside)
