@@ -23,8 +23,10 @@ TRIAL_IMAGES, TRIAL_DRAWS, TRIAL_NOISE = 5, 3, 0.1
 TRIAL_ERROR = 1e-4
 
 
-def gathered_sq_dist(reference: ReferenceSet, ids: Tensor, z: Tensor, used: Tensor | None = None) -> Tensor:
-    """Compute ‖z − x‖² to the images of `ids`, as exactly as `theory.posterior.direct_sq_dist`: (B, n), float64.
+def gathered_sq_dist(
+    reference: ReferenceSet, ids: Tensor, z: Tensor, used: Tensor | None = None, source: Tensor | None = None
+) -> Tensor:
+    """Compute ‖z − x‖² to the images of `ids`, as exactly as `theory.posterior.direct_sq_dist`.
 
     Args:
         reference: the set; the local part of a sharded one.
@@ -32,11 +34,18 @@ def gathered_sq_dist(reference: ReferenceSet, ids: Tensor, z: Tensor, used: Tens
         z: (B, *shape), any float type, on the device of the set.
         used: (B,), number of used places of each row, which come first; None means all. Distances of other places are
             inf, and their images are not read.
+        source: (B, *shape), float, one more image for each row, placed first; or None.
+
+    Returns:
+        (B, n), or (B, 1 + n) with a source; float64.
     """
-    arguments = _flat(reference), ids, used, z.flatten(1), _mirrored_width(reference)
-    if fuses(reference):
-        return torch.ops.lit_knn.gathered_sq_dist(*arguments)
-    return gathered_ops.plain_sq_dist(*arguments)
+    compute = torch.ops.lit_knn.gathered_sq_dist if fuses(reference) else gathered_ops.plain_sq_dist
+    z = z.flatten(1)
+    sq_dist = compute(_flat(reference), ids, used, z, _mirrored_width(reference))
+    if source is None:
+        return sq_dist
+    rows = torch.arange(len(z), device=z.device).unsqueeze(1)
+    return torch.cat([compute(source.flatten(1).float(), rows, None, z, 0), sq_dist], 1)
 
 
 def gathered_mean(
