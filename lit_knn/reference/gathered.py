@@ -121,8 +121,11 @@ def _trial(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], hfl
 
 
 def _flat(reference: ReferenceSet) -> Tensor:
-    """Return the stored images as (N, d), contiguous. This is a view, unless the given images were not contiguous."""
-    return reference.cached("flat images", lambda: reference.images.flatten(1).contiguous())
+    """Return the stored images as (N, d), contiguous: a view, or a copy that is made once if they were not contiguous."""
+    stored = reference.rows(slice(None))
+    if stored.is_contiguous():
+        return stored.flatten(1)
+    return reference.cached("contiguous images", lambda: stored.flatten(1).contiguous())
 
 
 def _mirrored_width(reference: ReferenceSet) -> int:
