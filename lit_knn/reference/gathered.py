@@ -89,7 +89,7 @@ def _kernels_work(device: torch.device, dtype: torch.dtype, shape: tuple[int, ..
     try:
         wrong = _trial(device, dtype, shape, hflip)
     except Exception as error:  # Triton, its compiler and the driver raise errors of many types.
-        wrong = f"failed ({type(error).__name__}: {str(error).strip().splitlines()[:1]})"
+        wrong = f"failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     if wrong:
         warnings.warn(f"Triton's kernels {wrong}: PyTorch gathers the drawn images on {device}, slower", stacklevel=3)
     return not wrong
@@ -111,17 +111,17 @@ def _trial(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], hfl
     weights = torch.softmax(random(2, 1 + TRIAL_DRAWS).double(), 1)
     z = source + TRIAL_NOISE * random(2, images.shape[1])
     for name, fused, plain, arguments in (
-        ("distances", torch.ops.lit_knn.gathered_sq_dist, gathered_ops.plain_sq_dist, (z, width)),
-        ("mean", torch.ops.lit_knn.gathered_mean, gathered_ops.plain_mean, (weights, source, width)),
+        ("wrong distances", torch.ops.lit_knn.gathered_sq_dist, gathered_ops.plain_sq_dist, (z, width)),
+        ("a wrong mean", torch.ops.lit_knn.gathered_mean, gathered_ops.plain_mean, (weights, source, width)),
     ):
         got, wanted = fused(images, ids, used, *arguments), plain(images, ids, used, *arguments)
         if not torch.allclose(got, wanted, rtol=TRIAL_ERROR, atol=TRIAL_ERROR):
-            return f"give a wrong {name}"
+            return f"give {name}"
     return ""
 
 
 def _flat(reference: ReferenceSet) -> Tensor:
-    """Return the stored images as (N, d), contiguous: a view, or a copy that is made once if they were not contiguous."""
+    """Return the stored images as (N, d), contiguous. Images that are not are copied once."""
     stored = reference.rows(slice(None))
     if stored.is_contiguous():
         return stored.flatten(1)
