@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 # Pixel p is p/127.5 − 1 in model space. In units of 1/127.5 this is (p − 128) + 1/2.
 PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
@@ -106,11 +107,23 @@ def product(digits: Tensor, matrix: Tensor) -> Tensor:
 def _product_of_few(digits: Tensor, matrix: Tensor) -> Tensor:
     """Compute `product` for d <= TERMS."""
     count, batch, _ = digits.shape
-    parts = torch._int_mm(digits.flatten(0, 1), matrix).view(count, batch, -1)
+    parts = _int32_product(digits.flatten(0, 1), matrix).reshape(count, batch, -1)
     total = parts[-1].float()
     for part in reversed(parts[:-1]):
         total = total.div_(BASE).add_(part)
     return total
+
+
+def _int32_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b, int32, for int8 matrices of any shape. CUDA needs more than 16 rows, and other sizes in multiples of 8."""
+    if not a.is_cuda:
+        return torch._int_mm(a, b)
+    (rows, terms), columns = a.shape, b.shape[1]
+    if rows <= 16 or terms % 8:
+        a = pad(a, (0, -terms % 8, 0, max(17 - rows, 0)))
+    if columns % 8 or terms % 8:
+        b = pad(b, (0, -columns % 8, 0, -terms % 8))
+    return torch._int_mm(a, b)[:rows, :columns]
 
 
 def _empty(N: int, like: Tensor) -> Tensor:
