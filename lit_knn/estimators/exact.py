@@ -166,5 +166,7 @@ class ExactInt8(Exact):
 
 def _join(means: Tensor, log_normalisers: Tensor) -> Tensor:
     """Average the shards' means (shards, B, *shape), weighted by their normalisers (shards, B): (B, *shape)."""
+    if len(means) == 1:
+        return means[0]
     shares = torch.softmax(log_normalisers, dim=0)
     return (shares.unsqueeze(-1) * means.flatten(2)).sum(0).reshape(means.shape[1:])

@@ -1,6 +1,7 @@
 """The exact posterior mean of pixels by products of small numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -40,12 +41,14 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Produc
     only where the scores of `MIN_LATENTS` latents are more than a work array: 256 bytes an image. On a GPU it is four arrays
     of `score_bytes` at most.
     """
-    mu = torch.empty(z.shape, dtype=torch.float64, device=z.device)
-    log_normaliser = torch.empty(len(z), dtype=torch.float64, device=z.device)
     step = score_bytes(reference.N, z.device) // (4 * reference.N)
     if z.is_cuda:
         # The latents themselves take memory, too, if there are few images.
         step = min(step, max(work_bytes(z.device) // (8 * reference.d), MIN_LATENTS))
+    if 0 < len(z) <= step:
+        return _mean(reference, z, t, products)
+    mu = torch.empty(z.shape, dtype=torch.float64, device=z.device)
+    log_normaliser = torch.empty(len(z), dtype=torch.float64, device=z.device)
     for start in range(0, len(z), step):
         rows = slice(start, start + step)
         mu[rows], log_normaliser[rows] = _mean(reference, z[rows], t[rows], products)
@@ -56,7 +59,7 @@ def integer_log_likelihoods(reference: ReferenceSet, z: Tensor, t: Tensor, produ
     """Compute log p_t(z|x) without its constant for all images: (B, N) float64; see `unnormalised_log_likelihood`."""
     scores, half_sq_norm = _scores(reference, z, products)
     nearest = _nearest(scores)
-    exact = torch.cat([log_p for _, log_p in _recomputed(reference, z, t, nearest)])
+    exact = _joined([log_p for _, log_p in _recomputed(reference, z, t, nearest)])
     log_p = scores.double().sub_(half_sq_norm).mul_((PIXEL_SCALE / t).square().unsqueeze(1))
     return log_p.scatter_(1, nearest, exact)
 
@@ -85,12 +88,12 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> 
     for x, log_p in _recomputed(reference, z, t, nearest):
         exact_parts.append(log_p)
         near_parts.append(weighted_mean(torch.softmax(log_p, dim=1), x.double()))
-    exact = torch.cat(exact_parts)
+    exact = _joined(exact_parts)
     rest = scores.scatter_(1, nearest, -torch.inf)
     best = rest.amax(1, keepdim=True)
     log_best = (best.double() - half_sq_norm) * per_score
     # Subtract `best` first, because only differences of large scores are precise. If no rest is left, `best` is −inf.
-    rest.sub_(best.clamp(min=torch.finfo(best.dtype).min))
+    rest.sub_(best if reference.N > RECOMPUTED else 0.0)
     rest.mul_(per_score.float().clamp(LEAST_FACTOR, MOST_FACTOR)).exp_()
     # An image may have more copies than are recomputed. At small t, rounding may then put the likelihoods of the other
     # copies far above the exact ones.
@@ -98,8 +101,9 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> 
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
     total_rest = rest.sum(1, keepdim=True, dtype=torch.float64) * (log_best - maximum).exp()
     total = total_near + total_rest
-    mu = torch.cat(near_parts).flatten(1) * total_near / total
-    _add_rest(mu, reference, rest, total_rest / total, products)
+    mu = _joined(near_parts).flatten(1) * total_near / total
+    if reference.N > RECOMPUTED:
+        _add_rest(mu, reference, rest, total_rest / total, products)
     return mu.reshape(z.shape), (maximum + total.log()).squeeze(1)
 
 
@@ -147,16 +151,21 @@ def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Ten
 
 def _weighted_sum(reference: ReferenceSet, weights: Tensor, products: Products) -> Tensor:
     """Return Σ w x / Σ w over all N images, (B, d) float64, with weights rounded to some digits."""
-    mu = torch.zeros(len(weights), reference.d, dtype=torch.float64, device=weights.device)
     digits = products.split(weights, products.weight_digits)
+    sums: list[Tensor] = []
     for mirror in range(reference.N // len(reference.images)):
-        sums = torch.zeros_like(mu)
-        for rows, columns in _chunks(reference, mirror, len(weights), products):
-            sums += products.multiply(digits.columns(columns), products.operand(codes_of(reference, rows)))
-        sums = sums.reshape(-1, *reference.shape)
-        mu += (sums.flip(-1) if mirror else sums).flatten(1)
-    # A row without a rest has no weights.
-    return (mu / products.total(digits).clamp(min=1) + PIXEL_OFFSET) * PIXEL_SCALE
+        parts = (
+            products.multiply(digits.columns(columns), products.operand(codes_of(reference, rows))).double()
+            for rows, columns in _chunks(reference, mirror, len(weights), products)
+        )
+        images = reduce(Tensor.add_, parts).reshape(-1, *reference.shape)
+        sums.append((images.flip(-1) if mirror else images).flatten(1))
+    return (reduce(Tensor.add_, sums) / products.total(digits) + PIXEL_OFFSET) * PIXEL_SCALE
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Join the rows of several parts. One part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _chunks(

@@ -115,14 +115,18 @@ def _product_of_few(digits: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _int32_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b, int32, for int8 matrices of any shape. CUDA needs more than 16 rows, and other sizes in multiples of 8."""
-    if not a.is_cuda:
-        return torch._int_mm(a, b)
+    """Return a @ b, int32, for int8 matrices of any shape. Zeros extend them to a shape that PyTorch multiplies."""
     (rows, terms), columns = a.shape, b.shape[1]
-    if rows <= 16 or terms % 8:
-        a = pad(a, (0, -terms % 8, 0, max(17 - rows, 0)))
-    if columns % 8 or terms % 8:
-        b = pad(b, (0, -columns % 8, 0, -terms % 8))
+    if a.is_cuda:
+        # CUDA needs more than 16 rows, and other sizes in multiples of 8.
+        more_rows, more_terms, more_columns = max(17 - rows, 0), -terms % 8, -columns % 8
+    else:
+        # PyTorch 2.14 gives wrong products of one term on a CPU.
+        more_rows, more_terms, more_columns = 0, int(terms == 1), 0
+    if more_rows or more_terms:
+        a = pad(a, (0, more_terms, 0, more_rows))
+    if more_terms or more_columns:
+        b = pad(b, (0, more_columns, 0, more_terms))
     return torch._int_mm(a, b)[:rows, :columns]
 
 
