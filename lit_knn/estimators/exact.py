@@ -111,7 +111,8 @@ class Exact(ExactFloat64):
         found = in_every_process(local_products) if reference.sharded else [local_products()]
         own = found[rank_and_size()[0] if reference.sharded else 0]
         digits = [products.digits for products in found if products is not None]
-        self._products = type(own)(max(digits)) if own is not None and len(digits) == len(found) else None
+        agreed = len(digits) == len(found)
+        self._products = type(own)(max(digits)) if own is not None and agreed else None
         self._measured_on = reference.device
 
     def _products_for(self, reference: ReferenceSet) -> Products | None:
