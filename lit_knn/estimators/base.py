@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.counts import fit_counts
 from lit_knn.estimators.values import check_values
+from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.reference import Reference
 from lit_knn.settings import TellsSettings
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
@@ -135,7 +136,7 @@ class Estimator(TellsSettings, ABC):
         if self._nothing_to_do(z):
             return z.clone()
         # Scores and weights stay in full precision, even if the network trains in a lower one.
-        with torch.autocast(z.device.type, enabled=False):
+        with torch.autocast(z.device.type, enabled=False), full_float32():
             return self._checked_mean(z, t, x_source, generator, labels)
 
     def _checked_mean(
@@ -193,7 +194,7 @@ class Estimator(TellsSettings, ABC):
             return z.clone()
         # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
-        with torch.autocast(z.device.type, enabled=False):
+        with torch.autocast(z.device.type, enabled=False), full_float32():
 
             def answer(part: Estimator, rows: Tensor | slice) -> Tensor:
                 own = warp if isinstance(rows, slice) else warp.rows(rows)

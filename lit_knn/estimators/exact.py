@@ -5,14 +5,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.distributed import in_every_process
+from lit_knn.distributed import in_every_process, rank_and_size
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import check_count
-from lit_knn.estimators.enough_digits import enough_digits
+from lit_knn.estimators.enough_digits import enough_digits, exact_products
 from lit_knn.estimators.float_sums import float_sums
-from lit_knn.estimators.integer_sums import integer_sums, suits_levels
-from lit_knn.linalg.dtypes import is_native
+from lit_knn.estimators.integer_sums import digits_hold, integer_sums
+from lit_knn.linalg.split import Int8Products, Products, multiplies_int8
 from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.theory.warp import Warp
 
@@ -61,51 +61,73 @@ class ExactFloat64(Estimator):
 class Exact(ExactFloat64):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), in the fastest type that is exact enough.
 
-    It computes like `ExactInt8` for pixels on a CPU that multiplies 8-bit integers, if `bind` measures a squared error
-    per dimension below 1e-9 on the images. Otherwise it computes like `ExactFloat64`.
+    For pixels it splits z and the images' weights into digits of 8 bits, and multiplies these with the pixels: as 8-bit
+    integers (`ExactInt8`) on a CPU that multiplies them and on NVIDIA's cards for desktops since the 30 series, in bfloat16
+    with float32 sums on its other cards since 8.0 (A100, H100, H200, B200). It does so if `bind` measures, on the device of
+    the images, a squared error per dimension below 1e-9. Otherwise, and for other images, it computes like `ExactFloat64`.
     """
 
     shardable = True
 
-    _digits: int | None = None
+    _products: Products | None = None
+    _measured_on: torch.device | None = None
 
     @property
     def digits_in_use(self) -> int | None:
-        """Number of 8-bit digits of z, known after `bind`. None stands for float64."""
-        return self._digits
+        """Number of digits of z, known after `bind`. None stands for float64."""
+        return None if self._products is None else self._products.digits
+
+    @property
+    def type_in_use(self) -> str:
+        """Number type of the products, known after `bind`: int8, bfloat16 or float64."""
+        return "float64" if self._products is None else self._products.name
 
     def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`. Measures which number type is exact enough."""
         super().bind(reference)
-        # Each shard computes its own mean, and all shards must use the same number type.
-
-        def local_digits() -> int | None:
-            return self._digits_for(reference.local)
-
-        found = in_every_process(local_digits) if reference.sharded else [local_digits()]
-        digits = [number for number in found if number is not None]
-        self._digits = max(digits) if len(digits) == len(found) else None
+        self._measure()
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`. The estimator holds the norms of the images if the products use integers."""
-        integers = pixels and is_native(torch.int8, device)
-        return Holdings(arrays={"norms of the images": 4 * N} if integers else {})
+        """See `Estimator.holds`. The estimator holds the norms of the images if it multiplies digits."""
+        return Holdings(arrays=digits_hold(N, device) if pixels else {})
 
-    def _digits_for(self, reference: ReferenceSet) -> int | None:
-        return enough_digits(reference) if _suits_integers(reference) else None
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        if self._measured_on != self.reference.device:
+            # The images have moved since `bind`, on all ranks.
+            self._measure()
+        return super()._posterior_mean(z, t, x_source, generator)
+
+    def _measure(self) -> None:
+        """Choose the products for the device of the images."""
+        reference = self.reference
+        # Each shard computes its own mean, and all shards must have the same precision.
+
+        def local_products() -> Products | None:
+            return self._products_for(reference.local)
+
+        found = in_every_process(local_products) if reference.sharded else [local_products()]
+        own = found[rank_and_size()[0] if reference.sharded else 0]
+        digits = [products.digits for products in found if products is not None]
+        agreed = len(digits) == len(found)
+        self._products = type(own)(max(digits)) if own is not None and agreed else None
+        self._measured_on = reference.device
+
+    def _products_for(self, reference: ReferenceSet) -> Products | None:
+        return exact_products(reference)
 
     def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        # The images may have moved to another device after `bind`.
-        if self._digits is None or not _suits_integers(reference) or not suits_levels(t):
+        if self._products is None:
             return super()._mean(reference, z, t)
-        return integer_sums(reference, z, t, self._digits)
+        return integer_sums(reference, z, t, self._products)
 
 
 class ExactInt8(Exact):
-    """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), by products of 8-bit integers, for pixels on a CPU.
+    """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), by products of 8-bit integers, for pixels.
 
-    Pixels are integers already; z and the weights are split into 8-bit digits. This is several times faster than
+    Pixels are integers already; z and the weights are split into 8-bit digits. On a CPU this is several times faster than
     `ExactFloat64`. On CIFAR-10 two digits keep the squared error below 1e-9.
 
     Args:
@@ -113,7 +135,7 @@ class ExactInt8(Exact):
 
     Raises:
         InputError: digits outside [1, 4]; at `bind`, images that are not uint8, or a device that does not multiply
-            8-bit integers.
+            8-bit integers: a CPU without such instructions, or a GPU below compute capability 8.0.
     """
 
     shardable = True
@@ -125,22 +147,27 @@ class ExactInt8(Exact):
 
     def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`. Measures how many digits are enough."""
-        if not _suits_integers(reference.local):
-            raise InputError(
-                f"ExactInt8: needs uint8 images and a CPU that multiplies int8, got {reference.local.images.dtype} on "
-                f"{reference.device}; use ExactFloat64"
-            )
+        self._check_suits(reference.local)
         return super().bind(reference)
 
-    def _digits_for(self, reference: ReferenceSet) -> int | None:
-        return (enough_digits(reference) or MOST_CHOSEN) if self.digits is None else self.digits
+    def _products_for(self, reference: ReferenceSet) -> Products:
+        self._check_suits(reference)
+        if self.digits is not None:
+            return Int8Products(self.digits)
+        return enough_digits(reference, Int8Products) or Int8Products(MOST_CHOSEN)
+
+    @staticmethod
+    def _check_suits(reference: ReferenceSet) -> None:
+        if reference.images.dtype != torch.uint8 or not multiplies_int8(reference.device):
+            raise InputError(
+                f"ExactInt8: needs uint8 images and a device that multiplies int8, got {reference.images.dtype} on "
+                f"{reference.device}; use ExactFloat64"
+            )
 
 
 def _join(means: Tensor, log_normalisers: Tensor) -> Tensor:
     """Average the shards' means (shards, B, *shape), weighted by their normalisers (shards, B): (B, *shape)."""
+    if len(means) == 1:
+        return means[0]
     shares = torch.softmax(log_normalisers, dim=0)
     return (shares.unsqueeze(-1) * means.flatten(2)).sum(0).reshape(means.shape[1:])
-
-
-def _suits_integers(reference: ReferenceSet) -> bool:
-    return reference.images.dtype == torch.uint8 and is_native(torch.int8, reference.device)

@@ -1,109 +1,182 @@
-"""The exact posterior mean of pixels by products of 8-bit integers."""
+"""The exact posterior mean of pixels by products of small numbers."""
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from lit_knn.estimators.sampled import gather
-from lit_knn.linalg.int8 import BASE, PIXEL_OFFSET, PIXEL_SCALE, digits_of, product
+from lit_knn.linalg.int8 import PIXEL_OFFSET, PIXEL_SCALE
+from lit_knn.linalg.split import Products, products_for
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.pixel_codes import codes_of, half_sq_norms_of
+from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_mean
 
-# Number of nearest images whose distances are recomputed. At small t only these images matter, and the integer products
+# Number of nearest images whose distances are recomputed. At small t only these images matter, and the products of digits
 # are not precise enough for them.
 RECOMPUTED = 32
 # All other images are left out if they together have less than this share of the posterior.
 NEGLIGIBLE_SHARE = 1e-12
-# Number of digits of the weights. Weights below the last digit of the largest weight are lost, and larger sets have
-# more such weights. On CIFAR-10, two digits of the weights would lose 30 times more than two digits of z.
-WEIGHT_DIGITS = 3
-# Bytes for the float32 scores of one group of latents. Each pair of a latent and an image has one score.
+# Bytes for the float32 scores of one group of latents on a CPU. Each pair of a latent and an image has one score. A GPU
+# takes `work_bytes`.
 SCORE_BYTES = 64 * 2**20
 # Minimum number of latents per group. It limits the groups, because every group reads all images once or twice.
 MIN_LATENTS = 64
-# Number of images per product.
+# Number of images per product on a CPU.
 CHUNK = 8192
-# Noise levels at which the factor (PIXEL_SCALE / t)² of a score, and its logarithms, fit float32.
-LEAST_T, MOST_T = 1e-15, 1e15
+# Integer products on a GPU need multiples of this number.
+ROW_MULTIPLE = 8
+# Noise levels outside [1e-18, 1e18] are rounded to these bounds of (PIXEL_SCALE / t)², the factor of a score in float32.
+# There all scores but the best are lost, or all images are equally likely.
+LEAST_FACTOR, MOST_FACTOR = 1e-37, 1e37
 
 
-def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images on a CPU. It is called like `float_sums`.
+def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> tuple[Tensor, Tensor]:
+    """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images. It is called like `float_sums`.
 
-    z is split into `count` 8-bit digits; three are about as precise as float32. `suits_levels(t)` must hold.
+    The latents are split into groups and the images into chunks, so that the memory does not grow with B. It grows with N
+    only where the scores of `MIN_LATENTS` latents are more than a work array: 256 bytes an image. On a GPU it is four arrays
+    of `score_bytes` at most.
     """
-    mu, log_normaliser = torch.empty(z.shape, dtype=torch.float64), torch.empty(len(z), dtype=torch.float64)
-    step = max(SCORE_BYTES // (4 * reference.N), MIN_LATENTS)
+    step = score_bytes(reference.N, z.device) // (4 * reference.N)
+    if z.is_cuda:
+        # The latents themselves take memory, too, if there are few images.
+        step = min(step, max(work_bytes(z.device) // (8 * reference.d), MIN_LATENTS))
+    if 0 < len(z) <= step:
+        return _mean(reference, z, t, products)
+    mu = torch.empty(z.shape, dtype=torch.float64, device=z.device)
+    log_normaliser = torch.empty(len(z), dtype=torch.float64, device=z.device)
     for start in range(0, len(z), step):
         rows = slice(start, start + step)
-        mu[rows], log_normaliser[rows] = _mean(reference, z[rows], t[rows], count)
+        mu[rows], log_normaliser[rows] = _mean(reference, z[rows], t[rows], products)
     return mu, log_normaliser
 
 
-def suits_levels(t: Tensor) -> bool:
-    """Tells whether integer sums hold the logarithms of all noise levels (B,)."""
-    return bool(((t >= LEAST_T) & (t <= MOST_T)).all())
+def integer_log_likelihoods(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> Tensor:
+    """Compute log p_t(z|x) without its constant for all images: (B, N) float64; see `unnormalised_log_likelihood`."""
+    scores, half_sq_norm = _scores(reference, z, products)
+    nearest = _nearest(scores)
+    exact = _joined([log_p for _, log_p in _recomputed(reference, z, t, nearest)])
+    log_p = scores.double().sub_(half_sq_norm).mul_((PIXEL_SCALE / t).square().unsqueeze(1))
+    return log_p.scatter_(1, nearest, exact)
 
 
-def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    scores, half_sq_norm = _scores(reference, z, count)
+def score_bytes(N: int, device: torch.device) -> int:
+    """Return the most bytes of the scores of one group of latents and N images."""
+    return max(SCORE_BYTES if device.type == "cpu" else work_bytes(device), 4 * N * MIN_LATENTS)
+
+
+def digits_hold(N: int, device: torch.device) -> dict[str, int]:
+    """Return what sums over N images hold on a device: bytes by array name. See `Holdings.arrays`."""
+    # If this machine has no GPU, a planned one counts as a current one.
+    planned = device.type == "cuda" and not torch.cuda.is_available()
+    if not planned and products_for(device) is None:
+        return {}
+    beyond = score_bytes(N, device) - work_bytes(device) if device.type == "cuda" else 0
+    held = {"norms of the images": 4 * N}
+    return held | {"scores of many images": 4 * beyond} if beyond else held
+
+
+def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> tuple[Tensor, Tensor]:
+    scores, half_sq_norm = _scores(reference, z, products)
     per_score = (PIXEL_SCALE / t).square().unsqueeze(1)
-    nearest = scores.topk(min(RECOMPUTED, reference.N), dim=1).indices
+    nearest = _nearest(scores)
     exact_parts, near_parts = [], []
-    for rows, x in gather(reference, nearest):
-        # Use float64, because at small t the weights depend on the last digits of a float32 distance.
-        exact_parts.append(unnormalised_log_likelihood(direct_sq_dist(z[rows].double(), x), t[rows]))
-        near_parts.append(weighted_mean(torch.softmax(exact_parts[-1], dim=1), x.double()))
-    exact = torch.cat(exact_parts)
+    for x, log_p in _recomputed(reference, z, t, nearest):
+        exact_parts.append(log_p)
+        near_parts.append(weighted_mean(torch.softmax(log_p, dim=1), x.double()))
+    exact = _joined(exact_parts)
     rest = scores.scatter_(1, nearest, -torch.inf)
     best = rest.amax(1, keepdim=True)
     log_best = (best.double() - half_sq_norm) * per_score
     # Subtract `best` first, because only differences of large scores are precise. If no rest is left, `best` is −inf.
-    rest.sub_(best.clamp(min=torch.finfo(best.dtype).min)).mul_(per_score.float()).exp_()
+    rest.sub_(best if reference.N > RECOMPUTED else 0.0)
+    rest.mul_(per_score.float().clamp(LEAST_FACTOR, MOST_FACTOR)).exp_()
     # An image may have more copies than are recomputed. At small t, rounding may then put the likelihoods of the other
     # copies far above the exact ones.
     maximum = torch.maximum(exact.amax(1, keepdim=True), log_best)
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
     total_rest = rest.sum(1, keepdim=True, dtype=torch.float64) * (log_best - maximum).exp()
     total = total_near + total_rest
-    mu = torch.cat(near_parts).flatten(1) * total_near / total
-    needed = (total_rest > NEGLIGIBLE_SHARE * total).flatten().nonzero()[:, 0]
-    if len(needed) > 0:
-        mu[needed] += _weighted_sum(reference, rest[needed]) * (total_rest / total)[needed]
+    mu = _joined(near_parts).flatten(1) * total_near / total
+    if reference.N > RECOMPUTED:
+        _add_rest(mu, reference, rest, total_rest / total, products)
     return mu.reshape(z.shape), (maximum + total.log()).squeeze(1)
 
 
-def _scores(reference: ReferenceSet, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _add_rest(mu: Tensor, reference: ReferenceSet, rest: Tensor, share: Tensor, products: Products) -> None:
+    """Add the images that are not recomputed, with weights `rest` (B, N) and posterior share (B, 1), to mu (B, d)."""
+    if mu.is_cuda:
+        # To choose rows would wait for the device.
+        mu += _weighted_sum(reference, rest, products) * share
+        return
+    needed = (share > NEGLIGIBLE_SHARE).flatten().nonzero()[:, 0]
+    if len(needed) > 0:
+        mu[needed] += _weighted_sum(reference, rest[needed], products) * share[needed]
+
+
+def _nearest(scores: Tensor) -> Tensor:
+    """Return the ids of the images to recompute, (B, m)."""
+    return scores.topk(min(RECOMPUTED, scores.shape[1]), dim=1).indices
+
+
+def _recomputed(reference: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield images (b, m, *shape) and their log-likelihoods (b, m), from the differences z − x."""
+    for rows, x in gather(reference, ids):
+        # Use float64, because at small t the weights depend on the last digits of a float32 distance.
+        yield x, unnormalised_log_likelihood(direct_sq_dist(z[rows].double(), x), t[rows])
+
+
+def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Tensor, Tensor]:
     """Return u·c − ‖c‖²/2, (B, N) float32, and ‖u‖²/2, (B, 1) float64, for codes u of z and codes c of the N images.
 
     The first minus the second is −‖u − c‖²/2: the log-likelihood in units of (PIXEL_SCALE / t)², up to a constant.
     """
-    out = torch.empty(len(z), reference.N, dtype=torch.float32)
-    stored, half_sq_norms = len(reference.images), half_sq_norms_of(reference)
-    for mirror in range(reference.N // stored):
+    out = torch.empty(len(z), reference.N, dtype=torch.float32, device=z.device)
+    half_sq_norms = half_sq_norms_of(reference)
+    for mirror in range(reference.N // len(reference.images)):
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖.
         u = ((z.flip(-1) if mirror else z).double() / PIXEL_SCALE - PIXEL_OFFSET).flatten(1)
-        digits, unit = digits_of(u.float(), count)
-        for start in range(0, stored, CHUNK):
-            rows = slice(start, min(start + CHUNK, stored))
-            columns = slice(mirror * stored + rows.start, mirror * stored + rows.stop)
-            out[:, columns] = product(digits, codes_of(reference, rows).T).mul_(unit).sub_(half_sq_norms[rows])
+        digits = products.split(u.float(), products.digits)
+        for rows, columns in _chunks(reference, mirror, len(z), products):
+            score = products.multiply(digits.values, products.operand(codes_of(reference, rows)).T)
+            if digits.unit is not None:
+                score.mul_(digits.unit)
+            torch.sub(score, half_sq_norms[rows], out=out[:, columns])
     return out, u.square().sum(1, keepdim=True) / 2
 
 
-def _weighted_sum(reference: ReferenceSet, weights: Tensor) -> Tensor:
-    """Return Σ w x / Σ w over all N images, (B, d) float64, with weights rounded to `WEIGHT_DIGITS` digits."""
-    stored = len(reference.images)
-    mu = torch.zeros(len(weights), reference.d, dtype=torch.float64)
-    digits, _ = digits_of(weights, WEIGHT_DIGITS)
-    for mirror in range(reference.N // stored):
-        sums = torch.zeros_like(mu)
-        for start in range(0, stored, CHUNK):
-            rows = slice(start, min(start + CHUNK, stored))
-            columns = slice(mirror * stored + rows.start, mirror * stored + rows.stop)
-            sums += product(digits[:, :, columns].contiguous(), codes_of(reference, rows))
-        sums = sums.reshape(-1, *reference.shape)
-        mu += (sums.flip(-1) if mirror else sums).flatten(1)
-    total = sum(digits[j].sum(1, keepdim=True, dtype=torch.float64) / BASE**j for j in range(WEIGHT_DIGITS))
-    return (mu / total + PIXEL_OFFSET) * PIXEL_SCALE
+def _weighted_sum(reference: ReferenceSet, weights: Tensor, products: Products) -> Tensor:
+    """Return Σ w x / Σ w over all N images, (B, d) float64, with weights rounded to some digits."""
+    digits = products.split(weights, products.weight_digits)
+    sums: list[Tensor] = []
+    for mirror in range(reference.N // len(reference.images)):
+        parts = (
+            products.multiply(digits.columns(columns), products.operand(codes_of(reference, rows))).double()
+            for rows, columns in _chunks(reference, mirror, len(weights), products)
+        )
+        images = reduce(Tensor.add_, parts).reshape(-1, *reference.shape)
+        sums.append((images.flip(-1) if mirror else images).flatten(1))
+    return (reduce(Tensor.add_, sums) / products.total(digits) + PIXEL_OFFSET) * PIXEL_SCALE
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Join the rows of several parts. One part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _chunks(
+    reference: ReferenceSet, mirror: int, latents: int, products: Products
+) -> Iterator[tuple[slice, slice]]:
+    """Yield stored rows and their ids, for products of some latents in bounded memory."""
+    stored, step, device = len(reference.images), CHUNK, reference.device
+    if device.type != "cpu":
+        # Long kernels are fastest. The images of a chunk have 16 bits a code at most.
+        bytes_per_image = max(2 * reference.d, products.part_bytes(reference.d) * latents // 2)
+        step = max(work_bytes(device) // bytes_per_image // ROW_MULTIPLE, 1) * ROW_MULTIPLE
+    for start in range(0, stored, step):
+        rows = slice(start, min(start + step, stored))
+        yield rows, slice(mirror * stored + rows.start, mirror * stored + rows.stop)

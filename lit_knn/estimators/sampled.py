@@ -12,6 +12,7 @@ from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.estimators.drawn_images import DrawnImages, Gathered, InPlace
 from lit_knn.estimators.draws import Draws, per_draw, sq_error
+from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.reference import Reference
 from lit_knn.reference.gathered import fuses
 from lit_knn.reference.streaming import GPU_FACTOR
@@ -62,7 +63,7 @@ class CertifiedEstimator(Estimator):
         t = self._check(z, t, x_source)
         if self._nothing_to_do(z):
             return Certificate(z.clone(), t, t, t)
-        with torch.autocast(z.device.type, enabled=False):
+        with torch.autocast(z.device.type, enabled=False), full_float32():
             source = None if x_source is None else x_source.clone()
             certificate = self._certify(z.clone(), t.clone(), source, generator)
         if not isinstance(certificate, Certificate) or any(part.shape != t.shape for part in certificate[1:]):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 # Pixel p is p/127.5 − 1 in model space. In units of 1/127.5 this is (p − 128) + 1/2.
 PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
@@ -106,11 +107,27 @@ def product(digits: Tensor, matrix: Tensor) -> Tensor:
 def _product_of_few(digits: Tensor, matrix: Tensor) -> Tensor:
     """Compute `product` for d <= TERMS."""
     count, batch, _ = digits.shape
-    parts = torch._int_mm(digits.flatten(0, 1), matrix).view(count, batch, -1)
+    parts = _int32_product(digits.flatten(0, 1), matrix).reshape(count, batch, -1)
     total = parts[-1].float()
     for part in reversed(parts[:-1]):
         total = total.div_(BASE).add_(part)
     return total
+
+
+def _int32_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b, int32, for int8 matrices of any shape. Zeros extend them to a shape that PyTorch multiplies."""
+    (rows, terms), columns = a.shape, b.shape[1]
+    if a.is_cuda:
+        # CUDA needs more than 16 rows, and other sizes in multiples of 8.
+        more_rows, more_terms, more_columns = max(17 - rows, 0), -terms % 8, -columns % 8
+    else:
+        # PyTorch 2.14 gives wrong products of one term on a CPU.
+        more_rows, more_terms, more_columns = 0, int(terms == 1), 0
+    if more_rows or more_terms:
+        a = pad(a, (0, more_terms, 0, more_rows))
+    if more_terms or more_columns:
+        b = pad(b, (0, more_columns, 0, more_terms))
+    return torch._int_mm(a, b)[:rows, :columns]
 
 
 def _empty(N: int, like: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.rng import keyed_default_rng
 
 # Bytes of the subset of images that gives the components. Components must be orthonormal but need not be optimal.
@@ -61,6 +62,7 @@ def sample_size(N: int, d: int, r: int) -> int:
     return min(N, max(SAMPLE_BYTES // (4 * d), 2 * r))
 
 
+@full_float32()
 def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalComponents:
     """Compute the r leading principal components of a sample, by randomised SVD (Halko et al. 2011).
 
@@ -81,6 +83,7 @@ def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalCompo
     return PrincipalComponents(mean, basis, variances, max(outside.item(), 0.0) / (d - r) if r < d else 0.0)
 
 
+@full_float32()
 def project_images(chunks: Iterable[Tensor], N: int, components: PrincipalComponents, dtype: torch.dtype) -> Projection:
     """Project a stream of images.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex, Index
 from lit_knn.index.base import Vectors
+from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.reference.base import Reference
 from lit_knn.rng import keyed_generator
 
@@ -121,6 +122,7 @@ class ReferenceSet(Reference):
         sq_dist, ids = self._nearest(x, 1, self.index.locate)
         return sq_dist[:, 0], ids[:, 0]
 
+    @full_float32()
     def _nearest(self, z: Tensor, k: int, find: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Find the k nearest by `find` among the stored images and, with hflip, their mirror images."""
         sq_dist, ids = find(z.flatten(1).float())

@@ -1,0 +1,145 @@
+"""Estimators compute float32 products in full precision, whatever the process allows."""
+
+import threading
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, STF, Adaptive, Estimator, Exact, MonteCarlo, StratifiedKNN, SubspaceKNN, Wiener
+from lit_knn.index import SubspaceIndex, TorchIndex
+from lit_knn.linalg.full_float32 import full_float32
+from lit_knn.reference import ReferenceSet
+from tests.toys import all_warped, low_rank_vectors, noisy, pixels
+
+MAKERS = {
+    "Adaptive": lambda: Adaptive(KNN(k=6, n=4), tolerance=1e-9),
+    "Exact": Exact,
+    "KNN": lambda: KNN(k=20, n=8),
+    "MonteCarlo": lambda: MonteCarlo(n=8),
+    "STF": lambda: STF(n=8),
+    "StratifiedKNN": lambda: StratifiedKNN(k=20, n=8),
+    "SubspaceKNN": lambda: SubspaceKNN(r=5, n=8, compute="float32"),
+    "Wiener": lambda: Wiener(r=5),
+}
+PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::mv", "aten::addmv")
+
+
+class Precisions(TorchDispatchMode):
+    """Records the precision that is set at each float32 product."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name().split(".")[0] in PRODUCTS and args[0].dtype == torch.float32:
+            self.seen.append(torch.get_float32_matmul_precision())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(params=["medium", "high"])
+def low(request):
+    """A precision below the highest, which is set for the test."""
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_float32_product_of_an_estimator_is_in_full_precision(name, low):
+    reference = ReferenceSet(low_rank_vectors(), index=TorchIndex("float32"))
+    x = reference.gather(torch.arange(20))
+    estimator = MAKERS[name]()
+    generator = torch.Generator().manual_seed(0)
+    with Precisions() as precisions:
+        estimator.bind(reference)
+        estimator.posterior_mean(noisy(x, 2.0), 2.0, x, generator)
+        if hasattr(estimator, "certified_mean"):
+            estimator.certified_mean(noisy(x, 2.0), 2.0, x, generator)
+    assert set(precisions.seen) <= {"highest"}
+    assert precisions.seen or name in ("Exact",)
+    assert torch.get_float32_matmul_precision() == low
+
+
+def test_warped_means_are_in_full_precision(low):
+    reference = ReferenceSet(pixels(N=60, shape=(3, 8, 8)), index=TorchIndex("float32"))
+    x = reference.gather(torch.arange(6))
+    augmented = all_warped(x)
+    estimator = SubspaceKNN(r=5, n=8, compute="float32").bind(reference)
+    with Precisions() as precisions:
+        estimator.warped_mean(noisy(augmented.images, 1.0), 1.0, augmented.warp, x)
+    assert set(precisions.seen) == {"highest"}
+    assert torch.get_float32_matmul_precision() == low
+
+
+@pytest.mark.parametrize("index", [TorchIndex("float32"), SubspaceIndex(r=5, compute="float32")])
+def test_estimates_do_not_depend_on_the_precision_of_the_process(index):
+    # On processors with bfloat16, "medium" really rounds products.
+    means = []
+    x = ReferenceSet(low_rank_vectors(N=300, d=64)).gather(torch.arange(40))
+    try:
+        for precision in ("highest", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            reference = ReferenceSet(low_rank_vectors(N=300, d=64), index=index)
+            for name in ("KNN", "SubspaceKNN", "Wiener"):
+                estimator = MAKERS[name]().bind(reference)
+                means.append(estimator.posterior_mean(noisy(x, 1.0), 1.0, x, torch.Generator().manual_seed(0)))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    half = len(means) // 2
+    assert all(torch.equal(*pair) for pair in zip(means[:half], means[half:], strict=True))
+
+
+class Failing(Estimator):
+    """An estimator whose hook fails."""
+
+    needs_reference = False
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        raise InputError("this hook fails")
+
+
+def test_the_setting_comes_back_after_an_error_and_after_blocks_in_blocks(low):
+    with pytest.raises(InputError, match="this hook fails"):
+        Failing().posterior_mean(torch.zeros(2, 3), 1.0)
+    assert torch.get_float32_matmul_precision() == low
+    with full_float32(), full_float32():
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_float32_matmul_precision() == low
+
+
+def test_the_last_thread_that_leaves_restores_the_setting(low):
+    inside, leave, seen = threading.Event(), threading.Event(), []
+
+    def work():
+        with full_float32():
+            inside.set()
+            leave.wait(30)
+            seen.append(torch.get_float32_matmul_precision())
+
+    thread = threading.Thread(target=work)
+    with full_float32():
+        thread.start()
+        inside.wait(30)
+    assert torch.get_float32_matmul_precision() == "highest"
+    leave.set()
+    thread.join()
+    assert seen == ["highest"]
+    assert torch.get_float32_matmul_precision() == low
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="since PyTorch 2.9")
+def test_the_precision_of_single_backends_is_shielded_and_restored():
+    # PyTorch then refuses `get_float32_matmul_precision`.
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        with full_float32():
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+    assert torch.get_float32_matmul_precision() == "highest"
