@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from tests.pretend_cuda.arguments import leaves
 from tests.pretend_cuda.operations import GATHERS, Op
 
 HERE = str(Path(__file__).parent)
@@ -105,7 +105,7 @@ class Counts:
         return first or "?"
 
 
-def moved_bytes(op: Op, given: Any, out: Any) -> int:
+def moved_bytes(op: Op, given: list, out: Any) -> int:
     """Bytes that an operation reads and writes."""
     written = sum(map(_bytes, _tensors(out)))
     if op.name in GATHERS:
@@ -124,7 +124,7 @@ def flops_of(op: Op, args: tuple, kwargs: dict, out: Any) -> tuple[str, int] | N
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _bytes(t: torch.Tensor) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.pretend_cuda.arguments import leaves, mapped
 from tests.pretend_cuda.counts import Counts, flops_of, moved_bytes
 from tests.pretend_cuda.device import CPU, DEVICE, DeviceMismatch, NotOnCuda, canonical, device_of_generator
 from tests.pretend_cuda.operations import COPIES, INDEXING, SPECIAL, SYNCS, Op, op_of
@@ -35,40 +35,38 @@ class Police:
             out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        leaves = tree_leaves((args, kwargs))
-        pretended = any(isinstance(leaf, PretendTensor) for leaf in leaves)
+        given = leaves((args, kwargs))
+        pretended = any(isinstance(value, PretendTensor) for value in given)
         device = op.argument("device", args, kwargs)
         target = None if device is None else canonical(device)
         if target == CPU and self.implicit:
             # A C++ function makes a tensor where its arguments are, and takes them for the CPU's.
             target = DEVICE
         if not pretended and target != DEVICE:
-            _check_generator(op, leaves, CPU)
+            _check_generator(op, given, CPU)
             return func(*args, **kwargs)
         if op.name in COPIES:
             return self._copy(func, op, args, kwargs, target)
-        return self._compute(func, op, args, kwargs, pretended, target)
+        return self._compute(func, op, args, kwargs, given, target)
 
-    def _compute(
-        self, func: Any, op: Op, args: tuple, kwargs: dict, pretended: bool, target: torch.device | None
-    ) -> Any:
+    def _compute(self, func: Any, op: Op, args: tuple, kwargs: dict, given: list, target: torch.device | None) -> Any:
         if not op.on_cuda:
             raise NotOnCuda(f"{op.short}: Could not run with arguments from the 'CUDA' backend: it has no kernel there")
-        leaves = tree_leaves((args, kwargs))
-        plain = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, PretendTensor)]
-        if pretended and plain:
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        plain = [t for t in tensors if not isinstance(t, PretendTensor)]
+        if 0 < len(plain) < len(tensors):
             self._check_mixed(op, args, kwargs, plain)
-        _check_generator(op, leaves, DEVICE if target is None else target)
+        _check_generator(op, given, DEVICE if target is None else target)
         kind = _sync_of(op, args, kwargs)
         if kind:
             self.counts.sync(kind)
-        real_args, real_kwargs = tree_map(_on_cpu, args), tree_map(_on_cpu, {**kwargs, **_not_pinned(kwargs)})
-        with self._own_stream(op, leaves):
+        real_args, real_kwargs = mapped(_on_cpu, args), mapped(_on_cpu, {**kwargs, **_not_pinned(kwargs)})
+        with self._own_stream(op, given):
             out = SPECIAL.get(op.short, func)(*real_args, **real_kwargs)
-        self._count(op, (args, kwargs), real_args, real_kwargs, out)
+        self._count(op, given, real_args, real_kwargs, out)
         return _wrapped(op, args, kwargs, out, on_device=target is None or target == DEVICE)
 
-    def _count(self, op: Op, given: Any, real_args: tuple, real_kwargs: dict, out: Any) -> None:
+    def _count(self, op: Op, given: list, real_args: tuple, real_kwargs: dict, out: Any) -> None:
         if self.counts.recorders and op.launches:
             flops = flops_of(op, real_args, real_kwargs, out)
             self.counts.operation(op.short, moved_bytes(op, given, out), flops)
@@ -80,20 +78,20 @@ class Police:
             options = {name: _on_cpu(value) for name, value in kwargs.items() if name != "non_blocking"}
             out = func(real(source), **{**options, **_not_pinned(options)})
             self.counts.copy(from_device, to_device, kwargs.get("non_blocking", False))
-            self._count(op, args, (), {}, out)
+            self._count(op, [source], (), {}, out)
             return PretendTensor(out) if to_device else out
         many = op.name == "aten::_foreach_copy_"
         non_blocking = many or op.argument("non_blocking", args, kwargs)
         for into, source in zip(*(args[:2] if many else ([args[0]], [args[1]])), strict=True):
             self.counts.copy(isinstance(source, PretendTensor), isinstance(into, PretendTensor), non_blocking)
         func(real(args[0]), real(args[1]))
-        self._count(op, args[:2], (), {}, real(args[0]))
+        self._count(op, leaves(args[:2]), (), {}, real(args[0]))
         return None if many else args[0]
 
     def _check_mixed(self, op: Op, args: tuple, kwargs: dict, plain: list) -> None:
         """Refuse what CUDA refuses when CPU tensors, `plain`, are among the arguments."""
         written = [op.argument(op.arg_names[i], args, kwargs) for i in op.writes]
-        if any(isinstance(t, torch.Tensor) and not isinstance(t, PretendTensor) for t in tree_leaves(written)):
+        if any(isinstance(t, torch.Tensor) and not isinstance(t, PretendTensor) for t in leaves(written)):
             raise DeviceMismatch(f"{op.short}: writes a CUDA result into a CPU tensor")
         if op.name in INDEXING:
             if not isinstance(args[0], PretendTensor):
@@ -112,9 +110,9 @@ class Police:
         )
 
     @contextlib.contextmanager
-    def _own_stream(self, op: Op, leaves: list) -> Iterator[None]:
+    def _own_stream(self, op: Op, given: list) -> Iterator[None]:
         """Operations without a generator draw from the random stream of the pretended device."""
-        if not op.random or any(isinstance(leaf, torch._C.Generator) for leaf in leaves):
+        if not op.random or any(isinstance(value, torch._C.Generator) for value in given):
             yield
             return
         default = torch.default_generator
@@ -127,8 +125,8 @@ class Police:
             default.set_state(before)
 
 
-def _check_generator(op: Op, leaves: list, device: torch.device) -> None:
-    for generator in (leaf for leaf in leaves if isinstance(leaf, torch._C.Generator)):
+def _check_generator(op: Op, given: list, device: torch.device) -> None:
+    for generator in (value for value in given if isinstance(value, torch._C.Generator)):
         found = device_of_generator(generator).type
         if found != device.type:
             raise DeviceMismatch(
