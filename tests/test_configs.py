@@ -134,9 +134,9 @@ def test_index_is_an_option_of_the_data():
 
 
 def test_an_option_of_an_option_can_be_null():
-    run = ("-c", str(CONFIGS / "celeba64" / "ict_knn.yaml"), "--trainer.accelerator", "cpu")
+    run = ("-c", str(CONFIGS / "celeba64" / "digits.yaml"), "--trainer.accelerator", "cpu")
     index = parse(*run, "--data.index.nprobe", "null", "--data.index.cache_dir", "null").datamodule.index
-    assert (index.factory, index.nprobe, index.shared) == ("IVF1788,SQ8", None, False)
+    assert (index.factory, index.nprobe, index.shared) == ("IVF30,SQ8", None, False)
 
 
 def test_one_seed_reaches_model_and_data():

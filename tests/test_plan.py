@@ -240,6 +240,16 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_an_index_that_is_built_on_the_gpu_takes_no_memory_of_the_machine():
+    for index, on_cpu in ((FaissIndex("Flat"), 4 * 64 * 1797), (TorchIndex(), 0), (SubspaceIndex(8), 0)):
+        data = Digits(index=index)
+        held, building = estimator_parts([KNN(8, 4)], data, data.stored(), torch.device("cuda", 0))
+        assert building[0].bytes == on_cpu
+        assert held[0].bytes > 0
+        _, building = estimator_parts([KNN(8, 4)], data, data.stored(), CPU)
+        assert building[0].bytes == index.nbytes(1797, 64, CPU)
+
+
 def test_data_of_unknown_size_needs_it_given(tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 1, 8, 8), np.uint8))
     trainer = Trainer(accelerator="cpu", logger=False)
