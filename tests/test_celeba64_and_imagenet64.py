@@ -44,7 +44,9 @@ def test_a_run_trains_and_a_second_one_maps_the_index_of_the_first(name, smooth_
     callbacks = [{"class_path": "callbacks.LastCheckpoint"}]
     Path("small.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks, "enable_progress_bar": False}}))
     args = ["fit", "-c", str(CONFIGS / name / "ict_knn.yaml"), "-c", "small.yaml", "--trainer.accelerator", "cpu"]
-    args += ["--data.index.factory", f"IVF{LISTS},SQ8", "--data.index.nprobe", str(NPROBE), *SMALL[name]]
+    args += ["--data.index", "FaissIndex", "--data.index.factory", f"IVF{LISTS},SQ8"]
+    args += ["--data.index.nprobe", str(NPROBE), "--data.index.lossless", "true"]
+    args += ["--data.index.cache_dir", "runs/index_cache", *SMALL[name]]
     args += ["--model.net.blocks", "1", "--model.net.multipliers", "[1, 1, 1, 1]", "--model.estimator.k", "32"]
     args += ["--model.estimator.n", "8", "--data.batch_size", "4", "--data.val_images", "4"]
     args += ["--trainer.accumulate_grad_batches", "1", "--trainer.limit_train_batches", "20"]

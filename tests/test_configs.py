@@ -134,9 +134,9 @@ def test_index_is_an_option_of_the_data():
 
 
 def test_an_option_of_an_option_can_be_null():
-    run = ("-c", str(CONFIGS / "celeba64" / "ict_knn.yaml"), "--trainer.accelerator", "cpu")
+    run = ("-c", str(CONFIGS / "celeba64" / "digits.yaml"), "--trainer.accelerator", "cpu")
     index = parse(*run, "--data.index.nprobe", "null", "--data.index.cache_dir", "null").datamodule.index
-    assert (index.factory, index.nprobe, index.shared) == ("IVF1788,SQ8", None, False)
+    assert (index.factory, index.nprobe, index.shared) == ("IVF30,SQ8", None, False)
 
 
 def test_one_seed_reaches_model_and_data():
@@ -210,9 +210,14 @@ def test_evaluations_are_added_to_the_callbacks_of_any_run(path):
     ("name", "factory", "nprobe", "parameters"),
     [("celeba64", "IVF1788,SQ8", 25, 61_804_419), ("imagenet64", "IVF4527,SQ8", 100, 295_131_267)],
 )
-def test_64x64_runs_have_the_index_of_the_paper_and_networks_of_edm(name, factory, nprobe, parameters):
-    cli = parse("-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu", "--data.path", "my.npy")
-    assert (cli.datamodule.index.factory, cli.datamodule.index.nprobe) == (factory, nprobe)
+def test_64x64_runs_tell_the_index_of_the_paper_and_have_networks_of_edm(name, factory, nprobe, parameters):
+    # The options for the paper's index stand in the header of the data's file.
+    header = (CONFIGS / "data" / f"{name}.yaml").read_text().partition("class_path")[0].replace("\\\n#", "")
+    (options,) = [line.strip("# ").split() for line in header.splitlines() if "--data.index FaissIndex" in line]
+    run = ("-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu", "--data.path", "my.npy")
+    index = parse(*run, *options).datamodule.index
+    assert (index.factory, index.nprobe, index.lossless, index.shared) == (factory, nprobe, True, True)
+    cli = parse(*run)
     assert (cli.model.estimator.k, cli.model.estimator.n) == (2048, 256)
     assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 1024
     assert cli.datamodule.path == "my.npy"

@@ -225,19 +225,29 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_pat
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"error: plan: data.path=data/{name}.npy")
     assert "--images" in error
-    main(
-        [*plan, "--images", str(N), "--image_shape", "[3,64,64]", "--gpu_gb", "80", "--data.index.gpu_scratch_mib", "0"]
-    )
+    lists = {"celeba64": 1788, "imagenet64": 4527}[name]
+    papers = ["--data.index", "FaissIndex", "--data.index.factory", f"IVF{lists},SQ8", "--data.index.lossless", "true"]
+    papers += ["--data.index.gpu_scratch_mib", "0"]
+    main([*plan, "--images", str(N), "--image_shape", "[3,64,64]", "--gpu_gb", "80", *papers])
     printed = capsys.readouterr().out
     size = float(re.search(r"  index +(\S+) GB", printed)[1])
     assert "on a GPU of 80 GB that is given, not found here" in printed
     assert f"{N:,} x 3x64x64 uint8, copied to the device" in printed
     assert "mapped from the disk" in printed
     # Each image takes its bytes and its number.
-    lists = {"celeba64": 1788, "imagenet64": 4527}[name]
     assert size == pytest.approx((N * (12_288 + 8) + lists * 4 * 12_288) / 1e9, rel=1e-3)
     assert ": fits" in printed
     assert not list(tmp_path.iterdir())
+
+
+def test_an_index_that_is_built_on_the_gpu_takes_no_memory_of_the_machine():
+    for index, on_cpu in ((FaissIndex("Flat"), 4 * 64 * 1797), (TorchIndex(), 0), (SubspaceIndex(8), 0)):
+        data = Digits(index=index)
+        held, building = estimator_parts([KNN(8, 4)], data, data.stored(), torch.device("cuda", 0))
+        assert building[0].bytes == on_cpu
+        assert held[0].bytes > 0
+        _, building = estimator_parts([KNN(8, 4)], data, data.stored(), CPU)
+        assert building[0].bytes == index.nbytes(1797, 64, CPU)
 
 
 def test_data_of_unknown_size_needs_it_given(tmp_path):

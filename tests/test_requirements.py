@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Arguments that PyTorch's functions do not have from the beginning, and the first release that has them (release notes).
+# Arguments that PyTorch's functions got later, and the first release that has them, by its notes.
 NEW_ARGUMENTS = {("mm", "out_dtype"): (2, 8), ("bmm", "out_dtype"): (2, 8)}
 
 
