@@ -51,11 +51,11 @@ class CutOffProducts(BFloat16Products):
         """See `Products.multiply`."""
         count, batch, _ = digits.shape
         blocks = zip(digits.flatten(0, 1).split(self.terms, 1), matrix.split(self.terms), strict=True)
-        total = torch.stack([_cut_off_product(a.float(), b.float()) for a, b in blocks]).sum(0)
+        total = torch.stack([cut_off_product(a.float(), b.float()) for a, b in blocks]).sum(0)
         return total.view(count, batch, -1).sum(0)
 
 
-def _cut_off_product(a: Tensor, b: Tensor) -> Tensor:
+def cut_off_product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b, float32, where each sum is rounded towards zero after a few terms."""
     total = torch.zeros(len(a), b.shape[1])
     for part, matrix in zip(a.split(TERMS_PER_INSTRUCTION, 1), b.split(TERMS_PER_INSTRUCTION), strict=True):

@@ -1,7 +1,6 @@
 """The exact posterior mean of pixels by products of small numbers."""
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from lit_knn.estimators.sampled import gather
 from lit_knn.linalg.int8 import PIXEL_OFFSET, PIXEL_SCALE
 from lit_knn.linalg.split import Products, products_for
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.pixel_codes import codes_of, half_sq_norms_of
+from lit_knn.reference.pixel_codes import half_sq_norms_of
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_mean
@@ -20,9 +19,12 @@ from lit_knn.theory.snis import weighted_mean
 RECOMPUTED = 32
 # All other images are left out if they together have less than this share of the posterior.
 NEGLIGIBLE_SHARE = 1e-12
-# Bytes for the float32 scores of one group of latents on a CPU. Each pair of a latent and an image has one score. A GPU
-# takes `work_bytes`.
+# Bytes for the float32 scores of one group of latents on a CPU. Each pair of a latent and an image has one score.
 SCORE_BYTES = 64 * 2**20
+# A GPU takes this many times `work_bytes`, because every group reads and converts all images.
+GPU_SCORE_ARRAYS = 4
+# Latents of the batch for which plans count the scores.
+PLANNED_LATENTS = 1024
 # Minimum number of latents per group. It limits the groups, because every group reads all images once or twice.
 MIN_LATENTS = 64
 # Number of images per product on a CPU.
@@ -38,13 +40,13 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Produc
     """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images. It is called like `float_sums`.
 
     The latents are split into groups and the images into chunks, so that the memory does not grow with B. It grows with N
-    only where the scores of `MIN_LATENTS` latents are more than a work array: 256 bytes an image. On a GPU it is four arrays
-    of `score_bytes` at most.
+    only where the scores of `MIN_LATENTS` latents, 256 bytes an image, are more than `score_bytes`. On a GPU it is
+    `score_bytes` for the scores of a group, 2 GiB for up to 8 million images, and four work arrays.
     """
     step = score_bytes(reference.N, z.device) // (4 * reference.N)
     if z.is_cuda:
         # The latents themselves take memory, too, if there are few images.
-        step = min(step, max(work_bytes(z.device) // (8 * reference.d), MIN_LATENTS))
+        step = min(step, max(work_bytes(z.device) // (16 * reference.d), MIN_LATENTS))
     if 0 < len(z) <= step:
         return _mean(reference, z, t, products)
     mu = torch.empty(z.shape, dtype=torch.float64, device=z.device)
@@ -66,7 +68,8 @@ def integer_log_likelihoods(reference: ReferenceSet, z: Tensor, t: Tensor, produ
 
 def score_bytes(N: int, device: torch.device) -> int:
     """Return the most bytes of the scores of one group of latents and N images."""
-    return max(SCORE_BYTES if device.type == "cpu" else work_bytes(device), 4 * N * MIN_LATENTS)
+    most = SCORE_BYTES if device.type == "cpu" else GPU_SCORE_ARRAYS * work_bytes(device)
+    return max(most, 4 * N * MIN_LATENTS)
 
 
 def digits_hold(N: int, device: torch.device) -> dict[str, int]:
@@ -75,9 +78,10 @@ def digits_hold(N: int, device: torch.device) -> dict[str, int]:
     planned = device.type == "cuda" and not torch.cuda.is_available()
     if not planned and products_for(device) is None:
         return {}
-    beyond = score_bytes(N, device) - work_bytes(device) if device.type == "cuda" else 0
     held = {"norms of the images": 4 * N}
-    return held | {"scores of many images": 4 * beyond} if beyond else held
+    if device.type == "cuda":
+        held[f"scores of {PLANNED_LATENTS} latents"] = min(score_bytes(N, device), 4 * N * PLANNED_LATENTS)
+    return held
 
 
 def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> tuple[Tensor, Tensor]:
@@ -142,7 +146,7 @@ def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Ten
         u = ((z.flip(-1) if mirror else z).double() / PIXEL_SCALE - PIXEL_OFFSET).flatten(1)
         digits = products.split(u.float(), products.digits)
         for rows, columns in _chunks(reference, mirror, len(z), products):
-            score = products.multiply(digits.values, products.operand(codes_of(reference, rows)).T)
+            score = products.multiply(digits.values, products.operand(reference.rows(rows).flatten(1)).T)
             if digits.unit is not None:
                 score.mul_(digits.unit)
             torch.sub(score, half_sq_norms[rows], out=out[:, columns])
@@ -151,16 +155,25 @@ def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Ten
 
 def _weighted_sum(reference: ReferenceSet, weights: Tensor, products: Products) -> Tensor:
     """Return Σ w x / Σ w over all N images, (B, d) float64, with weights rounded to some digits."""
-    digits = products.split(weights, products.weight_digits)
-    sums: list[Tensor] = []
+    mu, total = None, None
     for mirror in range(reference.N // len(reference.images)):
-        parts = (
-            products.multiply(digits.columns(columns), products.operand(codes_of(reference, rows))).double()
-            for rows, columns in _chunks(reference, mirror, len(weights), products)
-        )
-        images = reduce(Tensor.add_, parts).reshape(-1, *reference.shape)
-        sums.append((images.flip(-1) if mirror else images).flatten(1))
-    return (reduce(Tensor.add_, sums) / products.total(digits) + PIXEL_OFFSET) * PIXEL_SCALE
+        sums = None
+        for rows, columns in _chunks(reference, mirror, len(weights), products):
+            # The best image of a row has weight 1.
+            digits = products.split(weights[:, columns], products.weight_digits, largest=1.0).values
+            sums = _plus(sums, products.multiply(digits, products.operand(reference.rows(rows).flatten(1))))
+            total = _plus(total, digits.sum(2, dtype=torch.float64))
+        assert sums is not None
+        sums = sums.reshape(-1, *reference.shape)
+        mu = _plus(mu, (sums.flip(-1) if mirror else sums).flatten(1))
+    assert mu is not None
+    assert total is not None
+    return (mu / products.total(total) + PIXEL_OFFSET) * PIXEL_SCALE
+
+
+def _plus(total: Tensor | None, part: Tensor) -> Tensor:
+    """Add a part to a float64 total, which is None before the first part."""
+    return part.double() if total is None else total.add_(part)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -168,9 +181,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _chunks(
-    reference: ReferenceSet, mirror: int, latents: int, products: Products
-) -> Iterator[tuple[slice, slice]]:
+def _chunks(reference: ReferenceSet, mirror: int, latents: int, products: Products) -> Iterator[tuple[slice, slice]]:
     """Yield stored rows and their ids, for products of some latents in bounded memory."""
     stored, step, device = len(reference.images), CHUNK, reference.device
     if device.type != "cpu":

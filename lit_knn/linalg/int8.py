@@ -73,17 +73,24 @@ def quantise(chunks: Callable[[], Iterable[Tensor]], N: int) -> Codes:
     return Codes(values, scale, 0.0)
 
 
-def digits_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def pixel_codes(pixels: Tensor) -> Tensor:
+    """Return pixels p, uint8, as p − 128, int8."""
+    return (pixels ^ 128).view(torch.int8)
+
+
+def digits_of(rows: Tensor, count: int, largest: float | None = None) -> tuple[Tensor, Tensor]:
     """Split each row into integers: row = unit·Σ_j digit_j / 254^j, with error at most unit/2/254^(count − 1).
 
     Args:
         rows: (B, d), float32.
         count: number of digits.
+        largest: largest absolute value that the rows may have; None for the largest of each row.
 
     Returns:
         `digits` (count, B, d), int8, and `unit` (B, 1), float32.
     """
-    unit = rows.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / DIGIT
+    most = rows.abs().amax(1, keepdim=True) if largest is None else rows.new_full((len(rows), 1), largest)
+    unit = most.clamp(min=torch.finfo(torch.float32).tiny) / DIGIT
     left = rows / unit
     digits = torch.empty(count, *rows.shape, dtype=torch.int8, device=rows.device)
     for digit in digits:

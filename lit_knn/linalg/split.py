@@ -5,6 +5,7 @@ the products of each digit are summed in a larger one.
 """
 
 from abc import ABC, abstractmethod
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -35,10 +36,6 @@ class Digits(NamedTuple):
     values: Tensor
     unit: Tensor | None
 
-    def columns(self, columns: slice) -> Tensor:
-        """Select the digits of some columns."""
-        return self.values[:, :, columns]
-
 
 class Products(ABC):
     """One way to multiply real numbers with codes, which are integers from −128 to 127.
@@ -64,20 +61,23 @@ class Products(ABC):
         """Return the bytes of the partial sums of one latent and one image of dimension d, at most."""
 
     @abstractmethod
-    def operand(self, codes: Tensor) -> Tensor:
-        """Convert codes (c, d), int8, to the type of the products."""
+    def operand(self, pixels: Tensor) -> Tensor:
+        """Convert pixels p (c, d), uint8, to codes p − 128 in the type of the products."""
 
     @abstractmethod
-    def split(self, rows: Tensor, count: int) -> Digits:
-        """Split rows (B, d), float32, into `count` digits."""
+    def split(self, rows: Tensor, count: int, largest: float | None = None) -> Digits:
+        """Split rows (B, d), float32, into `count` digits.
+
+        `largest` is the largest absolute value that rows may have, the same for all; None for the largest of each row.
+        """
 
     @abstractmethod
     def multiply(self, digits: Tensor, matrix: Tensor) -> Tensor:
         """Compute Σ_j digit_j @ matrix / base^j, without the unit: (count, B, d) times (d, N) to (B, N), float32."""
 
     @abstractmethod
-    def total(self, digits: Digits) -> Tensor:
-        """Sum each row of the digits that `multiply` takes: (B, 1), float64."""
+    def total(self, sums: Tensor) -> Tensor:
+        """Compute Σ_j sum_j / base^j, the sum of a row, from the sums of its digits: (count, B) to (B, 1), float64."""
 
 
 class Int8Products(Products):
@@ -92,22 +92,21 @@ class Int8Products(Products):
         """See `Products.part_bytes`. The sum in float32 comes on top of the digits' sums."""
         return 4 * (1 + max(self.digits, self.weight_digits))
 
-    def operand(self, codes: Tensor) -> Tensor:
+    def operand(self, pixels: Tensor) -> Tensor:
         """See `Products.operand`."""
-        return codes
+        return int8.pixel_codes(pixels)
 
-    def split(self, rows: Tensor, count: int) -> Digits:
+    def split(self, rows: Tensor, count: int, largest: float | None = None) -> Digits:
         """See `Products.split`."""
-        return Digits(*int8.digits_of(rows, count))
+        return Digits(*int8.digits_of(rows, count, largest))
 
     def multiply(self, digits: Tensor, matrix: Tensor) -> Tensor:
         """See `Products.multiply`."""
         return int8.product(digits, matrix)
 
-    def total(self, digits: Digits) -> Tensor:
+    def total(self, sums: Tensor) -> Tensor:
         """See `Products.total`."""
-        sums = (digit.sum(1, keepdim=True, dtype=torch.float64) / int8.BASE**j for j, digit in enumerate(digits.values))
-        return sum(sums, torch.zeros(()))
+        return reduce(torch.add, (row / int8.BASE**j for j, row in enumerate(sums))).unsqueeze(1)
 
 
 class BFloat16Products(Products):
@@ -124,11 +123,12 @@ class BFloat16Products(Products):
         """See `Products.part_bytes`."""
         return 4 * max(self.digits, self.weight_digits) * -(-d // TERMS_PER_SUM)
 
-    def operand(self, codes: Tensor) -> Tensor:
+    def operand(self, pixels: Tensor) -> Tensor:
         """See `Products.operand`."""
-        return codes.bfloat16()
+        # One operation on a GPU reads 8 bits and writes 16. The number stays on the CPU, and nothing waits for it.
+        return pixels - torch.tensor(128.0, dtype=torch.bfloat16)
 
-    def split(self, rows: Tensor, count: int) -> Digits:
+    def split(self, rows: Tensor, count: int, largest: float | None = None) -> Digits:
         """See `Products.split`."""
         values = torch.empty(count, *rows.shape, dtype=torch.bfloat16, device=rows.device)
         values[0] = rows
@@ -152,9 +152,9 @@ class BFloat16Products(Products):
             total += rest.view(count, batch, -1).sum(0)
         return total
 
-    def total(self, digits: Digits) -> Tensor:
+    def total(self, sums: Tensor) -> Tensor:
         """See `Products.total`."""
-        return digits.values.sum((0, 2), dtype=torch.float64).unsqueeze(1)
+        return sums.sum(0).unsqueeze(1)
 
 
 def products_for(device: torch.device) -> type[Products] | None:

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms
+from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms, pixel_codes
 from lit_knn.reference.reference_set import ReferenceSet
 
 
 def codes_of(reference: ReferenceSet, rows: slice) -> Tensor:
     """Return stored pixels p of uint8 images as p − 128: (c, d), int8."""
-    return (reference.rows(rows) ^ 128).view(torch.int8).flatten(1)
+    return pixel_codes(reference.rows(rows)).flatten(1)
 
 
 def half_sq_norms_of(reference: ReferenceSet) -> Tensor:
