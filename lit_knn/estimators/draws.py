@@ -52,9 +52,9 @@ class Draws(NamedTuple):
 
         Draws from the posterior need no distances.
         """
-        if self.of_posterior or sq_dist is None:
-            assert self.of_posterior
+        if self.of_posterior:
             return snis_weights(self.log_correction, 0.0)
+        assert sq_dist is not None
         return snis_weights(unnormalised_log_likelihood(sq_dist, t), -self.log_correction)
 
 
