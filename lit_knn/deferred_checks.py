@@ -14,9 +14,9 @@ Failure = Callable[[int, float, str], Exception]
 class DeferredChecks:
     """Notes the first failure of each check on the device, and reads the notes when it is asked.
 
-    Inside `with checks.collect(step):`, `refuse` notes what fails on a GPU and does not wait. On the CPU it raises at once,
-    because nothing waits there. `raise_first` raises the earliest failure. A failure stays noted, so that nothing is saved
-    after it.
+    Inside `with checks.collect(step):`, `refuse` notes what fails on a GPU and does not wait. On the CPU it raises at
+    once, because nothing waits there. `raise_first` raises the earliest failure. A failure stays noted, so that nothing
+    is saved after it.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failur
 
 
 def first_of(values: Tensor, chosen: Tensor) -> Tensor:
-    """Return the first of values (B,) where `chosen`, (B,) bool, is true, as a scalar on the device, without waiting."""
+    """Return the first of values (B,) where `chosen`, (B,) bool, is true, as a scalar on the device."""
     if len(values) == 0:
         return values.sum()
     return values.index_select(0, chosen.to(torch.uint8).argmax(0, keepdim=True)).squeeze(0)

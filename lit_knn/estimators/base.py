@@ -282,8 +282,8 @@ class Estimator(TellsSettings, ABC):
         if got != f"{tuple(z.shape)} on {z.device}":
             name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
             raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
-        # On a GPU this check would wait for the device. There a training step notes it for later; elsewhere the next call
-        # finds the value.
+        # On a GPU this check would wait for the device. There a training step notes it for later. Elsewhere the next
+        # call finds the value.
         if not mean.is_cuda or deferring(mean.device):
             bad = ~mean.isfinite().all().reshape(1)
             refuse(f"{type(self).__name__}: mean", bad, bad.double, partial(_not_finite, type(self).__name__))

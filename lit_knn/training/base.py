@@ -195,8 +195,8 @@ class EstimatorTraining(pl.LightningModule):
         """Do one step. `batch` is x (B, *shape) or (x, class_label).
 
         Raises:
-            NonFiniteLossError: the loss is not finite. On the CPU the weights have not changed. On a GPU the error comes
-                at the next log, validation or checkpoint, which is then not written, so the last checkpoint is good.
+            NonFiniteLossError: the loss is not finite, and the last checkpoint is good. On the CPU the weights have not
+                changed. On a GPU the error comes at the next log, validation or checkpoint, which is then not written.
         """
         x, class_label = self._unpack(batch)
         key = (self.hparams.seed, self.global_rank, self.batches_done, TRAIN_STREAM)
@@ -269,6 +269,7 @@ class EstimatorTraining(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Start the clock. Note the optimiser's options before Lightning loads those of a checkpoint."""
         self.monitor.restart()
+        self.checks = DeferredChecks()
         self._given_options = [
             {name: value for name, value in group.items() if name != "params"}
             for optimizer in self.trainer.optimizers
