@@ -110,6 +110,26 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
         return _together(work, group)
 
 
+def cpu_group() -> Any:
+    """Make a group of all processes that exchanges numbers of the CPU, so that no GPU waits. All must call this.
+
+    Returns:
+        The group for `largest`; None for the default group, or without a distributed run.
+    """
+    if _is_alone() or dist.get_backend() == "gloo":
+        return None
+    return dist.new_group(backend="gloo")
+
+
+def largest(values: Sequence[int], group: Any) -> list[int]:
+    """Return the largest of each value over all processes. All must call this, with a group of `cpu_group`."""
+    if _is_alone():
+        return list(values)
+    each = torch.tensor(values)
+    dist.all_reduce(each, dist.ReduceOp.MAX, group)
+    return each.tolist()
+
+
 def _is_alone() -> bool:
     return rank_and_size()[1] == 1
 

@@ -1,4 +1,4 @@
-"""On a GPU, training steps wait for the device only at logs; checks speak there, and no checkpoint follows a failure."""
+"""On a GPU, training waits for the device only at logs; checks speak there, and no checkpoint follows a failure."""
 
 import math
 from contextlib import ExitStack
