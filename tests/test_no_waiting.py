@@ -16,6 +16,7 @@ from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import Estimator, OneSample
 from lit_knn.ict import LitICT
 from lit_knn.nets import DDPMpp
+from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.averaging import MovingAverage
 from tests.short_training import TRAINER
 
@@ -45,6 +46,7 @@ class Recorded(pl.Callback):
     [
         (LitICT, {}, {"dropout": 0.1}, {}),
         (LitEDM, {}, {"dropout": 0.1}, {"accumulate_grad_batches": 2}),
+        (LitEDM, {"augmentation": GeometricAugmentation(0.4)}, {"augment_dim": 9}, {}),
         (LitICT, {"class_conditional": True}, {"num_classes": 10}, {"precision": "bf16-mixed"}),
     ],
 )
