@@ -1,17 +1,24 @@
-"""Checks the values of latents and noise levels, with one transfer from the GPU."""
+"""Checks the values of latents and noise levels, with one transfer from the GPU, or none inside a training step."""
+
+import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from lit_knn.deferred_checks import refuse
 from lit_knn.errors import InputError
 from lit_knn.reference.reference_set import LARGEST_VALUE
 
 # Noise levels outside float32's range cannot have made latents in float32.
 LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+MOST_FLOAT = torch.finfo(torch.float64).max
 
 
 def check_values(name: str, z: Tensor, t: Tensor, x_source: Tensor | None, largest: float | None) -> None:
     """Refuse values that no estimate can be computed from.
+
+    Inside `DeferredChecks.collect` a GPU only notes them; see there.
 
     Args:
         name: the estimator, for messages.
@@ -24,21 +31,30 @@ def check_values(name: str, z: Tensor, t: Tensor, x_source: Tensor | None, large
         InputError: t outside float32's range; NaN or infinite values in z or x_source; a z whose squares
             float32 cannot hold.
     """
+    if len(t) == 0:
+        return
     # Latents of a set of zeros may lie anywhere, because every mean is 0.
-    limit = LARGEST_VALUE if largest else float("inf")
-    size, good_t = z.detach().abs(), (t >= LEAST_T) & (t <= MOST_T)
-    flags = [~good_t.all(), ~z.isfinite().all(), (size > limit).any()]
+    limit = LARGEST_VALUE if largest else math.inf
+    low, high = torch.aminmax(t)
+    numbers, excess = [low, high, size_of(z)], [LEAST_T - low, high - MOST_T]
+    excess.append(numbers[2] - limit)
     if x_source is not None:
-        flags.append(~x_source.isfinite().all().to(z.device))
-    # The checks are stacked, so that all results come from the GPU in one transfer.
-    bad_t, bad_z, too_far, *bad_source = torch.stack(flags).tolist()
-    if bad_t:
-        level = t[~good_t][0].item()
-        beyond = "" if level <= 0 or level != level else f" and between {LEAST_T:.3g} and {MOST_T:.3g}"
-        raise InputError(f"{name}: t must be finite and above 0{beyond}, got {level}")
-    if bad_z:
-        raise InputError(f"{name}: z holds a value that is not finite")
-    if any(bad_source):
-        raise InputError(f"{name}: x_source holds a value that is not finite")
-    if too_far:
-        raise InputError(f"{name}: z holds {size.max().item():.3g}, float32 can square sums up to {LARGEST_VALUE:g}")
+        numbers.append(size_of(x_source).to(z.device))
+        excess.append(numbers[3] - MOST_FLOAT)
+    # A comparison with NaN is false.
+    bad = ~(torch.stack(excess) <= 0)
+    refuse(f"{name}: values", bad, lambda: torch.stack(numbers), partial(_problem, name))
+
+
+def size_of(values: Tensor) -> Tensor:
+    """Return the largest absolute value, a float64 scalar; NaN if one value is NaN."""
+    return values.detach().abs().amax().double() if values.numel() else values.new_zeros((), dtype=torch.float64)
+
+
+def _problem(name: str, check: int, value: float, where: str) -> InputError:
+    if check < 2:
+        beyond = "" if value <= 0 or math.isnan(value) else f" and between {LEAST_T:.3g} and {MOST_T:.3g}"
+        return InputError(f"{name}: t must be finite and above 0{beyond}, got {value}{where}")
+    if math.isfinite(value):
+        return InputError(f"{name}: z holds {value:.3g}, float32 can square sums up to {LARGEST_VALUE:g}{where}")
+    return InputError(f"{name}: {'z' if check == 2 else 'x_source'} holds a value that is not finite{where}")

@@ -87,6 +87,7 @@ class PretendCuda(contextlib.ExitStack):
         state = {name: cuda[name] for name in ("get_rng_state", "set_rng_state")}
         own = [
             (torch, "Generator", PretendGenerator),
+            (torch.Tensor, "pin_memory", lambda tensor, device=None: tensor.clone()),
             (torch._C, "_cuda_clearCublasWorkspaces", _nothing),
             (torch._C, "_cuda_isCurrentStreamCapturing", lambda: False),
         ]
