@@ -100,13 +100,14 @@ def systematic_draws(
     return StratifiedDraws(torch.where(is_kept, top, drawn), log_correction, sampled, used, rest), heights
 
 
-def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
+def num_used(log_top: Tensor, N: int, log_negligible: Tensor | float) -> Tensor:
     """Count the largest probabilities that together hold all but a negligible part: (B,), n if all n hold less."""
     # Bound the mass after each place by the later places, plus N times the last place for all images outside the n.
     bound = log_top[:, -1:] + math.log(N)
     later = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1).flip(1)
-    enough = later < log_negligible.unsqueeze(1)
-    return torch.where(enough.any(1), enough.int().argmax(1) + 1, log_top.shape[1])
+    # `later` decreases from place to place, so the places that leave out too much come first.
+    too_much = later >= (log_negligible.unsqueeze(1) if isinstance(log_negligible, Tensor) else log_negligible)
+    return too_much.sum(1).add_(1).clamp_(max=log_top.shape[1])
 
 
 def num_sure(q_top: Tensor) -> Tensor:
