@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lit_knn.estimators import Adaptive, ExactFloat64
+from lit_knn.estimators.drawn_images import Gathered
 from lit_knn.estimators.draws import Draws, sq_error, uniform_ids
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.reference import ReferenceSet
@@ -39,7 +40,7 @@ def test_the_error_of_draws_without_repetition_is_hajek_s(inclusion):
         centre = sum(chances[i] * parts[i] for i in random) / sum(chances[i] for i in random)
         expected = sum(chances[i] * (parts[i] - centre).square().sum() for i in random)
         expected = expected * len(random) / (len(random) - 1)
-    found = sq_error(draws, weights, x, mean)
+    found = sq_error(draws, weights, Gathered(x), mean)
     torch.testing.assert_close(found[0], expected / 3)
 
 

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lit_knn.estimators.drawn_images import TINY, DrawnImages
 from lit_knn.reference import Reference
-from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
-from lit_knn.theory.snis import snis_weights, weighted_deviation
+from lit_knn.theory.posterior import unnormalised_log_likelihood
+from lit_knn.theory.snis import snis_weights
 from lit_knn.theory.stratified import StratifiedDraws
-
-# This divisor replaces 0 where the numerator is 0 too.
-TINY = 1e-300
 
 
 class Draws(NamedTuple):
@@ -39,7 +37,7 @@ class Draws(NamedTuple):
     x_source: Tensor | None = None
     of_posterior: bool = False
 
-    def rows(self, rows: Tensor, places: int) -> "Draws":
+    def rows(self, rows: Tensor | slice, places: int) -> "Draws":
         """Select some rows and their first places, without the source, in order to compute their weights."""
 
         def some(part: Tensor | None) -> Tensor | None:
@@ -49,10 +47,11 @@ class Draws(NamedTuple):
         optional = some(self.used), some(self.multiplicity), some(self.inclusion)
         return Draws(ids, log_correction, *optional, of_posterior=self.of_posterior)
 
-    def weights(self, sq_dist: Tensor, t: Tensor) -> Tensor:
+    def weights(self, images: DrawnImages, z: Tensor, t: Tensor) -> Tensor:
         """Return self-normalised weights, Eq. 11 (eq:SNIS_estimator), from the exact distances: (B, p), float64."""
-        log_p = torch.zeros_like(sq_dist) if self.of_posterior else unnormalised_log_likelihood(sq_dist, t)
-        return snis_weights(log_p, -self.log_correction)
+        if self.of_posterior:
+            return snis_weights(self.log_correction, 0.0)
+        return snis_weights(unnormalised_log_likelihood(images.sq_dist(z), t), -self.log_correction)
 
 
 def joined_draws(parts: Sequence[Draws]) -> Draws:
@@ -117,7 +116,7 @@ def draws_without_repetition(draws: StratifiedDraws) -> Draws:
     return Draws(draws.ids, draws.log_correction, draws.used, inclusion=inclusion)
 
 
-def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
+def sq_error(draws: Draws, weights: Tensor, images: DrawnImages, mean: Tensor) -> Tensor:
     """Estimate the squared error per dimension of the mean of draws: (B,), float64.
 
     For independent draws it is the variance of Eq. 12 (eq:SNIS_Var), with their weights in place of the posterior. For
@@ -128,10 +127,12 @@ def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
     Args:
         draws: the draws of these rows.
         weights: (B, p), float64, normalised.
-        x: (B, p, *shape).
+        images: the images at the places.
         mean: (B, *shape), their weighted mean.
     """
-    sq_deviation, d = direct_sq_dist(mean.to(x.dtype), x), mean.shape[1:].numel()
+    # Unused places have no weight, and their distances may be infinite.
+    sq_deviation = torch.where(weights > 0, images.sq_dist(mean.to(images.dtype)), 0.0)
+    d = mean.shape[1:].numel()
     if draws.inclusion is None:
         sq_weights = weights * per_draw(draws, weights)
         # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a
@@ -140,7 +141,7 @@ def sq_error(draws: Draws, weights: Tensor, x: Tensor, mean: Tensor) -> Tensor:
         return torch.where(left > 0, (sq_weights * sq_deviation).sum(1) / left, 0.0) / d
     chance = 1 - draws.inclusion
     count, spread = (chance > 0).sum(1), (chance * weights.square() * sq_deviation).sum(1)
-    total = weighted_deviation(chance * weights, x, mean).flatten(1).double()
+    total = images.deviation(chance * weights, mean).flatten(1).double()
     centred = (spread - total.square().sum(1) / chance.sum(1).clamp(min=TINY)).clamp(min=0)
     return torch.where(count > 1, centred * count / (count - 1).clamp(min=1), spread) / d
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -10,12 +10,12 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
+from lit_knn.estimators.drawn_images import DrawnImages, Gathered, InPlace
 from lit_knn.estimators.draws import Draws, per_draw, sq_error
 from lit_knn.reference import Reference
+from lit_knn.reference.gathered import fuses
 from lit_knn.reference.streaming import GPU_FACTOR
-from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal
-from lit_knn.theory.snis import weighted_mean
 from lit_knn.theory.warp import Warp
 
 # Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
@@ -77,6 +77,12 @@ class CertifiedEstimator(Estimator):
 class SampledEstimator(CertifiedEstimator):
     """An estimator that draws n images for each z and averages them. Subclasses implement `_draw`."""
 
+    def bind(self, reference: Reference) -> Self:
+        """See `Estimator.bind`. On a GPU, tries the kernels that read drawn images."""
+        super().bind(reference)
+        fuses(reference)
+        return self
+
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
@@ -85,38 +91,37 @@ class SampledEstimator(CertifiedEstimator):
     def _average(self, draws: Draws, z: Tensor, t: Tensor) -> Tensor:
         """Average the drawn images of each z with their weights; (B, *shape)."""
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
-        for rows, x, weights, _ in self._weighted(draws, z, t):
-            mu[rows] = weighted_mean(weights, x).to(mu.dtype)
+        for rows, images, weights, _ in self._weighted(draws, z, t):
+            mu[rows] = images.mean(weights).to(mu.dtype)
         return mu
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
         parts, order = [], []
-        for rows, x, weights, draws in self._weighted(self._draw(z, t, x_source, generator), z, t):
-            mean, single = weighted_mean(weights, x), per_draw(draws, weights)
+        for rows, images, weights, draws in self._weighted(self._draw(z, t, x_source, generator), z, t):
+            mean, single = images.mean(weights), per_draw(draws, weights)
             spread = 1 / (weights * single).sum(1), single.amax(1)
-            parts.append(Certificate(mean, *spread, sq_error(draws, weights, x, mean)))
+            parts.append(Certificate(mean, *spread, sq_error(draws, weights, images, mean)))
             order.append(rows)
         return in_order(parts, order)
 
     def _weighted(
         self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Draws]]:
-        """Yield row numbers of z (b,), the images drawn for these rows (b, p, *shape), their weights (b, p) and draws.
+    ) -> Iterator[tuple[Tensor | slice, DrawnImages, Tensor, Draws]]:
+        """Yield some rows of z, the images drawn for these b rows, their weights (b, p) and draws, in any order.
 
         With `warp`, the likelihoods are computed from the warped images.
         """
-        for rows, x in gather_used(self.reference, draws.ids, draws.used, draws.x_source):
-            part = draws.rows(rows, x.shape[1])
-            seen = x if warp is None else warp.rows(rows).apply(x)
-            yield rows, x, part.weights(direct_sq_dist(z[rows], seen), t[rows]), part
+        for rows, images in drawn_images(self.reference, draws.ids, draws.used, draws.x_source, warp):
+            part = draws.rows(rows, images.places)
+            yield rows, images, part.weights(images, z[rows], t[rows]), part
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
         mean = torch.empty_like(x_source)
         draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), x_source, generator)
-        for rows, x, weights, _ in self._weighted(draws, z, t, warp):
-            mean[rows] = weighted_mean(weights, x).to(mean.dtype)
+        for rows, images, weights, _ in self._weighted(draws, z, t, warp):
+            mean[rows] = images.mean(weights).to(mean.dtype)
         # The mean of warped images is the warped mean, so one resampling serves all n images.
         return warp.apply(mean)
 
@@ -136,15 +141,46 @@ class NeighbourEstimator(SampledEstimator):
         """Return the proposal for z (B, *shape) at t (B,)."""
 
 
-def in_order(parts: Sequence[Certificate], rows: Sequence[Tensor]) -> Certificate:
-    """Join the parts' certificates into one. `rows` has the row numbers of each part, together 0 to B − 1."""
-    position = torch.cat(list(rows)).argsort()
+def in_order(parts: Sequence[Certificate], rows: Sequence[Tensor | slice]) -> Certificate:
+    """Join the parts' certificates into one. `rows` has the row numbers of each part, together 0 to B − 1.
+
+    A slice selects all rows, so that there is one part.
+    """
+    numbers = [part for part in rows if isinstance(part, Tensor)]
+    if not numbers:
+        return parts[0]
+    position = torch.cat(numbers).argsort()
     return Certificate(*(torch.cat(part)[position] for part in zip(*parts, strict=True)))
 
 
 def weight_spread(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the effective sample size and the largest weight, (B,) each, for weights (B, n) that sum to 1."""
     return 1 / weights.square().sum(1), weights.amax(1)
+
+
+def drawn_images(
+    reference: Reference,
+    ids: Tensor,
+    used: Tensor | None,
+    x_source: Tensor | None = None,
+    warp: Warp | None = None,
+) -> Iterator[tuple[Tensor | slice, DrawnImages]]:
+    """Yield rows and their images, which are gathered in bounded memory, or read in place on a GPU, all rows at once.
+
+    `ids`, `used` and `x_source` are as in `gather_used`. Warped images are always gathered; `warp` has the B maps.
+    """
+    if warp is None and fuses(reference):
+        yield slice(None), InPlace(*reference.fetch(_known(ids, used) if reference.sharded else ids), used, x_source)
+        return
+    for rows, x in gather_used(reference, ids, used, x_source):
+        yield rows, Gathered(x, None if warp is None else warp.rows(rows))
+
+
+def _known(ids: Tensor, used: Tensor | None) -> Tensor:
+    """Replace the images of unused places by the first image of the row, which is fetched anyway."""
+    if used is None:
+        return ids
+    return torch.where(torch.arange(ids.shape[1], device=ids.device) < used.unsqueeze(1), ids, ids[:, :1])
 
 
 def gather_used(
@@ -161,9 +197,7 @@ def gather_used(
         for part, x in gather(reference, ids, x_source):
             yield every_row[part], x
         return
-    # Unused places may hold any image. The row's first image is fetched anyway, so it costs nothing more.
-    is_used = torch.arange(ids.shape[1], device=ids.device) < used.unsqueeze(1)
-    reference, ids = reference.fetch(torch.where(is_used, ids, ids[:, :1]))
+    reference, ids = reference.fetch(_known(ids, used))
     size_class = used.double().log2().ceil().long()
     # Yield once even when empty, so that callers can `torch.cat`.
     for size in size_class.unique().tolist() or [0]:
