@@ -8,7 +8,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
 from callbacks.finite_checkpoint import FiniteCheckpoint
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.interruption import stop_signal
 from lit_knn.training.kept_checkpoints import LAST_NAME
@@ -93,7 +93,7 @@ class LastCheckpoint(FiniteCheckpoint):
             return
         try:
             super().on_exception(trainer, pl_module, exception)
-        except InputError as error:  # The first error is the one to report.
+        except (InputError, NonFiniteLossError) as error:  # The first error is the one to report.
             rank_zero_warn(str(error))
 
 

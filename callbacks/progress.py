@@ -33,8 +33,18 @@ class StepProgressBar(TQDMProgressBar):
         """Move to the current step."""
         bar = self.train_progress_bar
         if trainer.global_step > bar.n:
-            bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
+            # Reading a value waits for a GPU, so there the values change with the log.
+            logs = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+            if logs or pl_module.device.type != "cuda":
+                bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
             bar.update(trainer.global_step - bar.n)
+
+    def get_metrics(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """Add the loss of the latest batch. Lightning's own way to show it would read it after each batch."""
+        loss = trainer.callback_metrics.get("train/loss")
+        return super().get_metrics(trainer, pl_module) | ({} if loss is None else {"train/loss": loss.item()})
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Close the bars on the screen, so that the message of the error gets a line of its own."""

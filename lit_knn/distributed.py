@@ -1,5 +1,6 @@
 """Distributed runs: processes work in turn or together, and ranks exchange tensors."""
 
+import math
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lit_knn.errors import InputError, LostProcessError, first_line
+from lit_knn.memory import moved
 
 T = TypeVar("T")
 
@@ -110,6 +112,26 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
         return _together(work, group)
 
 
+def cpu_group() -> Any:
+    """Make a group of all processes that exchanges numbers of the CPU, so that no GPU waits. All must call this.
+
+    Returns:
+        The group for `largest`; None for the default group, or without a distributed run.
+    """
+    if _is_alone() or dist.get_backend() == "gloo":
+        return None
+    return dist.new_group(backend="gloo")
+
+
+def largest(values: Sequence[int], group: Any) -> list[int]:
+    """Return the largest of each value over all processes. All must call this, with a group of `cpu_group`."""
+    if _is_alone():
+        return list(values)
+    each = torch.tensor(values)
+    dist.all_reduce(each, dist.ReduceOp.MAX, group)
+    return each.tolist()
+
+
 def _is_alone() -> bool:
     return rank_and_size()[1] == 1
 
@@ -182,19 +204,41 @@ class Exchange:
         self.rank, self.size = rank_and_size()
         self.bytes_sent = 0
 
+    def agree_on_rows(self, sent: Tensor) -> tuple[list[int], list[int]]:
+        """Tell each rank how many rows it gets: sent (size,) int64. Returns the rows sent to and got from each rank.
+
+        This is one collective, and waits for the device once.
+        """
+        received = torch.empty_like(sent)
+        if self.size == 1:
+            received = sent
+        else:
+            dist.all_to_all_single(received, sent)
+        sent_rows, received_rows = torch.stack([sent, received]).tolist()
+        return sent_rows, received_rows
+
+    def move(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Send rows, in the order of their ranks, and return those received, in one collective. Waits for no device.
+
+        Args:
+            rows: (sum of `sent`, ...).
+            sent: number of rows for each rank.
+            received: number of rows from each rank.
+        """
+        if self.size == 1:
+            return rows
+        self.bytes_sent += (len(rows) - sent[self.rank]) * rows[:1].numel() * rows.element_size()
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(out, rows.contiguous(), received, sent)
+        return out
+
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Send part r to rank r. Returns the parts that this rank received, in the order of the senders."""
         if self.size == 1:
             return list(parts)
-        sent = torch.tensor([len(part) for part in parts], device=parts[0].device)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent)
-        sent_rows, received_rows = sent.tolist(), received.tolist()
-        rows = torch.cat(list(parts))
-        self.bytes_sent += (len(rows) - sent_rows[self.rank]) * rows[:1].numel() * rows.element_size()
-        out = rows.new_empty(sum(received_rows), *rows.shape[1:])
-        dist.all_to_all_single(out, rows, received_rows, sent_rows)
-        return list(out.split(received_rows))
+        device = parts[0].device
+        sent, received = self.agree_on_rows(moved(torch.tensor([len(part) for part in parts]), device))
+        return list(self.move(torch.cat(list(parts)), sent, received).split(received))
 
     def all_gather(self, rows: Tensor) -> list[Tensor]:
         """Return the rows of each rank, in the order of the ranks."""
@@ -207,3 +251,17 @@ class Exchange:
     def sum(self, values: Tensor) -> Tensor:
         """Sum tensors of one shape over the ranks. The result is the same on each rank, bit for bit."""
         return torch.stack(self.all_gather(values.unsqueeze(0))).sum(0).squeeze(0)
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors (B, ...) of any types to bytes (B, b), uint8, so that one collective sends them all."""
+    rows = [tensor.reshape(len(tensor), math.prod(tensor.shape[1:])).contiguous() for tensor in tensors]
+    return torch.cat([row.view(torch.uint8) for row in rows], dim=1)
+
+
+def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Undo `packed`: rows (B, b) become tensors (B, ...) with the types and the other dimensions of `like`."""
+    sizes = [math.prod(tensor.shape[1:]) * tensor.element_size() for tensor in like]
+    # A copy begins at an address where every type may begin.
+    parts = [part.clone(memory_format=torch.contiguous_format) for part in rows.split(sizes, dim=1)]
+    return [part.view(t.dtype).reshape(len(rows), *t.shape[1:]) for part, t in zip(parts, like, strict=True)]

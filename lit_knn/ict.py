@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
+from lit_knn.memory import moved
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
@@ -82,6 +83,8 @@ class LitICT(EstimatorTraining):
         self.save_hyperparameters(ignore=["net", "estimator", "solver"])
         self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
         self.solver = solver
+        self._levels_of: tuple[int, torch.device] | None = None
+        self._kept_levels: tuple[Tensor, Tensor]
         check_net("LitICT", net, "class_label")
         check_solver("LitICT", solver)
         self._check_options()
@@ -143,12 +146,18 @@ class LitICT(EstimatorTraining):
 
     def _draw_times(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw t_i and t_{i−1} for `size` items from p(i); each is (size,) float64."""
-        h = self.hparams
-        sigmas = self.grid.ascending(self.num_steps)
-        probs = lognormal_step_probs(sigmas, h.P_mean, h.P_std)
-        lower = torch.multinomial(probs.to(self.device), size, replacement=True, generator=generator)
-        sigmas = sigmas.to(self.device)
+        sigmas, probs = self._levels(self.num_steps)
+        lower = torch.multinomial(probs, size, replacement=True, generator=generator)
         return sigmas[lower + 1], sigmas[lower]
+
+    def _levels(self, num_steps: int) -> tuple[Tensor, Tensor]:
+        """Return the grid and p(i) on the module's device. They are copied only when N(k) grows."""
+        if self._levels_of != (num_steps, self.device):
+            sigmas = self.grid.ascending(num_steps)
+            probs = lognormal_step_probs(sigmas, self.hparams.P_mean, self.hparams.P_std)
+            self._kept_levels = moved(sigmas, self.device), moved(probs, self.device)
+            self._levels_of = num_steps, self.device
+        return self._kept_levels
 
     def interval_metrics(self) -> dict[str, float]:
         """Return the number of grid points N(k), for the log."""

@@ -1,10 +1,11 @@
-"""Measure the memory of the machine, of processes and of tensors."""
+"""Measure the memory of the machine, of processes and of tensors, and copy tensors to a GPU without waiting."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Files with the memory limit of a container, for control groups of version 2 and 1. A file has a number or `max`.
@@ -18,6 +19,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
     )
+
+
+def moved(values: "Tensor", device: "torch.device") -> "Tensor":
+    """Copy a tensor of the CPU to `device`. A GPU's copy is queued, so that nothing waits for the GPU."""
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    # Only a copy from pinned memory does not wait.
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def tensor_bytes(tensors: "Iterable[Tensor]") -> int:

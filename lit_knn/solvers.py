@@ -53,14 +53,15 @@ def heun_step(
     """Take one Heun step of Eq. 3 (eq:pfode) from t to t_next. It has order 2 and two evaluations; see `euler_step`.
 
     If t_next = 0, the velocity there is not defined, so the step is Euler's. If t_next = 0 for all items, there is no
-    second evaluation.
+    second evaluation, unless t_next is on a GPU: looking at it would wait for the device.
     """
+    given = t_next
     t, t_next = _times(z, t), _times(z, t_next)
     step = per_item(t_next - t, z)
     velocity = pf_ode_velocity(z.double(), t, posterior_mean(z, t).double(), process)
     euler = z.double() + step * velocity
     second = t_next > 0
-    if not second.any():
+    if not _on_gpu(given) and not (torch.as_tensor(given) > 0).any():
         return euler.to(z.dtype)
     # Items that reach t = 0 are evaluated at their old t, and the result is discarded.
     t_eval = torch.where(second, t_next, t)
@@ -68,6 +69,10 @@ def heun_step(
     velocity_next = pf_ode_velocity(euler, t_eval, mu_next, process)
     heun = z.double() + step * (velocity + velocity_next) / 2
     return torch.where(per_item(second, z), heun, euler).to(z.dtype)
+
+
+def _on_gpu(t: Tensor | float) -> bool:
+    return isinstance(t, Tensor) and t.is_cuda
 
 
 def _times(z: Tensor, t: Tensor | float) -> Tensor:

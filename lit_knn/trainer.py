@@ -12,7 +12,7 @@ from lit_knn.data import ReferenceDataModule
 from lit_knn.errors import InputError
 from lit_knn.planning import Plan, make_plan
 from lit_knn.training.checkpoint_io import WholeCheckpointIO, read_training
-from lit_knn.training.fit_loop import ResumingFitLoop
+from lit_knn.training.fit_loop import EpochLoop, ResumingFitLoop
 from lit_knn.training.interruption import end_at_sigterm
 from lit_knn.training.resumption import check_same_run, describe_run
 
@@ -29,7 +29,7 @@ class Trainer(pl.Trainer):
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
         loop = ResumingFitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
-        loop.epoch_loop = self.fit_loop.epoch_loop
+        loop.epoch_loop = EpochLoop(self, self.fit_loop.epoch_loop.min_steps, self.fit_loop.epoch_loop.max_steps)
         self.fit_loop = loop
 
     def _run_stage(self) -> Any:

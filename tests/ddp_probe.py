@@ -11,13 +11,14 @@ from lit_knn.index import FaissIndex
 
 
 class DDPProbe(pl.Callback):
-    """Writes the weights, data, noise and built index of each rank to rank_<r>.json."""
+    """Writes the weights, data, noise, built index and broadcasts in training of each rank to rank_<r>.json."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.batches: list[list[float]] = []
         self.noise: list[float] = []
         self.builds = 0
+        self.broadcasts = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         build = FaissIndex.build
@@ -35,6 +36,15 @@ class DDPProbe(pl.Callback):
 
         pl_module.solver = watched
 
+    def on_train_start(self, trainer, pl_module) -> None:
+        broadcast = torch.distributed.broadcast
+
+        def counted(*args, **options):
+            self.broadcasts += 1
+            return broadcast(*args, **options)
+
+        torch.distributed.broadcast = counted
+
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.batches.append(batch[0].flatten(1).sum(1).tolist())
 
@@ -46,6 +56,7 @@ class DDPProbe(pl.Callback):
             "batches": self.batches,
             "noise": self.noise,
             "builds": self.builds,
+            "broadcasts": self.broadcasts,
             "images_seen": pl_module.images_seen,
             "fd_pixels": float(trainer.callback_metrics["fd_pixels"]),
         }

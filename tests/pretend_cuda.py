@@ -618,7 +618,7 @@ class _Policeman:
         while frame is not None:
             code = frame.f_code
             name = code.co_filename
-            ours = self.project is not None and name.startswith(self.project)
+            ours = self.project is not None and name.startswith(self.project) and name != __file__
             if ours or (first is None and name != __file__ and "/torch/" not in name and not name.startswith("<")):
                 short = name[len(self.project or "") :].lstrip("/") if ours else "/".join(name.split("/")[-3:])
                 line = f"{short}:{frame.f_lineno} {code.co_name}"
@@ -925,6 +925,7 @@ class PretendCuda(contextlib.ExitStack):
         zero = lambda *args, **kwargs: 0  # noqa: E731
         return [
             (torch, "Generator", PretendGenerator),
+            (torch.Tensor, "pin_memory", lambda tensor, device=None: tensor.clone()),
             (cuda, "is_available", lambda: True),
             (cuda, "is_initialized", lambda: True),
             (cuda, "device_count", lambda: 1),

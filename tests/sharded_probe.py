@@ -151,7 +151,7 @@ def main(rank, world_size, folder, setting):
             report["TorchIndex"] = reference.search(latents("pixels", 0)[0], K)
             report["refusals"] = refusals(reference)
             report["stored"] = (len(reference.images), reference.N, reference.images.nbytes)
-            report["traffic"] = traffic(reference)
+            report["traffic"], report["collectives"] = traffic(reference)
             if rank == 1:  # simulates a processor that rounds differently
                 torch.svd_lowrank = mirrored_svd
             report["coordinates"] = projection_of(shard_of("pixels", rank, world_size, None), 4).coordinates
@@ -181,15 +181,17 @@ def mirrored_svd(*args, **options):
 
 
 def traffic(reference):
-    """Bytes sent for B = 6 latents on each rank by a search, a gather of distinct images, and the exact mean."""
+    """Bytes and collectives for B = 6 latents on each rank: a search, a gather of distinct images, the exact mean."""
     z = torch.zeros(6, *reference.shape)
-    sent, exact = [], Exact().bind(reference)
+    sent, collectives, exact = [], [], Exact().bind(reference)
     for call in (
         lambda: reference.search(z, 10),
         lambda: reference.gather(torch.arange(reference.N)),
         lambda: exact.posterior_mean(z, 1.0),
     ):
         before = reference.exchange.bytes_sent
-        call()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+            call()
         sent.append(reference.exchange.bytes_sent - before)
-    return sent
+        collectives.append(sum(each.count for each in seen.key_averages() if each.key.startswith("gloo:")))
+    return sent, collectives

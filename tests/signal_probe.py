@@ -3,9 +3,7 @@
 import signal
 from types import SimpleNamespace
 
-import torch
 import torch.distributed as dist
-from pytorch_lightning.strategies import DDPStrategy
 
 from lit_knn.training.interruption import Interruption
 
@@ -16,7 +14,7 @@ def main(rank, world_size, folder, how):
     trainer = SimpleNamespace(
         world_size=world_size,
         received_sigterm=rank == how,
-        strategy=SimpleNamespace(root_device=torch.device("cpu"), launcher=None, reduce=DDPStrategy().reduce),
+        strategy=SimpleNamespace(launcher=None),
         fit_loop=SimpleNamespace(_should_accumulate=lambda: False),
         _accelerator_connector=SimpleNamespace(cluster_environment=None),
     )

@@ -50,6 +50,8 @@ def test_two_processes_train_the_demo(tmp_path):
     assert [rank["world_size"] for rank in ranks] == [2, 2]
     # Each rank builds its own index once.
     assert [rank["builds"] for rank in ranks] == [1, 1]
+    # Lightning would broadcast a signal before each batch, and wait for the device.
+    assert [rank["broadcasts"] for rank in ranks] == [0, 0]
     # Each rank draws its own noise. Together they draw the same images as one process with the whole batch.
     assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
     for ours, theirs, together in zip(ranks[0]["batches"], ranks[1]["batches"], single["batches"], strict=True):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 # The list goes from the bottom layer to the top. A module may import from its own folder and from earlier lines. A name
 # is a folder or a file of `lit_knn`. A new file in a folder needs no entry, a new folder does.
 LAYERS = (
-    ("startup", "errors", "rng", "atomic_files", "stopwatch", "memory"),
+    ("startup", "errors", "rng", "atomic_files", "stopwatch", "memory", "deferred_checks"),
     ("distributed",),
     ("results", "settings", "checkpoint_file"),
     ("theory", "linalg", "images"),

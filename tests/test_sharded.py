@@ -109,6 +109,11 @@ def test_bytes_sent_are_those_that_are_stated(ranks):
         assert exact == others * B * (4 * d + 8 + 8 * d + 8)
 
 
+def test_a_call_is_three_collectives(ranks):
+    for report in ranks:
+        assert report["collectives"] == [3, 3, 3]
+
+
 def test_refusals_are_clear_on_every_rank(ranks):
     for report in ranks:
         needs_all, too_many, too_few, no_classes = report["refusals"]

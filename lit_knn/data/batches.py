@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.memory import moved
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
@@ -82,7 +83,8 @@ class ReferenceBatches:
         # corrected the progress that it loads from a checkpoint.
         epoch, first = divmod(self._batches_done(), len(self))
         for batches in (range(first, len(self)), range(first)):
-            order = self._order(epoch)
+            # One copy for an epoch, because a copy for each batch would wait for the GPU.
+            order = moved(self._order(epoch), self.reference.device)
             for batch_idx in batches:
                 yield self._gather(order, batch_idx)
             epoch += 1

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from lit_knn.deferred_checks import deferring, refuse
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.counts import fit_counts
 from lit_knn.estimators.values import check_values
@@ -280,9 +282,11 @@ class Estimator(TellsSettings, ABC):
         if got != f"{tuple(z.shape)} on {z.device}":
             name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
             raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
-        # On a GPU this check would wait for the device. There the next call or the loss finds the value.
-        if not mean.is_cuda and not mean.isfinite().all():
-            raise InputError(f"{type(self).__name__}: the estimate of the posterior mean is not finite")
+        # On a GPU this check would wait for the device. There a training step notes it for later. Elsewhere the next
+        # call finds the value.
+        if not mean.is_cuda or deferring(mean.device):
+            bad = ~mean.isfinite().all().reshape(1)
+            refuse(f"{type(self).__name__}: mean", bad, bad.double, partial(_not_finite, type(self).__name__))
         return mean
 
     def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None, labels: Tensor | None = None) -> Tensor:
@@ -325,6 +329,10 @@ class Estimator(TellsSettings, ABC):
             raise InputError(f"{name}: labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
         if labels.device != z.device:
             raise InputError(f"{name}: labels are on {labels.device}, z is on {z.device}")
+
+
+def _not_finite(name: str, check: int, value: float, where: str) -> InputError:
+    return InputError(f"{name}: the estimate of the posterior mean is not finite{where}")
 
 
 def _copied(values: Tensor, rows: Tensor | slice) -> Tensor:

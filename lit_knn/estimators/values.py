@@ -1,8 +1,11 @@
-"""Checks the values of latents and noise levels, with one transfer from the GPU."""
+"""Checks the values of latents and noise levels, with one transfer from the GPU, or none inside a training step."""
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from lit_knn.deferred_checks import first_of, refuse
 from lit_knn.errors import InputError
 from lit_knn.reference.reference_set import LARGEST_VALUE
 
@@ -12,6 +15,8 @@ LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).ma
 
 def check_values(name: str, z: Tensor, t: Tensor, x_source: Tensor | None, largest: float | None) -> None:
     """Refuse values that no estimate can be computed from.
+
+    Inside `DeferredChecks.collect` a GPU only notes them; see there.
 
     Args:
         name: the estimator, for messages.
@@ -30,15 +35,21 @@ def check_values(name: str, z: Tensor, t: Tensor, x_source: Tensor | None, large
     flags = [~good_t.all(), ~z.isfinite().all(), (size > limit).any()]
     if x_source is not None:
         flags.append(~x_source.isfinite().all().to(z.device))
-    # The checks are stacked, so that all results come from the GPU in one transfer.
-    bad_t, bad_z, too_far, *bad_source = torch.stack(flags).tolist()
-    if bad_t:
-        level = t[~good_t][0].item()
-        beyond = "" if level <= 0 or level != level else f" and between {LEAST_T:.3g} and {MOST_T:.3g}"
-        raise InputError(f"{name}: t must be finite and above 0{beyond}, got {level}")
-    if bad_z:
-        raise InputError(f"{name}: z holds a value that is not finite")
-    if any(bad_source):
-        raise InputError(f"{name}: x_source holds a value that is not finite")
-    if too_far:
-        raise InputError(f"{name}: z holds {size.max().item():.3g}, float32 can square sums up to {LARGEST_VALUE:g}")
+
+    def told() -> Tensor:
+        level, most = first_of(t, ~good_t), size.max().double() if size.numel() else size.sum().double()
+        return torch.stack([level, level, most, level][: len(flags)])
+
+    refuse(f"{name}: values", torch.stack(flags), told, partial(_problem, name))
+
+
+def _problem(name: str, check: int, value: float, where: str) -> InputError:
+    beyond = "" if value <= 0 or value != value else f" and between {LEAST_T:.3g} and {MOST_T:.3g}"
+    return InputError(
+        (
+            f"{name}: t must be finite and above 0{beyond}, got {value}{where}",
+            f"{name}: z holds a value that is not finite{where}",
+            f"{name}: z holds {value:.3g}, float32 can square sums up to {LARGEST_VALUE:g}{where}",
+            f"{name}: x_source holds a value that is not finite{where}",
+        )[check]
+    )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_knn.deferred_checks import refuse
 from lit_knn.errors import InputError
 from lit_knn.nets.layers import MOST_BLOCKS, Direction, ResidualBlock
 
@@ -203,12 +204,15 @@ class ResidualUNet(nn.Module):
     def _one_hot(self, class_label: Tensor) -> Tensor:
         # A compiled network cannot branch on a value, so the data module must check the labels for it.
         if not torch.compiler.is_compiling() and class_label.numel() > 0:
-            lowest, highest = int(class_label.min()), int(class_label.max())
-            if lowest < 0 or highest >= self.num_classes:
-                wrong = lowest if lowest < 0 else highest
-                raise InputError(f"{type(self).__name__}: num_classes={self.num_classes}, but a class label is {wrong}")
+            ends = torch.stack(class_label.aminmax())
+            bad = torch.stack([ends[0] < 0, ends[1] >= self.num_classes])
+            refuse(f"{type(self).__name__}: labels", bad, lambda: ends, self._unknown_label)
         known = torch.arange(self.num_classes, device=class_label.device)
         return (class_label[..., None] == known).float()
+
+    def _unknown_label(self, check: int, value: float, where: str) -> InputError:
+        name = type(self).__name__
+        return InputError(f"{name}: num_classes={self.num_classes}, but a class label is {value:.0f}{where}")
 
     def _augmentations(self, augment_label: Tensor | None, batch: int) -> Tensor | None:
         if augment_label is None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.distributed import Exchange, in_every_process
+from lit_knn.distributed import Exchange, in_every_process, packed, unpacked
 from lit_knn.errors import InputError
 from lit_knn.index import Index
 from lit_knn.reference.base import Reference
@@ -37,6 +37,9 @@ class ShardedReferenceSet(Reference):
       most B·n images, and far fewer at small t, where most draws are one image;
     - `Exact`: (4·d + 8) bytes (z and t) and 8·d + 8 bytes (the mean over the shard, and the logarithm of its
       normaliser) for each z and each other rank.
+
+    Each of these calls is three collectives: the number of rows, the queries, and the answers. A GPU waits once in
+    `search`, for the number of rows, and a second time in `fetch`, for the number of different images.
 
     Every rank holds the projected coordinates of all images, N·r values.
 
@@ -158,14 +161,15 @@ class ShardedReferenceSet(Reference):
     def fetch(self, ids: Tensor) -> tuple[ReferenceSet, Tensor]:
         """See `Reference.fetch`. The rank that holds an image sends it in its stored type, once per call."""
         wanted, position = (ids % self._stored).unique(return_inverse=True)
-        owner = torch.searchsorted(self._bounds, wanted, right=True)
         # The ids are sorted, so they are also sorted by owner.
-        counts = torch.bincount(owner, minlength=self.exchange.size).tolist()
-        asked = self.exchange.all_to_all(wanted.split(counts))
-        given = self.exchange.all_to_all([self.images.index_select(0, rows - self._offset) for rows in asked])
+        ends = torch.searchsorted(wanted, self._bounds)
+        counts = ends.diff(prepend=torch.zeros_like(ends[:1]))
+        sent, received = self.exchange.agree_on_rows(counts)
+        asked = self.exchange.move(wanted, sent, received)
+        given = self.exchange.move(self.images.index_select(0, asked - self._offset), received, sent)
         if len(wanted) == 0:  # A reference set cannot be empty.
             return self.local, ids
-        fetched = ReferenceSet(torch.cat(given), hflip=self.hflip)
+        fetched = ReferenceSet(given, hflip=self.hflip)
         return fetched, torch.where(ids < self._stored, position, position + len(wanted))
 
     def take(self, ids: Tensor) -> Tensor:
@@ -191,7 +195,9 @@ class ShardedReferenceSet(Reference):
 
         Each answer goes back to the rank of its query: (ranks, B, ...).
         """
-        gathered = [self.exchange.all_gather(query) for query in queries]
-        counts = [len(rows) for rows in gathered[0]]
-        answers = function(self.local, *(torch.cat(rows) for rows in gathered))
-        return [torch.stack(self.exchange.all_to_all(answer.split(counts))) for answer in answers]
+        ranks, own = self.exchange.size, len(queries[0])
+        sent, received = self.exchange.agree_on_rows(torch.full((ranks,), own, device=queries[0].device))
+        gathered = self.exchange.move(packed(queries).repeat(ranks, 1), sent, received)
+        answers = function(self.local, *unpacked(gathered, queries))
+        returned = unpacked(self.exchange.move(packed(answers), received, sent), answers)
+        return [answer.reshape(ranks, own, *answer.shape[1:]) for answer in returned]

@@ -26,6 +26,9 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
     Raises:
         InputError: t is no number, or has another shape.
     """
+    if isinstance(t, (int, float)):
+        # Filling the device's memory does not wait for the device. A copy from the CPU would.
+        t = torch.full((), t, dtype=torch.float64, device=like.device)
     if not isinstance(t, Tensor):
         try:
             t = torch.tensor(t, dtype=torch.float64)
@@ -288,7 +291,7 @@ def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Ca
     """
 
     def mean(z: Tensor, t: Tensor | float, *args: Any, **kwargs: Any) -> Tensor:
-        t = torch.as_tensor(t, dtype=torch.float64, device=z.device)
+        t = (t if isinstance(t, Tensor) else per_item(t, z)).to(z.device, torch.float64)
         y = z.double() / process.scale(per_item(t, z))
         return posterior_mean(y.to(z.dtype), process.sigma(t), *args, **kwargs)
 

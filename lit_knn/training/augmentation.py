@@ -93,7 +93,7 @@ def _theta(back: Tensor, shift: Tensor, sides: torch.Size) -> Tensor:
     """Compute v -> back·(v − shift·side) in `affine_grid`'s coordinates, (B, 2, 3); v is in pixels from the centre."""
     height, width = sides
     # In affine_grid's coordinates a side has length 2.
-    scale = torch.tensor([width / 2, height / 2], device=back.device)
+    scale = torch.stack([torch.full((), side / 2, device=back.device) for side in (width, height)])
     back = back * scale / scale[:, None]
     return torch.cat([back, -back @ (2 * SHIFT_STD * shift).unsqueeze(2)], dim=2)
 

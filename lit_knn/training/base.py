@@ -7,10 +7,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from lit_knn.deferred_checks import DeferredChecks, first_of, refuse
 from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError, NonFiniteLossError, first_line
 from lit_knn.estimators import ByClass, Estimator
@@ -19,6 +19,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import PosteriorMean
+from lit_knn.training.averaging import Averaging
 from lit_knn.training.conditioning import CLASS_STREAM, Conditioning
 from lit_knn.training.interruption import Interruption
 from lit_knn.training.monitor import TrainingMonitor
@@ -65,6 +66,7 @@ class EstimatorTraining(pl.LightningModule):
         self.validation_due = False
         self._images_of_open_batch = 0
         self._images_before_step = 0
+        self.checks = DeferredChecks()
         self._given_options: list[dict[str, Any]] = []
         self._last_step = 0
         self._loaded_step = 0
@@ -115,11 +117,7 @@ class EstimatorTraining(pl.LightningModule):
         if self.trainer.state.fn != "fit":
             return []
 
-        def average(averaged: Tensor, current: Tensor, num_averaged: Tensor | int) -> Tensor:
-            return torch.lerp(current, averaged, self.average_decay())
-
-        # Lightning sets the callback up before it moves the module; without a device it would average on the CPU.
-        averaging = WeightAveraging(device=self.trainer.strategy.root_device, avg_fn=average)
+        averaging = Averaging(self.trainer.strategy.root_device, self.average_decay)
         return [averaging, Bookkeeping(), Interruption()]
 
     def setup(self, stage: str) -> None:
@@ -197,16 +195,21 @@ class EstimatorTraining(pl.LightningModule):
         """Do one step. `batch` is x (B, *shape) or (x, class_label).
 
         Raises:
-            NonFiniteLossError: the loss is not finite; the weights have not changed, so the last checkpoint is good.
+            NonFiniteLossError: the loss is not finite, and the last checkpoint is good. On the CPU the weights have not
+                changed. On a GPU the error comes at the next log, validation or checkpoint, which is then not written.
         """
         x, class_label = self._unpack(batch)
-        loss, t = self.losses(x, class_label, (self.hparams.seed, self.global_rank, self.batches_done, TRAIN_STREAM))
-        self._check_finite(loss, t)
+        key = (self.hparams.seed, self.global_rank, self.batches_done, TRAIN_STREAM)
+        with self.checks.collect(self.trainer.global_step):
+            loss, t = self.losses(x, class_label, key)
+            self._check_finite(loss, t)
         self._images_of_open_batch = len(x) * self.trainer.world_size
         self.images_seen += self._images_of_open_batch
         self.monitor.update(loss.detach(), t, self._images_of_open_batch)
-        self.log("train/loss", loss.mean(), prog_bar=True)
-        self.log("images_seen", float(self.images_seen))
+        # Lightning reads what is in its progress bar after each batch, and would wait for the device.
+        self.log("train/loss", loss.mean())
+        # Lightning would copy a number to the device.
+        self.log("images_seen", torch.tensor(float(self.images_seen)))
         minimised = self.objective(loss, x)
         # If the objective were None, Lightning would skip the batch and train nothing.
         if not isinstance(minimised, Tensor) or minimised.numel() != 1:
@@ -221,12 +224,15 @@ class EstimatorTraining(pl.LightningModule):
         self.validation_due = True
 
     def _check_finite(self, loss: Tensor, t: Tensor) -> None:
-        finite = loss.isfinite()
-        if not finite.all():
-            raise NonFiniteLossError(
-                f"the loss is not finite at step {self.trainer.global_step}, first at noise level "
-                f"t={t[~finite][0].item():.4g}; the last checkpoint is from before it"
+        bad, step = ~loss.isfinite(), self.trainer.global_step
+
+        def failure(check: int, level: float, where: str) -> NonFiniteLossError:
+            return NonFiniteLossError(
+                f"the loss is not finite{where or f' at step {step}'}, first at noise level "
+                f"t={level:.4g}; the last checkpoint is from before it"
             )
+
+        refuse("loss", bad.any().reshape(1), lambda: first_of(t, bad).reshape(1), failure)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the training loss of the averaged weights; the noise is the same at every validation."""
@@ -263,6 +269,7 @@ class EstimatorTraining(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Start the clock. Note the optimiser's options before Lightning loads those of a checkpoint."""
         self.monitor.restart()
+        self.checks = DeferredChecks()
         self._given_options = [
             {name: value for name, value in group.items() if name != "params"}
             for optimizer in self.trainer.optimizers
@@ -288,7 +295,8 @@ class EstimatorTraining(pl.LightningModule):
             )
 
     def on_validation_start(self) -> None:
-        """Keep the time of a validation out of the training throughput."""
+        """Read the checks, and keep the time of a validation out of the training throughput."""
+        self.checks.raise_first()
         self.monitor.pause()
 
     def on_validation_end(self) -> None:
@@ -307,10 +315,15 @@ class EstimatorTraining(pl.LightningModule):
         if step == self._last_step:
             return  # the batch was only accumulated
         if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self.checks.raise_first()
             lr = self.trainer.optimizers[0].param_groups[0]["lr"]
             self.log_dict({"train/lr": lr, **self.interval_metrics(), **self.monitor.read()})
         # Callbacks run before this hook, and the weight averaging still needs the old numbers for `images_of_step`.
         self._last_step, self._images_before_step = step, self.images_seen
+
+    def on_train_end(self) -> None:
+        """Read the checks of the last steps."""
+        self.checks.raise_first()
 
     def interval_metrics(self) -> dict[str, float]:
         """Return more values to log beside the averages. Subclasses define these values."""
@@ -319,7 +332,13 @@ class EstimatorTraining(pl.LightningModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the counters, image shape and times that a resumed run and sampling need."""
+        """Save the counters, image shape and times that a resumed run and sampling need.
+
+        Raises:
+            NonFiniteLossError: a loss since the last log was not finite; the checkpoint is then not written.
+            InputError: a check of the estimator has failed since the last log.
+        """
+        self.checks.raise_first()
         # A resumed run repeats an interrupted batch, so its images must not count twice.
         checkpoint["images_seen"] = self.images_seen - self._images_of_open_batch
         checkpoint["batches_done"] = self.batches_done

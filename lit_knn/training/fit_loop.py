@@ -1,8 +1,19 @@
-"""Lightning's loop over epochs; a resumed run first repeats the validation that was interrupted."""
+"""Lightning's loops. A resumed run first repeats the validation that was interrupted; no batch waits for a signal."""
 
 from typing import Any
 
 from pytorch_lightning.loops.fit_loop import _FitLoop
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """Lightning's loop over batches, without its exchange of signals before each batch.
+
+    That exchange waits for the GPU. `Interruption` does the same on the CPU.
+    """
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        pass
 
 
 class ResumingFitLoop(_FitLoop):

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from lit_knn.distributed import cpu_group, largest
 
 # A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close together are one.
 SECONDS_BETWEEN_TWO = 1.0
@@ -47,12 +48,14 @@ class Interruption(pl.Callback):
         self._noted, self._noted_at, self._requeue_noted = 0, 0.0, 0
         self._requeue: Callable[[int, Any], Any] | None = None
         self._ends_at_once = False
+        self._group: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the signals. Lightning gives them back when the run ends."""
         self.stops = self._requeue_noted = 0
         self._noted = signal.SIGTERM if trainer.received_sigterm else 0
         self._trainer = trainer
+        self._group = cpu_group()
         if threading.current_thread() is not threading.main_thread():
             return
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -69,7 +72,7 @@ class Interruption(pl.Callback):
         """Agree with the other ranks whether to stop. Callbacks that save checkpoints come after this one."""
         if trainer.fit_loop._should_accumulate():
             return  # Gradients without their step would be lost.
-        self.stops, requeue = self._agree(trainer)
+        self.stops, requeue = largest([self._noted, self._requeue_noted], self._group)
         if requeue and self._requeue is not None:
             self._requeue_noted = 0
             self._requeue(requeue, None)
@@ -93,13 +96,6 @@ class Interruption(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let a signal wait again, because checkpoints are saved now, and then training goes on."""
         self._ends_at_once = False
-
-    def _agree(self, trainer: pl.Trainer) -> tuple[int, int]:
-        if not torch.distributed.is_initialized():
-            return self._noted, self._requeue_noted
-        noted = torch.tensor([self._noted, self._requeue_noted], device=trainer.strategy.root_device)
-        stops, requeue = trainer.strategy.reduce(noted, reduce_op="max").tolist()
-        return stops, requeue
 
     def _interrupted(self, signum: int) -> RunInterrupted:
         saved = (getattr(callback, "last_saved", None) for callback in self._trainer.checkpoint_callbacks)

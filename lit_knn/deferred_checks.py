@@ -1,0 +1,93 @@
+"""Checks of values on a GPU that speak later, so that a training step does not wait for the device."""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+Failure = Callable[[int, float, str], Exception]
+"""(number of the failed check, its value, where it failed, such as " at step 7", or "") -> the error to raise."""
+
+
+class DeferredChecks:
+    """Notes the first failure of each check on the device, and reads the notes when it is asked.
+
+    Inside `with checks.collect(step):`, `refuse` notes what fails on a GPU and does not wait. On the CPU it raises at
+    once, because nothing waits there. `raise_first` raises the earliest failure. A failure stays noted, so that nothing
+    is saved after it.
+    """
+
+    def __init__(self) -> None:
+        # For each check (n, 2) float64 on the device: the step of its first failure, or −1, and the value there.
+        self._first: dict[Hashable, Tensor] = {}
+        self._failures: dict[Hashable, Failure] = {}
+        self._step = 0
+
+    @contextmanager
+    def collect(self, step: int) -> Iterator[None]:
+        """Note the failures of the block as those of an optimiser step."""
+        self._step = step
+        token = _COLLECTING.set(self)
+        try:
+            yield
+        finally:
+            _COLLECTING.reset(token)
+
+    def note(self, name: str, bad: Tensor, values: Tensor, failure: Failure) -> None:
+        """Note which checks fail, if they did not fail before. See `refuse`."""
+        key = name, len(bad), bad.device
+        values = values.detach().double()
+        found = torch.stack([torch.full_like(values, self._step), values], dim=1)
+        first = self._first.get(key)
+        if first is None:
+            first = torch.full_like(found, -1)
+        fresh = bad & (first[:, 0] < 0)
+        self._first[key], self._failures[key] = torch.where(fresh[:, None], found, first), failure
+
+    def raise_first(self) -> None:
+        """Raise the earliest failure, and of one step the one that was checked first. Waits for the device, once."""
+        if not self._first:
+            return
+        rows = torch.cat(list(self._first.values())).tolist()
+        named = [(key, i) for key, first in self._first.items() for i in range(len(first))]
+        failed = [(row, key, i) for row, (key, i) in zip(rows, named, strict=True) if row[0] >= 0]
+        if failed:
+            (step, value), key, i = min(failed, key=lambda each: each[0][0])
+            raise self._failures[key](i, value, f" at step {step:.0f}")
+
+
+_COLLECTING: ContextVar[DeferredChecks | None] = ContextVar("collecting", default=None)
+
+
+def deferring(device: torch.device) -> bool:
+    """Tell whether checks of values on `device` are noted for later."""
+    return device.type == "cuda" and _COLLECTING.get() is not None
+
+
+def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failure) -> None:
+    """Raise the error of the first check that fails, or note it inside `DeferredChecks.collect` if it is on a GPU.
+
+    Args:
+        name: tells the checks of one place from others.
+        bad: (n,) bool, which of n checks fail.
+        values: returns (n,) numbers for the messages, on the device of `bad`; called only where they may be needed.
+        failure: makes the error.
+    """
+    checks = _COLLECTING.get()
+    if checks is not None and deferring(bad.device):
+        checks.note(name, bad, values(), failure)
+        return
+    # All results come from a GPU in one transfer.
+    flags = bad.tolist()
+    if any(flags):
+        i = flags.index(True)
+        raise failure(i, float(values()[i]), "")
+
+
+def first_of(values: Tensor, chosen: Tensor) -> Tensor:
+    """Return the first of values (B,) where `chosen`, (B,) bool, is true, as a scalar on the device."""
+    if len(values) == 0:
+        return values.sum()
+    return values.index_select(0, chosen.to(torch.uint8).argmax(0, keepdim=True)).squeeze(0)

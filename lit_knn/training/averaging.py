@@ -1,0 +1,66 @@
+"""Averages the weights of a training with a few launches a step, without reading from the device."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import WeightAveraging
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+
+class MovingAverage(AveragedModel):
+    """An exponential moving average of parameters and buffers. The first update copies them.
+
+    PyTorch's own update reads `n_averaged` from the device twice a step. Here the count stays on the CPU.
+
+    Args:
+        model: the model to average; it is copied.
+        device: where the average is.
+        decay: returns the weight of the old average in the next update, in [0, 1].
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, decay: Callable[[], float]) -> None:
+        super().__init__(model, device, use_buffers=True)
+        self.n_averaged = self.n_averaged.cpu()
+        self.decay = decay
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Move the average towards the values of `model`. All tensors of a type share a few launches."""
+        first = self.n_averaged.item() == 0
+        pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+        for averaged, current in zip(_values(self.module), _values(model), strict=True):
+            for tensors, tensor in zip(pairs[averaged.dtype], (averaged, current), strict=True):
+                tensors.append(tensor.detach())
+        for dtype, (averages, currents) in pairs.items():
+            # Integers, such as counts in a buffer, have no average.
+            if first or not dtype.is_floating_point:
+                torch._foreach_copy_(averages, currents)
+            else:
+                torch._foreach_lerp_(averages, currents, 1 - self.decay())
+        self.n_averaged += 1
+
+
+def _values(model: nn.Module) -> Iterator[Tensor]:
+    return chain(model.parameters(), model.buffers())
+
+
+class Averaging(WeightAveraging):
+    """Lightning's callback with a `MovingAverage`: validation, checkpoints and the end of a run use the average.
+
+    Args:
+        device: the device of the run. Lightning sets callbacks up before it moves the module.
+        decay: see `MovingAverage`.
+    """
+
+    def __init__(self, device: torch.device, decay: Callable[[], float]) -> None:
+        super().__init__(device)
+        self._decay = decay
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Copy the module when a fit begins."""
+        if stage == "fit":
+            self._average_model = MovingAverage(pl_module, self._device, self._decay)

@@ -1,0 +1,191 @@
+"""On a GPU, training waits for the device only at logs; checks speak there, and no checkpoint follows a failure."""
+
+import math
+from contextlib import ExitStack
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from callbacks import LastCheckpoint, StepProgressBar
+from lit_knn.data import Digits
+from lit_knn.deferred_checks import DeferredChecks, refuse
+from lit_knn.edm import LitEDM
+from lit_knn.errors import InputError, NonFiniteLossError
+from lit_knn.estimators import Estimator, OneSample
+from lit_knn.ict import LitICT
+from lit_knn.nets import DDPMpp
+from lit_knn.training.averaging import MovingAverage
+from tests.short_training import TRAINER
+
+GPU = {**TRAINER, "accelerator": "gpu", "devices": 1}
+
+
+def net(**options):
+    return DDPMpp(image_size=8, in_channels=1, channels=16, multipliers=[1], blocks=1, attention_at=[], **options)
+
+
+class Recorded(pl.Callback):
+    """Records all that happens from the start of one step to the start of another."""
+
+    def __init__(self, stand_in, first, last):
+        self.stand_in, self.first, self.last = stand_in, first, last
+        self.recorder, self.seen = ExitStack(), None
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.first and self.seen is None:
+            self.seen = self.recorder.enter_context(self.stand_in.record())
+        elif trainer.global_step == self.last:
+            self.recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "net_options", "trainer_options"),
+    [
+        (LitICT, {}, {"dropout": 0.1}, {}),
+        (LitEDM, {}, {"dropout": 0.1}, {"accumulate_grad_batches": 2}),
+        (LitICT, {"class_conditional": True}, {"num_classes": 10}, {"precision": "bf16-mixed"}),
+    ],
+)
+def test_no_step_between_two_logs_waits(stand_in, kind, options, net_options, trainer_options, tmp_path):
+    recorded = Recorded(stand_in, 2, 7)
+    data = Digits(batch_size=300)  # an epoch ends after five batches
+    callbacks = [recorded, StepProgressBar(), LastCheckpoint(dirpath=str(tmp_path))]
+    shown = {"enable_progress_bar": True, "log_every_n_steps": 8}
+    trainer = pl.Trainer(**{**GPU, **shown, **trainer_options}, max_steps=8, callbacks=callbacks)
+    trainer.fit(kind(net(**net_options), OneSample(), **options), data)
+    assert recorded.seen.ops > 0
+    assert recorded.seen.syncs == 0, recorded.seen.report()
+    assert trainer.current_epoch > 0
+
+
+class Breaks(nn.Module):
+    """Its output is not finite from a call on; `weights_too` says whether its gradients are, too."""
+
+    num_classes = 0
+
+    def __init__(self, call):
+        super().__init__()
+        self.value, self.call, self.calls = nn.Parameter(torch.tensor(0.3)), call, 0
+
+    def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
+        self.calls += 1
+        output = self.value.expand_as(z_scaled)
+        return output * math.nan if self.calls > self.call else output
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("every", "logs", "left"), [(1, 50, 3), (2, 50, 2), (50, 5, None)])
+def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, logs, left, tmp_path):
+    last = LastCheckpoint(every, dirpath=str(tmp_path))
+    trainer = pl.Trainer(**{**GPU, "max_steps": 9, "log_every_n_steps": logs}, callbacks=[last])
+    # The first call is the trial of `setup`.
+    model = LitEDM(Breaks(call=4), OneSample(), lr=0.1, lr_ramp_up_images=0)
+    with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
+        trainer.fit(model, Digits(batch_size=32))
+    if left is None:
+        assert not (tmp_path / "last.ckpt").exists()
+        return
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert saved["global_step"] == left
+    assert all(saved[part]["denoiser.model.value"].isfinite() for part in ("state_dict", "current_model_state"))
+
+
+class HalfBad(Estimator):
+    """Its estimate is not finite at the third call."""
+
+    needs_reference = False
+    calls = 0
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        self.calls += 1
+        return z / (self.calls != 3)
+
+
+@pytest.mark.gpu
+def test_an_estimate_that_is_not_finite_is_told_with_its_step(tmp_path):
+    trainer = pl.Trainer(**{**GPU, "max_steps": 9}, enable_checkpointing=False)
+    with pytest.raises(InputError, match="HalfBad: the estimate of the posterior mean is not finite at step 2"):
+        trainer.fit(LitEDM(Breaks(call=99), HalfBad()), Digits(batch_size=32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("t", -2.0, "OneSample: t must be finite and above 0, got -2.0 at step 7"),
+        ("t", 1e300, r"above 0 and between 1.18e-38 and 3.4e\+38, got 1e\+300 at step 7"),
+        ("z", math.nan, "OneSample: z holds a value that is not finite at step 7"),
+        ("x_source", math.inf, "OneSample: x_source holds a value that is not finite at step 7"),
+    ],
+)
+def test_the_first_bad_value_of_an_estimator_is_told_when_asked(where, value, message):
+    checks, ones = DeferredChecks(), torch.ones(3, 1, 4, 4, device="cuda")
+    good = {"z": ones, "t": torch.ones(3, dtype=torch.float64, device="cuda"), "x_source": ones}
+    for step, args in ((6, good), (7, {**good, where: good[where].clone()}), (8, {**good, "t": -good["t"]})):
+        if step == 7:
+            args[where].view(3, -1)[1:] = value
+        with checks.collect(step):
+            OneSample().posterior_mean(**args)
+    for _ in range(2):  # It stays noted, so that nothing is saved after it.
+        with pytest.raises(InputError, match=message):
+            checks.raise_first()
+
+
+def test_a_call_of_an_estimator_waits_once_and_a_noted_one_not(stand_in):
+    z, checks = torch.ones(3, 1, 4, 4, device="cuda"), DeferredChecks()
+    for t in (0.5, torch.full((3,), 0.5, device="cuda")):
+        with stand_in.record() as seen:
+            OneSample().posterior_mean(z, t, z)
+        assert seen.syncs == 1, seen.report()
+        with stand_in.record() as seen, checks.collect(1):
+            OneSample().posterior_mean(z, t, z)
+        assert seen.syncs == 0, seen.report()
+    with stand_in.record() as seen:
+        checks.raise_first()
+    assert seen.syncs == 1
+
+
+def test_checks_on_the_cpu_raise_at_once():
+    def failure(check, value, where):
+        return InputError(f"{check} {value}{where}")
+
+    with DeferredChecks().collect(3), pytest.raises(InputError, match=r"^1 5.0$"):
+        refuse("one", torch.tensor([False, True]), lambda: torch.tensor([4.0, 5.0]), failure)
+
+
+class Weights(nn.Module):
+    """Many weights, and a count in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(3, 2)) for _ in range(50))
+        self.register_buffer("count", torch.tensor(0))
+
+
+@pytest.mark.gpu
+def test_the_moving_average_is_that_of_float64():
+    model = Weights().cuda()
+    decays = iter([0.5, 0.99, 0.2])
+    average = MovingAverage(model, torch.device("cuda"), lambda: next(decays))
+    expected = None
+    for decay in (0.0, 0.5, 0.99, 0.2):  # the first update copies
+        for weight in model.weights:
+            torch.nn.init.normal_(weight)
+        model.count += 1
+        now = torch.stack([weight.detach().cpu().double() for weight in model.weights])
+        expected = now if expected is None else decay * expected + (1 - decay) * now
+        average.update_parameters(model)
+    seen = torch.stack([weight.detach().cpu().double() for weight in average.module.weights])
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
+    assert average.module.count.item() == average.n_averaged.item() == 4
+
+
+def test_averaging_is_a_few_operations_whatever_the_number_of_weights(stand_in):
+    model = Weights().cuda()
+    average = MovingAverage(model, torch.device("cuda"), lambda: 0.9)
+    average.update_parameters(model)
+    with stand_in.record() as seen:
+        average.update_parameters(model)
+    assert (seen.ops, seen.syncs) == (2, 0), seen.report()
