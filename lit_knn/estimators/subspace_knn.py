@@ -12,7 +12,7 @@ from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count, check_count
 from lit_knn.estimators.drawn_images import DrawnImages
 from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, drawn_images, in_order, weight_spread
-from lit_knn.linalg.dtypes import check_compute, compute_dtype, planned_dtype
+from lit_knn.linalg.dtypes import check_compute, compute_dtype, matmul_float32, planned_dtype
 from lit_knn.linalg.pca import Projection
 from lit_knn.reference import Reference
 from lit_knn.reference.components import projection_of
@@ -31,6 +31,8 @@ PIECE_FACTOR = 2
 MIN_ROWS = 32
 # Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
 LEAST_NOISE = 1e-30
+# This divisor replaces 0 where the numerator is 0 too. A smaller one would be rounded to 0 on some processors.
+TINY = torch.finfo(torch.float32).tiny
 
 
 class SubspaceDraws(NamedTuple):
@@ -153,7 +155,7 @@ class SubspaceKNN(CertifiedEstimator):
             self._draw_rows(projection, *rows, log_share, generator)
             for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
         ]
-        return SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
+        return pieces[0] if num_pieces == 1 else SubspaceDraws(*map(torch.cat, zip(*pieces, strict=True)))
 
     def _weighted(
         self, draws: SubspaceDraws, z: Tensor, t: Tensor, warp: Warp | None = None
@@ -171,21 +173,26 @@ class SubspaceKNN(CertifiedEstimator):
         self, projection: Projection, y: Tensor, t: Tensor, log_share: float, generator: torch.Generator | None
     ) -> SubspaceDraws:
         """Choose the images of some rows from the posterior given y = P'(z − mean), (b, r)."""
-        coordinates, half_sq_norms = projection.coordinates, projection.half_sq_norms
-        log_q = (y.to(coordinates.dtype) @ coordinates.T).float().sub_(half_sq_norms)
-        log_q.div_(t.square().unsqueeze(1).float().clamp(min=LEAST_NOISE))
+        coordinates, noise = projection.coordinates, t.square()
+        log_q = matmul_float32(y.to(coordinates.dtype), coordinates.T).sub_(projection.half_sq_norms)
+        log_q.div_(noise.unsqueeze(1).float().clamp_(min=LEAST_NOISE))
         # Largest rounding error of the low-precision product. Rounding must not make likely images look negligible.
-        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * (2 * half_sq_norms.max()).sqrt() / t.square()
+        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * self._largest_norm(projection) / noise
         log_negligible = log_share - 2 * rounding.double()
         draws = stratified_draws(log_q, self.n, log_negligible, self.m, generator)
         return SubspaceDraws(*draws[:4], _mean_of_rest(draws.rest, coordinates))
+
+    def _largest_norm(self, projection: Projection) -> Tensor:
+        """Return the largest norm of an image in coordinates, a scalar. It is computed once."""
+        key = "largest coordinates", self.r, projection.coordinates.dtype
+        return self.reference.cached(key, lambda: (2 * projection.half_sq_norms.max()).sqrt())
 
     def _excess(self, weights: Tensor, draws: SubspaceDraws) -> Tensor:
         """Return the known error of the mean of y that the choice of drawn images causes: (b, r), float32."""
         projection, sampled = self._projection(), draws.sampled
         count = sampled.sum(1, keepdim=True)
         drawn = projection.coordinates[draws.ids].float()
-        mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1) / count.clamp(min=1)
+        mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1).div_(count.clamp_(min=1))
         share = (weights * sampled).sum(1, keepdim=True).float()
         # `share` is 0 if nothing is drawn.
         return share * (mean - draws.rest_mean)
@@ -229,7 +236,7 @@ def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
     All rows share one product. No row may hold a NaN, because on some processors it would spread to other rows.
     """
     # Each row is divided by its largest value. Otherwise bfloat16 might round all values of a tiny row to 0.
-    largest = rest.amax(1, keepdim=True)
-    rest = rest.div_(torch.where(largest > 0, largest, 1.0)).to(coordinates.dtype)
-    total = rest.sum(1, keepdim=True, dtype=torch.float32)
-    return (rest @ coordinates).float() / torch.where(total > 0, total, 1.0)
+    largest, dtype = rest.amax(1, keepdim=True).clamp_(min=TINY), coordinates.dtype
+    rest = torch.div(rest, largest, out=rest if dtype == rest.dtype else torch.empty_like(rest, dtype=dtype))
+    total = rest.sum(1, keepdim=True, dtype=torch.float32).clamp_(min=TINY)
+    return matmul_float32(rest, coordinates).div_(total)
