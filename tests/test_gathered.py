@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lit_knn.estimators import KNN, STF, MonteCarlo, StratifiedKNN, UniformSNIS
+from lit_knn.estimators.drawn_images import InPlace
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet, gathered_ops
 from lit_knn.reference.gathered import fuses, gathered_mean, gathered_sq_dist
@@ -78,6 +79,19 @@ def test_means_without_a_source_equal_enumerated_ones(name):
     _, mean = enumerated(host, ids, used, weights, z, source)
     found = gathered_mean(reference, ids.cuda(), weights[:, 1:].cuda(), used.cuda()).cpu()
     torch.testing.assert_close(found, mean, rtol=0, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_deviations_from_a_centre_take_any_weights():
+    host, reference = SETS["mirrored floats"](), SETS["mirrored floats"]().to("cuda")
+    ids, used, weights, centre, source = drawn(host)
+    weights *= torch.tensor([1.0, 0.3, 5.0, 0.0, 1e-200])[:, None]
+    _, total = enumerated(host, ids, used, weights, centre, source)
+    expected = total - weights.sum(1)[:, None, None, None] * centre
+    images = InPlace(reference, ids.cuda(), used.cuda(), source.cuda())
+    found = images.deviation(weights.cuda(), centre.double().cuda()).cpu()
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+    torch.testing.assert_close(found[4] / 1e-200, expected[4] / 1e-200, rtol=0, atol=5e-6)
 
 
 @pytest.mark.gpu

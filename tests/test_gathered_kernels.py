@@ -150,14 +150,15 @@ CHOICES = {
 }
 
 
-def kernels():
-    """Each kernel with its tile."""
+def kernels(images):
+    """Each kernel with its tile for a type of images."""
     import triton
 
     from lit_knn.reference import gathered_kernels as module
 
     launched = [k for k in vars(module).values() if isinstance(k, triton.JITFunction) and "out" in k.arg_names]
-    return [(k, module.MEAN_TILE if "weights" in k.arg_names else module.SQ_DIST_TILE, module.EXACT) for k in launched]
+    tiles = [module.MEAN_TILES if "weights" in k.arg_names else module.SQ_DIST_TILES for k in launched]
+    return [(kernel, tile[images], module.EXACT) for kernel, tile in zip(launched, tiles, strict=True)]
 
 
 def compiled(kernel, tile, exact, choices, capability):
@@ -183,8 +184,9 @@ def test_the_kernels_compile_for_a_gpu_without_spills(name, capability, tmp_path
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     reader = Path(inspect.getfile(triton)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    assert len(kernels()) == 2
-    for kernel, tile, exact in kernels():
+    both = kernels(torch.uint8 if CHOICES[name]["PIXELS"] else torch.float32)
+    assert len(both) == 2
+    for kernel, tile, exact in both:
         code = compiled(kernel, tile, exact, CHOICES[name], capability)
         # 16 pixels, or 4 floats, in one load; and no product is fused with the sum that `to_model_space` rounds.
         assert "ld.global.v4.b32" in code["ptx"]

@@ -47,12 +47,15 @@ class Draws(NamedTuple):
         optional = some(self.used), some(self.multiplicity), some(self.inclusion)
         return Draws(ids, log_correction, *optional, of_posterior=self.of_posterior)
 
-    def weights(self, images: DrawnImages, z: Tensor, t: Tensor) -> Tensor:
-        """Return self-normalised weights, Eq. 11 (eq:SNIS_estimator), from the exact distances: (B, p), float64."""
+    def weights(self, sq_dist: Tensor | None, t: Tensor) -> Tensor:
+        """Return self-normalised weights, Eq. 11 (eq:SNIS_estimator), from the exact distances: (B, p), float64.
+
+        Draws from the posterior need no distances.
+        """
         if self.of_posterior:
             return snis_weights(self.log_correction, 0.0)
-        log_p = unnormalised_log_likelihood(images.sq_dist(z), t)
-        return torch.softmax(log_p.add_(self.log_correction), dim=1)
+        assert sq_dist is not None
+        return torch.softmax(unnormalised_log_likelihood(sq_dist, t).add_(self.log_correction), dim=1)
 
 
 def joined_draws(parts: Sequence[Draws]) -> Draws:

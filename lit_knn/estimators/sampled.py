@@ -119,7 +119,8 @@ class SampledEstimator(CertifiedEstimator):
         """
         for rows, images in drawn_images(self.reference, draws.ids, draws.used, draws.x_source, warp):
             part = draws.rows(rows, images.places)
-            yield rows, images, part.weights(images, z[rows], t[rows]), part
+            sq_dist = None if part.of_posterior else images.sq_dist(z[rows])
+            yield rows, images, part.weights(sq_dist, t[rows]), part
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None

@@ -11,9 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Places and columns of a tile. A thread then loads 16 pixels at once, and sums the columns that it loads.
-SQ_DIST_TILE = {"PLACES": 16, "COLUMNS": 256, "num_warps": 4}
-MEAN_TILE = {"PLACES": 8, "COLUMNS": 256, "num_warps": 1}
+# Places and columns of a tile, by type of the images. A thread loads 16 bytes at once, and registers hold the tile.
+SQ_DIST_TILES = {
+    torch.uint8: {"PLACES": 16, "COLUMNS": 256, "num_warps": 4},
+    torch.float32: {"PLACES": 16, "COLUMNS": 128, "num_warps": 4},
+}
+MEAN_TILES = {
+    torch.uint8: {"PLACES": 8, "COLUMNS": 256, "num_warps": 1},
+    torch.float32: {"PLACES": 8, "COLUMNS": 256, "num_warps": 1},
+}
 # A fused multiply-add would round p / 127.5 − 1 differently from `to_model_space`.
 EXACT = {"enable_fp_fusion": False}
 # These sizes change from call to call, and the code does not depend on them.
@@ -35,8 +41,10 @@ def _sq_dist(
     PIXELS: tl.constexpr, MIRRORED: tl.constexpr, COUNTED: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """out[b, i] = ‖z[b] − x[ids[b, i]]‖²; inf where the place is unused or the id is below 0."""
-    b = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * PLACES
+    # One axis of programs, because a second one could not hold the tiles of a million places.
+    tiles = tl.cdiv(n, PLACES)
+    b = (tl.program_id(0) // tiles).to(tl.int64)
+    first = tl.program_id(0) % tiles * PLACES
     place = first + tl.arange(0, PLACES)
     count = n
     if COUNTED:
@@ -128,15 +136,14 @@ def sq_dist(images: Tensor, ids: Tensor, used: Tensor | None, z: Tensor, width: 
     """Launch the kernel of `gathered_ops.sq_dist`; the arguments are the same."""
     (B, n), d = ids.shape, images.shape[1]
     out = torch.empty(B, n, dtype=torch.float64, device=images.device)
+    tile = SQ_DIST_TILES[images.dtype]
     if out.numel():
-        grid = (B, triton.cdiv(n, SQ_DIST_TILE["PLACES"]))
+        grid = (B * triton.cdiv(n, tile["PLACES"]),)
         ids = ids.contiguous()
         counts = ids if used is None else used.contiguous()
         kinds = {"PIXELS": images.dtype == torch.uint8, "MIRRORED": width > 0, "COUNTED": used is not None}
         with _on(images):
-            _sq_dist[grid](
-                images, ids, counts, z.contiguous(), out, n, d, len(images), width, **kinds, **SQ_DIST_TILE, **EXACT
-            )
+            _sq_dist[grid](images, ids, counts, z.contiguous(), out, n, d, len(images), width, **kinds, **tile, **EXACT)
     return out
 
 
@@ -146,8 +153,9 @@ def mean(
     """Launch the kernel of `gathered_ops.mean`; the arguments are the same."""
     (B, n), d = ids.shape, images.shape[1]
     out = torch.empty(2 if width else 1, B, d, dtype=torch.float64, device=images.device)
+    tile = MEAN_TILES[images.dtype]
     if B:
-        grid = (B, triton.cdiv(d, MEAN_TILE["COLUMNS"]))
+        grid = (B, triton.cdiv(d, tile["COLUMNS"]))
         ids = ids.contiguous()
         counts = ids if used is None else used.contiguous()
         x = images if source is None else source.float().contiguous()
@@ -156,7 +164,7 @@ def mean(
         with _on(images):
             _mean[grid](
                 images, ids, counts, weights.contiguous(), x, weights.argmax(1), out, n, d, len(images), width,
-                **kinds, **MEAN_TILE, **EXACT,
+                **kinds, **tile, **EXACT,
             )  # fmt: skip
     return out.sum(0) if width else out[0]
 
