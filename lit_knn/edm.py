@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import ByClass, Estimator, ExactFloat64
+from lit_knn.memory import moved
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.configs import network_to_config
 from lit_knn.rng import keyed_default_rng, keyed_generator
@@ -17,7 +18,14 @@ from lit_knn.schedules import log_normal_sigmas
 from lit_knn.theory.noise import forward_noise
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented, GeometricAugmentation
-from lit_knn.training.base import DROPOUT_STREAM, TRAIN_STREAM, EstimatorTraining, check_positive, checked_grid
+from lit_knn.training.base import (
+    AUGMENTATION_STREAM,
+    DROPOUT_STREAM,
+    TRAIN_STREAM,
+    EstimatorTraining,
+    check_positive,
+    checked_grid,
+)
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.plug_ins import check_net
 
@@ -152,7 +160,9 @@ class LitEDM(EstimatorTraining):
         sigma = log_normal_sigmas(len(x), h.P_mean, h.P_std, generator=generator, device=x.device)
         augmented = None
         if self.augmentation is not None and key[-1] == TRAIN_STREAM:
-            augmented = self.augmentation(x, generator)
+            # With draws of the CPU, a GPU run knows which items are warped without waiting.
+            on_cpu = x.device.type == "cpu"
+            augmented = self.augmentation(x, generator if on_cpu else keyed_generator("cpu", *key, AUGMENTATION_STREAM))
             self.log("train/augmented", augmented.warped.float().mean())
         clean = x if augmented is None else augmented.images
         z = forward_noise(clean, sigma, torch.randn(x.shape, device=x.device, generator=generator))
@@ -183,13 +193,12 @@ class LitEDM(EstimatorTraining):
             return self.posterior_mean(x, class_label, generator)(z, sigma)
         target = augmented.images
         # Both estimates run even for zero items, because a sharded reference set needs all ranks in each call.
-        plain = (~augmented.warped).nonzero()[:, 0]
+        plain, rows = (moved(each.nonzero()[:, 0], z.device) for each in (~augmented.warped, augmented.warped))
         flips, labels = augmented.warp.flips[plain], None if class_label is None else class_label[plain]
         mean = self.posterior_mean(x[plain], labels, generator)(flip(z[plain], flips), sigma[plain])
         target = target.index_copy(0, plain, flip(mean, flips))
         if self.hparams.warped == "source":
             return target
-        rows = augmented.warped.nonzero()[:, 0]
         labels = None if class_label is None else class_label[rows]
         with self.monitor.estimator_watch.measure():
             mean = self.estimator.warped_mean(

@@ -153,8 +153,8 @@ class LitICT(EstimatorTraining):
     def _levels(self, num_steps: int) -> tuple[Tensor, Tensor]:
         """Return the grid and p(i) on the module's device. They are copied only when N(k) grows."""
         if self._levels_of != (num_steps, self.device):
-            sigmas = self.grid.ascending(num_steps)
-            probs = lognormal_step_probs(sigmas, self.hparams.P_mean, self.hparams.P_std)
+            h, sigmas = self.hparams, self.grid.ascending(num_steps)
+            probs = lognormal_step_probs(sigmas, h.P_mean, h.P_std)
             self._kept_levels = moved(sigmas, self.device), moved(probs, self.device)
             self._levels_of = num_steps, self.device
         return self._kept_levels

@@ -16,6 +16,7 @@ from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import Estimator, OneSample
 from lit_knn.ict import LitICT
 from lit_knn.nets import DDPMpp
+from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.averaging import MovingAverage
 from tests.short_training import TRAINER
 
@@ -45,6 +46,7 @@ class Recorded(pl.Callback):
     [
         (LitICT, {}, {"dropout": 0.1}, {}),
         (LitEDM, {}, {"dropout": 0.1}, {"accumulate_grad_batches": 2}),
+        (LitEDM, {"augmentation": GeometricAugmentation(0.4)}, {"augment_dim": 9}, {}),
         (LitICT, {"class_conditional": True}, {"num_classes": 10}, {"precision": "bf16-mixed"}),
     ],
 )
@@ -84,6 +86,7 @@ def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, logs, le
     model = LitEDM(Breaks(call=4), OneSample(), lr=0.1, lr_ramp_up_images=0)
     with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
         trainer.fit(model, Digits(batch_size=32))
+    assert trainer.global_step == min(logs, 9)
     if left is None:
         assert not (tmp_path / "last.ckpt").exists()
         return

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_knn.deferred_checks import deferring, refuse
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.counts import fit_counts
-from lit_knn.estimators.values import Check, check_values
+from lit_knn.estimators.values import Check, check_values, size_of
 from lit_knn.reference import Reference
 from lit_knn.settings import TellsSettings
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
@@ -285,8 +285,10 @@ class Estimator(TellsSettings, ABC):
         # On a GPU this check would wait for the device. There a training step notes it for later. Elsewhere the next
         # call finds the value.
         if not mean.is_cuda or deferring(mean.device):
-            bad = ~mean.isfinite().all().reshape(1)
-            refuse(f"{type(self).__name__}: mean", bad, bad.double, partial(_not_finite, type(self).__name__))
+            size = size_of(mean).reshape(1)
+            # A comparison with NaN is false.
+            bad = ~(size < torch.inf)
+            refuse(f"{type(self).__name__}: mean", bad, lambda: size, partial(_not_finite, type(self).__name__))
         return mean
 
     def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None, labels: Tensor | None = None) -> Tensor:

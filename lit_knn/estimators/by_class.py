@@ -139,7 +139,7 @@ class ByClass(Estimator):
             return None
         table = self.reference.classes.table()
         unknown = table.labels[table.find(labels)] != labels
-        return Check(unknown.any(), partial(first_of, labels, unknown), self._unknown_label)
+        return Check(unknown.any(), partial(first_of, labels.double(), unknown), self._unknown_label)
 
     def _unknown_label(self, label: float, where: str = "") -> InputError:
         return InputError(f"label {label:.0f} is none of the {len(self.parts)} classes of the reference set{where}")

@@ -1,5 +1,6 @@
 """Checks the values of latents and noise levels, with one transfer from the GPU, or none inside a training step."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -7,12 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.deferred_checks import Failure, first_of, refuse
+from lit_knn.deferred_checks import Failure, refuse
 from lit_knn.errors import InputError
 from lit_knn.reference.reference_set import LARGEST_VALUE
 
 # Noise levels outside float32's range cannot have made latents in float32.
 LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+MOST_FLOAT = torch.finfo(torch.float64).max
 
 
 class Check(NamedTuple):
@@ -20,7 +22,7 @@ class Check(NamedTuple):
 
     Attributes:
         bad: scalar bool, on the device of the latents, whether it fails.
-        value: returns the value that failed, a scalar on the same device.
+        value: returns the value that failed, a float64 scalar on the same device.
         failure: (value, where it failed) -> the error to raise.
     """
 
@@ -48,24 +50,28 @@ def check_values(
         InputError: t outside float32's range; NaN or infinite values in z or x_source; a z whose squares
             float32 cannot hold.
     """
+    if len(t) == 0:
+        return
     # Latents of a set of zeros may lie anywhere, because every mean is 0.
-    limit = LARGEST_VALUE if largest else float("inf")
-    size, good_t = z.detach().abs(), (t >= LEAST_T) & (t <= MOST_T)
-    flags = [~good_t.all(), ~z.isfinite().all(), (size > limit).any()]
+    limit = LARGEST_VALUE if largest else math.inf
+    low, high = torch.aminmax(t)
+    numbers, excess = [low, high, size_of(z)], [LEAST_T - low, high - MOST_T]
+    excess.append(numbers[2] - limit)
     if x_source is not None:
-        flags.append(~x_source.isfinite().all().to(z.device))
-    if more is not None:
-        flags.append(more.bad)
-
-    def told() -> Tensor:
-        level, most = first_of(t, ~good_t), size.max().double() if size.numel() else size.sum().double()
-        values = [level, level, most, level][: len(flags) - (more is not None)]
-        return torch.stack(values if more is None else [*values, more.value().double()])
-
+        numbers.append(size_of(x_source).to(z.device))
+        excess.append(numbers[3] - MOST_FLOAT)
     problem: Failure = partial(_problem, name)
     if more is not None:
-        problem = partial(_problem_or_more, problem, more.failure, len(flags) - 1)
-    refuse(f"{name}: values", torch.stack(flags), told, problem)
+        problem = partial(_problem_or_more, problem, more.failure, len(excess))
+        excess.append(more.bad.double())
+    # A comparison with NaN is false.
+    bad = ~(torch.stack(excess) <= 0)
+    refuse(f"{name}: values", bad, lambda: torch.stack(numbers if more is None else [*numbers, more.value()]), problem)
+
+
+def size_of(values: Tensor) -> Tensor:
+    """Return the largest absolute value, a float64 scalar; NaN if one value is NaN."""
+    return values.detach().abs().amax().double() if values.numel() else values.new_zeros((), dtype=torch.float64)
 
 
 def _problem_or_more(
@@ -75,12 +81,9 @@ def _problem_or_more(
 
 
 def _problem(name: str, check: int, value: float, where: str) -> InputError:
-    beyond = "" if value <= 0 or value != value else f" and between {LEAST_T:.3g} and {MOST_T:.3g}"
-    return InputError(
-        (
-            f"{name}: t must be finite and above 0{beyond}, got {value}{where}",
-            f"{name}: z holds a value that is not finite{where}",
-            f"{name}: z holds {value:.3g}, float32 can square sums up to {LARGEST_VALUE:g}{where}",
-            f"{name}: x_source holds a value that is not finite{where}",
-        )[check]
-    )
+    if check < 2:
+        beyond = "" if value <= 0 or math.isnan(value) else f" and between {LEAST_T:.3g} and {MOST_T:.3g}"
+        return InputError(f"{name}: t must be finite and above 0{beyond}, got {value}{where}")
+    if math.isfinite(value):
+        return InputError(f"{name}: z holds {value:.3g}, float32 can square sums up to {LARGEST_VALUE:g}{where}")
+    return InputError(f"{name}: {'z' if check == 2 else 'x_source'} holds a value that is not finite{where}")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.memory import moved
 from lit_knn.theory.warp import Warp, flip
 
 SCALE_STD = 0.2  # standard deviation of log2(scale) and of log2(anisotropy)
@@ -20,7 +21,7 @@ class Augmented(NamedTuple):
         images: (B, C, H, W), flipped, then warped.
         labels: (B, 9): x-flip, y-flip, log-scale, cos − 1 and sin of the rotation, anisotropy along two axes, shift
             along two axes; scale, anisotropy and shift in standard deviations. An unchanged image has zeros.
-        warped: (B,), bool: True if the image was changed by more than flips.
+        warped: (B,), bool: True if the image was changed by more than flips. It may be on the CPU.
         warp: the map from each given image to its augmented image.
     """
 
@@ -53,10 +54,13 @@ class GeometricAugmentation:
         self.p = p
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Augmented:
-        """Transform images (B, C, H, W) with randomness from `generator`, on their device."""
+        """Transform images (B, C, H, W) with randomness from `generator`, on their device or on the CPU.
+
+        With images on a GPU and a generator of the CPU, the CPU knows `warped` without waiting for the GPU.
+        """
         if images.ndim != 4:
             raise InputError(f"GeometricAugmentation needs images (N, C, H, W), got shape {tuple(images.shape)}")
-        batch, device = len(images), images.device
+        batch, device = len(images), generator.device
 
         def happens(probability: float) -> Tensor:
             return (torch.rand(batch, device=device, generator=generator) < probability).float()
@@ -76,16 +80,18 @@ class GeometricAugmentation:
         shift_x, shift_y = normal() * shifted, normal() * shifted
         columns = [x_flip, y_flip, scale, rotation.cos() - 1, rotation.sin()]
         labels = torch.stack([*columns, stretch * axis.cos(), stretch * axis.sin(), shift_x, shift_y], dim=1)
-        flips, warped = labels[:, :2].bool(), labels[:, 2:].ne(0).any(dim=1)
+        warped = labels[:, 2:].ne(0).any(dim=1)
 
         # Mixed precision would round the map but not the labels, and the two would disagree.
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(images.device.type, enabled=False):
             back = _unstretch(scale, scale) @ _rotation(rotation)
             back = back @ _rotation(-axis) @ _unstretch(stretch, -stretch) @ _rotation(axis)
-            warp = Warp(flips, _theta(back, torch.stack([shift_x, shift_y], dim=1), images.shape[2:]))
+            theta = _theta(back, torch.stack([shift_x, shift_y], dim=1), images.shape[2:])
+            labels, theta, changed = (moved(part, images.device) for part in (labels, theta, warped))
+            warp = Warp(labels[:, :2].bool(), theta)
             result = warp.apply(images)
         # Resampling rounds pixels even where the map is the identity, so images that are not warped are only flipped.
-        result = torch.where(warped[:, None, None, None], result, flip(images, flips))
+        result = torch.where(changed[:, None, None, None], result, flip(images, warp.flips))
         return Augmented(result, labels, warped, warp)
 
 

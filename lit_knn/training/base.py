@@ -36,6 +36,7 @@ from lit_knn.training.times import TrainingTime, hardware_name
 
 # Each random stream has its own number as the last part of its key, so that no two streams are equal.
 TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM = range(CLASS_STREAM)
+AUGMENTATION_STREAM = CLASS_STREAM + 1
 
 
 class EstimatorTraining(pl.LightningModule):
