@@ -34,6 +34,8 @@ class Adaptive(CertifiedEstimator):
     kept more often. This adds a bias, which `growth` cannot remove. So wrap an estimator whose proposal covers the
     posterior (SubspaceKNN, KNN), not a uniform one.
 
+    On a GPU a call waits for the device once for its check of the input, and once for each attempt that is made.
+
     The result depends only on the generator's state and the batch. Later draws for a z depend on which other z of its
     batch are repeated.
 
@@ -115,7 +117,7 @@ class Adaptive(CertifiedEstimator):
             # `Exact` may use integer sums. Their error must be below the tolerance, too.
             kind = Exact if self.tolerance >= LARGEST_SQ_ERROR else ExactFloat64
             self._exact = kind().bind(self.reference)
-        return self._exact.posterior_mean(z, t)
+        return self._exact._checked_mean(z, t, None, None, None)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -133,13 +135,13 @@ class Adaptive(CertifiedEstimator):
         """See `certified_mean`. Rows with the exact mean have error 0 and the weight statistics of the last attempt."""
         first, *others = self.attempts
         # Clone the parts, because rows are replaced below. Replacing a row of an expanded tensor would change all rows.
-        result = Certificate(*(part.clone() for part in first.certified_mean(z, t, x_source, generator)))
+        result = Certificate(*(part.clone() for part in first._checked_certificate(z, t, x_source, generator)))
         rows, counts = self._above(result), [len(z)]
         for attempt in others:
             counts.append(len(rows))
             if len(rows):
                 source = None if x_source is None else x_source[rows]
-                again = attempt.certified_mean(z[rows], t[rows], source, generator)
+                again = attempt._checked_certificate(z[rows], t[rows], source, generator)
                 for part, new in zip(result, again, strict=True):
                     part[rows] = new
                 rows = rows[self._above(again)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_knn.deferred_checks import deferring, refuse
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.counts import fit_counts
-from lit_knn.estimators.values import check_values, size_of
+from lit_knn.estimators.values import Check, check_values, size_of
 from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.reference import Reference
 from lit_knn.settings import TellsSettings
@@ -311,8 +311,13 @@ class Estimator(TellsSettings, ABC):
             t = per_item(t, z).flatten().double()
         if t.shape not in ((1,), (len(z),)):
             raise InputError(f"{name}: t must be a scalar or ({len(z)},), got {tuple(t.shape)}")
-        check_values(name, z, t, x_source, self.reference.largest if self.needs_reference else None)
+        largest = self.reference.largest if self.needs_reference else None
+        check_values(name, z, t, x_source, largest, self._more_checks(labels))
         return t.expand(len(z))
+
+    def _more_checks(self, labels: Tensor | None) -> Check | None:
+        """Hook for one more check of values on the device, which costs no further wait for it."""
+        return None
 
     def _check_warp(self, z: Tensor, warp: Warp, x_source: Tensor | None) -> None:
         name = type(self).__name__

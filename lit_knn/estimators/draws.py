@@ -55,7 +55,7 @@ class Draws(NamedTuple):
         if self.of_posterior:
             return snis_weights(self.log_correction, 0.0)
         assert sq_dist is not None
-        return snis_weights(unnormalised_log_likelihood(sq_dist, t), -self.log_correction)
+        return torch.softmax(unnormalised_log_likelihood(sq_dist, t).add_(self.log_correction), dim=1)
 
 
 def joined_draws(parts: Sequence[Draws]) -> Draws:
@@ -104,6 +104,9 @@ def merged_draws(ids: Tensor, log_correction: Tensor, of_posterior: bool = False
 
     `ids` is (B, n); `log_correction` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
     """
+    if ids.is_cuda:
+        # A GPU reads a repeated image from its cache, faster than it finds the repetitions.
+        return Draws(ids, log_correction, of_posterior=of_posterior)
     ids, order = ids.sort(1)
     new = torch.ones_like(ids, dtype=torch.bool)
     new[:, 1:] = ids[:, 1:] != ids[:, :-1]

@@ -10,6 +10,7 @@ from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
 from lit_knn.estimators.draws import Draws, draws_without_repetition, merged_draws
 from lit_knn.estimators.sampled import NeighbourEstimator
 from lit_knn.reference import Reference
+from lit_knn.reference.gathered import fuses, gathered_sq_dist
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
 
@@ -77,7 +78,7 @@ class KNN(NeighbourEstimator):
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Add the source of each z as one more neighbour. If the source is not needed, add a missing one (id −1)."""
         source = self.reference.locate(x_source).unsqueeze(1)
-        source_sq_dist = direct_sq_dist(z, self.reference.take(source.clamp(min=0)))
+        source_sq_dist = self._exact_sq_dist(z, source)
         found = ids >= 0
         # A source beyond all neighbours is not added, because as the farthest neighbour it would lower the tail.
         farthest = torch.where(found, sq_dist, -torch.inf).amax(1, keepdim=True)
@@ -88,11 +89,16 @@ class KNN(NeighbourEstimator):
 
     def _recompute_nearest(self, z: Tensor, sq_dist: Tensor, ids: Tensor) -> Tensor:
         """Replace the distances of the first few neighbours by exact distances: (B, k), float64."""
-        nearest = ids[:, :RECOMPUTED_NEIGHBOURS]
-        exact = direct_sq_dist(z, self.reference.take(nearest.clamp(min=0)))
         sq_dist = sq_dist.double()
-        sq_dist[:, :RECOMPUTED_NEIGHBOURS] = torch.where(nearest >= 0, exact, torch.inf)
+        sq_dist[:, :RECOMPUTED_NEIGHBOURS] = self._exact_sq_dist(z, ids[:, :RECOMPUTED_NEIGHBOURS])
         return sq_dist
+
+    def _exact_sq_dist(self, z: Tensor, ids: Tensor) -> Tensor:
+        """Compute ‖z − x‖² from z (B, *shape) to the images of `ids` (B, n), inf for id −1: (B, n), float64."""
+        if fuses(self.reference) and not self.reference.sharded:
+            return gathered_sq_dist(self.reference.local, ids, z)
+        sq_dist = direct_sq_dist(z, self.reference.take(ids.clamp(min=0)))
+        return torch.where(ids >= 0, sq_dist, torch.inf)
 
 
 class StratifiedKNN(KNN):

@@ -63,6 +63,12 @@ class CertifiedEstimator(Estimator):
         t = self._check(z, t, x_source)
         if self._nothing_to_do(z):
             return Certificate(z.clone(), t, t, t)
+        return self._checked_certificate(z, t, x_source, generator)
+
+    def _checked_certificate(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Certificate:
+        """Compute `certified_mean` with checked arguments, so that nothing waits for a GPU."""
         with torch.autocast(z.device.type, enabled=False), full_float32():
             source = None if x_source is None else x_source.clone()
             certificate = self._certify(z.clone(), t.clone(), source, generator)

@@ -10,14 +10,15 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count, check_count
-from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, gather_used, in_order, weight_spread
-from lit_knn.linalg.dtypes import check_compute, compute_dtype, planned_dtype
+from lit_knn.estimators.drawn_images import DrawnImages
+from lit_knn.estimators.sampled import Certificate, CertifiedEstimator, drawn_images, in_order, weight_spread
+from lit_knn.linalg.dtypes import check_compute, compute_dtype, matmul_float32, planned_dtype
 from lit_knn.linalg.pca import Projection
 from lit_knn.reference import Reference
 from lit_knn.reference.components import projection_of
+from lit_knn.reference.gathered import fuses
 from lit_knn.reference.streaming import work_bytes
-from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
-from lit_knn.theory.snis import weighted_deviation, weighted_mean
+from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.stratified import stratified_draws
 from lit_knn.theory.warp import Warp
 
@@ -30,6 +31,8 @@ PIECE_FACTOR = 2
 MIN_ROWS = 32
 # Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
 LEAST_NOISE = 1e-30
+# This divisor replaces 0 where the numerator is 0 too. A smaller one would be rounded to 0 on some processors.
+TINY = torch.finfo(torch.float32).tiny
 
 
 class SubspaceDraws(NamedTuple):
@@ -85,8 +88,9 @@ class SubspaceKNN(CertifiedEstimator):
         self.compute = check_compute("SubspaceKNN", compute)
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`. Projects the images."""
+        """See `Estimator.bind`. Projects the images. On a GPU, tries the kernels that read drawn images."""
         super().bind(reference)
+        fuses(reference)
         self._check_kept()
         self._projection()
         return self
@@ -110,8 +114,8 @@ class SubspaceKNN(CertifiedEstimator):
     ) -> Tensor:
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
         excess = torch.empty(len(z), self.r, dtype=torch.float32, device=z.device)
-        for rows, x, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
-            mu[rows] = weighted_mean(weights, x).to(mu.dtype)
+        for rows, images, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
+            mu[rows] = images.mean(weights).to(mu.dtype)
             excess[rows] = self._excess(weights, draws)
         # Use one product for all rows, because P is large and reading it for a few rows at a time would be slow.
         return mu - self._projection().components.expand(excess).view(mu.shape)
@@ -122,17 +126,17 @@ class SubspaceKNN(CertifiedEstimator):
         # The proposal only approximates the posterior of warped images, so images with negligible shares may be likely.
         draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), generator, negligible_share=0.0)
         mean = torch.empty_like(x_source)
-        for rows, x, weights, part in self._weighted(draws, z, t, warp):
+        for rows, images, weights, part in self._weighted(draws, z, t, warp):
             excess = self._projection().components.expand(self._excess(weights, part)).view(-1, *z.shape[1:])
-            mean[rows] = (weighted_mean(weights, x) - excess).to(mean.dtype)
+            mean[rows] = (images.mean(weights) - excess).to(mean.dtype)
         return warp.apply(mean)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
         parts, order = [], []
-        for rows, x, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
+        for rows, images, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
             excess = self._projection().components.expand(self._excess(weights, draws)).view(-1, *z.shape[1:])
-            mean = weighted_mean(weights, x).to(x.dtype) - excess
-            sq_error = self._sq_error(weights, x, mean, excess, draws)
+            mean = images.mean(weights).to(images.dtype) - excess
+            sq_error = self._sq_error(weights, images, mean, excess, draws)
             parts.append(Certificate(mean, *weight_spread(weights), sq_error))
             order.append(rows)
         return in_order(parts, order)
@@ -151,45 +155,51 @@ class SubspaceKNN(CertifiedEstimator):
             self._draw_rows(projection, *rows, log_share, generator)
             for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
         ]
-        return SubspaceDraws(*(torch.cat(part) for part in zip(*pieces, strict=True)))
+        return pieces[0] if num_pieces == 1 else SubspaceDraws(*map(torch.cat, zip(*pieces, strict=True)))
 
     def _weighted(
         self, draws: SubspaceDraws, z: Tensor, t: Tensor, warp: Warp | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, SubspaceDraws]]:
-        """Yield rows (b,), their images (b, places, *shape), weights (b, places) and draws, in any order.
+    ) -> Iterator[tuple[Tensor | slice, DrawnImages, Tensor, SubspaceDraws]]:
+        """Yield some rows, the images drawn for these b rows, their weights (b, places) and draws, in any order.
 
         With `warp`, the likelihoods are computed from the warped images.
         """
-        for rows, x in gather_used(self.reference, draws.ids, draws.used):
-            chosen = draws.rows(rows, x.shape[1])
-            seen = x if warp is None else warp.rows(rows).apply(x)
-            log_p = unnormalised_log_likelihood(direct_sq_dist(z[rows], seen), t[rows])
-            yield rows, x, torch.softmax(log_p + chosen.log_correction, dim=1), chosen
+        for rows, images in drawn_images(self.reference, draws.ids, draws.used, warp=warp):
+            chosen = draws.rows(rows, images.places)
+            log_p = unnormalised_log_likelihood(images.sq_dist(z[rows]), t[rows])
+            yield rows, images, torch.softmax(log_p + chosen.log_correction, dim=1), chosen
 
     def _draw_rows(
         self, projection: Projection, y: Tensor, t: Tensor, log_share: float, generator: torch.Generator | None
     ) -> SubspaceDraws:
         """Choose the images of some rows from the posterior given y = P'(z − mean), (b, r)."""
-        coordinates, half_sq_norms = projection.coordinates, projection.half_sq_norms
-        log_q = (y.to(coordinates.dtype) @ coordinates.T).float().sub_(half_sq_norms)
-        log_q.div_(t.square().unsqueeze(1).float().clamp(min=LEAST_NOISE))
+        coordinates, noise = projection.coordinates, t.square()
+        log_q = matmul_float32(y.to(coordinates.dtype), coordinates.T).sub_(projection.half_sq_norms)
+        log_q.div_(noise.unsqueeze(1).float().clamp_(min=LEAST_NOISE))
         # Largest rounding error of the low-precision product. Rounding must not make likely images look negligible.
-        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * (2 * half_sq_norms.max()).sqrt() / t.square()
+        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * self._largest_norm(projection) / noise
         log_negligible = log_share - 2 * rounding.double()
         draws = stratified_draws(log_q, self.n, log_negligible, self.m, generator)
         return SubspaceDraws(*draws[:4], _mean_of_rest(draws.rest, coordinates))
+
+    def _largest_norm(self, projection: Projection) -> Tensor:
+        """Return the largest norm of an image in coordinates, a scalar. It is computed once."""
+        key = "largest coordinates", self.r, projection.coordinates.dtype
+        return self.reference.cached(key, lambda: (2 * projection.half_sq_norms.max()).sqrt())
 
     def _excess(self, weights: Tensor, draws: SubspaceDraws) -> Tensor:
         """Return the known error of the mean of y that the choice of drawn images causes: (b, r), float32."""
         projection, sampled = self._projection(), draws.sampled
         count = sampled.sum(1, keepdim=True)
         drawn = projection.coordinates[draws.ids].float()
-        mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1) / count.clamp(min=1)
+        mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1).div_(count.clamp_(min=1))
         share = (weights * sampled).sum(1, keepdim=True).float()
         # `share` is 0 if nothing is drawn.
         return share * (mean - draws.rest_mean)
 
-    def _sq_error(self, weights: Tensor, x: Tensor, mean: Tensor, excess: Tensor, draws: SubspaceDraws) -> Tensor:
+    def _sq_error(
+        self, weights: Tensor, images: DrawnImages, mean: Tensor, excess: Tensor, draws: SubspaceDraws
+    ) -> Tensor:
         """Estimate the squared error per dimension, (b,), float64, from the spread of the draws' contributions.
 
         Each of s draws, which together weigh π, contributes c = w(x − μ̂) − π/s·P(y − E_q[y]). If the draws were
@@ -203,14 +213,16 @@ class SubspaceKNN(CertifiedEstimator):
         along = projection.coordinates[draws.ids].float()
         from_mean = along - projection.components.project(mean).unsqueeze(1)
         from_rest = torch.where(sampled.unsqueeze(2), along - draws.rest_mean.unsqueeze(1), 0.0)
+        # Unused places have no weight, and their distances may be infinite.
+        sq_dist = torch.where(sampled, images.sq_dist(mean), 0.0)
         squares = (
-            weights.square() * direct_sq_dist(mean, x)
+            weights.square() * sq_dist
             - 2 * weights * share * (from_mean * from_rest).sum(2)
             + share.square() * from_rest.square().sum(2)
         ).sum(1)
         # Σc over the draws is not 0, because it balances the kept images, which do not vary. The error is the spread of
         # c around its mean, so |Σc|²/s is subtracted.
-        total = (weighted_deviation(weights, x, mean) - excess).flatten(1)
+        total = (images.deviation(weights, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
         # Rounding may make a sum of squares negative, because it is expanded.
         variance = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), squares).clamp(min=0)
@@ -224,7 +236,7 @@ def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
     All rows share one product. No row may hold a NaN, because on some processors it would spread to other rows.
     """
     # Each row is divided by its largest value. Otherwise bfloat16 might round all values of a tiny row to 0.
-    largest = rest.amax(1, keepdim=True)
-    rest = rest.div_(torch.where(largest > 0, largest, 1.0)).to(coordinates.dtype)
-    total = rest.sum(1, keepdim=True, dtype=torch.float32)
-    return (rest @ coordinates).float() / torch.where(total > 0, total, 1.0)
+    largest, dtype = rest.amax(1, keepdim=True).clamp_(min=TINY), coordinates.dtype
+    rest = torch.div(rest, largest, out=rest if dtype == rest.dtype else torch.empty_like(rest, dtype=dtype))
+    total = rest.sum(1, keepdim=True, dtype=torch.float32).clamp_(min=TINY)
+    return matmul_float32(rest, coordinates).div_(total)

@@ -69,7 +69,7 @@ class ProductSearch(Index):
             return u.new_empty(0, k), torch.empty(0, k, dtype=torch.long, device=u.device), sq_norms
         # A chunk has at least k rows, so that merging costs little compared to the scores.
         best, ids = _k_smallest(self._scores(u, step=max(_score_bytes(u) // (4 * len(u)), k)), k)
-        return 2 * best + sq_norms, ids, sq_norms
+        return torch.add(sq_norms, best, alpha=2), ids, sq_norms
 
     def _scores(self, u: Tensor, step: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the first row and (‖u − v‖² − ‖u‖²)/2, (B, c) float32, for c <= `step` vectors at a time."""
@@ -84,23 +84,30 @@ class ProductSearch(Index):
         if self._dtype == torch.int8:
             digits, unit = digits_of(u, 1)
             return lambda rows: product(digits, values[rows].T).mul_(unit)
+        if self._dtype != torch.float16:
+            return _product_with(u.to(self._dtype), values)
         # float16 ends at 65504, which is |z| = 514 in pixels. Dividing by a power of two causes no rounding.
         unit = torch.exp2(torch.frexp(u.abs().amax(1, keepdim=True)).exponent.float())
-        rounded, dtype = (u / unit).to(self._dtype), self._dtype
-        if values.dtype == dtype:
-            return lambda rows: matmul_float32(rounded, values[rows].T).mul_(unit)
-        step = max(_score_bytes(u) // (dtype.itemsize * values.shape[1]), 1)
+        multiply = _product_with((u / unit).to(torch.float16), values)
+        return lambda rows: multiply(rows).mul_(unit)
 
-        def multiply(rows: slice) -> Tensor:
-            chunk = values[rows]
-            out = torch.empty(len(u), len(chunk), device=u.device)
-            # Few vectors are converted at a time, because a whole converted chunk would be larger than its scores.
-            for start in range(0, len(chunk), step):
-                some = slice(start, start + step)
-                out[:, some] = matmul_float32(rounded, chunk[some].to(dtype).T)
-            return out.mul_(unit)
 
-        return multiply
+def _product_with(queries: Tensor, values: Tensor) -> Callable[[slice], Tensor]:
+    """Return a function that multiplies all queries with some rows of the values, in the type of the queries."""
+    step = max(_score_bytes(queries) // (queries.itemsize * values.shape[1]), 1)
+
+    def multiply(rows: slice) -> Tensor:
+        chunk = values[rows]
+        if chunk.dtype == queries.dtype or len(chunk) <= step:
+            return matmul_float32(queries, chunk.to(queries.dtype).T)
+        out = torch.empty(len(queries), len(chunk), device=queries.device)
+        # Few vectors are converted at a time, because a whole converted chunk would be larger than its scores.
+        for start in range(0, len(chunk), step):
+            some = slice(start, start + step)
+            out[:, some] = matmul_float32(queries, chunk[some].to(queries.dtype).T)
+        return out
+
+    return multiply
 
 
 def _score_bytes(u: Tensor) -> int:

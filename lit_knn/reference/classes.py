@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,47 @@ from lit_knn.errors import InputError
 
 if TYPE_CHECKING:
     from lit_knn.reference.reference_set import ReferenceSet
+
+
+class ClassTable(NamedTuple):
+    """The images of each class as tensors on the device of the set, so that a batch finds them without a loop.
+
+    The C classes are in the order of their labels. A mirrored image follows all images of its class that are stored.
+
+    Attributes:
+        labels: (C,), int64, ascending.
+        rows: stored images by ascending label, int64.
+        starts: (C,), position in `rows` of the first image of each class.
+        sizes: (C,), number of images of each class, mirrored ones included.
+        most: the largest of `sizes`.
+        stored: number of stored images in the set.
+        mirrored: whether mirrored images count.
+    """
+
+    labels: Tensor
+    rows: Tensor
+    starts: Tensor
+    sizes: Tensor
+    most: int
+    stored: int
+    mirrored: bool
+
+    def find(self, labels: Tensor) -> Tensor:
+        """Return the position of the class of each label, (B,); any position if the label is unknown."""
+        return torch.searchsorted(self.labels, labels).clamp_(max=len(self.labels) - 1)
+
+    def ids_of(self, which: Tensor, places: Tensor) -> Tensor:
+        """Return ids in the whole set, (B, n), of the images at `places` (B, n) of classes (B,); any id beyond a class.
+
+        A place is a number from 0 to the size of the class − 1.
+        """
+        starts = self.starts[which].unsqueeze(1)
+        if not self.mirrored:
+            return self.rows[(starts + places).clamp_(max=self.stored - 1)]
+        half = (self.sizes[which] // 2).unsqueeze(1)
+        turned = places >= half
+        row = self.rows[(starts + places - turned * half).clamp_(max=self.stored - 1)]
+        return row + turned * self.stored
 
 
 class ClassSets(Mapping[int, "ReferenceSet"]):
@@ -48,6 +89,20 @@ class ClassSets(Mapping[int, "ReferenceSet"]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def table(self) -> ClassTable:
+        """Return all classes as tensors on the device of the set. They are computed once per device."""
+        return self._reference.cached("class table", self._table)
+
+    def _table(self) -> ClassTable:
+        assert self._reference.labels is not None
+        stored, factor = len(self._reference.images), 2 if self._reference.hflip else 1
+        labels = self._reference.labels[:stored].cpu()
+        rows, found = labels.argsort(stable=True), torch.tensor(list(self._rows))
+        sizes = torch.bincount(torch.searchsorted(found, labels), minlength=len(found))
+        parts = found, rows, sizes.cumsum(0) - sizes, sizes * factor
+        most = factor * int(sizes.max())
+        return ClassTable(*(part.to(self._reference.device) for part in parts), most, stored, factor == 2)
 
     def ids_of(self, label: int, ids: Tensor) -> Tensor:
         """Turn ids in the set of a class into ids in the whole set, of any shape."""

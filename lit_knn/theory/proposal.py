@@ -12,6 +12,10 @@ from lit_knn.theory.stratified import StratifiedDraws, num_sure, num_used, syste
 # Draws without repetition skip images that together have less than this share of the proposal. The chance that one of
 # n independent draws hits a skipped image is at most n times this share.
 NEGLIGIBLE_SHARE = 1e-16
+# `id & FAR_ID` is the id itself, or this number for the missing id −1.
+FAR_ID = 2**62 - 1
+# Largest float64 below 1.
+BELOW_1 = 1 - 2**-53
 
 
 class Proposal(NamedTuple):
@@ -19,20 +23,31 @@ class Proposal(NamedTuple):
 
     Attributes:
         ids: (B, k), neighbours' ids; −1 where the search found fewer than k.
-        log_q: (B, k), log q of each neighbour, float64; −inf where `ids` is −1.
-        log_q_tail: (B,), log q of any one image in the tail, float64.
+        log_q_padded: (B, k + 1), float64, log q of each neighbour, −inf where `ids` is −1. The last column is log q of
+            any one image in the tail.
+        tail_size: (B, 1), float64, number of images in the tail.
         log_Zq: (B,), log of the normaliser Z_q of the unnormalised likelihoods exp(−‖z − x‖²/2t²), float64.
-        N: number of images.
+        N: number of images; (B, 1) if each row has its own.
     """
 
     ids: Tensor
-    log_q: Tensor
-    log_q_tail: Tensor
+    log_q_padded: Tensor
+    tail_size: Tensor
     log_Zq: Tensor
-    N: int
+    N: int | Tensor
+
+    @property
+    def log_q(self) -> Tensor:
+        """Log q of each neighbour, (B, k), float64; −inf where `ids` is −1."""
+        return self.log_q_padded[:, :-1]
+
+    @property
+    def log_q_tail(self) -> Tensor:
+        """Log q of any one image in the tail, (B,), float64."""
+        return self.log_q_padded[:, -1]
 
 
-def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int) -> Proposal:
+def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int | Tensor) -> Proposal:
     """Build the normalised q_t(x|z) of Eq. 13 (eq:proposal) from the result of a neighbour search.
 
     The distances may be approximate and in any order, and neighbours may be missing (id −1). q still has full support
@@ -43,16 +58,16 @@ def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int) 
         sq_dist: (B, k), squared L2, model space.
         ids: (B, k), distinct ids in [0, N), or −1 for a missing neighbour.
         t: (B,) or scalar, t > 0.
-        N: number of images.
+        N: number of images; (B, 1) if each row has its own.
     """
-    found = ids >= 0
-    log_neighbour = unnormalised_log_likelihood(sq_dist, t).masked_fill(~found, -math.inf)
-    log_tail = log_neighbour.masked_fill(~found, math.inf).amin(1)
-    log_tail = torch.where(found.any(1), log_tail, 0.0)
-    tail_size = N - found.sum(1)
-    log_tail_mass = log_tail + tail_size.double().log()
-    log_Zq = torch.logaddexp(torch.logsumexp(log_neighbour, dim=1), log_tail_mass)
-    return Proposal(ids, log_neighbour - log_Zq.unsqueeze(1), log_tail - log_Zq, log_Zq, N)
+    missing = ids < 0
+    log_neighbour = unnormalised_log_likelihood(sq_dist, t).masked_fill_(missing, -math.inf)
+    # A missing neighbour counts as likelihood 1 here, so it is the farthest only if none was found.
+    log_tail = log_neighbour.masked_fill(missing, 0.0).amin(1, keepdim=True)
+    tail_size = missing.sum(1, keepdim=True, dtype=torch.float64).add_(N - ids.shape[1])
+    log_Zq = torch.logaddexp(torch.logsumexp(log_neighbour, dim=1, keepdim=True), log_tail + tail_size.log())
+    log_q_padded = torch.cat([log_neighbour, log_tail], 1).sub_(log_Zq)
+    return Proposal(ids, log_q_padded, tail_size, log_Zq.squeeze(1), N)
 
 
 def dense_log_q(proposal: Proposal) -> Tensor:
@@ -77,36 +92,31 @@ def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | Non
     Returns:
         `ids` (B, n) in [0, N), and `log_q` (B, n), float64, the log-probability of each draw.
     """
-    log_tail_mass = proposal.log_q_tail.unsqueeze(1) + _tail_size(proposal).double().log()
-    cdf = torch.cat([proposal.log_q, log_tail_mass], dim=1).exp().cumsum(1)
+    q = proposal.log_q_padded.exp()
+    q[:, -1:] *= proposal.tail_size
+    cdf = q.cumsum(1)
     # Dividing makes the last entry exactly 1, so u < 1 never picks a category without mass.
     cdf = cdf / cdf[:, -1:]
     # `tail_share` places a draw within the tail.
-    u, tail_share = (
-        torch.rand(len(cdf), n, dtype=torch.float64, device=cdf.device, generator=generator) for _ in range(2)
-    )
+    u, tail_share = torch.rand(2, len(cdf), n, dtype=torch.float64, device=cdf.device, generator=generator)
     column = torch.searchsorted(cdf, u, right=True)
-    in_tail = column == proposal.ids.shape[1]
-
-    padded_ids = torch.nn.functional.pad(proposal.ids, (0, 1), value=-1)
-    padded_log_q = torch.cat([proposal.log_q, proposal.log_q_tail.unsqueeze(1)], dim=1)
-    ids = torch.where(in_tail, _tail_ids(proposal, tail_share), padded_ids.gather(1, column))
-    return ids, padded_log_q.gather(1, column)
+    return _ids_of(proposal, column, tail_share), proposal.log_q_padded.gather(1, column)
 
 
-def _tail_ids(proposal: Proposal, share: Tensor) -> Tensor:
-    """Return ids of the tail images at relative positions `share` (B, n), from 0 to 1, in the tail sorted by id.
+def _ids_of(proposal: Proposal, column: Tensor, tail_share: Tensor) -> Tensor:
+    """Return the ids of columns (B, n) of `log_q_padded`, (B, n).
 
-    If the neighbours' sorted ids are s_0 < s_1 < …, the r-th tail image has id r + j, where j counts the neighbours
-    with s_j − j ≤ r.
+    `tail_share` (B, n), in [0, 1), is the relative position of a draw from the tail in the tail sorted by id. If the
+    neighbours' sorted ids are s_0 < s_1 < …, the r-th tail image has id r + j, where j counts the neighbours with
+    s_j − j ≤ r.
     """
-    ids, tail_size = proposal.ids, _tail_size(proposal)
-    # The product may round up to tail_size itself.
-    rank = torch.minimum((share * tail_size).long(), (tail_size - 1).clamp(min=0))
-    # Missing neighbours get an id that sorts after every rank.
-    ordered = torch.where(ids >= 0, ids, 2 * proposal.N).sort(1).values
-    gaps = ordered - torch.arange(ids.shape[1], device=ids.device)
-    return rank + torch.searchsorted(gaps, rank, right=True)
+    ids = torch.nn.functional.pad(proposal.ids, (0, 1), value=-1).gather(1, column)
+    # A share below 1 gives a product below `tail_size`, also after rounding.
+    rank = (tail_share * proposal.tail_size).long()
+    # Missing neighbours, −1, get an id that sorts after every rank.
+    ordered = (proposal.ids & FAR_ID).sort(1).values
+    gaps = ordered - torch.arange(ordered.shape[1], device=ids.device)
+    return torch.where(ids < 0, rank + torch.searchsorted(gaps, rank, right=True), ids)
 
 
 def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | None = None) -> StratifiedDraws:
@@ -122,47 +132,41 @@ def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Gene
         generator: on the device of the proposal.
     """
     if n == proposal.N:
-        return _all_images(proposal)
+        return _all_images(proposal, n)
     k = proposal.ids.shape[1]
     top, kept, used = _largest(proposal, n)
     is_kept = torch.arange(n, device=top.device) < kept.unsqueeze(1)
-    # Places that are not kept write into an extra column, which is cut off.
+    # Places that are not kept write into an extra column, which becomes the tail.
     columns = torch.where(is_kept, top, k)
-    log_rest = torch.nn.functional.pad(proposal.log_q, (0, 1)).scatter(1, columns, -math.inf)[:, :k]
-    num_tail, log_q_tail = _tail_size(proposal), proposal.log_q_tail.unsqueeze(1)
-    log_tail_mass = log_q_tail + num_tail.double().log()
+    log_rest = proposal.log_q_padded.scatter(1, columns, -math.inf)
+    log_q_tail = proposal.log_q_padded[:, -1:]
+    torch.add(log_q_tail, proposal.tail_size.log(), out=log_rest[:, -1:])
     # Dividing the rest by its largest value keeps it from underflowing.
-    largest = torch.maximum(log_rest.amax(1, keepdim=True), log_tail_mass)
-    rest, image_q = ((torch.cat([log_rest, tail], 1) - largest).exp() for tail in (log_tail_mass, log_q_tail))
+    largest = log_rest.amax(1, keepdim=True)
+    rest = log_rest.sub_(largest).exp_()
+    image_q = torch.cat([rest[:, :-1], (log_q_tail - largest).exp_()], 1)
     draws, heights = systematic_draws(top, kept, used, rest, image_q, generator)
 
     tail_share = (heights - rest[:, :-1].sum(1, keepdim=True)) / rest[:, -1:].clamp(min=torch.finfo(rest.dtype).tiny)
-    own_ids = torch.nn.functional.pad(proposal.ids, (0, 1), value=-1).gather(1, draws.ids)
-    tail_ids = _tail_ids(proposal, tail_share.clamp(0, 1))
-    return draws._replace(ids=torch.where(draws.ids == k, tail_ids, own_ids))
+    return draws._replace(ids=_ids_of(proposal, draws.ids, tail_share.clamp(0, BELOW_1)))
 
 
 def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return columns of the n likeliest neighbours (B, n), padded with k, and counts of kept and used places, (B,)."""
-    k, log_q_tail = proposal.ids.shape[1], proposal.log_q_tail.unsqueeze(1)
+    k, log_q_tail = proposal.ids.shape[1], proposal.log_q_padded[:, -1:]
     log_top, top = proposal.log_q.topk(min(n, k), dim=1)
     beyond = n - top.shape[1]
     # Tail images fill the places after the neighbours, and replace missing neighbours.
     log_top = torch.cat([torch.maximum(log_top, log_q_tail), log_q_tail.expand(-1, beyond)], dim=1)
-    used = num_used(log_top, proposal.N, torch.full_like(proposal.log_Zq, math.log(NEGLIGIBLE_SHARE)))
+    used = num_used(log_top, proposal.N, math.log(NEGLIGIBLE_SHARE))
     kept = torch.where(used < n, used, num_sure(log_top.exp()))
-    num_found = (proposal.ids >= 0).sum(1)
+    num_found = (proposal.N - proposal.tail_size).long().squeeze(1)
     return torch.nn.functional.pad(top, (0, beyond), value=k), torch.minimum(kept, num_found), used
 
 
-def _all_images(proposal: Proposal) -> StratifiedDraws:
+def _all_images(proposal: Proposal, N: int) -> StratifiedDraws:
     """Draw every image of the set once. Each image stands only for itself."""
-    batch, N, device = len(proposal.ids), proposal.N, proposal.ids.device
+    batch, device = len(proposal.ids), proposal.ids.device
     nothing = torch.zeros(batch, N, dtype=torch.float64, device=device)
     ids, used = torch.arange(N, device=device).expand(batch, N), torch.full((batch,), N, device=device)
     return StratifiedDraws(ids, nothing, nothing.bool(), used, nothing)
-
-
-def _tail_size(proposal: Proposal) -> Tensor:
-    """Number of images in the tail, (B, 1)."""
-    return proposal.N - (proposal.ids >= 0).sum(1, keepdim=True)

@@ -52,7 +52,8 @@ def stratified_draws(
     maximum = log_top[:, :1]
     rest = log_q.sub_(maximum).exp_()
     log_top = (log_top - maximum).double()
-    q_top = log_top.exp() / rest.sum(1, keepdim=True, dtype=torch.float64)
+    p_top = log_top.exp()
+    q_top = p_top / rest.sum(1, keepdim=True, dtype=torch.float64)
     used = num_used(log_top, rest.shape[1], log_negligible)
     if m is None:
         # If n = N, every image is kept. Rounding must not make some images random.
@@ -61,7 +62,7 @@ def stratified_draws(
         sure = torch.full_like(used, m)
     kept = torch.where(used < n, used, sure)
     is_kept = torch.arange(n, device=rest.device) < kept.unsqueeze(1)
-    rest.scatter_(1, top, torch.where(is_kept, 0.0, log_top.exp().float()))
+    rest.scatter_(1, top, p_top.masked_fill_(is_kept, 0.0).float())
     return systematic_draws(top, kept, used, rest, rest, generator)[0]
 
 
@@ -84,29 +85,30 @@ def systematic_draws(
     place = torch.arange(top.shape[1], device=rest.device)
     is_kept, is_used = place < kept.unsqueeze(1), place < used.unsqueeze(1)
     cdf = rest.cumsum(1, dtype=torch.float64)
-    mass, num_drawn = cdf[:, -1:].clone(), (used - kept).unsqueeze(1)
+    mass, num_drawn = cdf[:, -1:], (used - kept).clamp_(min=1).unsqueeze(1)
     u = torch.rand(len(rest), 1, dtype=torch.float64, device=rest.device, generator=generator)
-    heights = (u + place - kept.unsqueeze(1)) / num_drawn.clamp(min=1) * mass
-    drawn = torch.searchsorted(cdf, heights, right=True)
+    heights = (u + place).sub_(kept.unsqueeze(1)).div_(num_drawn).mul_(mass)
     # Unused and kept places have heights outside the distribution.
-    drawn = drawn.clamp(max=rest.shape[1] - 1)
+    drawn = torch.searchsorted(cdf, heights, right=True).clamp_(max=rest.shape[1] - 1)
     # Reject columns of probability 0: rounding can hit them, and an underflowed rest has only such columns.
     drawn_q = image_q.gather(1, drawn).double()
-    sampled = is_used & ~is_kept & (drawn_q > 0)
-    # Where nothing is drawn, the probability and the mass are set to 1, to avoid 0/0.
-    each = torch.where(num_drawn > 0, mass, 1.0) / num_drawn.clamp(min=1)
-    log_drawn = each.log() - torch.where(sampled, drawn_q, 1.0).log()
-    log_correction = torch.where(sampled, log_drawn, torch.where(is_kept, 0.0, -math.inf))
+    # Kept places are used.
+    sampled = (is_used > is_kept) & (drawn_q > 0)
+    # Where nothing is drawn, this is no number, and is not used.
+    log_drawn = (mass / num_drawn).log() - drawn_q.log_()
+    log_correction = torch.where(sampled, log_drawn, -math.inf).masked_fill_(is_kept, 0.0)
     return StratifiedDraws(torch.where(is_kept, top, drawn), log_correction, sampled, used, rest), heights
 
 
-def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
+def num_used(log_top: Tensor, N: int, log_negligible: Tensor | float) -> Tensor:
     """Count the largest probabilities that together hold all but a negligible part: (B,), n if all n hold less."""
     # Bound the mass after each place by the later places, plus N times the last place for all images outside the n.
     bound = log_top[:, -1:] + math.log(N)
-    later = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1).flip(1)
-    enough = later < log_negligible.unsqueeze(1)
-    return torch.where(enough.any(1), enough.int().argmax(1) + 1, log_top.shape[1])
+    # The last place comes first here.
+    later = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1)
+    # What is left out decreases from place to place, so the places that leave out too much come first.
+    too_much = later >= (log_negligible.unsqueeze(1) if isinstance(log_negligible, Tensor) else log_negligible)
+    return too_much.sum(1).add_(1).clamp_(max=log_top.shape[1])
 
 
 def num_sure(q_top: Tensor) -> Tensor:
@@ -116,5 +118,5 @@ def num_sure(q_top: Tensor) -> Tensor:
     """
     n = q_top.shape[1]
     left = 1 - q_top.cumsum(1) + q_top
-    sure = q_top * (n - torch.arange(n, device=q_top.device)) >= left
-    return sure.long().cumprod(1).sum(1).clamp(max=n - 1)
+    sure = q_top * torch.arange(n, 0, -1, device=q_top.device) >= left
+    return sure.cumprod(1).sum(1).clamp_(max=n - 1)
