@@ -119,7 +119,8 @@ def merged_draws(ids: Tensor, log_correction: Tensor, of_posterior: bool = False
 
 def draws_without_repetition(draws: StratifiedDraws) -> Draws:
     """Turn stratified draws into `Draws`. A sampled image has the inclusion probability 1/correction."""
-    inclusion = torch.where(draws.sampled, (-draws.log_correction).exp(), 1.0)
+    # If the rest is nearly empty, rounding puts images into it that are sure to be drawn.
+    inclusion = torch.where(draws.sampled, (-draws.log_correction).exp(), 1.0).clamp_(max=1.0)
     return Draws(draws.ids, draws.log_correction, draws.used, inclusion=inclusion)
 
 
