@@ -14,8 +14,8 @@ from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_mean
 
-# Number of nearest images whose distances are recomputed. At small t only these images matter, and the products of digits
-# are not precise enough for them.
+# Number of nearest images whose distances are recomputed. At small t only these images matter, and the products of
+# digits are not precise enough for them.
 RECOMPUTED = 32
 # All other images are left out if they together have less than this share of the posterior.
 NEGLIGIBLE_SHARE = 1e-12
@@ -31,17 +31,18 @@ MIN_LATENTS = 64
 CHUNK = 8192
 # Integer products on a GPU need multiples of this number.
 ROW_MULTIPLE = 8
-# Noise levels outside [1e-18, 1e18] are rounded to these bounds of (PIXEL_SCALE / t)², the factor of a score in float32.
-# There all scores but the best are lost, or all images are equally likely.
+# Bounds of (PIXEL_SCALE / t)², the factor of a score in float32. Beyond them, where t is outside [1e-20, 1e16], only the
+# best image is likely, or all images are equally likely.
 LEAST_FACTOR, MOST_FACTOR = 1e-37, 1e37
 
 
 def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> tuple[Tensor, Tensor]:
     """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images. It is called like `float_sums`.
 
-    The latents are split into groups and the images into chunks, so that the memory does not grow with B. It grows with N
-    only where the scores of `MIN_LATENTS` latents, 256 bytes an image, are more than `score_bytes`. On a GPU it is
-    `score_bytes` for the scores of a group, 2 GiB for up to 8 million images, and four work arrays.
+    The latents are split into groups and the images into chunks, so that the memory does not grow with B, apart from
+    the result. It grows with N only where the scores of `MIN_LATENTS` latents, 256 bytes an image, need more than the
+    usual bound. On a GPU it is at most `score_bytes` for the scores of a group, 2 GiB for up to 8 million images, and
+    four work arrays of 512 MiB.
     """
     step = score_bytes(reference.N, z.device) // (4 * reference.N)
     if z.is_cuda:
