@@ -31,8 +31,8 @@ MIN_LATENTS = 64
 CHUNK = 8192
 # Integer products on a GPU need multiples of this number.
 ROW_MULTIPLE = 8
-# Bounds of (PIXEL_SCALE / t)², the factor of a score in float32. Beyond them, where t is outside [1e-20, 1e16], only the
-# best image is likely, or all images are equally likely.
+# Bounds of (PIXEL_SCALE / t)², the factor of a score in float32. Beyond them, where t is outside [1e-20, 1e16], only
+# the best image is likely, or all images are equally likely.
 LEAST_FACTOR, MOST_FACTOR = 1e-37, 1e37
 
 
