@@ -60,6 +60,7 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Produc
 
 def integer_log_likelihoods(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> Tensor:
     """Compute log p_t(z|x) without its constant for all images: (B, N) float64; see `unnormalised_log_likelihood`."""
+    z = z.double()
     scores, half_sq_norm = _scores(reference, z, products)
     nearest = _nearest(scores)
     exact = _joined([log_p for _, log_p in _recomputed(reference, z, t, nearest)])
@@ -86,6 +87,7 @@ def digits_hold(N: int, device: torch.device) -> dict[str, int]:
 
 
 def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> tuple[Tensor, Tensor]:
+    z = z.double()
     scores, half_sq_norm = _scores(reference, z, products)
     per_score = (PIXEL_SCALE / t).square().unsqueeze(1)
     nearest = _nearest(scores)
@@ -129,10 +131,12 @@ def _nearest(scores: Tensor) -> Tensor:
 
 
 def _recomputed(reference: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images (b, m, *shape) and their log-likelihoods (b, m), from the differences z − x."""
+    """Yield images (b, m, *shape) and their log-likelihoods (b, m), from the differences z − x.
+
+    z has float64, because at small t the weights depend on the last digits of a float32 distance.
+    """
     for rows, x in gather(reference, ids):
-        # Use float64, because at small t the weights depend on the last digits of a float32 distance.
-        yield x, unnormalised_log_likelihood(direct_sq_dist(z[rows].double(), x), t[rows])
+        yield x, unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows])
 
 
 def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Tensor, Tensor]:
@@ -144,7 +148,7 @@ def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Ten
     half_sq_norms = half_sq_norms_of(reference)
     for mirror in range(reference.N // len(reference.images)):
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖.
-        u = ((z.flip(-1) if mirror else z).double() / PIXEL_SCALE - PIXEL_OFFSET).flatten(1)
+        u = ((z.flip(-1) if mirror else z) / PIXEL_SCALE - PIXEL_OFFSET).flatten(1)
         digits = products.split(u.float(), products.digits)
         for rows, columns in _chunks(reference, mirror, len(z), products):
             score = products.multiply(digits.values, products.operand(reference.rows(rows).flatten(1)).T)
