@@ -2,11 +2,11 @@
 
     python -m benchmarks.split_products --data PATH [--t 0.2 0.5 ...] [--latents 64] [--cut 16] [--output STEM]
 
-The table has the mean squared error per dimension against the mean in float64 (`ExactFloat64`), ± its standard error over
-latents made from the images. It needs no GPU: a CPU computes the same products of the same digits. Its float32 sums round
-every addition. The matrix units of GPUs cut off the last bits after every few terms, and no setting changes this. The columns
-"cut off" emulate it, for the first `--cut` latents: after every 16 terms the sum is rounded towards zero. They compare sums
-in the blocks that `BFloat16Products` takes with sums over 8,192 terms at once. `--output` also writes STEM.md.
+The table has the mean squared error per dimension against the mean in float64 (`ExactFloat64`), ± its standard error
+over latents made from the images. It needs no GPU: a CPU computes the same products of the same digits. Its float32
+sums round every addition. The matrix units of GPUs cut off the last bits after every few terms. The columns "cut off"
+emulate this for the first `--cut` latents: after every 16 terms the sum is rounded towards zero. They compare sums in
+the blocks that `BFloat16Products` takes with sums of 8,192 terms. `--output` also writes STEM.md.
 """
 
 import argparse

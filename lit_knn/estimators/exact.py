@@ -62,9 +62,10 @@ class Exact(ExactFloat64):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), in the fastest type that is exact enough.
 
     For pixels it splits z and the images' weights into digits of 8 bits, and multiplies these with the pixels: as 8-bit
-    integers (`ExactInt8`) on a CPU that multiplies them and on NVIDIA's cards for desktops since the 30 series, in bfloat16
-    with float32 sums on its other cards since 8.0 (A100, H100, H200, B200). It does so if `bind` measures, on the device of
-    the images, a squared error per dimension below 1e-9. Otherwise, and for other images, it computes like `ExactFloat64`.
+    integers (`ExactInt8`) on a CPU that multiplies them and on NVIDIA's cards for desktops since the 30 series, in
+    bfloat16 with float32 sums on its other cards since compute capability 8.0 (A100, H100, H200, B200). It does so if
+    `bind` measures, on the device of the images, a squared error per dimension below 1e-9. Otherwise, and for images
+    that are not uint8, it computes like `ExactFloat64`.
     """
 
     shardable = True
@@ -127,8 +128,8 @@ class Exact(ExactFloat64):
 class ExactInt8(Exact):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), by products of 8-bit integers, for pixels.
 
-    Pixels are integers already; z and the weights are split into 8-bit digits. On a CPU this is several times faster than
-    `ExactFloat64`. On CIFAR-10 two digits keep the squared error below 1e-9.
+    Pixels are integers already; z and the weights are split into 8-bit digits. On a CPU this is several times faster
+    than `ExactFloat64`. On CIFAR-10 two digits keep the squared error below 1e-9.
 
     Args:
         digits: digits of z, at most 4, because a float32 has no more. null for 2 if that is exact enough, or else 3.

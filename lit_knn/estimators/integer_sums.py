@@ -14,8 +14,8 @@ from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 from lit_knn.theory.snis import weighted_mean
 
-# Number of nearest images whose distances are recomputed. At small t only these images matter, and the products of digits
-# are not precise enough for them.
+# Number of nearest images whose distances are recomputed. At small t only these images matter, and the products of
+# digits are not precise enough for them.
 RECOMPUTED = 32
 # All other images are left out if they together have less than this share of the posterior.
 NEGLIGIBLE_SHARE = 1e-12
@@ -31,17 +31,18 @@ MIN_LATENTS = 64
 CHUNK = 8192
 # Integer products on a GPU need multiples of this number.
 ROW_MULTIPLE = 8
-# Noise levels outside [1e-18, 1e18] are rounded to these bounds of (PIXEL_SCALE / t)², the factor of a score in float32.
-# There all scores but the best are lost, or all images are equally likely.
+# Bounds of (PIXEL_SCALE / t)², the factor of a score in float32. Beyond them, where t is outside [1e-20, 1e16], only
+# the best image is likely, or all images are equally likely.
 LEAST_FACTOR, MOST_FACTOR = 1e-37, 1e37
 
 
 def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> tuple[Tensor, Tensor]:
     """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images. It is called like `float_sums`.
 
-    The latents are split into groups and the images into chunks, so that the memory does not grow with B. It grows with N
-    only where the scores of `MIN_LATENTS` latents, 256 bytes an image, are more than `score_bytes`. On a GPU it is
-    `score_bytes` for the scores of a group, 2 GiB for up to 8 million images, and four work arrays.
+    The latents are split into groups and the images into chunks, so that the memory does not grow with B, apart from
+    the result. It grows with N only where the scores of `MIN_LATENTS` latents, 256 bytes an image, need more than the
+    usual bound. On a GPU it is at most `score_bytes` for the scores of a group, 2 GiB for up to 8 million images, and
+    four work arrays of 512 MiB.
     """
     step = score_bytes(reference.N, z.device) // (4 * reference.N)
     if z.is_cuda:
@@ -59,6 +60,7 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Produc
 
 def integer_log_likelihoods(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> Tensor:
     """Compute log p_t(z|x) without its constant for all images: (B, N) float64; see `unnormalised_log_likelihood`."""
+    z = z.double()
     scores, half_sq_norm = _scores(reference, z, products)
     nearest = _nearest(scores)
     exact = _joined([log_p for _, log_p in _recomputed(reference, z, t, nearest)])
@@ -85,6 +87,7 @@ def digits_hold(N: int, device: torch.device) -> dict[str, int]:
 
 
 def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> tuple[Tensor, Tensor]:
+    z = z.double()
     scores, half_sq_norm = _scores(reference, z, products)
     per_score = (PIXEL_SCALE / t).square().unsqueeze(1)
     nearest = _nearest(scores)
@@ -128,10 +131,12 @@ def _nearest(scores: Tensor) -> Tensor:
 
 
 def _recomputed(reference: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images (b, m, *shape) and their log-likelihoods (b, m), from the differences z − x."""
+    """Yield images (b, m, *shape) and their log-likelihoods (b, m), from the differences z − x.
+
+    z has float64, because at small t the weights depend on the last digits of a float32 distance.
+    """
     for rows, x in gather(reference, ids):
-        # Use float64, because at small t the weights depend on the last digits of a float32 distance.
-        yield x, unnormalised_log_likelihood(direct_sq_dist(z[rows].double(), x), t[rows])
+        yield x, unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows])
 
 
 def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Tensor, Tensor]:
@@ -143,7 +148,7 @@ def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Ten
     half_sq_norms = half_sq_norms_of(reference)
     for mirror in range(reference.N // len(reference.images)):
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖.
-        u = ((z.flip(-1) if mirror else z).double() / PIXEL_SCALE - PIXEL_OFFSET).flatten(1)
+        u = ((z.flip(-1) if mirror else z) / PIXEL_SCALE - PIXEL_OFFSET).flatten(1)
         digits = products.split(u.float(), products.digits)
         for rows, columns in _chunks(reference, mirror, len(z), products):
             score = products.multiply(digits.values, products.operand(reference.rows(rows).flatten(1)).T)

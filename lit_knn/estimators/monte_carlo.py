@@ -20,8 +20,8 @@ from lit_knn.theory.warp import Warp
 class MonteCarlo(SampledEstimator):
     """μ̂ = (1/n) Σ x_i with x_i drawn from the exact posterior: Eq. 9 (eq:simple_mc).
 
-    It is unbiased, with variance Var(x|z)/n. On a CPU it costs as much as `ExactFloat64()`; on a GPU, for pixels, about as
-    much as `Exact()`, whose products give it the posterior, too. So it is only a yardstick for other sampling estimators.
+    It is unbiased, with variance Var(x|z)/n. On a CPU it costs as much as `ExactFloat64()`, and for pixels on a GPU
+    about as much as `Exact()`, whose products it takes. So it is only a yardstick for other sampling estimators.
 
     Args:
         n: draws per z; null for 256.

@@ -14,8 +14,8 @@ _inside: list[Callable[[], None]] = []
 def full_float32() -> Iterator[None]:
     """Compute float32 products in full precision inside the block. It also works as a decorator.
 
-    `torch.set_float32_matmul_precision("high")`, which Lightning advises on GPUs, rounds the factors of float32 products
-    to TF32, and "medium" may round them to bfloat16, on CPUs too. Scores of images have no digits to spare.
+    `torch.set_float32_matmul_precision("high")`, which Lightning advises on GPUs, rounds the factors of float32
+    products to TF32, and "medium" may round them to bfloat16, on CPUs too. Scores of images have no digits to spare.
 
     The setting belongs to the process and lives on the host, so nothing waits for the device. Other threads compute
     in full precision, too, while any thread is inside: slower, but never less precisely. The last thread that leaves
@@ -45,7 +45,7 @@ def _set_highest() -> Callable[[], None]:
 
 
 def _set_backends() -> Callable[[], None]:
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
 
     def write(values: list[str]) -> None:

@@ -1,6 +1,5 @@
 """Stored pixels as the 8-bit integers that processors multiply."""
 
-import torch
 from torch import Tensor
 
 from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms, pixel_codes
