@@ -1,8 +1,11 @@
 """Every estimator on a GPU, or on its stand-in, is as near to the enumerated posterior mean as on the CPU."""
 
+import copy
+
 import pytest
 import torch
 
+from lit_knn.errors import InputError
 from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
@@ -78,6 +81,20 @@ def test_posterior_means_are_as_good_as_on_the_cpu(name, kind):
     torch.testing.assert_close(told, mean.cpu().double(), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_set_may_move_after_an_estimator_is_bound(name):
+    estimator, reference = on("cpu", MAKERS[name], "pixels")
+    z, x = latents(reference)
+    expected = enumerated_mean(reference, z, T)
+    most = FACTOR * error(estimator.posterior_mean(z, T, x, keyed_generator("cpu", 1)), expected) + FLOOR
+    for device in ("cuda", "cuda", "cpu", "cuda"):
+        reference.to(torch.device(device))
+        copied = copy.deepcopy(estimator)
+        arguments = (z.to(device), T.to(device), x.to(device), keyed_generator(device, 1))
+        for own in (estimator, copied):
+            assert error(own.posterior_mean(*arguments), expected) <= most
+
+
 def moved(warp, device):
     return Warp(*(part.to(device) for part in warp))
 
@@ -94,6 +111,23 @@ def test_means_of_warped_images_are_as_good_as_on_the_cpu(name):
     assert mean.is_cuda
     most = FACTOR * error(theirs.warped_mean(z, T, augmented.warp, x, keyed_generator("cpu", 1)), exact) + FLOOR
     assert error(mean, exact) <= most
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_arguments_on_another_device_are_refused(name):
+    estimator, reference = on("cuda", MAKERS[name], "mirrored")
+    z, x = (part[:2].cuda() for part in latents(reference))
+    for call, said in (
+        (lambda: estimator.posterior_mean(z, 2.0, x.cpu()), "x_source is on cpu, z is on cuda:0"),
+        (lambda: estimator.posterior_mean(z, 2.0, x, labels=torch.zeros(2, dtype=torch.int64)), "labels are on cpu"),
+        (lambda: estimator.posterior_mean(z.cpu(), 2.0, x), "z is on cpu, the reference set on cuda|z is on cpu"),
+    ):
+        with pytest.raises(InputError, match=said):
+            call()
+    if estimator.can_warp:
+        augmented = all_warped(x.cpu())
+        with pytest.raises(InputError, match="warp is on cpu, z is on cuda:0"):
+            estimator.warped_mean(augmented.images.cuda(), 2.0, augmented.warp, x)
 
 
 CLASS_MAKERS = every_class_estimator(k=10, n=8, r=4, max_n=10)

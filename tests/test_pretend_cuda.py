@@ -7,10 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tests.pretend_cuda import DeviceMismatch, FaissAbort, PretendCuda, PretendTensor, install_fake_faiss_gpu, real
+from tests.pretend_cuda import (
+    DeviceMismatch,
+    FaissAbort,
+    PretendCuda,
+    PretendTensor,
+    install_fake_faiss_gpu,
+    install_fake_nccl,
+    real,
+)
 
 
 @pytest.fixture
@@ -369,6 +378,33 @@ def test_faiss_lists_of_8_bit_vectors_have_the_limits_of_the_real_kernels(gpu, d
                 on_gpu.search(torch.zeros(1, d, **C), k)
         else:
             on_gpu.search(torch.zeros(1, d, **C), k)
+
+
+def test_nccl_takes_tensors_of_the_device_alone(gpu, tmp_path):
+    with install_fake_nccl():
+        dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        try:
+            x = torch.ones(3, **C)
+            with gpu.record() as seen:
+                dist.all_reduce(x)
+                dist.barrier()
+            assert seen.op_names["c10d::allreduce_"] == 1
+            for call in (
+                lambda: dist.all_reduce(torch.ones(3)),
+                lambda: dist.broadcast(torch.ones(3), 0),
+                lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)),
+            ):
+                with pytest.raises(DeviceMismatch, match="device type cpu"):
+                    call()
+            # Objects are sent as tensors on the device.
+            with gpu.record() as seen:
+                values = [None]
+                dist.all_gather_object(values, {"a": 1})
+            assert values == [{"a": 1}]
+            assert seen.syncs > 0
+            dist.all_reduce(torch.ones(3), group=dist.new_group(backend="gloo"))
+        finally:
+            dist.destroy_process_group()
 
 
 def test_nothing_is_left_behind():

@@ -306,6 +306,8 @@ class Estimator(TellsSettings, ABC):
             raise InputError(f"{name}: x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
         if x_source is not None and not x_source.is_floating_point():
             raise InputError(f"{name}: x_source must be float, in model space, got {x_source.dtype}")
+        if x_source is not None and x_source.device != z.device:
+            raise InputError(f"{name}: x_source is on {x_source.device}, z is on {z.device}")
         self._check_labels(z, labels)
         with prefixed(name):
             t = per_item(t, z).flatten().double()
@@ -328,6 +330,9 @@ class Estimator(TellsSettings, ABC):
         flips, theta = tuple(warp.flips.shape), tuple(warp.theta.shape)
         if (flips, theta) != ((len(z), 2), (len(z), 2, 3)):
             raise InputError(f"{name}: warp must have {len(z)} maps, got flips {flips} and theta {theta}")
+        for part in warp:
+            if part.device != z.device:
+                raise InputError(f"{name}: warp is on {part.device}, z is on {z.device}")
 
     def _check_labels(self, z: Tensor, labels: Tensor | None) -> None:
         name = type(self).__name__

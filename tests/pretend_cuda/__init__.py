@@ -17,6 +17,8 @@ A custom operator of `torch.library` is one operation. It runs with its CPU impl
 
 `torch.cuda` is patched for the time of the block, so that Lightning's `accelerator="gpu"` and `torch.autocast("cuda")`
 run. `install_fake_faiss_gpu()` gives FAISS a pretended GPU with the rules of `faiss.contrib.torch_utils`.
+`install_fake_nccl()` gives torch.distributed a backend `nccl` that refuses CPU tensors; one process stands for each
+GPU.
 
     with PretendCuda(project=".") as gpu:
         x = torch.randn(3, device="cuda")
@@ -36,6 +38,7 @@ nothing for the rest of the process.
 from tests.pretend_cuda.cuda import PretendCuda
 from tests.pretend_cuda.device import DeviceMismatch, NotOnCuda
 from tests.pretend_cuda.faiss_gpu import FaissAbort, install_fake_faiss_gpu
+from tests.pretend_cuda.nccl import install_fake_nccl
 from tests.pretend_cuda.tensor import PretendTensor, real
 
 __all__ = [
@@ -45,5 +48,6 @@ __all__ = [
     "PretendCuda",
     "PretendTensor",
     "install_fake_faiss_gpu",
+    "install_fake_nccl",
     "real",
 ]

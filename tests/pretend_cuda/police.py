@@ -11,6 +11,7 @@ import torch
 from tests.pretend_cuda.arguments import leaves, mapped
 from tests.pretend_cuda.counts import Counts, flops_of, moved_bytes
 from tests.pretend_cuda.device import CPU, DEVICE, DeviceMismatch, NotOnCuda, canonical, device_of_generator
+from tests.pretend_cuda.nccl import check_collective
 from tests.pretend_cuda.operations import COPIES, INDEXING, SPECIAL, SYNCS, Op, op_of
 from tests.pretend_cuda.tensor import PretendTensor, inner, real
 
@@ -37,6 +38,7 @@ class Police:
                 return out
         given = leaves((args, kwargs))
         pretended = any(isinstance(value, PretendTensor) for value in given)
+        check_collective(op.name, given, pretended)
         device = op.argument("device", args, kwargs)
         target = None if device is None else canonical(device)
         if target == CPU and self.implicit:

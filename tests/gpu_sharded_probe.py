@@ -1,0 +1,49 @@
+"""One rank with a shard of a reference set on a GPU, or on its stand-in."""
+
+from contextlib import ExitStack
+
+import torch
+import torch.distributed as dist
+
+from lit_knn.index import TorchIndex
+from lit_knn.rng import keyed_generator
+from tests.pretend_cuda import PretendCuda, install_fake_nccl
+from tests.sharded_probe import ESTIMATORS, N, latents, shard_of
+
+SETTINGS = ("pixels", "mirrored")
+
+
+def means(reference, setting, rank, device):
+    """The rank's estimates; rank 1 has no latents."""
+    z, x = (part.to(device) for part in latents(setting, rank))
+    return {
+        name: make().bind(reference).posterior_mean(z, 2.0, x, keyed_generator(device.type, rank, 7)).cpu()
+        for name, make in ESTIMATORS.items()
+    }
+
+
+def main(rank, world_size, folder, how):
+    with ExitStack() as stack:
+        real = torch.cuda.is_available()
+        if not real:
+            stack.enter_context(PretendCuda())
+            stack.enter_context(install_fake_nccl())
+        device = torch.device("cuda", rank if real else 0)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+        stack.callback(dist.destroy_process_group)
+        report = {}
+        for setting in SETTINGS:
+            reference = shard_of(setting, rank, world_size, TorchIndex("float32")).to(device)
+            sq_dist, ids = reference.search(latents(setting, 0)[0].to(device), 7)
+            everything = torch.cat([chunk.cpu() for _, chunk in reference.chunks(10)])
+            report[setting] = {
+                "means": means(reference, setting, rank, device),
+                "found": (sq_dist.cpu(), ids.cpu()),
+                "images": everything,
+                "mean": reference.mean().cpu(),
+                "fingerprint": reference.fingerprint(),
+                "located": reference.locate(everything[5:9].to(device)).cpu(),
+            }
+        assert reference.N == 2 * N
+        torch.save(report, folder / f"rank_{rank}.pt")
