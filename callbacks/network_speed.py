@@ -11,8 +11,12 @@ class NetworkSpeed(pl.Callback):
     """Compile the network of `fit` and lay its weights out channels last; the computation stays the same.
 
     Append it to any run: `--trainer.callbacks+ callbacks.NetworkSpeed`. Only the network of the training steps is
-    compiled, not its averaged copy. Checkpoints are the same as without it. Dropout draws from the compiler's own
-    stream, so such runs do not repeat uncompiled ones to the last digit.
+    compiled, not its averaged copy. Checkpoints are the same as without it.
+
+    Dropout draws from the compiler's own stream, so such runs do not repeat uncompiled ones to the last digit. Student
+    and teacher of `LitICT` still share their masks: a compiled network draws its seeds at once, in the order of its
+    layers, from the generator that `LitICT` sets, and a mask depends on its seed and on places in the image alone.
+    `LitICT` refuses a step in which the two drew differently.
 
     Args:
         compile: use `torch.compile`. The first steps take minutes.

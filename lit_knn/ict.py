@@ -11,7 +11,7 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.memory import moved
 from lit_knn.nets.precond import ConsistencyFunction
-from lit_knn.rng import keyed_default_rng, keyed_generator
+from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
 from lit_knn.schedules import consistency_weight, ict_num_steps, lognormal_step_probs, pseudo_huber
 from lit_knn.solvers import heun_step
@@ -139,8 +139,14 @@ class LitICT(EstimatorTraining):
         z_hat = self.solver(z, t, t_prev, self.posterior_mean(x, class_label, generator))
         with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
             student = self.consistency_function(z, t, class_label)
+            drawn = drawn_so_far(x.device)
         with torch.no_grad(), keyed_default_rng(x.device, *key, DROPOUT_STREAM):
             teacher = self.consistency_function(z_hat, t_prev, class_label)
+            if drawn_so_far(x.device) != drawn:
+                raise InputError(
+                    "LitICT: the net draws other random numbers with gradients than without, so student and teacher "
+                    "cannot share dropout masks; if it is compiled, torch.compile has given up on one of the two"
+                )
         weight = consistency_weight(t, t_prev).float()
         return weight * pseudo_huber(student, teacher, self.hparams.huber_c), t
 

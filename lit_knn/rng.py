@@ -32,3 +32,9 @@ def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed_from_key(*key))
         yield
+
+
+def drawn_so_far(device: torch.device) -> bytes:
+    """Return the state of PyTorch's default generator of a device. It is on the CPU, so nothing waits for a GPU."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return state.numpy().tobytes()

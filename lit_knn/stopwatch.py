@@ -34,8 +34,9 @@ class Stopwatch:
 
     def read_and_reset(self) -> float:
         """Return the seconds measured since the last reading. Waits for the device."""
+        if self._events:  # The device is done with the earlier ones, too.
+            self._events[-1][1].synchronize()
         for start, end in self._events:
-            end.synchronize()
             self._seconds += start.elapsed_time(end) / 1000
         seconds, self._seconds, self._events = self._seconds, 0.0, []
         return seconds

@@ -4,15 +4,19 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import MixedPrecision
+from torch import nn
+from torch.nn import functional as F
 
 from callbacks import LastCheckpoint, NetworkSpeed
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN
+from lit_knn.estimators import KNN, OneSample
 from lit_knn.ict import LitICT
 from lit_knn.nets import DDPMpp
 from lit_knn.rng import keyed_default_rng
+from tests.short_training import train
+from tests.watched import Images, WatchedNet
 
 MODELS = {"EDM": (LitEDM, {"lr_ramp_up_images": 0}), "iCT": (LitICT, {})}
 
@@ -77,6 +81,69 @@ def test_a_compiled_student_and_its_teacher_share_dropout_masks(backend):
         teacher = output(1)
     torch.testing.assert_close(student, teacher, rtol=1e-4, atol=1e-4)
     assert (student - output(2)).abs().max() > 0.01
+
+
+class Masks(nn.Module):
+    """Returns its output and its masks, two of dropout around one of whole items."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        one = F.dropout(torch.ones_like(x), 0.5)
+        kept = (torch.rand(len(x), 1, 1, 1) > 0.3).float()
+        x = self.last(one * x * kept)
+        two = F.dropout(torch.ones_like(x), 0.5)
+        return two * x, one, kept, two
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_compiled_masks_are_the_same_bit_for_bit_with_and_without_gradients(backend, layout):
+    torch.compiler.reset()
+    net = Masks().to(memory_format=layout)
+    net.compile(backend=backend)
+    x = torch.randn(4, 4, 6, 6)
+
+    def masks(key):
+        with keyed_default_rng(x.device, key):
+            return net(x)[1:]
+
+    student, other = masks(1), masks(2)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        teacher = masks(1)
+    for ours, theirs, others in zip(student, teacher, other, strict=True):
+        assert torch.equal(ours, theirs.float())
+        assert not torch.equal(ours, others)
+
+
+def test_a_net_that_draws_otherwise_without_gradients_is_refused():
+    class Drawing(WatchedNet):
+        def forward(self, *args):
+            if torch.is_grad_enabled():
+                torch.rand(1)
+            return super().forward(*args)
+
+    with pytest.raises(InputError, match="draws other random numbers with gradients than without"):
+        train(LitICT(Drawing(), OneSample()), Images(), 1)
+
+
+def test_the_trial_before_training_compiles_nothing():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(torch.is_grad_enabled())
+        return graph
+
+    model = LitEDM(small_net(), OneSample(), lr_ramp_up_images=0)
+    model.denoiser.model.compile(backend=backend)
+    before = []
+    model.on_fit_start = lambda: before.extend(compiled) or LitEDM.on_fit_start(model)
+    train(model, Digits(batch_size=32), 1)
+    assert compiled
+    assert not before
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -95,6 +95,25 @@ def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, logs, le
     assert all(saved[part]["denoiser.model.value"].isfinite() for part in ("state_dict", "current_model_state"))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [LitICT, LitEDM])
+def test_a_resumed_run_on_a_gpu_repeats_the_whole_one(kind, tmp_path):
+    def run(steps, ckpt_path=None):
+        torch.manual_seed(0)
+        options = {"lr_ramp_up_images": 0} if kind is LitEDM else {"ema_decay": 0.9}
+        folder = tmp_path / f"{steps} {ckpt_path is None}"
+        trainer = pl.Trainer(**{**GPU, "max_steps": steps}, callbacks=[LastCheckpoint(dirpath=str(folder))])
+        model = kind(Breaks(call=math.inf), OneSample(), lr=0.1, **options)
+        trainer.fit(model, Digits(batch_size=300), ckpt_path=ckpt_path)
+        return folder / "last.ckpt"
+
+    whole, resumed = (torch.load(path, weights_only=False) for path in (run(8), run(8, run(3))))
+    for part in ("state_dict", "current_model_state", "averaging_state"):
+        assert whole[part].keys() == resumed[part].keys()
+        assert all(torch.equal(value, resumed[part][name]) for name, value in whole[part].items()), part
+    assert resumed["averaging_state"]["n_averaged"].item() == 8
+
+
 class HalfBad(Estimator):
     """Its estimate is not finite at the third call."""
 

@@ -58,9 +58,9 @@ class Averaging(WeightAveraging):
 
     def __init__(self, device: torch.device, decay: Callable[[], float]) -> None:
         super().__init__(device)
-        self._decay = decay
+        self._of_run, self._decay = device, decay
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the module when a fit begins."""
         if stage == "fit":
-            self._average_model = MovingAverage(pl_module, self._device, self._decay)
+            self._average_model = MovingAverage(pl_module, self._of_run, self._decay)

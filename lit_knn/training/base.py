@@ -164,7 +164,8 @@ class EstimatorTraining(pl.LightningModule):
         device = next(self.parameters()).device
         trial = torch.zeros(1, *shape, device=device)
         try:
-            with torch.no_grad(), keyed_default_rng(device, 0):
+            # A compiled net would take minutes for one image, and later take batches for tensors of varying size.
+            with torch.no_grad(), keyed_default_rng(device, 0), torch.compiler.set_stance("force_eager"):
                 output = self.evaluate_network(trial, torch.ones(1, device=device))
         except InputError:
             raise
