@@ -93,7 +93,7 @@ def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | Non
         `ids` (B, n) in [0, N), and `log_q` (B, n), float64, the log-probability of each draw.
     """
     q = proposal.log_q_padded.exp()
-    q[:, -1:] *= proposal.tail_size
+    q[:, -1:].mul_(proposal.tail_size)
     cdf = q.cumsum(1)
     # Dividing makes the last entry exactly 1, so u < 1 never picks a category without mass.
     cdf = cdf / cdf[:, -1:]
