@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lit_knn.deferred_checks import DeferredChecks
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, ByClass, Exact, MonteCarlo, StratifiedKNN, SubspaceKNN, UniformSNIS
 from lit_knn.index import TorchIndex
@@ -139,6 +140,18 @@ def test_unknown_labels_are_refused(make, label):
         estimator.posterior_mean(z, -1.0, labels=labels)
     with pytest.raises(InputError, match="x_source holds"):
         estimator.posterior_mean(z, 1.0, torch.full_like(z, torch.nan), labels=labels)
+
+
+def test_a_training_step_notes_an_unknown_label_without_waiting(stand_in):
+    estimator, checks = ByClass(Exact()).bind(toy_set().to("cuda")), DeferredChecks()
+    z, labels = torch.zeros(2, 1, 4, 4, device="cuda"), torch.tensor([2, 5], device="cuda")
+    estimator.posterior_mean(z, torch.ones(2, device="cuda"), labels=labels.clamp(max=2))
+    with checks.collect(3), stand_in.record() as seen:
+        mean = estimator.posterior_mean(z, torch.ones(2, device="cuda"), labels=labels)
+    assert seen.syncs == 0, seen.report()
+    assert mean.shape == z.shape
+    with pytest.raises(InputError, match="label 5 is none of the 3 classes of the reference set at step 3"):
+        checks.raise_first()
 
 
 @pytest.mark.gpu

@@ -99,6 +99,8 @@ class SampledEstimator(CertifiedEstimator):
         """Average the drawn images of each z with their weights; (B, *shape)."""
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
         for rows, images, weights, _ in self._weighted(draws, z, t):
+            if isinstance(rows, slice):  # All rows at once.
+                return images.mean(weights)
             mu[rows] = images.mean(weights).to(mu.dtype)
         return mu
 

@@ -115,6 +115,9 @@ class SubspaceKNN(CertifiedEstimator):
         mu = torch.empty(z.shape, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
         excess = torch.empty(len(z), self.r, dtype=torch.float32, device=z.device)
         for rows, images, weights, draws in self._weighted(self._draw(z, t, generator), z, t):
+            if isinstance(rows, slice):  # All rows at once.
+                mu, excess = images.mean(weights), self._excess(weights, draws)
+                break
             mu[rows] = images.mean(weights).to(mu.dtype)
             excess[rows] = self._excess(weights, draws)
         # Use one product for all rows, because P is large and reading it for a few rows at a time would be slow.

@@ -1,5 +1,6 @@
 """Base class of brute-force searches in PyTorch, which compute scores by products and keep the k best."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -116,9 +117,12 @@ def _score_bytes(u: Tensor) -> int:
 
 def _k_smallest(scores: Iterator[tuple[int, Tensor]], k: int) -> tuple[Tensor, Tensor]:
     """Return the k smallest scores of each row over all chunks, ascending, and their columns: (B, k) each."""
-    start, chunk = next(scores)
+    (_, chunk), second = next(scores), next(scores, None)
+    if second is None:
+        best, ids = chunk.topk(k, dim=1, largest=False)
+        return best, ids
     best, ids = chunk.topk(min(k, chunk.shape[1]), dim=1, largest=False, sorted=False)
-    for start, chunk in scores:
+    for start, chunk in itertools.chain([second], scores):
         near, near_ids = chunk.topk(min(k, chunk.shape[1]), dim=1, largest=False, sorted=False)
         best, ids = torch.cat([best, near], 1), torch.cat([ids, near_ids + start], 1)
         if best.shape[1] > k:

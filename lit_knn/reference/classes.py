@@ -100,9 +100,10 @@ class ClassSets(Mapping[int, "ReferenceSet"]):
         labels = self._reference.labels[:stored].cpu()
         rows, found = labels.argsort(stable=True), torch.tensor(list(self._rows))
         sizes = torch.bincount(torch.searchsorted(found, labels), minlength=len(found))
-        parts = found, rows, sizes.cumsum(0) - sizes, sizes * factor
-        most = factor * int(sizes.max())
-        return ClassTable(*(part.to(self._reference.device) for part in parts), most, stored, factor == 2)
+        most, device = factor * int(sizes.max()), self._reference.device
+        starts = sizes.cumsum(0) - sizes
+        found, rows, starts, sizes = (part.to(device) for part in (found, rows, starts, factor * sizes))
+        return ClassTable(found, rows, starts, sizes, most, stored, factor == 2)
 
     def ids_of(self, label: int, ids: Tensor) -> Tensor:
         """Turn ids in the set of a class into ids in the whole set, of any shape."""

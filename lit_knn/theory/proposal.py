@@ -71,7 +71,8 @@ def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int |
 
 
 def dense_log_q(proposal: Proposal) -> Tensor:
-    """Expand log q to all N images, for enumeration: (B, N), float64."""
+    """Expand log q to all N images, for enumeration: (B, N), float64. All rows must have the same N."""
+    assert isinstance(proposal.N, int)
     dense = proposal.log_q_tail.unsqueeze(1).repeat(1, proposal.N + 1)
     # Missing neighbours write into an extra column, which is cut off.
     columns = torch.where(proposal.ids >= 0, proposal.ids, proposal.N)
@@ -93,7 +94,7 @@ def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | Non
         `ids` (B, n) in [0, N), and `log_q` (B, n), float64, the log-probability of each draw.
     """
     q = proposal.log_q_padded.exp()
-    q[:, -1:] *= proposal.tail_size
+    q[:, -1:].mul_(proposal.tail_size)
     cdf = q.cumsum(1)
     # Dividing makes the last entry exactly 1, so u < 1 never picks a category without mass.
     cdf = cdf / cdf[:, -1:]
@@ -127,14 +128,15 @@ def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Gene
     the other neighbours in the order of the search (decreasing probability), then the flat tail by id.
 
     Args:
-        proposal: proposals of B latents.
+        proposal: proposals of B latents, all with the same N.
         n: draws per latent, n <= N; n = N takes every image, without randomness.
         generator: on the device of the proposal.
     """
+    assert isinstance(proposal.N, int)
     if n == proposal.N:
         return _all_images(proposal, n)
     k = proposal.ids.shape[1]
-    top, kept, used = _largest(proposal, n)
+    top, kept, used = _largest(proposal, n, proposal.N)
     is_kept = torch.arange(n, device=top.device) < kept.unsqueeze(1)
     # Places that are not kept write into an extra column, which becomes the tail.
     columns = torch.where(is_kept, top, k)
@@ -151,16 +153,16 @@ def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Gene
     return draws._replace(ids=_ids_of(proposal, draws.ids, tail_share.clamp(0, BELOW_1)))
 
 
-def _largest(proposal: Proposal, n: int) -> tuple[Tensor, Tensor, Tensor]:
+def _largest(proposal: Proposal, n: int, N: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return columns of the n likeliest neighbours (B, n), padded with k, and counts of kept and used places, (B,)."""
     k, log_q_tail = proposal.ids.shape[1], proposal.log_q_padded[:, -1:]
     log_top, top = proposal.log_q.topk(min(n, k), dim=1)
     beyond = n - top.shape[1]
     # Tail images fill the places after the neighbours, and replace missing neighbours.
     log_top = torch.cat([torch.maximum(log_top, log_q_tail), log_q_tail.expand(-1, beyond)], dim=1)
-    used = num_used(log_top, proposal.N, math.log(NEGLIGIBLE_SHARE))
+    used = num_used(log_top, N, math.log(NEGLIGIBLE_SHARE))
     kept = torch.where(used < n, used, num_sure(log_top.exp()))
-    num_found = (proposal.N - proposal.tail_size).long().squeeze(1)
+    num_found = (N - proposal.tail_size).long().squeeze(1)
     return torch.nn.functional.pad(top, (0, beyond), value=k), torch.minimum(kept, num_found), used
 
 

@@ -107,8 +107,8 @@ def num_used(log_top: Tensor, N: int, log_negligible: Tensor | float) -> Tensor:
     # The last place comes first here.
     later = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1)
     # What is left out decreases from place to place, so the places that leave out too much come first.
-    too_much = later >= (log_negligible.unsqueeze(1) if isinstance(log_negligible, Tensor) else log_negligible)
-    return too_much.sum(1).add_(1).clamp_(max=log_top.shape[1])
+    limit = log_negligible.unsqueeze(1) if isinstance(log_negligible, Tensor) else log_negligible
+    return (later[:, 1:] >= limit).sum(1).add_(1)
 
 
 def num_sure(q_top: Tensor) -> Tensor:
@@ -119,4 +119,4 @@ def num_sure(q_top: Tensor) -> Tensor:
     n = q_top.shape[1]
     left = 1 - q_top.cumsum(1) + q_top
     sure = q_top * torch.arange(n, 0, -1, device=q_top.device) >= left
-    return sure.cumprod(1).sum(1).clamp_(max=n - 1)
+    return sure[:, :-1].cumprod(1).sum(1)
