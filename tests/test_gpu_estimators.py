@@ -149,6 +149,9 @@ def test_means_of_classes_are_as_good_as_on_the_cpu(name):
     assert mean.is_cuda
     most = FACTOR * error(theirs.posterior_mean(z, T, x, keyed_generator("cpu", 1), labels), expected) + FLOOR
     assert error(mean, expected) <= most
+    for few in (1, 0):
+        own = (z[:few].cuda(), T[:few].cuda(), x[:few].cuda(), keyed_generator("cuda", 1), labels[:few].cuda())
+        assert ours.posterior_mean(*own).shape == z[:few].shape
 
 
 INDEXES = {

@@ -196,7 +196,7 @@ def test_no_algorithm_asks_for_a_kind_of_estimator(path):
 TESTS = sorted((ROOT / "tests").glob("*.py"))
 # Private names of packages that are not ours, where a test needs them.
 FOREIGN = {"_Pickler", "_dumps", "_fc", "_compiled_call_impl", "_extension_cache", "_ntuple_diskusage"}
-FOREIGN |= {"_is_avx512_bf16_supported", "_base", "_replace", "_asdict", "_fields", "_C", "_int_mm"}
+FOREIGN |= {"_is_avx512_bf16_supported", "_base", "_replace", "_asdict", "_fields", "_int_mm"}
 
 
 def private_reads(tree):
