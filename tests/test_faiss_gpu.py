@@ -146,6 +146,7 @@ def test_moving_a_set_to_the_gpu_where_it_is_does_nothing(monkeypatch):
     made = reference.cached("something", lambda: [])
     for place in ("cuda", "cuda:0", torch.device("cuda"), GPU):
         assert reference.to(place) is reference
+        reference.index.to(torch.device(place))
     assert reference.cached("something", lambda: None) is made
     assert len(copies) == 1
     assert reference.labels.device == reference.device == GPU
