@@ -41,7 +41,7 @@ def reference(index=None, hflip=False):
 # The estimator, and how many operations a call may take.
 CASES = {
     "KNN": (lambda: KNN(k=512).bind(reference()), 70),
-    "KNN, mirrored": (lambda: KNN(k=512).bind(reference(hflip=True)), 90),
+    "KNN, mirrored": (lambda: KNN(k=512).bind(reference(hflip=True)), 80),
     "KNN, SubspaceIndex": (lambda: KNN(k=512).bind(reference(SubspaceIndex(64))), 74),
     "KNN, source": (lambda: KNN(k=512, include_source=True).bind(reference()), 108),
     "StratifiedKNN": (lambda: StratifiedKNN(k=512).bind(reference()), 136),

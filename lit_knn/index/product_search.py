@@ -78,7 +78,8 @@ class ProductSearch(Index):
         multiply = self._multiplier(u, self._values)
         for start in range(0, len(self._values), step):
             rows = slice(start, start + step)
-            yield start, self._half_sq_norms[rows] - multiply(rows)
+            scores = multiply(rows)
+            yield start, torch.sub(self._half_sq_norms[rows], scores, out=scores)
 
     def _multiplier(self, u: Tensor, values: Tensor) -> Callable[[slice], Tensor]:
         """Return a function that multiplies all queries with some rows of the values, (B, c) float32."""

@@ -125,11 +125,15 @@ class ReferenceSet(Reference):
     @full_float32()
     def _nearest(self, z: Tensor, k: int, find: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Find the k nearest by `find` among the stored images and, with hflip, their mirror images."""
-        sq_dist, ids = find(z.flatten(1).float())
         if not self.hflip:
-            return sq_dist, ids
+            return find(z.flatten(1).float())
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖, so the mirrored images are searched with the mirrored query.
-        mirrored_sq_dist, mirrored_ids = find(z.flip(-1).flatten(1).float())
+        queries = z.flatten(1).float(), z.flip(-1).flatten(1).float()
+        if z.is_cuda:
+            # One search reads the vectors once.
+            (sq_dist, mirrored_sq_dist), (ids, mirrored_ids) = (part.chunk(2) for part in find(torch.cat(queries)))
+        else:
+            (sq_dist, ids), (mirrored_sq_dist, mirrored_ids) = map(find, queries)
         mirrored_ids = torch.where(mirrored_ids < 0, mirrored_ids, mirrored_ids + len(self.images))
         sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, torch.cat([ids, mirrored_ids], 1).gather(1, order)
