@@ -169,7 +169,7 @@ def _weighted_sum(reference: ReferenceSet, weights: Tensor, products: Products) 
             sums = _plus(sums, products.multiply(digits, products.operand(reference.rows(rows).flatten(1))))
             total = _plus(total, digits.sum(2, dtype=torch.float64))
         assert sums is not None
-        sums = sums.reshape(-1, *reference.shape)
+        sums = sums.reshape(len(sums), *reference.shape)
         mu = _plus(mu, (sums.flip(-1) if mirror else sums).flatten(1))
     assert mu is not None
     assert total is not None

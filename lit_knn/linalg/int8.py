@@ -114,7 +114,7 @@ def product(digits: Tensor, matrix: Tensor) -> Tensor:
 def _product_of_few(digits: Tensor, matrix: Tensor) -> Tensor:
     """Compute `product` for d <= TERMS."""
     count, batch, _ = digits.shape
-    parts = _int32_product(digits.flatten(0, 1), matrix).reshape(count, batch, -1)
+    parts = _int32_product(digits.flatten(0, 1), matrix).reshape(count, batch, matrix.shape[1])
     total = parts[-1].float()
     for part in reversed(parts[:-1]):
         total = total.div_(BASE).add_(part)

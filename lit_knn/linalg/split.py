@@ -151,7 +151,7 @@ class BFloat16Products(Products):
         total = sums.view(-1, batch, matrix.shape[1]).sum(0)
         if whole < terms:
             rest = _float32_products(rows[:, whole:].unsqueeze(0), matrix[whole:].unsqueeze(0))
-            total += rest.view(count, batch, -1).sum(0)
+            total += rest.view(count, batch, matrix.shape[1]).sum(0)
         return total
 
     def total(self, sums: Tensor) -> Tensor:
