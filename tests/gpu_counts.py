@@ -1,6 +1,11 @@
-"""Prints what the stand-in GPU counts in estimators and training steps: `python -m tests.gpu_counts`."""
+"""Prints what the stand-in GPU counts in estimators and training steps: `python -m tests.gpu_counts`.
+
+`python -m tests.gpu_counts --estimate` counts one call at the size of a training step, in a few minutes, and estimates
+its time on an H200 from its data sheet.
+"""
 
 import os
+import sys
 import tempfile
 import warnings
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
@@ -9,6 +14,9 @@ from pathlib import Path
 import pytorch_lightning as pl
 import torch
 
+from benchmarks.gpu.estimators import ENTRIES, NOISE_LEVEL
+from benchmarks.gpu.images import synthetic_images
+from benchmarks.gpu.roofline import Sizes
 from callbacks import StepProgressBar
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
@@ -23,6 +31,13 @@ from tests.pretend_cuda import PretendCuda, install_fake_faiss_gpu
 
 N, B, SHAPE = 2000, 64, (3, 32, 32)
 FIRST, STEPS = 5, 10
+AT_SCALE = Sizes(B=1024, N=50_000, d=3072, k=2048, n=256, r=512)
+# Data sheet of an H200: bytes a second, and operations a second by number type. float32 without tensor cores.
+BANDWIDTH = 4.8e12
+RATES = {"bfloat16": 989e12, "int8": 1979e12, "float32": 67e12, "float64": 67e12}
+# A launch costs the host about this long, in seconds. The GPU hides it behind longer kernels, so this counts too much.
+LAUNCH = 4e-6
+STEP = 0.3
 
 
 def estimator_counts(gpu, make, index=None, labelled=False):
@@ -98,9 +113,45 @@ def estimators():
         yield f"by class: {name}", make, TorchIndex(), True
 
 
+def estimated_seconds(seen, sizes):
+    """Estimate the seconds of a recorded call: bytes, products and launches, one after the other."""
+    gathers = sum(count for name, count in seen.op_names.items() if name.startswith("lit_knn::"))
+    # The stand-in counts the whole set for a gathering operation, which reads the drawn images.
+    drawn = gathers * (sizes.B * sizes.n - sizes.N) * sizes.d
+    products = sum(count / RATES[dtype] for dtype, count in seen.flops.items())
+    return (seen.bytes + drawn) / BANDWIDTH + products + seen.ops * LAUNCH
+
+
+def estimate(gpu):
+    """Print counts and the estimated time of a call of each estimator at the size of a training step."""
+    images = synthetic_images(AT_SCALE.N, SHAPE, torch.device("cpu"))
+    x = images[: AT_SCALE.B].float() / 127.5 - 1
+    z, x = (x + NOISE_LEVEL * torch.randn(x.shape)).cuda(), x.cuda()
+    print(f"One call, {AT_SCALE}, t = {NOISE_LEVEL:g}; ms and share of a step of {1000 * STEP:g} ms are estimates:\n")
+    print(f"{'estimator':28} {'syncs':>6} {'ops':>6} {'GB':>6} {'TFLOP':>6} {'ms':>6} {'share':>6}")
+    for name, entry in ENTRIES.items():
+        reference = ReferenceSet(images, None if entry.index is None else entry.index(AT_SCALE)).to("cuda")
+        estimator = entry.make(AT_SCALE)
+        if name == "ExactFloat64":
+            continue
+        estimator.bind(reference)
+        generator = torch.Generator("cuda").manual_seed(0)
+        # The first call computes what later ones share, such as norms.
+        estimator.posterior_mean(z[:32], NOISE_LEVEL, x_source=x[:32], generator=generator)
+        with gpu.record() as seen:
+            estimator.posterior_mean(z, NOISE_LEVEL, x_source=x, generator=generator)
+        seconds, products = estimated_seconds(seen, AT_SCALE), sum(seen.flops.values()) / 1e12
+        row = f"{seen.syncs:6} {seen.ops:6} {seen.bytes / 1e9:6.2f} {products:6.2f} {1000 * seconds:6.2f}"
+        print(f"{name:28} {row} {seconds / STEP:6.1%}", flush=True)
+
+
 def main():
     warnings.simplefilter("ignore")
     root = Path(__file__).parent.parent
+    if "--estimate" in sys.argv:
+        with PretendCuda(project=str(root)) as gpu, install_fake_faiss_gpu():
+            estimate(gpu)
+        return
     with PretendCuda(project=str(root)) as gpu, install_fake_faiss_gpu():
         print(f"One call, N = {N} uint8 images {SHAPE}, B = {B}, t from 0.1 to 80:\n")
         print(f"{'estimator':38} {'syncs':>6} {'ops':>6} {'MB':>8}")
