@@ -13,13 +13,36 @@ from lit_knn.data import Digits
 from lit_knn.deferred_checks import DeferredChecks, refuse
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
-from lit_knn.estimators import Estimator, OneSample
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Estimator,
+    Exact,
+    MonteCarlo,
+    OneSample,
+    StratifiedKNN,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.ict import LitICT
+from lit_knn.index import TorchIndex
 from lit_knn.nets import DDPMpp
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.averaging import MovingAverage
 from tests.short_training import TRAINER
 
+ESTIMATORS = {
+    "Exact": Exact,
+    "KNN": lambda: KNN(64, 16),
+    "KNN with source": lambda: KNN(64, 16, include_source=True),
+    "MonteCarlo": lambda: MonteCarlo(16),
+    "STF": lambda: STF(16),
+    "StratifiedKNN": lambda: StratifiedKNN(64, 16),
+    "SubspaceKNN": lambda: SubspaceKNN(32, n=16),
+    "UniformSNIS": lambda: UniformSNIS(16),
+    "Wiener": lambda: Wiener(32),
+}
 GPU = {**TRAINER, "accelerator": "gpu", "devices": 1}
 
 
@@ -60,6 +83,23 @@ def test_no_step_between_two_logs_waits(stand_in, kind, options, net_options, tr
     assert recorded.seen.ops > 0
     assert recorded.seen.syncs == 0, recorded.seen.report()
     assert trainer.current_epoch > 0
+
+
+@pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS)
+def test_no_estimator_makes_a_step_wait(stand_in, make):
+    recorded = Recorded(stand_in, 2, 4)
+    trainer = pl.Trainer(**{**GPU, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
+    trainer.fit(LitEDM(net(), make()), Digits(batch_size=64, index=TorchIndex()))
+    assert recorded.seen.ops > 0
+    assert recorded.seen.syncs == 0, recorded.seen.report()
+
+
+@pytest.mark.parametrize("make", [Exact, lambda: KNN(32, 16), lambda: STF(16)], ids=["Exact", "KNN", "STF"])
+def test_no_class_makes_a_step_wait(stand_in, make):
+    recorded = Recorded(stand_in, 2, 4)
+    trainer = pl.Trainer(**{**GPU, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
+    trainer.fit(LitICT(net(num_classes=10), make(), class_conditional=True), Digits(batch_size=64))
+    assert recorded.seen.syncs == 0, recorded.seen.report()
 
 
 class Breaks(nn.Module):
