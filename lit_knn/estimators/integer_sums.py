@@ -1,18 +1,19 @@
 """The exact posterior mean of pixels by products of small numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from lit_knn.estimators.drawn_images import DrawnImages, Gathered, InPlace
 from lit_knn.estimators.sampled import gather
 from lit_knn.linalg.int8 import PIXEL_OFFSET, PIXEL_SCALE
 from lit_knn.linalg.split import Products, products_for
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.gathered import fuses
 from lit_knn.reference.pixel_codes import half_sq_norms_of
 from lit_knn.reference.streaming import work_bytes
-from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
-from lit_knn.theory.snis import weighted_mean
+from lit_knn.theory.posterior import unnormalised_log_likelihood
 
 # Number of nearest images whose distances are recomputed. At small t only these images matter, and the products of
 # digits are not precise enough for them.
@@ -92,9 +93,9 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> 
     per_score = (PIXEL_SCALE / t).square().unsqueeze(1)
     nearest = _nearest(scores)
     exact_parts, near_parts = [], []
-    for x, log_p in _recomputed(reference, z, t, nearest):
+    for images, log_p in _recomputed(reference, z, t, nearest):
         exact_parts.append(log_p)
-        near_parts.append(weighted_mean(torch.softmax(log_p, dim=1), x.double()))
+        near_parts.append(images.mean(torch.softmax(log_p, dim=1)))
     exact = _joined(exact_parts)
     rest = scores.scatter_(1, nearest, -torch.inf)
     best = rest.amax(1, keepdim=True)
@@ -106,7 +107,7 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> 
     # copies far above the exact ones.
     maximum = torch.maximum(exact.amax(1, keepdim=True), log_best)
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
-    total_rest = rest.sum(1, keepdim=True, dtype=torch.float64) * (log_best - maximum).exp()
+    total_rest = _row_sums(rest).unsqueeze(1) * (log_best - maximum).exp()
     total = total_near + total_rest
     mu = _joined(near_parts).flatten(1) * total_near / total
     if reference.N > RECOMPUTED:
@@ -130,13 +131,16 @@ def _nearest(scores: Tensor) -> Tensor:
     return scores.topk(min(RECOMPUTED, scores.shape[1]), dim=1).indices
 
 
-def _recomputed(reference: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images (b, m, *shape) and their log-likelihoods (b, m), from the differences z − x.
+def _recomputed(reference: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor) -> Iterator[tuple[DrawnImages, Tensor]]:
+    """Yield the images of some rows and their log-likelihoods (b, m), from the differences z − x.
 
     z has float64, because at small t the weights depend on the last digits of a float32 distance.
     """
-    for rows, x in gather(reference, ids):
-        yield x, unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows])
+    parts: Iterable[tuple[slice, DrawnImages]] = [(slice(None), InPlace(reference, ids))]
+    if not fuses(reference):
+        parts = ((rows, Gathered(x.double())) for rows, x in gather(reference, ids))
+    for rows, images in parts:
+        yield images, unnormalised_log_likelihood(images.sq_dist(z[rows]), t[rows])
 
 
 def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Tensor, Tensor]:
@@ -167,13 +171,20 @@ def _weighted_sum(reference: ReferenceSet, weights: Tensor, products: Products) 
             # The best image of a row has weight 1.
             digits = products.split(weights[:, columns], products.weight_digits, largest=1.0).values
             sums = _plus(sums, products.multiply(digits, products.operand(reference.rows(rows).flatten(1))))
-            total = _plus(total, digits.sum(2, dtype=torch.float64))
+            total = _plus(total, _row_sums(digits))
         assert sums is not None
         sums = sums.reshape(-1, *reference.shape)
         mu = _plus(mu, (sums.flip(-1) if mirror else sums).flatten(1))
     assert mu is not None
     assert total is not None
     return (mu / products.total(total) + PIXEL_OFFSET) * PIXEL_SCALE
+
+
+def _row_sums(values: Tensor) -> Tensor:
+    """Sum over the last axis, in float64 if a CPU does it."""
+    # To sum in float64, CUDA would write a float64 copy of all values. It sums float32 in many small parts, so that few
+    # roundings add up.
+    return values.sum(-1, dtype=torch.float32).double() if values.is_cuda else values.sum(-1, dtype=torch.float64)
 
 
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:
