@@ -60,13 +60,16 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Produc
 
 
 def integer_log_likelihoods(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> Tensor:
-    """Compute log p_t(z|x) without its constant for all images: (B, N) float64; see `unnormalised_log_likelihood`."""
+    """Compute log p_t(z|x) up to a constant for each z, for all images: (B, N) float64."""
     z = z.double()
     scores, half_sq_norm = _scores(reference, z, products)
+    per_score = (PIXEL_SCALE / t).square().unsqueeze(1)
     nearest = _nearest(scores)
     exact = _joined([log_p for _, log_p in _recomputed(reference, z, t, nearest)])
-    log_p = scores.double().sub_(half_sq_norm).mul_((PIXEL_SCALE / t).square().unsqueeze(1))
-    return log_p.scatter_(1, nearest, exact)
+    # The row's constant is taken from the few exact ones. Passes over all scores in float64 would cost most.
+    best = scores.gather(1, nearest[:, :1])
+    exact -= (best - half_sq_norm) * per_score
+    return (scores.sub_(best) * per_score).scatter_(1, nearest, exact)
 
 
 def score_bytes(N: int, device: torch.device) -> int:
@@ -119,7 +122,7 @@ def _add_rest(mu: Tensor, reference: ReferenceSet, rest: Tensor, share: Tensor, 
     """Add the images that are not recomputed, with weights `rest` (B, N) and posterior share (B, 1), to mu (B, d)."""
     if mu.is_cuda:
         # To choose rows would wait for the device.
-        mu += _weighted_sum(reference, rest, products) * share
+        mu.addcmul_(_weighted_sum(reference, rest, products), share)
         return
     needed = (share > NEGLIGIBLE_SHARE).flatten().nonzero()[:, 0]
     if len(needed) > 0:
