@@ -102,7 +102,7 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> 
     exact = _joined(exact_parts)
     rest = scores.scatter_(1, nearest, -torch.inf)
     best = rest.amax(1, keepdim=True)
-    log_best = (best.double() - half_sq_norm) * per_score
+    log_best = (best - half_sq_norm) * per_score
     # Subtract `best` first, because only differences of large scores are precise. If no rest is left, `best` is −inf.
     rest.sub_(best if reference.N > RECOMPUTED else 0.0)
     rest.mul_(per_score.float().clamp(LEAST_FACTOR, MOST_FACTOR)).exp_()
@@ -191,8 +191,8 @@ def _row_sums(values: Tensor) -> Tensor:
 
 
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:
-    """Add a part to a float64 total, which is None before the first part."""
-    return part.double() if total is None else total.add_(part)
+    """Add a part to a total, which is None before the first part. Sums of several parts are float64."""
+    return part if total is None else total.double().add_(part)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
