@@ -95,7 +95,7 @@ def _pieces(images: Tensor, ids: Tensor, width: int) -> Iterator[tuple[slice, sl
 def _taken(images: Tensor, ids: Tensor, width: int) -> Tensor:
     """Gather images (*ids.shape, d) in model space."""
     stored = len(images)
-    x = to_model_space(images.index_select(0, ids.reshape(-1) % stored)).reshape(*ids.shape, -1)
+    x = to_model_space(images.index_select(0, ids.reshape(-1) % stored)).reshape(*ids.shape, images.shape[1])
     if width == 0:
         return x
     flipped = x.unflatten(-1, (-1, width)).flip(-1).flatten(-2)
