@@ -95,6 +95,15 @@ def test_deviations_from_a_centre_take_any_weights():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("hflip", [False, True])
+def test_no_rows_have_no_distances_and_no_means(hflip):
+    reference = ReferenceSet(pixels(N), hflip=hflip).to("cuda")
+    ids = torch.zeros(0, n, dtype=torch.long, device="cuda")
+    assert gathered_sq_dist(reference, ids, torch.zeros(0, *reference.shape, device="cuda")).shape == (0, n)
+    assert gathered_mean(reference, ids, ids.double()).shape == (0, *reference.shape)
+
+
+@pytest.mark.gpu
 def test_the_source_alone_is_its_own_mean():
     reference, source = SETS["pixels"]().to("cuda"), torch.randn(B, 3, 6, 6).cuda()
     none, one = torch.empty(B, 0, dtype=torch.long).cuda(), torch.ones(B, 1, dtype=torch.float64).cuda()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.checks import Check, outcome
+from benchmarks.gpu.checks import Check, measure, outcome
 from benchmarks.gpu.estimators import ENTRIES
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.roofline import Phase, Roofline
@@ -59,6 +59,13 @@ def test_options_out_of_range_are_refused_in_one_line(options, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(options)
     assert capsys.readouterr().err.strip().startswith(f"error: {options[0]} must be above 0, got ")
+
+
+@pytest.mark.gpu
+def test_every_path_on_a_gpu_agrees_with_float64_on_the_cpu():
+    rows = measure(200, (3, 8, 8), torch.device("cuda"))
+    assert len(rows) > 15
+    assert [row for row in rows if not row["passed"]] == []
 
 
 class Biased(ExactFloat64):

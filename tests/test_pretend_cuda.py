@@ -236,6 +236,22 @@ def test_operations_bytes_and_flops_are_counted(gpu):
     assert seen.bytes == 2 * 96 + (2 * 96 + 64)
 
 
+@pytest.mark.parametrize(
+    ("stored", "summed", "copied"),
+    [
+        (torch.float32, torch.float32, 0),
+        (torch.float32, torch.float64, 2 * 24 * 8),
+        (torch.bfloat16, torch.float32, 0),
+        (torch.int8, torch.float32, 2 * 24 * 4),
+    ],
+)
+def test_a_sum_in_another_type_writes_and_reads_a_copy(gpu, stored, summed, copied):
+    a = torch.ones(4, 6, dtype=stored, **C)
+    with gpu.record() as seen:
+        a.sum(1, dtype=summed)
+    assert seen.bytes == a.nbytes + 4 * summed.itemsize + copied
+
+
 @torch.library.custom_op("lit_knn_tests::scaled_sum", mutates_args=(), device_types="cpu")
 def scaled_sum(x: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
     return x * scale + y

@@ -165,18 +165,35 @@ def test_the_card_decides_on_the_number_type(stand_in, monkeypatch, capability, 
             ExactInt8().bind(on_gpu(pixels(N=80)))
 
 
-def test_one_call_waits_once_and_launches_equally_many_operations_for_more_images(stand_in):
+@pytest.mark.parametrize(("make", "most"), [(Exact, 75), (ExactInt8, 113), (lambda: MonteCarlo(16), 53)])
+def test_one_call_waits_once_and_launches_equally_many_operations_for_more_images(stand_in, make, most):
     counts = []
-    for N, B in ((100, 20), (900, 60)):
-        reference = on_gpu(pixels(N=N))
-        estimator = Exact().bind(reference)
+    # The last size is the paper's batch, of whose nearest images no float copy fits in the usual work arrays.
+    for N, B, shape in ((104, 20, (3, 8, 8)), (904, 60, (3, 8, 8)), (200, 1024, (3, 32, 32))):
+        reference = on_gpu(pixels(N=N, shape=shape))
+        estimator = make().bind(reference)
         z, t = torch.randn(B, *reference.shape, device=GPU), torch.full((B,), 5.0, device=GPU)
         with stand_in.record() as seen:
             estimator.posterior_mean(z, t)
         # The only one is the check of the input.
         assert seen.syncs == 1, seen.report()
         counts.append(seen.ops)
-    assert counts[0] == counts[1] <= 102
+    assert len(set(counts)) == 1
+    assert counts[0] <= most, seen.report()
+
+
+@pytest.mark.parametrize("N", [4096, 6144])
+def test_the_exact_mean_passes_over_the_scores_few_times(stand_in, N):
+    reference = on_gpu(pixels(N=N, shape=(3, 16, 16)))
+    estimator = Exact().bind(reference)
+    z, t = torch.randn(256, *reference.shape, device=GPU), torch.full((256,), 5.0, device=GPU)
+    with stand_in.record() as seen:
+        estimator.posterior_mean(z, t)
+    codes, scores, latents = N * reference.d, 4 * len(z) * N, z.nbytes
+    # Both products read the codes in 8 bits, write them in 16 and read these; two operations read the nearest images,
+    # for which the stand-in counts all codes. Each block of 2,048 terms of the second product writes two sums.
+    blocks = N // TERMS_PER_SUM
+    assert seen.bytes <= 2 * 5 * codes + 2 * codes + 25 * scores + (4 * blocks + 80) * latents, seen.report()
 
 
 @pytest.mark.gpu

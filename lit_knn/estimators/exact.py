@@ -14,6 +14,7 @@ from lit_knn.estimators.float_sums import float_sums
 from lit_knn.estimators.integer_sums import digits_hold, integer_sums
 from lit_knn.linalg.split import Int8Products, Products, multiplies_int8
 from lit_knn.reference import Reference, ReferenceSet
+from lit_knn.reference.gathered import fuses
 from lit_knn.theory.warp import Warp
 
 MAX_DIGITS = 4
@@ -115,6 +116,9 @@ class Exact(ExactFloat64):
         agreed = len(digits) == len(found)
         self._products = type(own)(max(digits)) if own is not None and agreed else None
         self._measured_on = reference.device
+        if self._products is not None:
+            # A GPU tries now the kernels that recompute the nearest images.
+            fuses(reference)
 
     def _products_for(self, reference: ReferenceSet) -> Products | None:
         return exact_products(reference)

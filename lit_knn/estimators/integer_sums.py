@@ -1,18 +1,19 @@
 """The exact posterior mean of pixels by products of small numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from lit_knn.estimators.drawn_images import DrawnImages, Gathered, InPlace
 from lit_knn.estimators.sampled import gather
 from lit_knn.linalg.int8 import PIXEL_OFFSET, PIXEL_SCALE
 from lit_knn.linalg.split import Products, products_for
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.gathered import fuses
 from lit_knn.reference.pixel_codes import half_sq_norms_of
 from lit_knn.reference.streaming import work_bytes
-from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
-from lit_knn.theory.snis import weighted_mean
+from lit_knn.theory.posterior import unnormalised_log_likelihood
 
 # Number of nearest images whose distances are recomputed. At small t only these images matter, and the products of
 # digits are not precise enough for them.
@@ -59,13 +60,16 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Produc
 
 
 def integer_log_likelihoods(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> Tensor:
-    """Compute log p_t(z|x) without its constant for all images: (B, N) float64; see `unnormalised_log_likelihood`."""
+    """Compute log p_t(z|x) up to a constant for each z, for all images: (B, N) float64."""
     z = z.double()
     scores, half_sq_norm = _scores(reference, z, products)
+    per_score = (PIXEL_SCALE / t).square().unsqueeze(1)
     nearest = _nearest(scores)
     exact = _joined([log_p for _, log_p in _recomputed(reference, z, t, nearest)])
-    log_p = scores.double().sub_(half_sq_norm).mul_((PIXEL_SCALE / t).square().unsqueeze(1))
-    return log_p.scatter_(1, nearest, exact)
+    # The row's constant is taken from the few exact ones. Passes over all scores in float64 would cost most.
+    best = scores.gather(1, nearest[:, :1])
+    exact -= (best - half_sq_norm) * per_score
+    return (scores.sub_(best) * per_score).scatter_(1, nearest, exact)
 
 
 def score_bytes(N: int, device: torch.device) -> int:
@@ -92,13 +96,13 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> 
     per_score = (PIXEL_SCALE / t).square().unsqueeze(1)
     nearest = _nearest(scores)
     exact_parts, near_parts = [], []
-    for x, log_p in _recomputed(reference, z, t, nearest):
+    for images, log_p in _recomputed(reference, z, t, nearest):
         exact_parts.append(log_p)
-        near_parts.append(weighted_mean(torch.softmax(log_p, dim=1), x.double()))
+        near_parts.append(images.mean(torch.softmax(log_p, dim=1)))
     exact = _joined(exact_parts)
     rest = scores.scatter_(1, nearest, -torch.inf)
     best = rest.amax(1, keepdim=True)
-    log_best = (best.double() - half_sq_norm) * per_score
+    log_best = (best - half_sq_norm) * per_score
     # Subtract `best` first, because only differences of large scores are precise. If no rest is left, `best` is −inf.
     rest.sub_(best if reference.N > RECOMPUTED else 0.0)
     rest.mul_(per_score.float().clamp(LEAST_FACTOR, MOST_FACTOR)).exp_()
@@ -106,7 +110,7 @@ def _mean(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> 
     # copies far above the exact ones.
     maximum = torch.maximum(exact.amax(1, keepdim=True), log_best)
     total_near = (exact - maximum).exp().sum(1, keepdim=True)
-    total_rest = rest.sum(1, keepdim=True, dtype=torch.float64) * (log_best - maximum).exp()
+    total_rest = _row_sums(rest).unsqueeze(1) * (log_best - maximum).exp()
     total = total_near + total_rest
     mu = _joined(near_parts).flatten(1) * total_near / total
     if reference.N > RECOMPUTED:
@@ -118,7 +122,7 @@ def _add_rest(mu: Tensor, reference: ReferenceSet, rest: Tensor, share: Tensor, 
     """Add the images that are not recomputed, with weights `rest` (B, N) and posterior share (B, 1), to mu (B, d)."""
     if mu.is_cuda:
         # To choose rows would wait for the device.
-        mu += _weighted_sum(reference, rest, products) * share
+        mu.addcmul_(_weighted_sum(reference, rest, products), share)
         return
     needed = (share > NEGLIGIBLE_SHARE).flatten().nonzero()[:, 0]
     if len(needed) > 0:
@@ -130,13 +134,16 @@ def _nearest(scores: Tensor) -> Tensor:
     return scores.topk(min(RECOMPUTED, scores.shape[1]), dim=1).indices
 
 
-def _recomputed(reference: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images (b, m, *shape) and their log-likelihoods (b, m), from the differences z − x.
+def _recomputed(reference: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor) -> Iterator[tuple[DrawnImages, Tensor]]:
+    """Yield the images of some rows and their log-likelihoods (b, m), from the differences z − x.
 
     z has float64, because at small t the weights depend on the last digits of a float32 distance.
     """
-    for rows, x in gather(reference, ids):
-        yield x, unnormalised_log_likelihood(direct_sq_dist(z[rows], x), t[rows])
+    parts: Iterable[tuple[slice, DrawnImages]] = [(slice(None), InPlace(reference, ids))]
+    if not fuses(reference):
+        parts = ((rows, Gathered(x.double())) for rows, x in gather(reference, ids))
+    for rows, images in parts:
+        yield images, unnormalised_log_likelihood(images.sq_dist(z[rows]), t[rows])
 
 
 def _scores(reference: ReferenceSet, z: Tensor, products: Products) -> tuple[Tensor, Tensor]:
@@ -167,7 +174,7 @@ def _weighted_sum(reference: ReferenceSet, weights: Tensor, products: Products) 
             # The best image of a row has weight 1.
             digits = products.split(weights[:, columns], products.weight_digits, largest=1.0).values
             sums = _plus(sums, products.multiply(digits, products.operand(reference.rows(rows).flatten(1))))
-            total = _plus(total, digits.sum(2, dtype=torch.float64))
+            total = _plus(total, _row_sums(digits))
         assert sums is not None
         sums = sums.reshape(len(sums), *reference.shape)
         mu = _plus(mu, (sums.flip(-1) if mirror else sums).flatten(1))
@@ -176,9 +183,16 @@ def _weighted_sum(reference: ReferenceSet, weights: Tensor, products: Products) 
     return (mu / products.total(total) + PIXEL_OFFSET) * PIXEL_SCALE
 
 
+def _row_sums(values: Tensor) -> Tensor:
+    """Sum over the last axis, in float64 if a CPU does it."""
+    # To sum in float64, CUDA would write a float64 copy of all values. It sums float32 in many small parts, so that few
+    # roundings add up.
+    return values.sum(-1, dtype=torch.float32).double() if values.is_cuda else values.sum(-1, dtype=torch.float64)
+
+
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:
-    """Add a part to a float64 total, which is None before the first part."""
-    return part.double() if total is None else total.add_(part)
+    """Add a part to a total, which is None before the first part. Sums of several parts are float64."""
+    return part if total is None else total.double().add_(part)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -134,9 +134,11 @@ class BFloat16Products(Products):
         """See `Products.split`."""
         values = torch.empty(count, *rows.shape, dtype=torch.bfloat16, device=rows.device)
         values[0] = rows
-        for larger, digit in pairwise(values):
-            rows = rows - larger
-            digit.copy_(rows)
+        for j, (larger, digit) in enumerate(pairwise(values), start=2):
+            # One operation on a GPU subtracts and rounds.
+            torch.sub(rows, larger, out=digit)
+            if j < count:
+                rows = rows - larger
         return Digits(values, None)
 
     def multiply(self, digits: Tensor, matrix: Tensor) -> Tensor:

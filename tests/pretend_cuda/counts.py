@@ -113,7 +113,14 @@ def moved_bytes(op: Op, given: list, out: Any) -> int:
     read = _tensors(given)
     if op.name == "aten::copy_":
         read = read[1:]  # the first one is written
+    if op.name == "aten::sum" and not _sums_as_stored(given[0].dtype, out.dtype):
+        written += 2 * given[0].numel() * out.element_size()  # a copy is written and read
     return written + sum(map(_bytes, read))
+
+
+def _sums_as_stored(stored: torch.dtype, summed: torch.dtype) -> bool:
+    """Tell whether CUDA sums these values in another type without a copy in this type."""
+    return stored == summed or (stored in (torch.float16, torch.bfloat16) and summed == torch.float32)
 
 
 def flops_of(op: Op, args: tuple, kwargs: dict, out: Any) -> tuple[str, int] | None:
