@@ -31,6 +31,9 @@ from benchmarks.gpu.roofline import Roofline, Sizes
 from benchmarks.gpu.timing import FAILED, why
 from lit_knn.errors import InputError, told_in_one_line
 
+# Seconds that a network takes to compile, about. Without them, it is not begun.
+COMPILING = 120.0
+
 
 class Scale(NamedTuple):
     """How much is measured: all sizes of a run.
@@ -67,8 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     scale, end = ON_GPU if device.type == "cuda" else ON_CPU, time.monotonic() + 60 * args.minutes
 
-    def time_is_left() -> bool:
-        return time.monotonic() < end
+    def time_is_left(seconds: float = 0.0) -> bool:
+        return time.monotonic() + seconds < end
 
     output = Output(args.output, "csv", "md", "png")
     given = None if args.data is None else load(args.data)
@@ -91,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     for N in numbers:
         results.add("estimator", f"estimators on {N:,} images", partial(on_images, N))
     if scale.compiles:  # Compilers take minutes, so that they come last.
-        results.add("training", "compiled training", lambda: train(training.COMPILED, time_is_left))
+        results.add("training", "compiled training", lambda: train(training.COMPILED, partial(time_is_left, COMPILING)))
     results.tell(". ".join([_hardware(device), *(each.told() for each in rates)]) + ".", batch)
     for problem in (problems := results.problems()):
         print(f"error: {problem}", file=sys.stderr)
