@@ -64,12 +64,12 @@ def test_options_out_of_range_are_refused_in_one_line(options, capsys):
 
 def test_a_part_that_fails_ends_no_other_part(tmp_path):
     def breaks():
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nadvice")
+        raise RuntimeError("CUDA error: an illegal memory access\nadvice")
 
     results = Results(Output(tmp_path / "gpu", "csv", "md", "png"))
     results.add("training", "training", breaks)
     results.add("check", "checks", lambda: [{"path": "a path", "passed": True, "measured": "0", "limit": "1"}])
-    assert results.problems() == ["training: failed: RuntimeError: CUDA error: an illegal memory access was encountered"]
+    assert results.problems() == ["training: failed: RuntimeError: CUDA error: an illegal memory access"]
     results.tell("A GPU.", 4)
     assert "a path" in (tmp_path / "gpu.md").read_text()
     assert [row["path"] for row in csv.DictReader((tmp_path / "gpu.csv").open())] == ["a path"]
