@@ -50,6 +50,7 @@ def make_case(
     if counted:
         ids[torch.arange(n) >= used[:, None]] = 10**12
     case = {"images": stored, "ids": ids, "used": used, "width": shape[-1] if hflip else 0, "source": None}
+    case["behind"] = 0
     x, there = drawn({**case, "ids": torch.where(ids < 10**12, ids, -1)})
     if source:
         case["source"] = torch.randn(B, *shape, generator=generator)
@@ -77,6 +78,10 @@ CASES = {
     "int32 ids": {**(case := make_case(13)), "ids": case["ids"].int()},
     "no image": {**(case := make_case(14)), "ids": torch.where(torch.arange(11) == 4, -1, case["ids"])},
     "copies": {**(case := make_case(15)), "ids": case["ids"][:, :1].expand(-1, 11)},
+    # A view of part of each image: its rows lie apart.
+    "rows apart": {**(case := make_case(18)), "images": torch.cat([case["images"]] * 2, 1)[:, :3]},
+    # Offsets beyond 2^31.
+    "far behind": {**(case := make_case(19)), "ids": case["ids"].int(), "behind": 2**31 // 300},
 }
 for name, hflip in (("near copies", False), ("near copies, mirrored", True)):
     CASES[name] = case = make_case(16, hflip=hflip, t=0.002)

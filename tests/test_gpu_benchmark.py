@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.__main__ import main
+from benchmarks.common import Output
+from benchmarks.gpu.__main__ import Results, main
 from benchmarks.gpu.checks import Check, measure, outcome
 from benchmarks.gpu.estimators import ENTRIES
 from benchmarks.gpu.images import synthetic_images
@@ -66,6 +67,31 @@ def test_every_path_on_a_gpu_agrees_with_float64_on_the_cpu():
     rows = measure(200, (3, 8, 8), torch.device("cuda"))
     assert len(rows) > 15
     assert [row for row in rows if not row["passed"]] == []
+
+
+def test_a_part_that_fails_ends_no_other_part(tmp_path):
+    def breaks():
+        raise RuntimeError("CUDA error: an illegal memory access\nadvice")
+
+    results = Results(Output(tmp_path / "gpu", "csv", "md", "png"))
+    results.add("training", "training", breaks)
+    results.add("check", "checks", lambda: [{"path": "a path", "passed": True, "measured": "0", "limit": "1"}])
+    assert results.problems() == ["training: failed: RuntimeError: CUDA error: an illegal memory access"]
+    results.tell("A GPU.", 4)
+    assert "a path" in (tmp_path / "gpu.md").read_text()
+    assert [row["path"] for row in csv.DictReader((tmp_path / "gpu.csv").open())] == ["a path"]
+
+
+class Fails(ExactFloat64):
+    """Fails as no one expects."""
+
+    def _posterior_mean(self, *args):
+        raise KeyError("float8")
+
+
+def test_a_check_that_fails_unexpectedly_is_a_row():
+    found = outcome(Check(lambda N: Fails(), exact=True), synthetic_images(60, (3, 8, 8), CPU), CPU)
+    assert found == {"passed": False, "measured": "failed: KeyError: 'float8'", "limit": ""}
 
 
 class Biased(ExactFloat64):

@@ -79,6 +79,9 @@ BAD = {
     "int_mm odd": lambda: torch._int_mm(
         torch.zeros(17, 8, dtype=torch.int8, **C), torch.zeros(8, 9, dtype=torch.int8, **C)
     ),
+    "int_mm of rows": lambda: torch._int_mm(
+        torch.zeros(17, 8, dtype=torch.int8, **C), torch.zeros(8, 16, dtype=torch.int8, **C)
+    ),
     "an operation without a CUDA kernel": lambda: torch.histogram(torch.zeros(3, **C), 2),
     "mm out_dtype double": lambda: torch.mm(
         torch.zeros(2, 2, **C).bfloat16(), torch.zeros(2, 2, **C).bfloat16(), out_dtype=torch.float64
@@ -134,7 +137,7 @@ GOOD = {
     "like on cpu": lambda: torch.zeros_like(torch.zeros(3, **C), device="cpu") + torch.ones(3),
     "split, unbind, iterate": lambda: [a + 1 for a in torch.zeros(4, 2, **C).split(2)] + list(torch.zeros(2, **C)),
     "int_mm": lambda: torch._int_mm(
-        torch.zeros(17, 8, dtype=torch.int8, **C), torch.zeros(8, 16, dtype=torch.int8, **C)
+        torch.zeros(17, 8, dtype=torch.int8, **C), torch.zeros(16, 8, dtype=torch.int8, **C).T
     ),
     "mm out_dtype": lambda: torch.mm(
         torch.ones(2, 2, **C).bfloat16(), torch.ones(2, 2, **C).bfloat16(), out_dtype=torch.float32

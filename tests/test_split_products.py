@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact, ExactFloat64, ExactInt8, MonteCarlo
@@ -53,6 +54,27 @@ def test_products_of_digits_are_products(kind, terms):
             rtol=0,
             atol=bound * scale.max().item(),
         )
+
+
+class FactorStrides(TorchDispatchMode):
+    """Collects the strides of all bfloat16 matrices that are converted, as a CPU does with the factors of products."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if str(func) == "aten._to_copy.default" and args[0].dtype == torch.bfloat16:
+            self.found |= set(args[0].stride())
+        return func(*args, **(kwargs or {}))
+
+
+def test_blocks_of_terms_start_where_matrix_units_read_fast():
+    products, terms = BFloat16Products(2), 10_008
+    digits = products.split(torch.randn(2, terms), 2).values
+    with FactorStrides() as strides:
+        products.multiply(digits, torch.ones(terms, 8, dtype=torch.bfloat16))
+    assert all(stride == 1 or stride % 8 == 0 for stride in strides.found)
 
 
 @pytest.mark.parametrize("hflip", [False, True])

@@ -4,7 +4,8 @@
     python -m benchmarks.gpu --data data/cifar10.npy --images 50000 --output cifar10_gpu
 
 First it checks every path of the estimators against float64 on the CPU, with TF32 allowed; if a check fails, the exit
-status is 1, and the measurements go on. Then it measures the rates of the device (the roofline), the training of iCT
+status is 1, and the measurements go on. A measurement that fails ends no other one, either, and the CSV file grows
+with each part. Then it measures the rates of the device (the roofline), the training of iCT
 and EDM at the paper's size, and each estimator: milliseconds, ratio to the roofline, memory, and share of a training
 step of the same number of images. Images are synthetic unless --data is given.
 
@@ -15,7 +16,7 @@ picture. On a CPU it runs at small sizes, which shows only that everything works
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,11 @@ from benchmarks.gpu import checks, estimators, training
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.picture import save_picture
 from benchmarks.gpu.roofline import Roofline, Sizes
+from benchmarks.gpu.timing import FAILED, why
 from lit_knn.errors import InputError, told_in_one_line
+
+# Seconds that a network takes to compile, about. Without them, it is not begun.
+COMPILING = 120.0
 
 
 class Scale(NamedTuple):
@@ -54,7 +59,7 @@ class Scale(NamedTuple):
     seconds: float
 
 
-ON_GPU = Scale(3000, (3, 32, 32), (50_000, 1_000_000), 1024, training.PAPER, True, (8192, 2**30), 3.0)
+ON_GPU = Scale(2000, (3, 32, 32), (50_000, 1_000_000), 1024, training.PAPER, True, (8192, 2**30), 3.0)
 ON_CPU = Scale(200, (3, 8, 8), (300,), 16, training.SMALL, False, (256, 2**20), 0.02)
 
 
@@ -65,37 +70,77 @@ def main(argv: list[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     scale, end = ON_GPU if device.type == "cuda" else ON_CPU, time.monotonic() + 60 * args.minutes
 
-    def time_is_left() -> bool:
-        return time.monotonic() < end
+    def time_is_left(seconds: float = 0.0) -> bool:
+        return time.monotonic() + seconds < end
 
     output = Output(args.output, "csv", "md", "png")
     given = None if args.data is None else load(args.data)
     batch, numbers = args.batch or scale.batch, args.images or scale.images
-    checked = _told("checks", lambda: checks.measure(scale.checked, scale.shape, device))
-    rates = Roofline(device, *scale.rates)
+    _check_numbers(given, numbers)
+    results = Results(output)
+    results.add("check", "checks", lambda: checks.measure(scale.checked, scale.shape, device))
     train = partial(training.measure, scale.training, device)
-    trained = _told("training", lambda: train(training.PRECISIONS, time_is_left))
-    measured: Rows = []
-    for N in numbers:
-        images = synthetic_images(N, scale.shape, device) if given is None else _first(given, N).to(device)
+    results.add("training", "training", lambda: train(training.PRECISIONS, time_is_left))
+    rates: list[Roofline] = []
+
+    def on_images(N: int) -> Rows:
+        if not rates:
+            rates.append(Roofline(device, *scale.rates))
+        images = synthetic_images(N, scale.shape, device) if given is None else given[:N].to(device)
         d = images[0].numel()
         sizes = Sizes(batch, N, d, min(args.k, N), min(args.n, N), min(args.r, N, d))
-        work = partial(estimators.measure, sizes, images, rates, scale.seconds, time_is_left)
-        measured += _told(f"estimators on {N:,} images", work)
+        return estimators.measure(sizes, images, rates[0], scale.seconds, time_is_left)
+
+    for N in numbers:
+        results.add("estimator", f"estimators on {N:,} images", partial(on_images, N))
     if scale.compiles:  # Compilers take minutes, so that they come last.
-        trained += _told("compiled training", lambda: train(training.COMPILED, time_is_left))
-    parts = {"check": checked, "training": trained, "estimator": measured}
-    output.write_rows([{"part": part, **row} for part, rows in parts.items() for row in rows])
-    output.tell("\n\n".join([
-        f"{_hardware(device)}. {rates.told()}.", checks.table(checked), training.table(trained),
-        estimators.table(measured, training.step_ms(trained, batch)),
-    ]))  # fmt: skip
-    if (path := output.path("png")) is not None:
-        save_picture(measured, path)
-    failed = [row["path"] for row in checked if not row["passed"]]
-    if failed:
-        print(f"error: {len(failed)} of {len(checked)} checks failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+        results.add("training", "compiled training", lambda: train(training.COMPILED, partial(time_is_left, COMPILING)))
+    results.tell(". ".join([_hardware(device), *(each.told() for each in rates)]) + ".", batch)
+    for problem in (problems := results.problems()):
+        print(f"error: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+class Results:
+    """The rows of all parts. A part that fails ends no other part.
+
+    Args:
+        output: the files; the CSV file gets the rows of each part at once.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._parts: dict[str, Rows] = {"check": [], "training": [], "estimator": []}
+        self._failed: list[str] = []
+
+    def add(self, part: str, what: str, work: Callable[[], Rows]) -> None:
+        """Do some work, add its rows to a part, and print its name and time to stderr."""
+        start = time.monotonic()
+        try:
+            self._parts[part] += work()
+        except Exception as error:  # Libraries and drivers raise errors of many types.
+            self._failed.append(f"{what}: {why(error)}")
+        print(f"{what}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        self._output.write_rows([{"part": part, **row} for part, rows in self._parts.items() for row in rows])
+
+    def tell(self, title: str, batch: int) -> None:
+        """Print and write the tables, and draw the picture."""
+        checked, trained, measured = self._parts.values()
+        step_ms = training.step_ms(trained, batch)
+        parts = checks.table(checked), training.table(trained), estimators.table(measured, step_ms)
+        self._output.tell("\n\n".join([title, *parts]))
+        if (path := self._output.path("png")) is not None:
+            save_picture(measured, path)
+
+    def problems(self) -> list[str]:
+        """Return what failed, in one line each."""
+        checked, trained, measured = self._parts.values()
+        failed = [row["path"] for row in checked if not row["passed"]]
+        found = [f"{len(failed)} of {len(checked)} checks failed: {', '.join(failed)}"] if failed else []
+        for row in (*trained, *measured):
+            if row["note"].startswith(FAILED):
+                found.append(f"{row.get('model') or row['estimator']}: {row['note']}")
+        return found + self._failed
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -117,18 +162,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _first(images: torch.Tensor, N: int) -> torch.Tensor:
-    if len(images) < N:
-        raise InputError(f"--images: the data has {len(images)} images, fewer than {N}; give --images {len(images)}")
-    return images[:N]
-
-
-def _told(what: str, work: Callable[[], Rows]) -> Rows:
-    """Do a part, and print its name and time to stderr."""
-    start = time.monotonic()
-    rows = work()
-    print(f"{what}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    return rows
+def _check_numbers(images: torch.Tensor | None, numbers: Sequence[int]) -> None:
+    if images is not None and len(images) < max(numbers):
+        raise InputError(
+            f"--images: the data has {len(images)} images, fewer than {max(numbers)}; give --images {len(images)}"
+        )
 
 
 def _hardware(device: torch.device) -> str:

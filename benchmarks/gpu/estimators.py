@@ -1,6 +1,5 @@
 """Time, memory and roofline of every estimator on a device."""
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,7 @@ from torch import Tensor
 from benchmarks.common import Rows, markdown, number
 from benchmarks.gpu import roofline
 from benchmarks.gpu.roofline import Phase, Roofline, Sizes
-from benchmarks.gpu.timing import milliseconds, peak_mib
-from lit_knn.errors import InputError, first_line
+from benchmarks.gpu.timing import milliseconds, peak_mib, release, why
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -25,7 +23,6 @@ from lit_knn.estimators import (
     UniformSNIS,
 )
 from lit_knn.index import Index, SubspaceIndex, TorchIndex
-from lit_knn.memory import is_out_of_memory
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
@@ -72,6 +69,7 @@ def measure(sizes: Sizes, images: Tensor, rates: Roofline, seconds: float, time_
             reason = "no time left"
         else:
             reason = _measure_one(entry, sizes, images, seconds, row)
+            release(images.device)
         rows.append({**row, "note": reason})
     return rows
 
@@ -92,17 +90,15 @@ def _measure_one(entry: Measured, sizes: Sizes, images: Tensor, seconds: float, 
         row["ms"] = milliseconds(call, device, seconds)
         row["of_roofline"] = row["ms"] / row["least_ms"]
         row["peak_mib"] = peak_mib(call, device)
-    except (InputError, RuntimeError) as error:
-        if not isinstance(error, InputError) and not is_out_of_memory(error):
-            raise
-        return first_line(error)
-    finally:
-        gc.collect()
+    except Exception as error:  # Compilers, libraries and drivers raise errors of many types.
+        return why(error)
     return ""
 
 
 def table(rows: Rows, step_ms: float) -> str:
     """Make a Markdown table. `step_ms` is the time of a training step of B images without an estimator, or NaN."""
+    if not rows:
+        return ""
     lines = [["estimator", "N", "ms", "roofline, ms", "ratio", "share of the step", "memory of a call, MiB"]]
     for row in rows:
         start = [row["estimator"], f"{row['N']:,}"]

@@ -15,6 +15,8 @@ def save_picture(rows: Rows, path: Path) -> None:
     except ImportError:
         print(f"matplotlib is missing, so {path} is not drawn")
         return
+    if not rows:
+        return
     sizes = list(dict.fromkeys(row["N"] for row in rows))
     figure = Figure(figsize=(4.8 * len(sizes), 4), layout="constrained")
     for axes, N in zip(figure.subplots(1, len(sizes), squeeze=False).flat, sizes, strict=True):

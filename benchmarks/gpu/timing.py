@@ -1,5 +1,6 @@
 """Times of calls and peaks of memory on a device."""
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -7,16 +8,34 @@ from typing import Any
 
 import torch
 
+from lit_knn.errors import InputError, first_line
+from lit_knn.memory import is_out_of_memory
+
 WARM_UP_CALLS = 2
 LEAST_CALLS = 3
 MOST_CALLS = 50
 MIB = 2**20
+# A note that begins with this word tells of an error that nobody expects.
+FAILED = "failed: "
 
 
 def wait(device: torch.device) -> None:
     """Wait until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def release(device: torch.device) -> None:
+    """Free the memory of what was measured, so that the next measurement finds all of it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def why(error: Exception) -> str:
+    """Tell in one line why there is no measurement. Unless memory or options are the reason, it begins with FAILED."""
+    expected = isinstance(error, InputError) or is_out_of_memory(error)
+    return first_line(error) if expected else f"{FAILED}{type(error).__name__}: {first_line(error)}"
 
 
 def milliseconds(call: Callable[[], Any], device: torch.device, seconds: float) -> float:

@@ -1,6 +1,5 @@
 """Images per second of iCT and EDM training at the paper's size, in float32, in bfloat16 and compiled."""
 
-import gc
 import logging
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,14 +12,13 @@ from torch import nn
 from benchmarks.common import Rows, markdown, number
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.sync_counter import SyncCounter
-from benchmarks.gpu.timing import MIB, wait
+from benchmarks.gpu.timing import MIB, release, wait, why
 from benchmarks.step_clock import StepClock
 from lit_knn.data.batches import ReferenceBatches
 from lit_knn.edm import LitEDM
 from lit_knn.errors import first_line
 from lit_knn.estimators import OneSample
 from lit_knn.ict import LitICT
-from lit_knn.memory import is_out_of_memory
 from lit_knn.nets import DDPMpp, NCSNpp
 from lit_knn.reference import ReferenceSet
 
@@ -79,7 +77,12 @@ def measure(
         for name, make in MODELS.items():
             row: dict[str, Any] = {"model": name, "precision": precision, "note": ""}
             if time_is_left():
-                row |= _trained(make(size), ReferenceSet(images), size, device, lightning_name, compiled)
+                try:
+                    row |= _trained(make(size), ReferenceSet(images), size, device, lightning_name, compiled)
+                except Exception as error:  # Compilers, libraries and drivers raise errors of many types.
+                    # A machine may lack what a compiler needs.
+                    row["note"] = first_line(error) if compiled else why(error)
+                release(device)
             else:
                 row["note"] = "no time left"
             rows.append(row)
@@ -89,7 +92,7 @@ def measure(
 def _trained(
     model: pl.LightningModule, reference: ReferenceSet, size: Size, device: torch.device, precision: str, compiled: bool
 ) -> dict[str, Any]:
-    """Train a few steps. Returns the images per second and the peak of memory, or why there are none."""
+    """Train a few steps. Returns the images per second and the peak of memory."""
     callbacks: list[pl.Callback] = []
     if compiled:
         from callbacks import NetworkSpeed  # This package also needs matplotlib and torchvision.
@@ -110,10 +113,6 @@ def _trained(
             )  # fmt: skip
             trainer.fit(model, Images(reference, size.batch_size))
         wait(device)
-    except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-        if not is_out_of_memory(error) and not compiled:
-            raise
-        return {"note": first_line(error)}
     finally:
         _forget(model)
     peak = torch.cuda.max_memory_allocated(device) / MIB if device.type == "cuda" else float("nan")
@@ -124,13 +123,12 @@ def _forget(model: nn.Module) -> None:
     """Free the memory of a model that has been measured."""
     model.cpu()
     torch._dynamo.reset()
-    gc.collect()
 
 
 def step_ms(rows: Rows, images: int) -> float:
     """Return the milliseconds in which iCT trains on this many images in float32; NaN if it was not measured."""
-    row = rows[0]
-    return 1000 * images / row["images_per_s"] if "images_per_s" in row else float("nan")
+    speed = rows[0].get("images_per_s") if rows else None
+    return float("nan") if speed is None else 1000 * images / speed
 
 
 def table(rows: Rows) -> str:
@@ -138,7 +136,7 @@ def table(rows: Rows) -> str:
     lines = [["model", "precision", "images/s", "ratio", "peak memory, MiB", "synchronisations of a step"]]
     plain = {row["model"]: row.get("images_per_s") for row in rows if row["precision"] == "fp32"}
     for row in rows:
-        speed, base = row.get("images_per_s"), plain[row["model"]]
+        speed, base = row.get("images_per_s"), plain.get(row["model"])
         if speed is None:
             lines.append([row["model"], row["precision"], row["note"], "", "", ""])
             continue

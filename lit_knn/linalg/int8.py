@@ -125,15 +125,17 @@ def _int32_product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b, int32, for int8 matrices of any shape. Zeros extend them to a shape that PyTorch multiplies."""
     (rows, terms), columns = a.shape, b.shape[1]
     if a.is_cuda:
-        # CUDA needs more than 16 rows, and other sizes in multiples of 8.
+        # CUDA needs more than 16 rows, and other sizes in multiples of 8. On many GPUs, such as A100, cuBLAS also needs
+        # the terms of each sum to lie together (PyTorch issue 169956).
         more_rows, more_terms, more_columns = max(17 - rows, 0), -terms % 8, -columns % 8
+        a, b = a.contiguous(), b.T.contiguous().T
     else:
         # PyTorch 2.14 gives wrong products of one term on a CPU.
         more_rows, more_terms, more_columns = 0, int(terms == 1), 0
     if more_rows or more_terms:
         a = pad(a, (0, more_terms, 0, more_rows))
     if more_terms or more_columns:
-        b = pad(b, (0, more_columns, 0, more_terms))
+        b = pad(b.T, (0, more_terms, 0, more_columns)).T
     return torch._int_mm(a, b)[:rows, :columns]
 
 

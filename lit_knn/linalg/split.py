@@ -146,6 +146,8 @@ class BFloat16Products(Products):
         count, batch, terms = digits.shape
         rows = digits.flatten(0, 1)
         block = -(-terms // -(-terms // TERMS_PER_SUM))
+        # The matrix units read 16 bytes at a time, from addresses in multiples of 16.
+        block = min(-(-block // 8) * 8, terms)
         whole = terms // block * block
         sums = _float32_products(
             rows[:, :whole].unflatten(1, (-1, block)).transpose(0, 1), matrix[:whole].unflatten(0, (-1, block))

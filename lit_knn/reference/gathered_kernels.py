@@ -142,6 +142,7 @@ def sq_dist(images: Tensor, ids: Tensor, used: Tensor | None, z: Tensor, width: 
         ids = ids.contiguous()
         counts = ids if used is None else used.contiguous()
         kinds = {"PIXELS": images.dtype == torch.uint8, "MIRRORED": width > 0, "COUNTED": used is not None}
+        images = images.contiguous()
         with _on(images):
             _sq_dist[grid](images, ids, counts, z.contiguous(), out, n, d, len(images), width, **kinds, **tile, **EXACT)
     return out
@@ -161,6 +162,7 @@ def mean(
         x = images if source is None else source.float().contiguous()
         kinds = {"PIXELS": images.dtype == torch.uint8, "MIRRORED": width > 0, "COUNTED": used is not None}
         kinds["SOURCE"] = source is not None
+        images = images.contiguous()
         with _on(images):
             _mean[grid](
                 images, ids, counts, weights.contiguous(), x, weights.argmax(1), out, n, d, len(images), width,

@@ -114,6 +114,9 @@ def _int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             f"_int_mm: CUDA wants self.size(0) > 16 and size(1) and mat2.size(1) multiples of 8, got "
             f"{tuple(a.shape)} @ {tuple(b.shape)}"
         )
+    # cuBLAS has kernels of all layouts only on some GPUs (PyTorch issue 169956).
+    if not a.is_contiguous() or not b.T.is_contiguous():
+        raise NotOnCuda(f"_int_mm: cuBLAS wants rows of self and columns of mat2, strides {a.stride()}, {b.stride()}")
     return torch._int_mm(a, b)
 
 
