@@ -9,6 +9,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.distributed import on_first_rank
 from lit_knn.errors import InputError, first_line
+from lit_knn.training.base import EstimatorTraining
 
 
 class FiniteCheckpoint(ModelCheckpoint):
@@ -34,6 +35,9 @@ class FiniteCheckpoint(ModelCheckpoint):
         if all(weight.isfinite().all() for weight in weights):
             super()._save_checkpoint(trainer, filepath)
         else:
+            # On a GPU the value that spoilt them may not have been told yet.
+            if isinstance(trainer.lightning_module, EstimatorTraining):
+                trainer.lightning_module.checks.raise_first()
             rank_zero_warn(f"the weights are not finite at step {trainer.global_step}; {filepath} is not written")
 
     @property

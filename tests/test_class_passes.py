@@ -154,6 +154,13 @@ def test_a_training_step_notes_an_unknown_label_without_waiting(stand_in):
         checks.raise_first()
 
 
+def test_a_plan_counts_an_index_only_where_one_is_built():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    made = ByClass(KNN(k=8))
+    assert [made.holds(100, 48, True, device).neighbours for device in (cpu, gpu)] == [8, 0]
+    assert ByClass(StratifiedKNN(k=8)).holds(100, 48, True, gpu).neighbours == 8
+
+
 @pytest.mark.gpu
 def test_a_class_smaller_than_k_is_named():
     with pytest.raises(InputError, match=r"class 2: KNN: k=12 is more than"):

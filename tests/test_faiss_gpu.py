@@ -61,12 +61,27 @@ def test_lists_of_pixels_and_of_half_floats_have_no_such_limit(factory):
 
 
 @pytest.mark.parametrize(
-    "factory", ["IVF4,SQbf16", "IVF4,PQ4", "IVF4,FlatDedup", "IVF4,Flat,RFlat", "Pad64,Flat", "PCA8,Pad16,IVF4,Flat"]
+    "factory",
+    [
+        "IVF4,SQbf16",
+        "IVF4,PQ4",
+        "IVF4,FlatDedup",
+        "IVF4,Flat,RFlat",
+        "Pad64,Flat",
+        "PCA8,Pad16,IVF4,Flat",
+        "IVF4_HNSW8,Flat",
+    ],
 )
 def test_kinds_that_would_fail_or_change_on_a_gpu_are_refused_before_the_build(factory):
     FaissIndex(factory).check(5000, 48, torch.device("cpu"), 8)
     with pytest.raises(InputError, match=r"to a GPU.*TorchIndex"):
         FaissIndex(factory).check(5000, 48, GPU, 8)
+
+
+def test_more_lists_than_a_gpu_searches_are_refused_before_the_build():
+    FaissIndex("IVF5000,Flat", nprobe=2048).check(10**6, 48, GPU, 8)
+    with pytest.raises(InputError, match="nprobe=2049: FAISS on a GPU searches at most 2048 lists"):
+        FaissIndex("IVF5000,Flat", nprobe=2049).check(10**6, 48, GPU, 8)
 
 
 FACTORIES = ["Flat", "IVF2,Flat", "IVF2,SQ8", "IVF2,SQ6", "IVF2,SQ4", "IVF2,SQfp16", "PCA8,IVF2,SQ8", "RR16,Flat"]
@@ -214,12 +229,22 @@ def test_cuvs_finds_more_neighbours_with_flat_alone(monkeypatch):
 
 def test_cuvs_searches_with_flat_alone(monkeypatch, stand_in):
     with_cuvs(monkeypatch)
-    images = pixels(2500)
+    import faiss
+
+    images, chosen, to_gpu = pixels(2500), [], faiss.index_cpu_to_gpu
+
+    def noted(resources, device, index, options):
+        chosen.append(options.use_cuvs)
+        return to_gpu(resources, device, index, options)
+
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", noted)
     _, ids = searched(FaissIndex("Flat"), 2500, "cuda", images)
     assert (ids.sort(1).values == torch.arange(2500)).all()
     with pytest.raises(InputError, match="k=2049"):
         searched(FaissIndex("IVF4,Flat"), 2049, "cuda", images)
     searched(FaissIndex("IVF4,Flat", nprobe=4), 2048, "cuda", images)
+    assert chosen[0]
+    assert not any(chosen[1:])
 
 
 def test_a_faiss_that_does_not_load_is_told_with_its_reason(monkeypatch, tmp_path):

@@ -120,10 +120,15 @@ def test_arguments_on_another_device_are_refused(name):
     for call, said in (
         (lambda: estimator.posterior_mean(z, 2.0, x.cpu()), "x_source is on cpu, z is on cuda:0"),
         (lambda: estimator.posterior_mean(z, 2.0, x, labels=torch.zeros(2, dtype=torch.int64)), "labels are on cpu"),
+        (lambda: estimator.posterior_mean(z, 2.0, x, torch.Generator()), "the generator is on cpu, z is on cuda:0"),
+        (lambda: estimator.score(z, 2.0, x, torch.Generator()), "the generator is on cpu, z is on cuda:0"),
         (lambda: estimator.posterior_mean(z.cpu(), 2.0, x), "z is on cpu, the reference set on cuda|z is on cpu"),
     ):
         with pytest.raises(InputError, match=said):
             call()
+    if isinstance(estimator, CertifiedEstimator):
+        with pytest.raises(InputError, match="the generator is on cpu, z is on cuda:0"):
+            estimator.certified_mean(z, 2.0, x, torch.Generator())
     if estimator.can_warp:
         augmented = all_warped(x.cpu())
         with pytest.raises(InputError, match="warp is on cpu, z is on cuda:0"):

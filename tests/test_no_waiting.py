@@ -28,6 +28,7 @@ from lit_knn.estimators import (
 from lit_knn.ict import LitICT
 from lit_knn.index import TorchIndex
 from lit_knn.nets import DDPMpp
+from lit_knn.reference import ReferenceSet
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.averaging import MovingAverage
 from tests.short_training import TRAINER
@@ -118,21 +119,46 @@ class Breaks(nn.Module):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("every", "logs", "left"), [(1, 50, 3), (2, 50, 2), (50, 5, None)])
-def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, logs, left, tmp_path):
+@pytest.mark.parametrize(("every", "logs", "told", "left"), [(1, 50, 4, 3), (2, 50, 4, 2), (50, 5, 5, None)])
+def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, logs, told, left, tmp_path):
     last = LastCheckpoint(every, dirpath=str(tmp_path))
     trainer = pl.Trainer(**{**GPU, "max_steps": 9, "log_every_n_steps": logs}, callbacks=[last])
     # The first call is the trial of `setup`.
     model = LitEDM(Breaks(call=4), OneSample(), lr=0.1, lr_ramp_up_images=0)
     with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
         trainer.fit(model, Digits(batch_size=32))
-    assert trainer.global_step == min(logs, 9)
+    assert trainer.global_step == told
     if left is None:
         assert not (tmp_path / "last.ckpt").exists()
         return
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
     assert saved["global_step"] == left
     assert all(saved[part]["denoiser.model.value"].isfinite() for part in ("state_dict", "current_model_state"))
+
+
+@pytest.mark.gpu
+def test_a_validation_tells_what_is_not_finite():
+    options = {**GPU, "limit_val_batches": 1, "val_check_interval": 5, "enable_checkpointing": False}
+    trainer = pl.Trainer(**options, max_steps=9)
+    with pytest.raises(NonFiniteLossError, match="not finite at step 3"):
+        trainer.fit(LitEDM(Breaks(call=4), OneSample(), lr_ramp_up_images=0), Digits(batch_size=32, val_images=32))
+    assert trainer.global_step == 5
+
+
+@pytest.mark.gpu
+def test_a_step_that_the_scaler_of_gradients_leaves_out_is_told_before_a_checkpoint_and_once(tmp_path):
+    options = {**GPU, "precision": "16-mixed", "log_every_n_steps": 50}
+    trainer = pl.Trainer(**options, max_steps=9, callbacks=[LastCheckpoint(2, dirpath=str(tmp_path))])
+    net = Breaks(call=4)
+    model, data = LitEDM(net, OneSample(), lr=0.1, lr_ramp_up_images=0), Digits(batch_size=32)
+    with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
+        trainer.fit(model, data)
+    assert net.value.isfinite()
+    assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == 2
+    net.call = math.inf
+    trainer = pl.Trainer(**options, max_steps=2, enable_checkpointing=False)
+    trainer.fit(model, data)
+    assert trainer.global_step == 2
 
 
 @pytest.mark.gpu
@@ -193,6 +219,17 @@ def test_the_first_bad_value_of_an_estimator_is_told_when_asked(where, value, me
     for _ in range(2):  # It stays noted, so that nothing is saved after it.
         with pytest.raises(InputError, match=message):
             checks.raise_first()
+
+
+@pytest.mark.gpu
+def test_calls_of_one_step_may_check_different_arguments():
+    checks, z = DeferredChecks(), torch.ones(3, 1, 4, 4, device="cuda")
+    estimator = UniformSNIS(n=2).bind(ReferenceSet(torch.zeros(5, 1, 4, 4)).to("cuda"))
+    with checks.collect(2):
+        estimator.posterior_mean(z, 1.0)
+        estimator.posterior_mean(z, 1.0, z * math.nan)
+    with pytest.raises(InputError, match="UniformSNIS: x_source holds a value that is not finite at step 2"):
+        checks.raise_first()
 
 
 def test_a_call_of_an_estimator_waits_once_and_a_noted_one_not(stand_in):

@@ -174,7 +174,17 @@ def test_floats_are_summed_in_float64_on_a_gpu_and_refused_by_int8():
 
 
 @pytest.mark.parametrize(
-    ("capability", "name"), [((7, 5), None), ((8, 0), "bfloat16"), ((8, 6), "int8"), ((9, 0), "bfloat16")]
+    ("capability", "name"),
+    [
+        ((7, 0), None),
+        ((7, 5), None),
+        ((8, 0), "bfloat16"),
+        ((8, 6), "int8"),
+        ((8, 9), "int8"),
+        ((9, 0), "bfloat16"),
+        ((10, 0), "bfloat16"),
+        ((12, 0), "int8"),
+    ],
 )
 def test_the_card_decides_on_the_number_type(stand_in, monkeypatch, capability, name):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)

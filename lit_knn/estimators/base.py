@@ -134,7 +134,7 @@ class Estimator(TellsSettings, ABC):
                 called; `x_source` or labels are missing though the estimator needs them; labels are unknown or not
                 supported.
         """
-        t = self._check(z, t, x_source, labels)
+        t = self._check(z, t, x_source, labels, generator)
         if self._nothing_to_do(z):
             return z.clone()
         # Scores and weights stay in full precision, even if the network trains in a lower one.
@@ -190,7 +190,7 @@ class Estimator(TellsSettings, ABC):
         """
         if not self.can_warp:
             raise InputError(f"{type(self).__name__} cannot estimate the posterior of warped images")
-        t = self._check(z, t, x_source, labels)
+        t = self._check(z, t, x_source, labels, generator)
         self._check_warp(z, warp, x_source)
         if self._nothing_to_do(z):
             return z.clone()
@@ -240,7 +240,7 @@ class Estimator(TellsSettings, ABC):
         Raises:
             InputError: as `posterior_mean`; the process has no finite noise level above 0 at t.
         """
-        t = self._check(z, t, x_source, labels)
+        t = self._check(z, t, x_source, labels, generator)
         sigma = process.sigma(t)
         if not ((sigma > 0) & sigma.isfinite()).all():
             bad = t[~((sigma > 0) & sigma.isfinite())][0].item()
@@ -292,7 +292,14 @@ class Estimator(TellsSettings, ABC):
             refuse(f"{type(self).__name__}: mean", bad, lambda: size, partial(_not_finite, type(self).__name__))
         return mean
 
-    def _check(self, z: Tensor, t: Tensor | float, x_source: Tensor | None, labels: Tensor | None = None) -> Tensor:
+    def _check(
+        self,
+        z: Tensor,
+        t: Tensor | float,
+        x_source: Tensor | None,
+        labels: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Tensor:
         name = type(self).__name__
         if not isinstance(z, Tensor) or not z.is_floating_point():
             raise InputError(f"{name}: z must be float, got {z.dtype if isinstance(z, Tensor) else type(z).__name__}")
@@ -308,6 +315,8 @@ class Estimator(TellsSettings, ABC):
             raise InputError(f"{name}: x_source must be float, in model space, got {x_source.dtype}")
         if x_source is not None and x_source.device != z.device:
             raise InputError(f"{name}: x_source is on {x_source.device}, z is on {z.device}")
+        if generator is not None and generator.device.type != z.device.type:
+            raise InputError(f"{name}: the generator is on {generator.device}, z is on {z.device}")
         self._check_labels(z, labels)
         with prefixed(name):
             t = per_item(t, z).flatten().double()

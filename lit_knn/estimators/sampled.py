@@ -60,7 +60,7 @@ class CertifiedEstimator(Estimator):
         The mean equals `posterior_mean` if the generator is in the same state. The error is the variance of Eq. 12
         (eq:SNIS_Var), with the weights of the draws in place of the posterior.
         """
-        t = self._check(z, t, x_source)
+        t = self._check(z, t, x_source, None, generator)
         if self._nothing_to_do(z):
             return Certificate(z.clone(), t, t, t)
         return self._checked_certificate(z, t, x_source, generator)
