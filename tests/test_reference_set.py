@@ -380,3 +380,12 @@ def test_ranks_share_all_images_once(ranks, hflip):
             assert torch.equal(x, reference.gather(own))
             ids += own.tolist()
     assert sorted(ids) == list(range(reference.N))
+
+
+def test_two_sets_with_one_index_search_their_own_images():
+    index = TorchIndex("float32")
+    streams = (torch.Generator().manual_seed(seed) for seed in (0, 1))
+    first, second = (ReferenceSet(torch.randn(50, 6, generator=stream), index) for stream in streams)
+    for reference in (first, second, first):
+        own = reference.gather(torch.arange(50))
+        assert torch.equal(reference.search(own, 1)[1][:, 0], torch.arange(50))

@@ -197,7 +197,7 @@ def test_the_card_decides_on_the_number_type(stand_in, monkeypatch, capability, 
             ExactInt8().bind(on_gpu(pixels(N=80)))
 
 
-@pytest.mark.parametrize(("make", "most"), [(Exact, 75), (ExactInt8, 113), (lambda: MonteCarlo(16), 53)])
+@pytest.mark.parametrize(("make", "most"), [(Exact, 75), (ExactInt8, 117), (lambda: MonteCarlo(16), 53)])
 def test_one_call_waits_once_and_launches_equally_many_operations_for_more_images(stand_in, make, most):
     counts = []
     # The last size is the paper's batch, of whose nearest images no float copy fits in the usual work arrays.

@@ -52,7 +52,8 @@ class ReferenceSet(Reference):
         self.largest = _check_images(images, hflip)
         self.images = images if images.dtype == torch.uint8 else images.float()
         self.hflip = hflip
-        self.index = FaissIndex("Flat") if index is None else index
+        # An index holds the vectors of one set, so that two sets never share one.
+        self.index = FaissIndex("Flat") if index is None else copy.copy(index)
         self.shape = tuple(images.shape[1:])
         self.d = images[0].numel()
         self.N = len(images) * (2 if hflip else 1)
@@ -102,7 +103,7 @@ class ReferenceSet(Reference):
         """
         images = self.images[rows]
         labels = torch.full((len(images),), label, device=self.device)
-        part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
+        part = ReferenceSet(images, self._unbuilt_index, self.hflip, labels, sha256)
         part.label = label
         part.watch(self._check_file if isinstance(rows, slice) else None)
         # Processes of a distributed run use classes at different times, and must not wait for each other.
