@@ -45,6 +45,9 @@ class Index(TellsSettings, ABC):
     built_on_cpu = True
     """Tells whether `build` needs the memory of the machine even if the vectors are on a GPU."""
 
+    in_use = False
+    """Tells whether a reference set has built this index for itself. Another set builds a copy."""
+
     @abstractmethod
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """Refuse settings that cannot work for N vectors of dimension d, before any long work.

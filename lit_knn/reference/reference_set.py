@@ -52,8 +52,7 @@ class ReferenceSet(Reference):
         self.largest = _check_images(images, hflip)
         self.images = images if images.dtype == torch.uint8 else images.float()
         self.hflip = hflip
-        # An index holds the vectors of one set, so that two sets never share one.
-        self.index = FaissIndex("Flat") if index is None else copy.copy(index)
+        self.index = FaissIndex("Flat") if index is None else index
         self.shape = tuple(images.shape[1:])
         self.d = images[0].numel()
         self.N = len(images) * (2 if hflip else 1)
@@ -103,7 +102,7 @@ class ReferenceSet(Reference):
         """
         images = self.images[rows]
         labels = torch.full((len(images),), label, device=self.device)
-        part = ReferenceSet(images, self._unbuilt_index, self.hflip, labels, sha256)
+        part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
         part.label = label
         part.watch(self._check_file if isinstance(rows, slice) else None)
         # Processes of a distributed run use classes at different times, and must not wait for each other.
@@ -111,6 +110,10 @@ class ReferenceSet(Reference):
         return part
 
     def _build_index(self, k: int) -> None:
+        # An index holds the vectors of one set. Building it anew would change what another set finds.
+        if self.index.in_use:
+            self.index = copy.copy(self._unbuilt_index)
+        self.index.in_use = True
         self.index.check(len(self.images), self.d, self.device, min(k, len(self.images)))
         sources = (self._stored_chunks, self._training_sample, len(self.images), self.fingerprint, self._index_shared)
         self.index.build(Vectors(*sources))
