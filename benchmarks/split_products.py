@@ -19,8 +19,8 @@ from torch import Tensor
 
 from benchmarks.common import Output, cell, load, markdown
 from lit_knn.errors import told_in_one_line
+from lit_knn.estimators.digit_sums import digit_sums
 from lit_knn.estimators.float_sums import float_sums
-from lit_knn.estimators.integer_sums import integer_sums
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.linalg.split import TERMS_PER_SUM, BFloat16Products, Int8Products, Products
 from lit_knn.metrics import mean_and_error
@@ -86,7 +86,7 @@ def errors(reference: ReferenceSet, t: float, latents: int, cut: int) -> list[st
     cells = []
     for products in measured_products().values():
         rows = slice(min(cut, latents) if isinstance(products, CutOffProducts) else latents)
-        mean, _ = integer_sums(reference, z[rows], level[rows], products)
+        mean, _ = digit_sums(reference, z[rows], level[rows], products)
         cells.append(cell(*mean_and_error((mean - expected[rows]).square().flatten(1).mean(1))))
     return cells
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import ByClass, Exact, ExactFloat64, ExactInt8, enough_digits, integer_sums
+from lit_knn.estimators import ByClass, Exact, ExactFloat64, ExactInt8, digit_sums, enough_digits
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
@@ -40,8 +40,8 @@ def test_chunks_and_batches_make_no_difference(monkeypatch):
     reference = ReferenceSet(pixels(N=300))
     z = torch.randn(20, *reference.shape) * 3
     whole = ExactInt8().bind(reference).posterior_mean(z, 2.0)
-    monkeypatch.setattr(integer_sums, "CHUNK", 64)
-    monkeypatch.setattr(integer_sums, "SCORE_BYTES", 4 * 300 * 3)
+    monkeypatch.setattr(digit_sums, "CHUNK", 64)
+    monkeypatch.setattr(digit_sums, "SCORE_BYTES", 4 * 300 * 3)
     torch.testing.assert_close(ExactInt8().bind(reference).posterior_mean(z, 2.0), whole, rtol=1e-5, atol=1e-5)
 
 
@@ -54,7 +54,7 @@ def test_each_latent_has_its_own_noise_level():
 
 
 @pytest.mark.parametrize("t", [1e-30, 1e30])
-def test_levels_that_integer_sums_cannot_hold_have_the_limits_of_the_noise(t):
+def test_levels_that_digit_sums_cannot_hold_have_the_limits_of_the_noise(t):
     reference = ReferenceSet(pixels(N=60))
     z = reference.gather(torch.arange(5))
     limit = z if t < 1 else reference.mean().reshape(1, *reference.shape).expand_as(z)

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact, ExactFloat64, ExactInt8, MonteCarlo
-from lit_knn.estimators.integer_sums import integer_sums
+from lit_knn.estimators.digit_sums import digit_sums
 from lit_knn.linalg.split import TERMS_PER_SUM, BFloat16Products, Int8Products, products_for
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.theory.posterior import log_posterior, posterior_mean
@@ -82,7 +82,7 @@ def test_blocks_of_terms_start_where_matrix_units_read_fast():
 def test_each_digit_in_bfloat16_brings_the_error_down(digits, limit, hflip):
     reference = ReferenceSet(pixels(N=400), hflip=hflip)
     z = noisy(all_images(reference)[:40], LEVELS).double()
-    mean, log_normaliser = integer_sums(reference, z, LEVELS, BFloat16Products(digits))
+    mean, log_normaliser = digit_sums(reference, z, LEVELS, BFloat16Products(digits))
     sq_dist = torch.cdist(z.flatten(1), all_images(reference).flatten(1).double()).square()
     assert (mean - posterior_mean(z, all_images(reference), LEVELS)).square().mean() < limit
     expected = torch.logsumexp(-sq_dist / (2 * LEVELS.unsqueeze(1) ** 2), 1)

@@ -2,8 +2,8 @@
 
 import torch
 
+from lit_knn.estimators.digit_sums import digit_sums
 from lit_knn.estimators.float_sums import float_sums
-from lit_knn.estimators.integer_sums import integer_sums
 from lit_knn.linalg.split import Products, products_for
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
@@ -30,7 +30,7 @@ def exact_products(reference: ReferenceSet) -> Products | None:
 def enough_digits(
     reference: ReferenceSet, kind: type[Products], candidates: tuple[int, ...] = (2, 3)
 ) -> Products | None:
-    """Find the fewest digits of z with which `integer_sums` is exact enough. Returns None if no candidate is enough.
+    """Find the fewest digits of z with which `digit_sums` is exact enough. Returns None if no candidate is enough.
 
     The measurement runs on the device of the images, so that it sees how this device rounds.
 
@@ -59,7 +59,7 @@ def enough_digits(
     z = forward_noise(x, t, torch.randn(x.shape, generator=generator).to(device))
     expected, _ = float_sums(part, z, t)
     for products in map(kind, candidates):
-        mean, _ = integer_sums(part, z, t, products)
+        mean, _ = digit_sums(part, z, t, products)
         sq_error = (mean - expected).square().flatten(1).mean(1)
         if MARGIN * sq_error.max() < LARGEST_SQ_ERROR:
             return products

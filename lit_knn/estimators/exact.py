@@ -9,9 +9,9 @@ from lit_knn.distributed import in_every_process, rank_and_size
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import check_count
+from lit_knn.estimators.digit_sums import digit_sums, digits_hold
 from lit_knn.estimators.enough_digits import enough_digits, exact_products
 from lit_knn.estimators.float_sums import float_sums
-from lit_knn.estimators.integer_sums import digits_hold, integer_sums
 from lit_knn.linalg.split import Int8Products, Products, multiplies_int8
 from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.reference.gathered import fuses
@@ -126,7 +126,7 @@ class Exact(ExactFloat64):
     def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         if self._products is None:
             return super()._mean(reference, z, t)
-        return integer_sums(reference, z, t, self._products)
+        return digit_sums(reference, z, t, self._products)
 
 
 class ExactInt8(Exact):

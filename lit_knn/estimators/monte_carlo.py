@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.base import Holdings
+from lit_knn.estimators.digit_sums import digit_log_likelihoods, digits_hold
 from lit_knn.estimators.draws import Draws, merged_draws
 from lit_knn.estimators.enough_digits import exact_products
-from lit_knn.estimators.integer_sums import digits_hold, integer_log_likelihoods
 from lit_knn.estimators.sampled import SampledEstimator, gather
 from lit_knn.linalg.split import Products
 from lit_knn.reference import Reference
@@ -77,7 +77,7 @@ class MonteCarlo(SampledEstimator):
         """Compute log p_t(z|x) without its constant for all images: (B, N) float64."""
         products = self._products() if warp is None else None
         if products is not None:
-            return integer_log_likelihoods(self.reference.local, z, t, products)
+            return digit_log_likelihoods(self.reference.local, z, t, products)
         log_p = torch.empty(len(z), self.reference.N, dtype=torch.float64, device=z.device)
         for ids, _, sq_dist in stream_sq_dist(self.reference, z, warp):
             log_p[:, ids] = unnormalised_log_likelihood(sq_dist, t)

@@ -37,7 +37,7 @@ ROW_MULTIPLE = 8
 LEAST_FACTOR, MOST_FACTOR = 1e-37, 1e37
 
 
-def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> tuple[Tensor, Tensor]:
+def digit_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> tuple[Tensor, Tensor]:
     """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over uint8 images. It is called like `float_sums`.
 
     The latents are split into groups and the images into chunks, so that the memory does not grow with B, apart from
@@ -59,7 +59,7 @@ def integer_sums(reference: ReferenceSet, z: Tensor, t: Tensor, products: Produc
     return mu, log_normaliser
 
 
-def integer_log_likelihoods(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> Tensor:
+def digit_log_likelihoods(reference: ReferenceSet, z: Tensor, t: Tensor, products: Products) -> Tensor:
     """Compute log p_t(z|x) up to a constant for each z, for all images: (B, N) float64."""
     z = z.double()
     scores, half_sq_norm = _scores(reference, z, products)
