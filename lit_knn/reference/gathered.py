@@ -77,7 +77,9 @@ def fuses(reference: Reference) -> bool:
     local = reference.local
     if local.device.type != "cuda":
         return False
-    return _kernels_work(local.device, local.images.dtype, local.shape, local.hflip)
+    # Sources of z are floats, also beside pixels.
+    kinds = (local.images.dtype, local.hflip), (torch.float32, False)
+    return all(_kernels_work(local.device, dtype, local.shape, hflip) for dtype, hflip in kinds)
 
 
 @functools.cache
