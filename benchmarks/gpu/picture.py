@@ -27,5 +27,6 @@ def save_picture(rows: Rows, path: Path) -> None:
         axes.set_xscale("log")
         axes.set_xlabel("ms a call")
         axes.set_title(f"N = {N:,}")
-        axes.legend(fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=120)
