@@ -136,6 +136,12 @@ def _is_alone() -> bool:
     return rank_and_size()[1] == 1
 
 
+def leave(group: Any) -> None:
+    """Close a group of `cpu_group`. A process that ends with an open group may abort."""
+    if group is not None and dist.is_initialized():
+        dist.destroy_process_group(group)
+
+
 @contextmanager
 def _patient_group() -> Iterator[Any]:
     """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""

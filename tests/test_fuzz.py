@@ -47,7 +47,7 @@ def test_a_reader_that_fails_hangs_or_takes_memory_is_noticed(tmp_path, monkeypa
         if path.stat().st_size % 3 == 0:
             raise KeyError("a bug")
         if path.stat().st_size % 3 == 1:
-            return np.ones(2**28)
+            return np.ones(2**32)
         while True:
             pass
 

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from lit_knn.distributed import cpu_group, largest
+from lit_knn.distributed import cpu_group, largest, leave
 
 # A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close together are one.
 SECONDS_BETWEEN_TWO = 1.0
@@ -67,6 +67,18 @@ class Interruption(pl.Callback):
             if callable(handler):
                 self._requeue = handler
                 signal.signal(signum, self._note_requeue)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Close the group of processes that agree on signals."""
+        self._close_group()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Close the group, too, if the run fails or is interrupted."""
+        self._close_group()
+
+    def _close_group(self) -> None:
+        group, self._group = self._group, None
+        leave(group)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Agree with the other ranks whether to stop. Callbacks that save checkpoints come after this one."""
