@@ -94,7 +94,7 @@ def systematic_draws(
     drawn_q = image_q.gather(1, drawn).double()
     # Kept places are used.
     sampled = (is_used > is_kept) & (drawn_q > 0)
-    # Where nothing is drawn, this is no number, and is not used.
+    # A row that draws nothing gets NaN or infinity here, and does not use it.
     log_drawn = (mass / num_drawn).log() - drawn_q.log_()
     log_correction = torch.where(sampled, log_drawn, -math.inf).masked_fill_(is_kept, 0.0)
     return StratifiedDraws(torch.where(is_kept, top, drawn), log_correction, sampled, used, rest), heights
@@ -106,7 +106,7 @@ def num_used(log_top: Tensor, N: int, log_negligible: Tensor | float) -> Tensor:
     bound = log_top[:, -1:] + math.log(N)
     # The last place comes first here.
     later = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1)
-    # What is left out decreases from place to place, so the places that leave out too much come first.
+    # Each further place leaves out less, so the places that leave out too much come first.
     limit = log_negligible.unsqueeze(1) if isinstance(log_negligible, Tensor) else log_negligible
     return (later[:, 1:] >= limit).sum(1).add_(1)
 

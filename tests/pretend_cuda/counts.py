@@ -16,7 +16,7 @@ HERE = str(Path(__file__).parent)
 
 
 class Seen:
-    """What happened while recording.
+    """Counts what happens while it records.
 
     Attributes:
         ops: operations, a stand-in for kernel launches.

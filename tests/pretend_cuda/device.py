@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class DeviceMismatch(RuntimeError):
-    """What CUDA would refuse."""
+    """Tells of an operation that CUDA would refuse."""
 
 
 class NotOnCuda(DeviceMismatch):

@@ -20,7 +20,7 @@ CUVS_MAX_K = 16_384
 
 
 class FaissAbort(BaseException):
-    """Where FAISS would call abort(), which no `except` stops."""
+    """Stands for a call of abort() in FAISS, which no `except` stops."""
 
 
 class FakeGpuIndex:
@@ -97,7 +97,7 @@ class FakeGpuIndex:
 
 
 class PreTransformOnGpu:
-    """What FAISS makes of an IndexPreTransform: a CPU class, without getDevice, around an index on the GPU."""
+    """Stands for an IndexPreTransform that FAISS moved: a CPU class, without getDevice, around an index on the GPU."""
 
     def __init__(self, index: Any) -> None:
         self.cpu = index
@@ -112,7 +112,7 @@ class PreTransformOnGpu:
 
 @contextlib.contextmanager
 def install_fake_faiss_gpu() -> Iterator[None]:
-    """Let `faiss.index_cpu_to_gpu` give a `FakeGpuIndex`; what stays a CPU class in FAISS stays one here."""
+    """Make `faiss.index_cpu_to_gpu` return a `FakeGpuIndex`. Classes that stay on the CPU in FAISS stay there here."""
     import faiss
     import faiss.contrib.torch_utils
 

@@ -18,7 +18,7 @@ _groups: set[str] = set()
 
 @contextlib.contextmanager
 def install_fake_nccl() -> Iterator[None]:
-    """Let `torch.distributed` make groups of the backend `nccl`, in which tensors on the CPU are refused.
+    """Make `torch.distributed` accept the backend `nccl`, whose groups refuse tensors on the CPU.
 
     Groups that name no backend have that of the first group, as in PyTorch. Collectives of objects then go through
     tensors on the device, as with NCCL.
