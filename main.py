@@ -29,9 +29,9 @@ from lit_knn.command_line.messages import is_lost, message_of, quiet_threads
 from lit_knn.command_line.option_values import as_dict, check_values
 from lit_knn.command_line.trainer_options import check_processes, check_trainer_options, explain
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, printable
+from lit_knn.run_folder import config_of_run
 from lit_knn.trainer import Trainer
 from lit_knn.training.checkpoint_io import read_training
-from lit_knn.training.kept_checkpoints import config_of_run
 from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole, of_same_estimator
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.

@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from callbacks.finite_checkpoint import FiniteCheckpoint
 from lit_knn.errors import InputError, NonFiniteLossError
+from lit_knn.run_folder import LAST_NAME
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.interruption import stop_signal
-from lit_knn.training.kept_checkpoints import LAST_NAME
 
 
 class LastCheckpoint(FiniteCheckpoint):

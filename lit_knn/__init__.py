@@ -3,12 +3,13 @@
 Each line imports from the lines above it alone; `tests/test_layers.py` holds that. `docs/architecture.md` draws it.
 
 - `startup`, `errors`, `rng`, `settings`, `atomic_files`, `stopwatch`, `memory`, `deferred_checks`, `distributed`,
-  `results`: small tools; `checkpoint_file`: reads checkpoints safely.
+  `results`: small tools; `checkpoint_file`: reads checkpoints safely; `run_folder`: names the files of a run.
 - `theory`: the paper as pure functions; `linalg`: number types, integer products, principal components.
 - `images`: files of images on a disk; `prepare`: the command that makes one file of many.
 - `solvers`, `schedules`, `sampling`: steps of the ODE, noise levels, samplers.
 - `index`: neighbour search; `reference`: the data set that estimators average over, whole or in shards.
 - `nets`: networks; `edm_checkpoint`: the one door to files of networks.
+- `generative_models`: trained networks with their samplers; `hand_over`: loads them from any file, `lit_knn.load(path)`.
 - `estimators`: the plug-ins, which all estimate the posterior mean.
 - `metrics`: measurements; `figures`: their pictures.
 - `data`: data modules; `training`: what the training modules share.
@@ -16,3 +17,19 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `planning`, `best_checkpoint`, `report`, `trainer`: the commands `plan`, `best` and `report`.
 - `command_line`: checks of config files, values and the trainer's options; the one line that tells an error.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_knn.hand_over import load
+
+__all__ = ["load"]
+
+
+def __getattr__(name: str) -> Any:
+    # `import lit_knn` alone loads no torch.
+    if name != "load":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lit_knn.hand_over import load
+
+    return load

@@ -10,6 +10,8 @@ import torch
 
 from lit_knn.errors import InputError, first_line
 
+MODEL_KEY = "generative_model"
+"""A checkpoint has here its model's description, with the prefix of its network's weights in `state_dict`."""
 ZIP_START = b"PK\x03\x04"
 
 

@@ -1,19 +1,16 @@
 """EDM diffusion models (Karras et al. 2022) trained towards the posterior mean of any estimator: Table 2."""
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import ByClass, Estimator, ExactFloat64
+from lit_knn.generative_models import DiffusionModel
 from lit_knn.memory import moved
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.nets.published.configs import network_to_config
 from lit_knn.rng import keyed_default_rng, keyed_generator
-from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import log_normal_sigmas
 from lit_knn.theory.noise import forward_noise
 from lit_knn.theory.warp import flip
@@ -142,13 +139,6 @@ class LitEDM(EstimatorTraining):
         half_life = min(self.hparams.ema_half_life_images, AVERAGE_RAMP_UP * self.images_seen)
         return 0.5 ** (self.images_of_step / max(half_life, 1e-8))
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """See `EstimatorTraining.on_save_checkpoint`; also saves a published net's architecture, for `Network`."""
-        super().on_save_checkpoint(checkpoint)
-        config = network_to_config(self.denoiser.model)
-        if config is not None:
-            checkpoint["network_config"] = config
-
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
         """Evaluate the denoiser."""
         return self.denoiser(z, t)
@@ -213,13 +203,10 @@ class LitEDM(EstimatorTraining):
             mu = exact.bind(reference).posterior_mean(z, sigma, labels=class_label)
             self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
 
-    @torch.no_grad()
-    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """See `EstimatorTraining.sample`; uses EDM's deterministic Heun sampler."""
-        noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
-        denoiser = partial(self.denoiser, class_label=self.conditioning.of_samples(seeds, self.device))
-        steps = self.hparams.sampling_steps if num_steps is None else num_steps
-        return heun_sampler(denoiser, noise, steps, self.grid)
+    def generative_model(self) -> DiffusionModel:
+        """See `EstimatorTraining.generative_model`."""
+        h = self.hparams
+        return DiffusionModel(self.denoiser, self.known_image_shape(), self.grid, h.sampling_steps, h.sampling_class)
 
     def interval_metrics(self) -> dict[str, float]:
         """Return the decay of the averaged weights, for the log."""

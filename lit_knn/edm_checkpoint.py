@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.checkpoint_file import read_checkpoint_file
+from lit_knn.checkpoint_file import MODEL_KEY, read_checkpoint_file
 from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.nets import network_from_config
+from lit_knn.nets.architecture import build_network
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.edm_converted import read_converted, write_converted
 from lit_knn.nets.published.edm_pickle import (
@@ -31,6 +32,7 @@ from lit_knn.nets.published.edm_pickle import (
 
 # Prefix of the inner network's weights in a checkpoint of LitEDM.
 OWN_PREFIX = "denoiser.model."
+MODEL_PREFIX = "model."
 SIGMAS = ("sigma_min", "sigma_max", "sigma_data")
 # In the published networks, the names of buffers end in one of these words.
 BUFFERS = ("resample_filter", "freqs")
@@ -45,7 +47,7 @@ def load_edm_pickle(path: str | os.PathLike[str], fp16: bool = False) -> EDMPrec
     Raises:
         InputError: as `read_edm_pickle`; no published network has this architecture.
     """
-    return _denoiser(path, *read_edm_pickle(path), None, fp16)
+    return denoiser_of(path, *read_edm_pickle(path), None, fp16)
 
 
 def load_network(path: str | os.PathLike[str], net: nn.Module | None = None, fp16: bool = False) -> EDMPrecond:
@@ -67,22 +69,27 @@ def load_network(path: str | os.PathLike[str], net: nn.Module | None = None, fp1
         InputError: as `load_network_parts`; the file stores no architecture and `net` is None; the weights do not fit
             the architecture.
     """
-    return _denoiser(path, *load_network_parts(path), net, fp16)
+    return denoiser_of(path, *load_network_parts(path), net, fp16)
 
 
-def _denoiser(
+def denoiser_of(
     path: str | os.PathLike[str],
     config: Mapping[str, Any],
     state_dict: Mapping[str, Tensor],
     net: nn.Module | None,
     fp16: bool,
 ) -> EDMPrecond:
-    if net is None and "model_type" not in config:
+    """Make the denoiser of what `load_network_parts` read; see `load_network`."""
+    if net is None and not {"model_type", "architecture"} & config.keys():
         raise InputError(f"{os.fspath(path)} does not tell its architecture: give net")
     sigma_data = config.get("sigma_data", 0.5)
     try:
         with naming(path):
             check_sigma("sigma_data", sigma_data)
+            if net is None and "architecture" in config:
+                inner = {name.removeprefix(MODEL_PREFIX): value for name, value in state_dict.items()}
+                made = EDMPrecond(build_network(config["architecture"], inner), sigma_data, fp16)
+                return made.float().eval().requires_grad_(False)
             denoiser = EDMPrecond(_empty_network(config, len(state_dict)) if net is None else net, sigma_data, fp16)
         denoiser.load_state_dict(state_dict, assign=net is None)
     except RuntimeError as error:
@@ -164,9 +171,10 @@ def read_own_checkpoint(path: str | os.PathLike[str]) -> Parts:
         path: the `.ckpt`; only plain values and tensors are loaded from it.
 
     Returns:
-        The configuration and the averaged weights. The configuration holds the checkpoint's `network_config`, which
-        `LitEDM` writes for DDPM++, NCSN++ and ADM, and the hyper-parameters `sigma_min`, `sigma_max` and `sigma_data`.
-        For other networks it has no `model_type`, so the caller must know the architecture.
+        The configuration and the averaged weights. The configuration holds the hyper-parameters `sigma_min`,
+        `sigma_max` and `sigma_data`, and for a network of `lit_knn.nets` its `architecture`, see
+        `lit_knn.nets.architecture`; checkpoints of earlier versions have `model_type` and the other published arguments
+        in its place. For other networks it has neither, so the caller must know the architecture.
 
     Raises:
         InputError: the file is missing or damaged, names a global that PyTorch refuses in weights, has no denoiser,
@@ -181,7 +189,7 @@ def _parts_of_own(checkpoint: dict[Any, Any]) -> Parts:
     if not isinstance(checkpoint.get("state_dict"), dict):
         raise InputError("no state_dict in the checkpoint")
     state_dict = {
-        "model." + name.removeprefix(OWN_PREFIX): value
+        MODEL_PREFIX + name.removeprefix(OWN_PREFIX): value
         for name, value in checkpoint["state_dict"].items()
         if isinstance(name, str) and name.startswith(OWN_PREFIX) and isinstance(value, Tensor)
     }
@@ -193,6 +201,9 @@ def _parts_of_own(checkpoint: dict[Any, Any]) -> Parts:
     config = {name: hparams[name] for name in SIGMAS if name in hparams}
     for name, value in config.items():
         check_sigma(name, value)
+    model = checkpoint.get(MODEL_KEY)
+    if isinstance(model, dict) and isinstance(model.get("architecture"), dict):
+        return {**config, "architecture": model["architecture"]}, checked_weights(state_dict)
     return (checked_config({**config, **stored}) if stored else config), checked_weights(state_dict)
 
 

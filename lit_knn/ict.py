@@ -1,7 +1,6 @@
 """Improved consistency training (iCT) with a plug-in score estimator: Eq. 7 (eq:CM)."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -9,10 +8,10 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
+from lit_knn.generative_models import ConsistencyModel
 from lit_knn.memory import moved
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
-from lit_knn.sampling import consistency_sampler, seeded_noise
 from lit_knn.schedules import consistency_weight, ict_num_steps, lognormal_step_probs, pseudo_huber
 from lit_knn.solvers import heun_step
 from lit_knn.theory.noise import forward_noise
@@ -169,15 +168,13 @@ class LitICT(EstimatorTraining):
         """Return the number of grid points N(k), for the log."""
         return {"train/num_steps": float(self.num_steps)}
 
-    @torch.no_grad()
-    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """See `EstimatorTraining.sample`; num_steps is at most the number of `sampling_sigmas`."""
-        shape = self.known_image_shape()
-        num_steps = self.hparams.predict_steps if num_steps is None else num_steps
-        most = len(self.hparams.sampling_sigmas)
-        if not 1 <= num_steps <= most:
-            raise InputError(f"sample: num_steps={num_steps} must be from 1 to the number of sampling_sigmas, {most}")
-        sigmas = list(self.hparams.sampling_sigmas)[:num_steps]
-        noise = torch.stack([seeded_noise(seeds, shape, draw, self.device) for draw in range(len(sigmas))])
-        function = partial(self.consistency_function, class_label=self.conditioning.of_samples(seeds, self.device))
-        return consistency_sampler(function, noise, sigmas, self.hparams.sigma_min)
+    def generative_model(self) -> ConsistencyModel:
+        """See `EstimatorTraining.generative_model`."""
+        h = self.hparams
+        return ConsistencyModel(
+            self.consistency_function,
+            self.known_image_shape(),
+            list(h.sampling_sigmas),
+            h.predict_steps,
+            h.sampling_class,
+        )

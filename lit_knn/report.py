@@ -17,7 +17,7 @@ from lit_knn.figures.figure4.curves import HIGHER_IS_BETTER, read_estimator
 from lit_knn.figures.run_comparison import ComparedRun, run_comparison
 from lit_knn.figures.save import save_figure
 from lit_knn.results import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
-from lit_knn.training.kept_checkpoints import config_of_run
+from lit_knn.run_folder import config_of_run
 from lit_knn.training.record import RECORD_NAME, Record, read_record
 
 Points = list[tuple[int, float]]

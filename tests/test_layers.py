@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("startup", "errors", "rng", "atomic_files", "stopwatch", "memory", "deferred_checks"),
     ("distributed",),
-    ("results", "settings", "checkpoint_file"),
+    ("results", "settings", "checkpoint_file", "run_folder"),
     ("theory", "linalg", "images"),
     ("prepare",),
     ("solvers", "schedules"),
@@ -25,7 +25,8 @@ LAYERS = (
     ("index",),
     ("reference",),
     ("nets",),
-    ("edm_checkpoint",),
+    ("generative_models", "edm_checkpoint"),
+    ("hand_over",),
     ("estimators",),
     ("metrics",),
     ("figures",),

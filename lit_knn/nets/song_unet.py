@@ -218,6 +218,7 @@ class NCSNpp(SongUNet):
             label_dropout=label_dropout,
             augment_dim=augment_dim,
         )
+        self.fourier_scale = fourier_scale
         self._add_image_pyramid()
 
     def _add_image_pyramid(self) -> None:

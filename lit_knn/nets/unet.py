@@ -56,6 +56,10 @@ class UNet(nn.Module):
         if not 0 <= dropout < 1:
             raise InputError(f"UNet: dropout must be in [0, 1), got {dropout}")
         self.in_channels = in_channels
+        self.channels = channels
+        self.multipliers = list(multipliers)
+        self.blocks = blocks
+        self.dropout = dropout
         self.num_classes = num_classes
         self.augment_dim = augment_dim
         self.factor = 2 ** (len(multipliers) - 1)

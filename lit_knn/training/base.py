@@ -10,17 +10,21 @@ import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from lit_knn.checkpoint_file import MODEL_KEY
 from lit_knn.deferred_checks import DeferredChecks, first_of, refuse
 from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError, NonFiniteLossError, first_line
 from lit_knn.estimators import ByClass, Estimator
+from lit_knn.generative_models import GenerativeModel
+from lit_knn.hand_over.checkpoints import prefix_of
 from lit_knn.memory import is_out_of_memory
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
+from lit_knn.sampling import CLASS_STREAM
 from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import PosteriorMean
 from lit_knn.training.averaging import Averaging
-from lit_knn.training.conditioning import CLASS_STREAM, Conditioning
+from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.interruption import Interruption
 from lit_knn.training.monitor import TrainingMonitor
 from lit_knn.training.resumption import (
@@ -43,8 +47,8 @@ class EstimatorTraining(pl.LightningModule):
     """Trains a network on targets from an estimator; subclasses define the loss and the sampler.
 
     Every random draw is a function of (seed, rank, batch number), so a resumed run repeats the uninterrupted one.
-    Subclasses call `save_hyperparameters` with at least `seed`, and implement `losses`, `evaluate_network`, `sample`
-    and `average_decay`.
+    Subclasses call `save_hyperparameters` with at least `seed`, and implement `losses`, `evaluate_network`,
+    `generative_model` and `average_decay`.
 
     Args:
         estimator: score estimator; `setup` binds it to the data module's reference set.
@@ -94,6 +98,13 @@ class EstimatorTraining(pl.LightningModule):
         """Evaluate the preconditioned network at z (B, *shape) and t (B,); returns (B, *shape)."""
 
     @abstractmethod
+    def generative_model(self) -> GenerativeModel:
+        """Return the model that samples, in plain PyTorch; it shares the network of this module."""
+
+    @abstractmethod
+    def average_decay(self) -> float:
+        """Decay of the averaged weights at the current step."""
+
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
         """Draw one image per seed: (B, *shape), float32, model space.
 
@@ -103,10 +114,7 @@ class EstimatorTraining(pl.LightningModule):
             seeds: (B,), non-negative integers.
             num_steps: sampling steps; None for the module's default.
         """
-
-    @abstractmethod
-    def average_decay(self) -> float:
-        """Decay of the averaged weights at the current step."""
+        return self.generative_model().sample(seeds, num_steps)
 
     # Setting up
 
@@ -348,6 +356,9 @@ class EstimatorTraining(pl.LightningModule):
         checkpoint["image_shape"] = self.image_shape
         checkpoint["training_time"] = asdict(self.training_time())
         checkpoint[RUN_KEY] = describe_run(self.trainer, self)
+        if self.image_shape is not None:
+            model = self.generative_model()
+            checkpoint[MODEL_KEY] = {**model.description(), "prefix": prefix_of(self, model.net)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load the counters. Refuse a checkpoint of another architecture before its weights are loaded."""

@@ -7,11 +7,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import seed_from_key
-
-# This number is the second to last part of the key that draws the class of a sample. The streams in
-# `lit_knn.training.base` have lower numbers.
-CLASS_STREAM = 4
+from lit_knn.sampling import seeded_classes
 
 
 class Conditioning:
@@ -74,6 +70,4 @@ class Conditioning:
             return None
         if self.sampling_class is not None:
             return torch.full((len(seeds),), self.sampling_class, device=device)
-        # The key has three parts, so it differs from the keys (seed, draw) of seeded_noise.
-        draws = [seed_from_key(int(seed), CLASS_STREAM, 0) % self.num_classes for seed in seeds]
-        return torch.tensor(draws, device=device)
+        return seeded_classes(seeds, self.num_classes, device)

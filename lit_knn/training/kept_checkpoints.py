@@ -1,33 +1,13 @@
 """Finds the checkpoints that a training run kept, in its own folder and in the folders it was resumed from."""
 
-import re
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.checkpoint_file import read_checkpoint_file
 from lit_knn.errors import InputError
-
-CONFIG_NAME = "config.yaml"
-LAST_NAME = "last.ckpt"
-# `CheckpointByImages` gives its files these names. Lightning adds -v1 if a name is taken.
-KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
-
-
-def config_of_run(run: str | Path) -> dict[str, Any]:
-    """Read config.yaml in a run's folder; raise InputError if it is missing, unreadable or not from a training run."""
-    path = Path(run) / CONFIG_NAME
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; give the folder of a training run, as runs/x/version_0")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(config, dict) or not {"model", "data", "trainer"} <= config.keys():
-        raise InputError(f"{path} is not the configuration of a training run")
-    return config
+from lit_knn.run_folder import CHECKPOINTS, CONFIG_NAME, LAST_NAME, config_of_run, kept_in
 
 
 def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
@@ -44,8 +24,8 @@ def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_step
     Raises:
         InputError: no checkpoint was found, or a config.yaml is missing or wrong.
     """
-    own = Path(run) / "checkpoints" if folder is None else Path(folder)
-    found = _in_folder(own)
+    own = Path(run) / CHECKPOINTS if folder is None else Path(folder)
+    found = kept_in(own)
     if folder is None:
         found |= {seen: path for seen, path in _before(Path(run)).items() if seen not in found}
     if not found:
@@ -71,11 +51,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def _in_folder(folder: Path) -> dict[int, Path]:
-    matches = ((KEPT_NAME.fullmatch(path.name), path) for path in sorted(folder.glob("*.ckpt")))
-    return {int(match[1]): path for match, path in matches if match}
-
-
 def _before(run: Path) -> dict[int, Path]:
     """Find the checkpoints in the folders that `run` was resumed from, up to the point where it was resumed."""
     found: dict[int, Path] = {}
@@ -93,7 +68,7 @@ def _before(run: Path) -> dict[int, Path]:
         except InputError as error:
             rank_zero_warn(f"the run was resumed from there, but {error}: what was kept before it is missing")
             break
-        earlier = _in_folder(resumed_from.parent)
+        earlier = kept_in(resumed_from.parent)
         found |= {seen: path for seen, path in earlier.items() if seen <= until and seen not in found}
     return found
 

@@ -7,8 +7,8 @@ from typing import Any
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.errors import InputError
+from lit_knn.run_folder import LAST_NAME, config_of_run
 from lit_knn.training.checkpoint_io import read_training
-from lit_knn.training.kept_checkpoints import LAST_NAME, config_of_run
 
 
 def checkpoints_of_name(trainer: Any) -> list[Path]:
