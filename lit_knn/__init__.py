@@ -9,12 +9,12 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `solvers`, `schedules`, `sampling`: steps of the ODE, noise levels, samplers.
 - `index`: neighbour search; `reference`: the data set that estimators average over, whole or in shards.
 - `nets`: networks; `edm_checkpoint`: the one door to files of networks.
-- `generative_models`: trained networks with their samplers; `hand_over`: loads them from any file, `lit_knn.load(path)`.
+- `generative_models`: trained networks with their samplers; `hand_over`: `lit_knn.load(path)` reads them from any file.
 - `estimators`: the plug-ins, which all estimate the posterior mean.
 - `metrics`: measurements; `figures`: their pictures.
 - `data`: data modules; `training`: what the training modules share.
 - `ict`, `edm`, `lit_estimator`: the Lightning modules.
-- `planning`, `best_checkpoint`, `report`, `trainer`: the commands `plan`, `best` and `report`.
+- `planning`, `best_checkpoint`, `export`, `report`, `trainer`: the commands `plan`, `best`, `export` and `report`.
 - `command_line`: checks of config files, values and the trainer's options; the one line that tells an error.
 """
 

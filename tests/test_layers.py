@@ -34,7 +34,7 @@ LAYERS = (
     ("training",),
     ("ict", "edm", "lit_estimator"),
     ("planning", "report"),
-    ("best_checkpoint",),
+    ("best_checkpoint", "export"),
     ("trainer",),
     ("command_line",),
 )

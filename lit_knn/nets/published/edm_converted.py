@@ -49,7 +49,8 @@ def read_converted(path: str | os.PathLike[str]) -> Parts:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            state_dict = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Tensors of the file lie at any address. PyTorch rounds otherwise where they are not aligned.
+            state_dict = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"{os.fspath(path)} is not a safetensors file, or a damaged one") from error
     if metadata.get("format") != FORMAT:

@@ -1,0 +1,42 @@
+"""Folders of tiny training runs, whose networks have random weights in the place of barely trained ones."""
+
+from pathlib import Path
+
+import torch
+
+from main import main
+from tests.command_lines import ROOT, TINY
+
+CONFIGS = {
+    "ict": "demo",
+    "ict_classes": "table1/digits_conditional",
+    "edm": "table2/digits",
+    "edm_classes": "table2/digits_conditional",
+}
+
+
+def leave_run(folder, kind, *args):
+    """Train for one step, then replace the weights in the checkpoint; returns the run's folder and its options."""
+    options = ["-c", str(ROOT / "configs" / f"{CONFIGS[kind]}.yaml"), *TINY, "--model.net.dropout", "0.5", *args]
+    main(["fit", *options, "--trainer.logger.save_dir", str(folder), "--trainer.logger.name", kind])
+    run = Path(folder) / kind / "version_0"
+    change_checkpoint(run, lambda checkpoint: randomise(checkpoint["state_dict"]))
+    return run, options
+
+
+def last(run):
+    return run / "checkpoints" / "last.ckpt"
+
+
+def change_checkpoint(run, change):
+    """Rewrite the run's last checkpoint after `change(checkpoint)`."""
+    checkpoint = torch.load(last(run), weights_only=True)
+    change(checkpoint)
+    torch.save(checkpoint, last(run))
+
+
+def randomise(state_dict):
+    # The last layer starts at zero, so that barely trained networks give nearly the same images.
+    generator = torch.Generator().manual_seed(1)
+    for value in state_dict.values():
+        value.copy_(0.1 * torch.randn(value.shape, generator=generator))
