@@ -159,7 +159,9 @@ class ConsistencyModel(GenerativeModel):
         sampling_class: int | None = None,
     ) -> None:
         super().__init__(network, image_shape, num_steps, sampling_class)
-        check_numbers(sigma_data=network.sigma_data, sigma_min=network.sigma_min)
+        check_numbers(sigma_data=network.sigma_data)
+        if network.sigma_min != 0:  # With 0, the function has EDM's preconditioning.
+            check_numbers(sigma_min=network.sigma_min)
         if not isinstance(sampling_sigmas, list | tuple) or not sampling_sigmas:
             raise InputError(f"sampling_sigmas must be a list of noise levels, got {sampling_sigmas!r:.80}")
         for sigma in sampling_sigmas:

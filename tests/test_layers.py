@@ -32,7 +32,7 @@ LAYERS = (
     ("figures",),
     ("data",),
     ("training",),
-    ("ict", "edm", "lit_estimator"),
+    ("ict", "ect", "edm", "lit_estimator"),
     ("planning", "report"),
     ("best_checkpoint", "export"),
     ("trainer",),
