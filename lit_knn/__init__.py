@@ -6,14 +6,14 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
   `results`: small tools; `checkpoint_file`: reads checkpoints safely; `run_folder`: names the files of a run.
 - `theory`: the paper as pure functions; `linalg`: number types, integer products, principal components.
 - `images`: files of images on a disk; `prepare`: the command that makes one file of many.
-- `solvers`, `schedules`, `sampling`: steps of the ODE, noise levels, samplers.
+- `solvers`, `schedules`, `sampling`, `flow_sampling`: steps of the ODE, noise levels, samplers.
 - `index`: neighbour search; `reference`: the data set that estimators average over, whole or in shards.
 - `nets`: networks; `edm_checkpoint`: the one door to files of networks.
 - `generative_models`: trained networks with their samplers; `hand_over`: `lit_knn.load(path)` reads them from any file.
 - `estimators`: the plug-ins, which all estimate the posterior mean.
 - `metrics`: measurements; `figures`: their pictures.
 - `data`: data modules; `training`: what the training modules share.
-- `ict`, `ect`, `edm`, `lit_estimator`: the Lightning modules.
+- `ict`, `ect`, `edm`, `flow`, `lit_estimator`: the Lightning modules.
 - `planning`, `best_checkpoint`, `export`, `report`, `trainer`: the commands `plan`, `best`, `export` and `report`.
 - `command_line`: checks of config files, values and the trainer's options; the one line that tells an error.
 """

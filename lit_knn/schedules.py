@@ -6,6 +6,7 @@ iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,13 @@ SMALLEST_GAP = 2.0**-23
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(a (B, *shape), b (B, *shape)) -> distance of each item (B,)."""
+
+
+class LevelRange(Protocol):
+    """A range of noise levels, or of times, that a training divides into bands for its log."""
+
+    def bands(self, count: int) -> Tensor:
+        """Return the count + 1 edges of the bands, ascending, float64."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,10 @@ class NoiseGrid:
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
             raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r}")
         return self.ascending(max(num_steps, 2)).flip(0)[:num_steps]
+
+    def bands(self, count: int) -> Tensor:
+        """Divide the range into bands that are equal in ln t: their edges, (count + 1,) float64."""
+        return torch.linspace(math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64).exp()
 
 
 def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:

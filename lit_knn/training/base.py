@@ -21,7 +21,7 @@ from lit_knn.memory import is_out_of_memory
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.sampling import CLASS_STREAM
-from lit_knn.schedules import NoiseGrid
+from lit_knn.schedules import LevelRange, NoiseGrid
 from lit_knn.solvers import PosteriorMean
 from lit_knn.training.averaging import Averaging
 from lit_knn.training.conditioning import Conditioning
@@ -52,13 +52,13 @@ class EstimatorTraining(pl.LightningModule):
 
     Args:
         estimator: score estimator; `setup` binds it to the data module's reference set.
-        grid: the noise levels; losses are logged by level between its ends.
+        grid: the noise levels; losses are logged by the bands into which it divides them.
         conditioning: says whether network and estimator get class labels; if so, `ByClass` wraps the estimator.
     """
 
     hparams: Any
 
-    def __init__(self, estimator: Estimator, grid: NoiseGrid, conditioning: Conditioning) -> None:
+    def __init__(self, estimator: Estimator, grid: LevelRange, conditioning: Conditioning) -> None:
         super().__init__()
         # ByClass makes each target a mean over the images of one class.
         by_class = bool(conditioning) and estimator.needs_reference and not estimator.knows_classes
@@ -95,7 +95,7 @@ class EstimatorTraining(pl.LightningModule):
 
     @abstractmethod
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
-        """Evaluate the preconditioned network at z (B, *shape) and t (B,); returns (B, *shape)."""
+        """Evaluate the network at z (B, *shape) and noise level t = σ (B,); returns (B, *shape)."""
 
     @abstractmethod
     def generative_model(self) -> GenerativeModel:

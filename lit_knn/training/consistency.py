@@ -40,6 +40,8 @@ class ConsistencyTraining(EstimatorTraining):
         sigma_min: noise level at which the consistency function is the identity; 0 gives EDM's preconditioning.
     """
 
+    grid: NoiseGrid
+
     def __init__(
         self,
         net: nn.Module,
