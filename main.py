@@ -35,8 +35,8 @@ from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole, of_same_estimator
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
-NAMED = ("data", "ect", "edm", "flow", "ict", "lit_estimator", "nets")
-NAMED += ("training.augmentation", "training.time_distributions")
+NAMED = ["data", "ect", "edm", "flow", "ict", "lit_estimator", "nets"]
+NAMED += ["training.augmentation", "training.time_distributions"]
 for module in NAMED:
     importlib.import_module(f"lit_knn.{module}")
 

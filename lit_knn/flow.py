@@ -1,7 +1,6 @@
 """Flow matching (Lipman et al. 2022) trained towards the velocity of any estimator."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -9,9 +8,10 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
-from lit_knn.flow_sampling import FixedSteps, FlowSampler, Velocity
+from lit_knn.flow_sampling import FixedSteps, FlowSampler
+from lit_knn.generative_models import FlowModel
+from lit_knn.generative_models.flow import check_steps
 from lit_knn.nets.flow import FlowNetwork, VelocityOutput
-from lit_knn.sampling import seeded_noise
 from lit_knn.theory.noise import LINEAR_PROCESS, pf_ode_velocity
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.conditioning import Conditioning
@@ -87,18 +87,8 @@ class LitFlow(PosteriorRegression):
         self.flow = output(net)
         self.sampler = FixedSteps() if sampler is None else sampler
         self.check_training_options()
-        self._check_steps(sampling_steps)
-
-    def _check_steps(self, num_steps: int | None) -> None:
         with prefixed("LitFlow"):
-            if self.sampler.chooses_steps:
-                if num_steps is not None:
-                    name = type(self.sampler).__name__
-                    raise InputError(f"sampling_steps={num_steps}, but {name} chooses its steps: set it to null")
-            elif num_steps is None:
-                raise InputError(f"sampling_steps is null, but {type(self.sampler).__name__} needs a number of steps")
-            else:
-                self.grid.descending(num_steps)
+            check_steps(self.sampler, self.grid, sampling_steps)
 
     @property
     def network(self) -> nn.Module:
@@ -120,16 +110,10 @@ class LitFlow(PosteriorRegression):
         velocity = pf_ode_velocity(z, t, target, self.process).to(z.dtype)
         return (self.flow(z, t, class_label, augment_label) - velocity).square().flatten(1).mean(1)
 
-    @torch.no_grad()
-    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """See `EstimatorTraining.sample`; uses `sampler`."""
-        steps = self.hparams.sampling_steps if num_steps is None else num_steps
-        self._check_steps(steps)
-        return self.sampler(self._start, seeds, self.grid, steps)
-
-    def _start(self, seeds: Sequence[int] | Tensor) -> tuple[Tensor, Velocity]:
-        noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
-        return noise, partial(self.flow, class_label=self.conditioning.of_samples(seeds, self.device))
+    def generative_model(self) -> FlowModel:
+        """See `EstimatorTraining.generative_model`."""
+        h, shape = self.hparams, self.known_image_shape()
+        return FlowModel(self.flow, shape, self.grid, self.sampler, h.sampling_steps, h.sampling_class)
 
     # Checkpoints
 

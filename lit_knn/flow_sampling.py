@@ -21,8 +21,13 @@ Start = Callable[[Seeds], tuple[Tensor, Velocity]]
 class TimeRange(Protocol):
     """The times of a sampler; see `lit_knn.training.time_distributions.TimeDistribution`."""
 
-    low: float
-    high: float
+    @property
+    def low(self) -> float:
+        """Smallest time that a sampler evaluates."""
+
+    @property
+    def high(self) -> float:
+        """Time at which a sampler starts."""
 
     def descending(self, num_steps: int) -> Tensor:
         """Times from `high` to `low`, without 0."""

@@ -12,30 +12,37 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lit_knn
+from lit_knn.ect import LitECT
 from lit_knn.edm import LitEDM
 from lit_knn.edm_checkpoint import convert, load_network
 from lit_knn.errors import InputError
 from lit_knn.estimators import Network, OneSample
 from lit_knn.export import export
+from lit_knn.flow import LitFlow
+from lit_knn.flow_sampling import FixedSteps
 from lit_knn.generative_models import ConsistencyModel, DiffusionModel
 from lit_knn.ict import LitICT
 from lit_knn.metrics.features import to_uint8
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.architecture import architecture_of, build_network
+from lit_knn.nets.flow import VelocityOutput
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.sampling import consistency_sampler, heun_sampler, seeded_noise
+from lit_knn.solvers import heun_step
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.conditioning import Conditioning
+from lit_knn.training.time_distributions import UniformTimes
 from main import main
 from tests.command_lines import ROOT
 from tests.networks import small_published, write_published
 from tests.trained_runs import CONFIGS, last, leave_run
 
 GENUINE = ROOT.parent / "shared" / "data" / "edm-pickles"
-MODULES = {"ict": LitICT, "edm": LitEDM}
-PREFIXES = {"ict": "consistency_function.net.", "edm": "denoiser.model."}
+MODULES = {"ict": LitICT, "edm": LitEDM, "ect": LitECT, "flow": LitFlow}
+OWN_STEPS = {"ict": 1, "edm": 18, "ect": 1, "flow": 18}
 SEEDS = range(5)
 TOLD = "generative_model"
+AUGMENTED = ("edm", "flow")
 
 
 @pytest.fixture(scope="module")
@@ -43,45 +50,49 @@ def runs(tmp_path_factory):
     """A run of each kind, with and without classes: its folder, its command-line options, its exported folder."""
     root, found = tmp_path_factory.mktemp("runs"), {}
     for kind in CONFIGS:
-        run, options = leave_run(root, kind)
+        run, options = leave_run(root, kind, *(["--model.start", str(last(found["edm"][0]))] if kind == "ect" else []))
         export(run, root / f"exported_{kind}")
         found[kind] = (run, options, root / f"exported_{kind}")
     return found
 
 
 def net_of(kind):
-    classes, augment_dim = 10 if kind.endswith("_classes") else 0, 9 if kind == "edm" else 0
+    classes, augment_dim = 10 if kind.endswith("_classes") else 0, 9 if kind in AUGMENTED else 0
     return UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=classes, augment_dim=augment_dim)
 
 
 def module_of(kind, run):
     """The Lightning module with the run's weights, as `predict` makes it."""
-    more = {"augmentation": GeometricAugmentation()} if kind == "edm" else {}
-    loaded = MODULES[kind[:3]].load_from_checkpoint(last(run), net=net_of(kind), estimator=OneSample(), **more)
-    return loaded.eval()
+    more = {"augmentation": GeometricAugmentation()} if kind in AUGMENTED else {}
+    more |= {"start": None} if kind == "ect" else {}
+    module = MODULES[kind.partition("_")[0]]
+    return module.load_from_checkpoint(last(run), net=net_of(kind), estimator=OneSample(), **more).eval()
 
 
-def drawn_by_hand(kind, run, steps, classes):
-    """Images of the run's weights, by the samplers of `lit_knn.sampling`."""
-    net, prefix = net_of(kind), PREFIXES[kind[:3]]
-    weights = torch.load(last(run), weights_only=True)["state_dict"]
-    net.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
-    wrap = ConsistencyFunction if prefix == PREFIXES["ict"] else EDMPrecond
-    function = partial(wrap(net.eval()), class_label=classes)
-    if wrap is EDMPrecond:
-        return heun_sampler(function, seeded_noise(SEEDS, (1, 8, 8)), steps)
-    noise = torch.stack([seeded_noise(SEEDS, (1, 8, 8), draw) for draw in range(steps)])
-    with torch.no_grad():
-        return consistency_sampler(function, noise, [80.0, 0.821][:steps])
+@torch.no_grad()
+def drawn_by_hand(kind, run, steps):
+    """Images of the run's weights, by the functions that sample with any network."""
+    stored = torch.load(last(run), weights_only=True)["state_dict"]
+    net, prefix = net_of(kind), next(iter(stored)).partition("embedding")[0]
+    net.load_state_dict({name.removeprefix(prefix): value for name, value in stored.items()})
+    net.eval()
+    classes = Conditioning("", net, kind.endswith("_classes"), None).of_samples(SEEDS, torch.device("cpu"))
+    latents = [seeded_noise(SEEDS, (1, 8, 8), draw) for draw in range(2)]
+    if kind.startswith("edm"):
+        return heun_sampler(partial(EDMPrecond(net), class_label=classes), latents[0], steps)
+    if kind == "flow":
+        start = latents[0], partial(VelocityOutput(net), class_label=classes)
+        return FixedSteps(heun_step)(lambda seeds: start, SEEDS, UniformTimes(), steps)
+    sigma_min = 0.0 if kind == "ect" else 0.002
+    function = partial(ConsistencyFunction(net, sigma_min=sigma_min), class_label=classes)
+    return consistency_sampler(function, torch.stack(latents[:steps]), [80.0, 0.821][:steps], sigma_min)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_run_checkpoint_and_export_give_the_images_of_the_module_bit_for_bit(kind, runs):
     run, _, exported = runs[kind]
-    own = 1 if kind.startswith("ict") else 18
-    conditioning = Conditioning("", net_of(kind), kind.endswith("_classes"), None)
-    labels = conditioning.of_samples(SEEDS, torch.device("cpu"))
-    expected = {steps: drawn_by_hand(kind, run, steps or own, labels) for steps in (None, 2)}
+    own = OWN_STEPS[kind.partition("_")[0]]
+    expected = {steps: drawn_by_hand(kind, run, steps or own) for steps in (None, 2)}
     module = module_of(kind, run)
     for model in (module, *map(lit_knn.load, (run, last(run), exported, exported / "model.safetensors"))):
         for steps, images in expected.items():
@@ -135,7 +146,7 @@ def test_an_unconditional_model_has_no_class_and_refuses_impossible_steps(runs):
 
 def test_a_loaded_model_is_ready_to_use_and_says_what_it_is(runs):
     state = torch.get_rng_state()
-    for kind, name in (("ict", "ConsistencyModel"), ("edm_classes", "DiffusionModel")):
+    for kind, name in (("ict", "ConsistencyModel"), ("edm_classes", "DiffusionModel"), ("flow", "FlowModel")):
         model = lit_knn.load(runs[kind][0])
         assert not any(module.training for module in model.modules())
         assert not any(parameter.requires_grad for parameter in model.parameters())
@@ -160,6 +171,17 @@ def test_the_denoiser_of_a_diffusion_model(runs):
     model.posterior_mean(z, 1.0).sum().backward()
     assert z.grad.abs().sum() > 0
     assert not hasattr(lit_knn.load(runs["ict"][0]), "posterior_mean")
+
+
+def test_the_denoiser_of_a_flow_model_is_that_of_the_change_of_variables(runs):
+    # x + σε at σ is (1 − τ)x + τε divided by 1 − τ, with τ = σ/(1 + σ); and E[x|z] = z − τv.
+    model = lit_knn.load(runs["flow"][0])
+    y, sigma = 3 * seeded_noise(SEEDS, (1, 8, 8)), torch.tensor([0.01, 0.1, 1.0, 10.0, 80.0])
+    tau = (sigma / (1 + sigma)).reshape(-1, 1, 1, 1)
+    z = (1 - tau) * y
+    velocity = model.net(z, (tau / (1 - tau)).log().flatten() / 4)
+    torch.testing.assert_close(model.posterior_mean(y, sigma), z - tau * velocity, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.posterior_mean(y, 10.0)[3], model.posterior_mean(y, sigma)[3])
 
 
 def test_the_weights_make_the_round_trip(runs):
@@ -360,7 +382,7 @@ def entry(name, new):
         (entry("format_version", "2"), "has format version '2'; this version of lit_knn reads 1"),
         (entry("model", "{"), "holds no description of its model"),
         (lambda metadata, model: metadata.pop("model"), "holds no description of its model"),
-        (value("kind", "TextToImage"), "kind must be one of consistency, diffusion"),
+        (value("kind", "TextToImage"), "kind must be one of consistency, diffusion, flow"),
         (value("kind", ["diffusion"]), "kind must be one of"),
         (value("options", [1]), r"options must be a dict, got \[1\]"),
         (option("colour", "blue"), "cannot have the options"),
@@ -401,6 +423,35 @@ def test_hostile_metadata_is_refused_in_one_line(change, message, runs, tmp_path
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (option("output", None), "output must name one of VelocityOutput, DataOutput, NoiseOutput, EDMOutput"),
+        (option("output", {"class": "os.system"}), "output must name one of"),
+        (option("output", {"class": ["VelocityOutput"]}), "output must name one of"),
+        (option("output", {"class": "VelocityOutput", "colour": 1}), "cannot have the options"),
+        (option("output", {"class": "EDMOutput", "sigma_data": -1}), "sigma_data must be above 0"),
+        (option("times", None), "times must be a dict of low and high"),
+        (option("times", {"low": 0.9, "high": 0.1}), "need 0 < low < high < 1"),
+        (option("times", {"low": "0", "high": 0.1}), "low must be a positive number, got '0'"),
+        (option("sampler", {"class": "Euler"}), "sampler must name one of FixedSteps"),
+        (
+            option("sampler", {"class": "FixedSteps", "solver": "os.system"}),
+            "solver must be one of euler_step, heun_step",
+        ),
+        (option("sampler", {"class": "FixedSteps", "solver": None}), "solver must be one of"),
+        (option("num_steps", None), "num_steps is null, but FixedSteps needs a number of steps"),
+        (option("num_steps", 10**30), "num_steps must be at most"),
+    ],
+)
+def test_hostile_metadata_of_a_flow_is_refused_in_one_line(change, message, runs, tmp_path):
+    path = with_metadata(runs["flow"][2], tmp_path / "bad.safetensors", change)
+    with pytest.raises(InputError, match=message) as caught:
+        lit_knn.load(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
 
 
 def test_weights_that_are_missing_or_not_finite_are_refused(runs, tmp_path):

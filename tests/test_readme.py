@@ -10,6 +10,7 @@ import torch
 from lit_knn.edm_checkpoint import load_edm_pickle
 from main import CLI, make_cli
 from tests.networks import write_own, write_published
+from tests.trained_runs import leave_run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,13 +29,15 @@ def test_every_snippet_runs_in_the_order_of_the_page(tmp_path, monkeypatch):
     torch.manual_seed(0)
     write_published("edm-cifar10-32x32-cond-vp.pkl")
     write_own("last.ckpt", channels=8)
+    leave_run("runs", "ict")
+    Path("runs/ict").rename("runs/demo")
     own = load_edm_pickle("edm-cifar10-32x32-cond-vp.pkl")
     names = {}
     for snippet in SNIPPETS:
         if "load_network" in snippet:
             shape = (2, own.model.in_channels, own.model.image_size, own.model.image_size)
             names |= {"z": torch.randn(shape), "sigma": torch.ones(2), "labels": None}
-            # A U-Net's checkpoint does not contain its architecture, as the page says.
+            # This checkpoint tells no architecture, as of a network of one's own.
             snippet = snippet.replace('load_network("last.ckpt")', 'load_network("edm-cifar10-32x32-cond-vp.pkl")')
         # Weights of Inception are downloaded, and features of large images take long to compare.
         snippet = snippet.replace("InceptionV3", "Pixels").replace("(5000, 3, 32, 32)", "(5000, 3, 8, 8)")

@@ -12,6 +12,8 @@ CONFIGS = {
     "ict_classes": "table1/digits_conditional",
     "edm": "table2/digits",
     "edm_classes": "table2/digits_conditional",
+    "ect": "ect/digits",
+    "flow": "flow/digits",
 }
 
 

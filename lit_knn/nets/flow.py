@@ -111,5 +111,11 @@ class EDMOutput(FlowNetwork):
         return {**super().description(), "sigma_data": self.sigma_data}
 
 
+OUTPUTS: dict[str, type[FlowNetwork]] = {
+    kind.__name__: kind for kind in (VelocityOutput, DataOutput, NoiseOutput, EDMOutput)
+}
+"""The parameterisations that a checkpoint may name."""
+
+
 def _of_items(values: Tensor, z: Tensor) -> Tensor:
     return per_item(values, z).to(torch.float32)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.schedules import TimeSpan
 
 
 class TimeDistribution(ABC):
@@ -53,15 +54,8 @@ class TimeDistribution(ABC):
         return torch.linspace(self.low, self.high, count + 1, dtype=torch.float64)
 
     def descending(self, num_steps: int) -> Tensor:
-        """Times of a sampler: `num_steps` equal steps from `high` to 0, without 0 and the times below `low`; float64.
-
-        Raises:
-            InputError: num_steps is not an integer of at least 1.
-        """
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-            raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r}")
-        times = torch.linspace(self.high, 0, num_steps + 1, dtype=torch.float64)[:-1]
-        return times[times >= self.low]
+        """Times of a sampler, see `TimeSpan.descending`."""
+        return TimeSpan(self.low, self.high).descending(num_steps)
 
 
 class UniformTimes(TimeDistribution):

@@ -1,0 +1,153 @@
+"""Flow models: a velocity, whose flow maps noise to an image."""
+
+from collections.abc import Sequence
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.errors import InputError
+from lit_knn.flow_sampling import FixedSteps, FlowSampler, TimeRange, Velocity
+from lit_knn.generative_models.base import GenerativeModel, check_numbers
+from lit_knn.nets.flow import OUTPUTS, FlowNetwork
+from lit_knn.sampling import seeded_noise
+from lit_knn.schedules import TimeSpan
+from lit_knn.solvers import euler_step, heun_step
+from lit_knn.theory.noise import LINEAR_PROCESS, per_item
+
+# A file can name these samplers and solvers alone.
+SAMPLERS: dict[str, type[FlowSampler]] = {sampler.__name__: sampler for sampler in (FixedSteps,)}
+SOLVERS = {solver.__name__: solver for solver in (euler_step, heun_step)}
+
+
+class FlowModel(GenerativeModel):
+    """A flow model: a sampler integrates its velocity from noise to an image (Lipman et al. 2022).
+
+    Args:
+        network: the flow network.
+        image_shape: shape of one image.
+        times: the range of times.
+        sampler: integrates the velocity; `FixedSteps` by default.
+        num_steps: see `GenerativeModel`; None for a sampler that chooses its own steps.
+        sampling_class: see `GenerativeModel`.
+    """
+
+    kind = "flow"
+    network: FlowNetwork
+
+    def __init__(
+        self,
+        network: FlowNetwork,
+        image_shape: Sequence[int],
+        times: TimeRange,
+        sampler: FlowSampler | None = None,
+        num_steps: int | None = 50,
+        sampling_class: int | None = None,
+    ) -> None:
+        super().__init__(network, image_shape, num_steps, sampling_class)
+        self.times = times
+        self.sampler = FixedSteps() if sampler is None else sampler
+        check_steps(self.sampler, times, num_steps)
+
+    @classmethod
+    def around(
+        cls,
+        net: nn.Module,
+        image_shape: Sequence[int],
+        output: object = None,
+        times: object = None,
+        sampler: object = None,
+        **options: Any,
+    ) -> "FlowModel":
+        """See `GenerativeModel.around`. `output`, `times` and `sampler` are named with their options."""
+        name, given = _named("output", output, OUTPUTS)
+        network = OUTPUTS[name](net, **given)
+        name, given = _named("sampler", sampler, SAMPLERS)
+        solver = given.get("solver", "heun_step")
+        if not isinstance(solver, str) or solver not in SOLVERS:
+            raise InputError(f"solver must be one of {', '.join(SOLVERS)}, got {solver!r:.80}")
+        _check_numbers_of(SAMPLERS[name], _without(given, "solver"))
+        made = SAMPLERS[name](**{**given, **({"solver": SOLVERS[solver]} if "solver" in given else {})})
+        if not isinstance(times, dict) or times.keys() != {"low", "high"}:
+            raise InputError(f"times must be a dict of low and high, got {times!r:.80}")
+        check_numbers(**times)
+        return cls(network, image_shape, TimeSpan(**times), made, **options)
+
+    def options(self) -> dict[str, Any]:
+        """See `GenerativeModel.options`. A user's own class is None, because no file can name it."""
+        own = _without(self.network.description(), "output")
+        return {
+            "output": {"class": type(self.network).__name__, **own} if _is_known(self.network, OUTPUTS) else None,
+            "times": {"low": self.times.low, "high": self.times.high},
+            "sampler": _sampler_options(self.sampler) if _is_known(self.sampler, SAMPLERS) else None,
+            "num_steps": self.num_steps,
+            "sampling_class": self.sampling_class,
+        }
+
+    @property
+    def net(self) -> nn.Module:
+        """The raw network inside the flow network."""
+        return self.network.model
+
+    def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
+        """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
+        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device).expand(len(z))
+        tau = LINEAR_PROCESS.t_of_sigma(sigma)
+        return self.network.denoised(per_item(1 - tau, z).float() * z, tau, class_label)
+
+    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
+        """See `GenerativeModel.draw`."""
+        check_steps(self.sampler, self.times, num_steps)
+
+        def start(chosen: Sequence[int] | Tensor) -> tuple[Tensor, Velocity]:
+            noise = seeded_noise(chosen, self.image_shape, device=self.device)
+            labels = class_label if chosen is seeds else self.labels(chosen, None)
+            return noise, partial(self.network, class_label=labels)
+
+        return self.sampler(start, seeds, self.times, num_steps)
+
+
+def check_steps(sampler: FlowSampler, times: TimeRange, num_steps: int | None) -> None:
+    """Raise InputError if the sampler cannot take this number of steps; None is for one that chooses its own."""
+    name = type(sampler).__name__
+    if sampler.chooses_steps:
+        if num_steps is not None:
+            raise InputError(f"num_steps={num_steps}, but {name} chooses its steps: set it to null")
+    elif num_steps is None:
+        raise InputError(f"num_steps is null, but {name} needs a number of steps")
+    else:
+        times.descending(num_steps)
+
+
+def _named(option: str, told: object, known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Split {"class": …, …} into the name of a known class and its options."""
+    name = told.get("class") if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not isinstance(name, str) or name not in known:
+        raise InputError(f"{option} must name one of {', '.join(known)} as its class, got {told!r:.80}")
+    return name, _without(told, "class")
+
+
+def _without(options: dict[str, Any], name: str) -> dict[str, Any]:
+    return {option: value for option, value in options.items() if option != name}
+
+
+def _is_known(thing: object, known: dict[str, Any]) -> bool:
+    return known.get(type(thing).__name__) is type(thing)
+
+
+def _sampler_options(sampler: FlowSampler) -> dict[str, Any]:
+    """Return the class and the arguments of the sampler's constructor, which it keeps under their names."""
+    options = {name: getattr(sampler, name) for name in signature(type(sampler)).parameters}
+    if "solver" in options:
+        options["solver"] = next((name for name, solver in SOLVERS.items() if solver is options["solver"]), None)
+    return {"class": type(sampler).__name__, **options}
+
+
+def _check_numbers_of(sampler: type[FlowSampler], given: dict[str, Any]) -> None:
+    check_numbers(**given)
+    known = signature(sampler).parameters
+    for option, value in given.items():
+        if option in known and isinstance(known[option].default, int) and type(value) is not int:
+            raise InputError(f"{option} must be an integer, got {value!r:.80}")
