@@ -101,6 +101,22 @@ def test_with_one_sample_the_teacher_is_at_x_plus_r_times_the_same_noise(tmp_pat
         assert torch.equal(net.calls[-1][0][r.flatten() == 0] / 2, data.x[r.flatten() == 0])  # c_in is 2 at t = 0
 
 
+def test_a_heun_step_to_level_0_is_the_posterior_mean_and_the_others_have_order_2(tmp_path):
+    model, net = watched(tmp_path, Exact(), solver=heun_step, P_mean=0.5)
+    data = Images(ALL)
+    train(model, data, 1)
+    t, r, z, z_hat = levels_and_points(net, 1)
+    x, at_0 = data.x.double(), r.flatten() == 0
+    mu = posterior_mean(z, x, t.flatten())
+    torch.testing.assert_close(z_hat[at_0], mu[at_0], rtol=1e-5, atol=1e-5)
+    euler = z + (r - t) / t * (z - mu)
+    below = torch.where(r > 0, r, t)
+    slope = (euler - posterior_mean(euler, x, below.flatten())) / below
+    expected = z + (r - t) * ((z - mu) / t + slope) / 2
+    assert not at_0.all()
+    torch.testing.assert_close(z_hat[~at_0], expected[~at_0], rtol=1e-4, atol=1e-4)
+
+
 def test_levels_are_log_normal_and_the_stage_follows_the_steps(tmp_path):
     stages = []
 
