@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ class LitECT(ConsistencyTraining):
     def __init__(
         self,
         estimator: Estimator,
-        start: str | PathLike[str] | None,
+        start: str | PathLike[str] | None = None,
         net: nn.Module | None = None,
         solver: Callable = heun_step,
         metric: Callable = euclidean,
@@ -96,14 +97,19 @@ class LitECT(ConsistencyTraining):
         # A path object among the options would make a checkpoint that no safe reader opens.
         self.save_hyperparameters(ignore=["net", "estimator", "start", "solver", "metric"])
         self.schedule = schedule
-        self.has_start = start is not None
+        self._has_weights = start is not None
         self.check_shared_options()
 
-    def setup(self, stage: str) -> None:
-        """See `EstimatorTraining.setup`; also refuses to train from random weights."""
-        if stage == "fit" and not self.has_start and self.trainer.ckpt_path is None:
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """See `ConsistencyTraining.on_load_checkpoint`."""
+        super().on_load_checkpoint(checkpoint)
+        self._has_weights = True
+
+    def on_fit_start(self) -> None:
+        """See `EstimatorTraining.on_fit_start`; also refuses to train from random weights."""
+        if not self._has_weights:
             raise InputError("LitECT: start=null has no trained network: give a start, or --ckpt_path to go on")
-        super().setup(stage)
+        super().on_fit_start()
 
     @property
     def stage(self) -> int:
