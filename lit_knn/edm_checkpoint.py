@@ -120,11 +120,7 @@ def denoiser_of(
     try:
         with naming(path):
             check_sigma("sigma_data", sigma_data)
-            if net is None and "architecture" in config:
-                inner = {name.removeprefix(MODEL_PREFIX): value for name, value in state_dict.items()}
-                made = EDMPrecond(build_network(config["architecture"], inner), sigma_data, fp16)
-                return made.float().eval().requires_grad_(False)
-            denoiser = EDMPrecond(_empty_network(config, len(state_dict)) if net is None else net, sigma_data, fp16)
+            denoiser = EDMPrecond(_network_of(config, state_dict) if net is None else net, sigma_data, fp16)
         denoiser.load_state_dict(state_dict, assign=net is None)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
@@ -132,8 +128,12 @@ def denoiser_of(
     return (denoiser.float() if net is None else denoiser).eval().requires_grad_(False)
 
 
-def _empty_network(config: Mapping[str, Any], num_weights: int) -> nn.Module:
+def _network_of(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> nn.Module:
     """Build the network without memory or random numbers, because the file has every weight."""
+    if "architecture" in config:
+        inner = {name.removeprefix(MODEL_PREFIX): value for name, value in state_dict.items()}
+        return build_network(config["architecture"], inner)
+    num_weights = len(state_dict)
     blocks = config.get("num_blocks")
     if isinstance(blocks, int) and blocks > num_weights:  # Building so many blocks might not end.
         raise InputError(f"num_blocks={blocks} is more than its {num_weights} weights can fill")

@@ -64,7 +64,7 @@ def net_of(kind):
 def module_of(kind, run):
     """The Lightning module with the run's weights, as `predict` makes it."""
     more = {"augmentation": GeometricAugmentation()} if kind in AUGMENTED else {}
-    more |= {"start": None} if kind == "ect" else {}
+    more |= {"start": str(last(run.parent.parent / "edm" / "version_0"))} if kind == "ect" else {}
     module = MODULES[kind.partition("_")[0]]
     return module.load_from_checkpoint(last(run), net=net_of(kind), estimator=OneSample(), **more).eval()
 
