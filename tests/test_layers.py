@@ -26,6 +26,7 @@ LAYERS = (
     ("reference",),
     ("nets",),
     ("edm_checkpoint",),
+    ("flow_checkpoint",),
     ("estimators",),
     ("metrics",),
     ("figures",),
