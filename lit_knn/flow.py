@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
+from lit_knn.flow_checkpoint import FLOW_KEY
 from lit_knn.flow_sampling import FixedSteps, FlowSampler
 from lit_knn.generative_models import FlowModel
 from lit_knn.generative_models.flow import check_steps
@@ -15,6 +16,7 @@ from lit_knn.nets.flow import FlowNetwork, VelocityOutput
 from lit_knn.theory.noise import LINEAR_PROCESS, pf_ode_velocity
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.conditioning import Conditioning
+from lit_knn.training.plug_ins import check_solver
 from lit_knn.training.regression import PosteriorRegression
 from lit_knn.training.time_distributions import TimeDistribution, UniformTimes
 
@@ -85,7 +87,12 @@ class LitFlow(PosteriorRegression):
         super().__init__(net, estimator, times, conditioning, augmentation, warped)
         self.save_hyperparameters(ignore=["net", "estimator", "output", "times", "augmentation", "sampler"])
         self.flow = output(net)
+        if not isinstance(self.flow, FlowNetwork):
+            made = type(self.flow).__name__
+            raise InputError(f"LitFlow: output={output.__name__} makes {made}, not a FlowNetwork of lit_knn.nets.flow")
         self.sampler = FixedSteps() if sampler is None else sampler
+        if self.sampler.solver is not None:
+            check_solver("LitFlow", self.sampler.solver, self.process)
         self.check_training_options()
         with prefixed("LitFlow"):
             check_steps(self.sampler, self.grid, sampling_steps)
@@ -120,11 +127,11 @@ class LitFlow(PosteriorRegression):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """See `PosteriorRegression.on_save_checkpoint`; also saves what the network puts out."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["flow"] = self.flow.description()
+        checkpoint[FLOW_KEY] = self.flow.description()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """See `EstimatorTraining.on_load_checkpoint`. Refuses a checkpoint of another parameterisation."""
-        own, saved = self.flow.description(), checkpoint.get("flow")
+        own, saved = self.flow.description(), checkpoint.get(FLOW_KEY)
         if saved is None:
             raise InputError("the checkpoint is not of LitFlow: it does not tell the parameterisation of a flow")
         if saved != own:

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.flow_sampling import FixedSteps, FlowSampler, TimeRange, Velocity
+from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps, FlowSampler, TimeRange, Velocity
 from lit_knn.generative_models.base import GenerativeModel, check_numbers
-from lit_knn.nets.flow import OUTPUTS, FlowNetwork
+from lit_knn.nets.flow import OUTPUTS, FlowDenoiser, FlowNetwork
 from lit_knn.sampling import seeded_noise
 from lit_knn.schedules import TimeSpan
 from lit_knn.solvers import euler_step, heun_step
-from lit_knn.theory.noise import LINEAR_PROCESS, per_item
 
 # A file can name these samplers and solvers alone.
-SAMPLERS: dict[str, type[FlowSampler]] = {sampler.__name__: sampler for sampler in (FixedSteps,)}
+SAMPLERS: dict[str, type[FlowSampler]] = {sampler.__name__: sampler for sampler in (FixedSteps, AdaptiveSteps)}
 SOLVERS = {solver.__name__: solver for solver in (euler_step, heun_step)}
 
 
@@ -93,9 +92,8 @@ class FlowModel(GenerativeModel):
 
     def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
         """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
-        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device).expand(len(z))
-        tau = LINEAR_PROCESS.t_of_sigma(sigma)
-        return self.network.denoised(per_item(1 - tau, z).float() * z, tau, class_label)
+        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
+        return FlowDenoiser(self.network)(z, sigma, class_label)
 
     def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
         """See `GenerativeModel.draw`."""

@@ -4,12 +4,15 @@ The process is flow matching's straight path, z = (1 − τ)x + τε (`LinearInt
 Its velocity v = E[ε − x | z] is a linear function of z and of any one of E[ε|z], E[x|z].
 """
 
+import math
 from abc import abstractmethod
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lit_knn.errors import InputError
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item
 
@@ -94,11 +97,16 @@ class EDMOutput(FlowNetwork):
     Args:
         model: see `FlowNetwork`; its input is scaled to unit variance.
         sigma_data: standard deviation of the data.
+
+    Raises:
+        InputError: sigma_data is not above 0.
     """
 
     def __init__(self, model: nn.Module, sigma_data: float = 0.5) -> None:
         super().__init__(model)
-        self.sigma_data = sigma_data
+        if not (isinstance(sigma_data, (int, float)) and 0 < sigma_data < math.inf):
+            raise InputError(f"EDMOutput: sigma_data must be above 0, got {sigma_data!r}")
+        self.sigma_data = float(sigma_data)
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
         """See `FlowNetwork.velocity`."""
@@ -109,6 +117,31 @@ class EDMOutput(FlowNetwork):
     def description(self) -> dict[str, Any]:
         """See `FlowNetwork.description`."""
         return {**super().description(), "sigma_data": self.sigma_data}
+
+
+class FlowDenoiser(nn.Module):
+    """D(z, σ) of a flow network: E[x | x + σε = z], by one evaluation at τ = σ/(1 + σ) and (1 − τ)z.
+
+    Args:
+        flow: the flow network.
+        fp16: run it under autocast to float16.
+    """
+
+    def __init__(self, flow: FlowNetwork, fp16: bool = False) -> None:
+        super().__init__()
+        self.flow = flow
+        self.fp16 = fp16
+
+    @property
+    def model(self) -> nn.Module:
+        """The raw network."""
+        return self.flow.model
+
+    def forward(self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None) -> Tensor:
+        """Map z (B, *shape) of the EDM process at sigma (B,) or () to the denoised (B, *shape), float32."""
+        tau = LINEAR_PROCESS.t_of_sigma(sigma.to(z.device).double().expand(len(z)))
+        with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
+            return self.flow.denoised(_of_items(1 - tau, z) * z, tau, class_label)
 
 
 OUTPUTS: dict[str, type[FlowNetwork]] = {

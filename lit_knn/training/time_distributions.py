@@ -15,7 +15,8 @@ class TimeDistribution(ABC):
 
     The ends keep float32 exact enough: a velocity is (z − μ)/τ, so rounding of z, 6e-8, becomes 6e-8/τ. That is 6e-4 at
     τ = 1e-4. At τ = 1 the noise level σ = τ/(1 − τ) is infinite and z has no trace of x. Nothing is clamped: the
-    distribution has no mass outside its ends. A sampler starts at `high` and evaluates no time below `low`.
+    distribution is cut, so it has no mass outside its ends. A sampler starts at `high` and evaluates no time below
+    `low`.
 
     Args:
         low: smallest time, above 0.
