@@ -19,19 +19,20 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import Network, OneSample
 from lit_knn.export import export
 from lit_knn.flow import LitFlow
-from lit_knn.flow_sampling import FixedSteps
-from lit_knn.generative_models import ConsistencyModel, DiffusionModel
+from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps
+from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
+from lit_knn.hand_over.exported import write_exported
 from lit_knn.ict import LitICT
 from lit_knn.metrics.features import to_uint8
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.architecture import architecture_of, build_network
-from lit_knn.nets.flow import VelocityOutput
+from lit_knn.nets.flow import DataOutput, EDMOutput, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.sampling import consistency_sampler, heun_sampler, seeded_noise
-from lit_knn.solvers import heun_step
+from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.conditioning import Conditioning
-from lit_knn.training.time_distributions import UniformTimes
+from lit_knn.training.time_distributions import LogitNormalTimes, UniformTimes
 from main import main
 from tests.command_lines import ROOT
 from tests.networks import small_published, write_published
@@ -182,6 +183,49 @@ def test_the_denoiser_of_a_flow_model_is_that_of_the_change_of_variables(runs):
     velocity = model.net(z, (tau / (1 - tau)).log().flatten() / 4)
     torch.testing.assert_close(model.posterior_mean(y, sigma), z - tau * velocity, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.posterior_mean(y, 10.0)[3], model.posterior_mean(y, sigma)[3])
+
+
+@pytest.mark.parametrize("output", [VelocityOutput, DataOutput, NoiseOutput, EDMOutput])
+@pytest.mark.parametrize(
+    "sampler", [FixedSteps(), FixedSteps(euler_step), AdaptiveSteps(1e-2, 1e-3, 2)], ids=["heun", "euler", "adaptive"]
+)
+def test_every_flow_makes_the_round_trip(output, sampler, tmp_path):
+    net = UNet(1, channels=8, multipliers=(1,), blocks=1, num_classes=3)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    times = LogitNormalTimes(low=0.1, high=0.8)
+    steps = None if sampler.chooses_steps else 3
+    model = FlowModel(
+        output(net, sigma_data=0.25) if output is EDMOutput else output(net), (1, 4, 4), times, sampler, steps, 2
+    )
+    write_exported(tmp_path / "model.safetensors", model.eval())
+    loaded = lit_knn.load(tmp_path / "model.safetensors")
+    assert loaded.description() == model.description()
+    assert torch.equal(loaded.sample(SEEDS), model.sample(SEEDS))
+    start = partial(velocity_and_noise, model.network)
+    assert torch.equal(loaded.sample(SEEDS), sampler(start, SEEDS, times, steps))
+    with pytest.raises(InputError, match="chooses its steps: set it to null" if steps is None else "at least 1, got 0"):
+        loaded.sample(SEEDS, 9 if steps is None else 0)
+
+
+def velocity_and_noise(network, seeds):
+    network.requires_grad_(False)
+    return seeded_noise(seeds, (1, 4, 4)), partial(network, class_label=torch.full((len(seeds),), 2))
+
+
+def test_a_users_parameterisation_does_not_end_its_training_but_is_not_loaded(tmp_path):
+    class Own(VelocityOutput):
+        pass
+
+    net = UNet(1, channels=8, multipliers=(1,), blocks=1)
+    for network, sampler, message in (
+        (Own(net), None, "output must name one of"),
+        (VelocityOutput(net), FixedSteps(partial(heun_step)), "solver must be one of"),
+    ):
+        model = FlowModel(network, (1, 4, 4), UniformTimes(), sampler, 3)
+        write_exported(tmp_path / "model.safetensors", model)
+        with pytest.raises(InputError, match=message):
+            lit_knn.load(tmp_path / "model.safetensors")
 
 
 def test_the_weights_make_the_round_trip(runs):
@@ -442,6 +486,9 @@ def test_hostile_metadata_is_refused_in_one_line(change, message, runs, tmp_path
             "solver must be one of euler_step, heun_step",
         ),
         (option("sampler", {"class": "FixedSteps", "solver": None}), "solver must be one of"),
+        (option("sampler", {"class": "AdaptiveSteps", "pilot": 1.5}), "pilot must be an integer, got 1.5"),
+        (option("sampler", {"class": "AdaptiveSteps", "rtol": "1"}), "rtol must be a positive number, got '1'"),
+        (option("sampler", {"class": "AdaptiveSteps"}), "num_steps=18, but AdaptiveSteps chooses its steps"),
         (option("num_steps", None), "num_steps is null, but FixedSteps needs a number of steps"),
         (option("num_steps", 10**30), "num_steps must be at most"),
     ],
