@@ -95,7 +95,7 @@ class LitFlow(PosteriorRegression):
             check_solver("LitFlow", self.sampler.solver, self.process)
         self.check_training_options()
         with prefixed("LitFlow"):
-            check_steps(self.sampler, self.grid, sampling_steps)
+            check_steps(self.sampler, self.grid, sampling_steps, "sampling_steps")
 
     @property
     def network(self) -> nn.Module:

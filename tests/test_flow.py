@@ -352,7 +352,7 @@ def test_a_grid_of_samples_of_the_samplers_own_steps(tmp_path):
     pl.Trainer(**{**TRAINER, **options}).validate(model, Digits(batch_size=32), verbose=False)
     assert [path.name for path in grid.last_paths] == ["step_0000000_default.png"]
     assert model.sample([1]).shape == (1, 1, 8, 8)
-    with pytest.raises(InputError, match="sampling_steps=4, but AdaptiveSteps chooses its steps"):
+    with pytest.raises(InputError, match="num_steps=4, but AdaptiveSteps chooses its steps"):
         model.sample([1], 4)
 
 

@@ -107,14 +107,14 @@ class FlowModel(GenerativeModel):
         return self.sampler(start, seeds, self.times, num_steps)
 
 
-def check_steps(sampler: FlowSampler, times: TimeRange, num_steps: int | None) -> None:
+def check_steps(sampler: FlowSampler, times: TimeRange, num_steps: int | None, option: str = "num_steps") -> None:
     """Raise InputError if the sampler cannot take this number of steps; None is for one that chooses its own."""
     name = type(sampler).__name__
     if sampler.chooses_steps:
         if num_steps is not None:
-            raise InputError(f"num_steps={num_steps}, but {name} chooses its steps: set it to null")
+            raise InputError(f"{option}={num_steps}, but {name} chooses its steps: set it to null")
     elif num_steps is None:
-        raise InputError(f"num_steps is null, but {name} needs a number of steps")
+        raise InputError(f"{option} is null, but {name} needs a number of steps")
     else:
         times.descending(num_steps)
 
