@@ -4,8 +4,8 @@
 
 Each module trains in its own process, and the modules take turns for several rounds. The time of a step is the least
 over the rounds. On a CPU it is the processor time of all threads, which other programs on the machine hardly change; on
-a GPU it is the time on the wall. Memory is what training adds to the process, weights and optimiser included: the peak of
-PyTorch's GPU memory, or of the process's own memory above that before the fit. Ratios are to iCT in the same rounds.
+a GPU it is the time on the wall. Memory is what training adds to the process, with weights and optimiser: on a GPU the
+peak of PyTorch's memory, on a CPU the peak of the process above its memory before the fit. Ratios are to iCT.
 """
 
 import argparse

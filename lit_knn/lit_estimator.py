@@ -57,7 +57,7 @@ class LitEstimator(pl.LightningModule):
         with prefixed("LitEstimator"):
             self.grid.descending(sampling_steps)
             if estimator is not None:
-                estimator.check_levels(sigma_min, sigma_max)
+                estimator.check_levels(*self.grid.noise_range())
         self.estimator = estimator
         knows_classes = getattr(estimator, "num_classes", 0) > 0
         self.conditioning = Conditioning("LitEstimator", estimator, knows_classes, sampling_class)

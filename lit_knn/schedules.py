@@ -36,6 +36,10 @@ class NoiseGrid:
         if not 0 < self.rho < math.inf:
             raise InputError(f"rho must be above 0, got {self.rho}")
 
+    def noise_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest noise level σ."""
+        return self.sigma_min, self.sigma_max
+
     def ascending(self, num_steps: int) -> Tensor:
         """Levels for training, as in Eq. 7 (eq:CM): `karras_sigmas`, (num_steps,) float64."""
         return karras_sigmas(num_steps, self.sigma_min, self.sigma_max, self.rho)

@@ -187,7 +187,7 @@ def test_a_level_that_a_run_never_reaches_is_refused(level, fits):
             if fits:
                 make(estimator)
                 continue
-            said = f"^{name}: Switched: t={level} must be between sigma_min=0.002 and sigma_max=80.0$"
+            said = f"^{name}: Switched: t={level} is outside the noise levels of the run, 0.002 to 80$"
             with pytest.raises(InputError, match=said):
                 make(estimator)
 

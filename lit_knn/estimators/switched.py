@@ -77,7 +77,7 @@ class Switched(Estimator):
     def check_levels(self, lowest: float, highest: float) -> None:
         """See `Estimator.check_levels`. The switch must be one of the levels of a run."""
         if not lowest <= self.t <= highest:
-            raise InputError(f"Switched: t={self.t} must be between sigma_min={lowest} and sigma_max={highest}")
+            raise InputError(f"Switched: t={self.t} is outside the noise levels of the run, {lowest:g} to {highest:g}")
         for part in self.parts:
             part.check_levels(lowest, highest)
 

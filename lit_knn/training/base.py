@@ -57,7 +57,7 @@ class EstimatorTraining(pl.LightningModule):
     def __init__(self, estimator: Estimator, grid: NoiseGrid, conditioning: Conditioning) -> None:
         super().__init__()
         with prefixed(type(self).__name__):
-            estimator.check_levels(grid.sigma_min, grid.sigma_max)
+            estimator.check_levels(*grid.noise_range())
         # Each target is then a mean over the images of one class.
         self.estimator = estimator.by_class() if conditioning else estimator
         self.grid = grid
