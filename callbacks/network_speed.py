@@ -46,7 +46,7 @@ class NetworkSpeed(pl.Callback):
 
 
 def _network(pl_module: pl.LightningModule) -> nn.Module:
-    for owner, name in (("consistency_function", "net"), ("denoiser", "model")):
+    for owner, name in (("consistency_function", "net"), ("denoiser", "model"), ("flow", "model")):
         if hasattr(pl_module, owner):
             return getattr(getattr(pl_module, owner), name)
     raise InputError(f"NetworkSpeed: {type(pl_module).__name__} has no network")

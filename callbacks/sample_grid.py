@@ -17,11 +17,11 @@ class SampleGrid(pl.Callback):
 
     Args:
         num_samples: images in a grid; the seeds are 0 to num_samples − 1.
-        num_steps: numbers of sampling steps; each gives one grid.
+        num_steps: numbers of sampling steps; each gives one grid. null is the model's own number, or its sampler's.
     """
 
-    def __init__(self, num_samples: int = 64, num_steps: tuple[int, ...] = (1, 2)) -> None:
-        if num_samples < 1 or not num_steps or min(num_steps) < 1:
+    def __init__(self, num_samples: int = 64, num_steps: tuple[int | None, ...] = (1, 2)) -> None:
+        if num_samples < 1 or not num_steps or min(steps or 1 for steps in num_steps) < 1:
             raise InputError(
                 f"SampleGrid: num_samples={num_samples} and num_steps={list(num_steps)} must be at least 1"
             )
@@ -40,6 +40,7 @@ class SampleGrid(pl.Callback):
             images = pl_module.sample(range(self.num_samples), steps)  # type: ignore[operator]
             if not are_pictures(images.shape[1:]):
                 return
-            path = folder / f"step_{pl_module.step:07d}_{steps}-step.png"
-            save_picture(trainer, image_grid(images), path, f"samples/{steps}-step", int(pl_module.step))  # type: ignore[arg-type]
+            name = "default" if steps is None else f"{steps}-step"
+            path = folder / f"step_{pl_module.step:07d}_{name}.png"
+            save_picture(trainer, image_grid(images), path, f"samples/{name}", int(pl_module.step))  # type: ignore[arg-type]
             self.last_paths.append(path)

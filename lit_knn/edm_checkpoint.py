@@ -8,9 +8,9 @@ out.safetensors` converts a published pickle. No code of a file is run.
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ OWN_PREFIX = "denoiser.model."
 SIGMAS = ("sigma_min", "sigma_max", "sigma_data")
 # In the published networks, the names of buffers end in one of these words.
 BUFFERS = ("resample_filter", "freqs")
+
+Wrapped = TypeVar("Wrapped", bound=nn.Module)
 
 
 # Networks
@@ -77,18 +79,44 @@ def _denoiser(
     net: nn.Module | None,
     fp16: bool,
 ) -> EDMPrecond:
+    sigma_data = config.get("sigma_data", 0.5)
+
+    def preconditioned(net: nn.Module) -> EDMPrecond:
+        check_sigma("sigma_data", sigma_data)
+        return EDMPrecond(net, sigma_data, fp16)
+
+    return filled(path, config, state_dict, net, preconditioned)
+
+
+def filled(
+    path: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    state_dict: Mapping[str, Tensor],
+    net: nn.Module | None,
+    wrap: Callable[[nn.Module], Wrapped],
+) -> Wrapped:
+    """Fill a wrapped network with the weights of a file.
+
+    Args:
+        path: the file, for messages.
+        config: the architecture that the file stores.
+        state_dict: the weights, named "model.*".
+        net: the architecture, or None for the file's.
+        wrap: makes a module that has the network as `model`.
+
+    Raises:
+        InputError: the file stores no architecture and `net` is None; the weights do not fit it.
+    """
     if net is None and "model_type" not in config:
         raise InputError(f"{os.fspath(path)} does not tell its architecture: give net")
-    sigma_data = config.get("sigma_data", 0.5)
     try:
         with naming(path):
-            check_sigma("sigma_data", sigma_data)
-            denoiser = EDMPrecond(_empty_network(config, len(state_dict)) if net is None else net, sigma_data, fp16)
-        denoiser.load_state_dict(state_dict, assign=net is None)
+            wrapped = wrap(_empty_network(config, len(state_dict)) if net is None else net)
+        wrapped.load_state_dict(state_dict, assign=net is None)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{os.fspath(path)} does not fit the architecture: {reason}") from error
-    return (denoiser.float() if net is None else denoiser).eval().requires_grad_(False)
+    return (wrapped.float() if net is None else wrapped).eval().requires_grad_(False)
 
 
 def _empty_network(config: Mapping[str, Any], num_weights: int) -> nn.Module:
@@ -174,19 +202,20 @@ def read_own_checkpoint(path: str | os.PathLike[str]) -> Parts:
     """
     checkpoint = read_checkpoint_file(path)
     with naming(path):
-        return _parts_of_own(checkpoint)
+        return parts_of_own(checkpoint)
 
 
-def _parts_of_own(checkpoint: dict[Any, Any]) -> Parts:
+def parts_of_own(checkpoint: dict[Any, Any], prefix: str = OWN_PREFIX, owner: str = "LitEDM") -> Parts:
+    """Return the parts of the network whose weights have this prefix. See `read_own_checkpoint`."""
     if not isinstance(checkpoint.get("state_dict"), dict):
         raise InputError("no state_dict in the checkpoint")
     state_dict = {
-        "model." + name.removeprefix(OWN_PREFIX): value
+        "model." + name.removeprefix(prefix): value
         for name, value in checkpoint["state_dict"].items()
-        if isinstance(name, str) and name.startswith(OWN_PREFIX) and isinstance(value, Tensor)
+        if isinstance(name, str) and name.startswith(prefix) and isinstance(value, Tensor)
     }
     if not state_dict:
-        raise InputError(f"no parameters named {OWN_PREFIX}*: not a checkpoint of LitEDM")
+        raise InputError(f"no parameters named {prefix}*: not a checkpoint of {owner}")
     hparams, stored = (checkpoint.get(name, {}) for name in ("hyper_parameters", "network_config"))
     if not isinstance(hparams, dict) or not isinstance(stored, dict):
         raise InputError("hyper_parameters and network_config must be dicts")

@@ -13,7 +13,7 @@ from lit_knn.memory import moved
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
 from lit_knn.sampling import consistency_sampler, seeded_noise
-from lit_knn.schedules import consistency_weight, ict_num_steps, lognormal_step_probs, pseudo_huber
+from lit_knn.schedules import NoiseGrid, consistency_weight, ict_num_steps, lognormal_step_probs, pseudo_huber
 from lit_knn.solvers import heun_step
 from lit_knn.theory.noise import forward_noise
 from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive, checked_grid
@@ -54,6 +54,8 @@ class LitICT(EstimatorTraining):
     Raises:
         InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
     """
+
+    grid: NoiseGrid
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,16 @@ from lit_knn.errors import InputError
 
 # `torch.multinomial` chooses among at most so many levels.
 MOST_LEVELS = 2**24
+
+
+class LevelRange(Protocol):
+    """A range of noise levels, or of times, that a training divides into bands for its log."""
+
+    def bands(self, count: int) -> Tensor:
+        """Return the count + 1 edges of the bands, ascending, float64."""
+
+    def noise_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest noise level σ."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,10 @@ class NoiseGrid:
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
             raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r}")
         return self.ascending(max(num_steps, 2)).flip(0)[:num_steps]
+
+    def bands(self, count: int) -> Tensor:
+        """Divide the range into bands that are equal in ln t: their edges, (count + 1,) float64."""
+        return torch.linspace(math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64).exp()
 
 
 def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:

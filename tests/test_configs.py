@@ -250,7 +250,7 @@ def test_the_command_line_knows_the_models_by_their_bare_names():
     # A fresh interpreter: other tests have imported everything.
     code = """
 from main import main
-for name in ("LitICT", "LitEDM", "LitEstimator"):
+for name in ("LitICT", "LitEDM", "LitFlow", "LitEstimator"):
     try:
         main(["fit", "--model.help", name])
     except SystemExit as end:
@@ -258,4 +258,4 @@ for name in ("LitICT", "LitEDM", "LitEstimator"):
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=CONFIGS.parent, capture_output=True, text=True, check=True)
     helps = done.stdout.split("usage:")[1:]
-    assert ["--model.estimator" in text for text in helps] == 3 * [True]
+    assert ["--model.estimator" in text for text in helps] == 4 * [True]

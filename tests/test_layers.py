@@ -21,17 +21,18 @@ LAYERS = (
     ("theory", "linalg", "images"),
     ("prepare",),
     ("solvers", "schedules"),
-    ("sampling",),
+    ("sampling", "flow_sampling"),
     ("index",),
     ("reference",),
     ("nets",),
     ("edm_checkpoint",),
+    ("flow_checkpoint",),
     ("estimators",),
     ("metrics",),
     ("figures",),
     ("data",),
     ("training",),
-    ("ict", "edm", "lit_estimator"),
+    ("ict", "edm", "flow", "lit_estimator"),
     ("planning", "report"),
     ("best_checkpoint",),
     ("trainer",),
@@ -44,7 +45,7 @@ LIGHTNING = {"pytorch_lightning", "lightning"}
 FAISS_FILE = Path("index/faiss_parts.py")
 # These are imported inside the functions that use them, so that estimators load with only torch and NumPy.
 HEAVY = LIGHTNING | {"faiss", "jsonargparse", "torchvision", "sklearn", "tqdm", "scipy", "matplotlib", "torch_fidelity"}
-HEAVY |= {"torchmetrics"}
+HEAVY |= {"torchmetrics", "torchdiffeq"}
 LIGHT_LAYERS = LAYERS[: LAYERS.index(("metrics",))]
 FILES = sorted((ROOT / "lit_knn").rglob("*.py"))
 

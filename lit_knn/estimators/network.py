@@ -1,4 +1,4 @@
-"""A trained EDM network as an estimator."""
+"""A trained network as an estimator."""
 
 import copy
 from collections.abc import Callable
@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.edm_checkpoint import load_network
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.flow_checkpoint import load_denoiser
 
 
 class Network(Estimator):
-    """Estimates E[x|z,σ] by the denoiser D(z, σ) of a trained EDM network. The estimate is biased and deterministic.
+    """Estimates E[x|z,σ] by the denoiser D(z, σ) of a trained EDM or flow network: biased and deterministic.
 
     It needs no reference set and no randomness. Class-conditional networks take `labels`; without labels they run
     unconditionally.
 
     Args:
         path: a published `.pkl` (none of its code is run), a file converted from it by `python -m
-            lit_knn.edm_checkpoint`, or a `.ckpt` of `LitEDM`, whose averaged weights are used.
+            lit_knn.edm_checkpoint`, or a `.ckpt` of `LitEDM` or `LitFlow`, whose averaged weights are used.
         net: the architecture, for a `.ckpt` that does not store it; null for published networks.
         fp16: compute the network, except its embedding, in float16, as EDM's own code does on GPUs for files with
             `use_fp16`. The weights stay in float32.
@@ -39,7 +39,7 @@ class Network(Estimator):
 
     def __init__(self, path: str | PathLike[str], net: nn.Module | None = None, fp16: bool = False) -> None:
         try:
-            self.denoiser = load_network(path, net, fp16)
+            self.denoiser = load_denoiser(path, net, fp16)
         except InputError as error:
             raise InputError(f"Network: path={error}") from error
 

@@ -247,6 +247,9 @@ class LinearInterpolant(Process):
 EDM_PROCESS = EDM()
 """The default process."""
 
+LINEAR_PROCESS = LinearInterpolant()
+"""The process of flow matching."""
+
 
 def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process = EDM_PROCESS) -> Tensor:
     """Draw z = s(t)·(x + σ(t)·ε), (B, *shape) in the dtype of `x`, from the forward likelihood p_t(z|x).

@@ -17,7 +17,7 @@ from lit_knn.estimators import Estimator
 from lit_knn.memory import is_out_of_memory
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
-from lit_knn.schedules import NoiseGrid
+from lit_knn.schedules import LevelRange, NoiseGrid
 from lit_knn.solvers import PosteriorMean
 from lit_knn.training.averaging import Averaging
 from lit_knn.training.conditioning import CLASS_STREAM, Conditioning
@@ -48,13 +48,13 @@ class EstimatorTraining(pl.LightningModule):
 
     Args:
         estimator: score estimator; `setup` binds it to the data module's reference set.
-        grid: the noise levels; losses are logged by level between its ends.
+        grid: the noise levels; losses are logged by the bands into which it divides them.
         conditioning: says whether network and estimator get class labels; if so, the estimator averages by class.
     """
 
     hparams: Any
 
-    def __init__(self, estimator: Estimator, grid: NoiseGrid, conditioning: Conditioning) -> None:
+    def __init__(self, estimator: Estimator, grid: LevelRange, conditioning: Conditioning) -> None:
         super().__init__()
         with prefixed(type(self).__name__):
             estimator.check_levels(*grid.noise_range())
@@ -92,7 +92,7 @@ class EstimatorTraining(pl.LightningModule):
 
     @abstractmethod
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
-        """Evaluate the preconditioned network at z (B, *shape) and t (B,); returns (B, *shape)."""
+        """Evaluate the network at z (B, *shape) and noise level t = σ (B,); returns (B, *shape)."""
 
     @abstractmethod
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:

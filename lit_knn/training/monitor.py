@@ -1,12 +1,11 @@
 """Measures training: the loss by noise level, the images per second and the estimator's share of the time."""
 
-import math
 import time
 
 import torch
 from torch import Tensor
 
-from lit_knn.schedules import NoiseGrid
+from lit_knn.schedules import LevelRange
 from lit_knn.stopwatch import Stopwatch
 from lit_knn.training.times import TrainingTime
 
@@ -17,13 +16,12 @@ class TrainingMonitor:
     """Computes averages over the steps since the last `read`. Call `restart` first. Sums stay on the device.
 
     Args:
-        grid: the noise levels; the bands divide the range between its ends into equal parts in ln t.
+        levels: the noise levels, which it divides into bands.
         device: the device of the losses.
     """
 
-    def __init__(self, grid: NoiseGrid, device: torch.device) -> None:
-        ends = math.log(grid.sigma_min), math.log(grid.sigma_max)
-        self.band_edges = torch.linspace(*ends, NOISE_BANDS + 1, dtype=torch.float64, device=device).exp()
+    def __init__(self, levels: LevelRange, device: torch.device) -> None:
+        self.band_edges = levels.bands(NOISE_BANDS).to(device)
         self.estimator_watch = Stopwatch(device)
         self._before = TrainingTime()  # total time of the earlier intervals
         self._forget()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError, first_line
+from lit_knn.theory.noise import Process
 
 
 def check_net(owner: str, net: nn.Module, *labels: str) -> None:
@@ -25,14 +26,15 @@ def check_net(owner: str, net: nn.Module, *labels: str) -> None:
         raise InputError(f"{owner}: net={type(net).__name__} has no parameters to train")
 
 
-def check_solver(owner: str, solver: Callable[..., Any]) -> None:
-    """Refuse a solver that cannot step two numbers from t = 2 to t = 1."""
-    z, t = torch.ones(1, 2), torch.tensor([2.0], dtype=torch.float64)
+def check_solver(owner: str, solver: Callable[..., Any], *process: Process) -> None:
+    """Refuse a solver that cannot step two numbers from t = 1/2 to t = 1/4, in a process if one is given."""
+    z, t = torch.ones(1, 2), torch.tensor([0.5], dtype=torch.float64)
     name = getattr(solver, "__qualname__", repr(solver))
-    if not _takes(solver, 4):
-        raise InputError(f"{owner}: solver={name} does not take the arguments z, t, t_next, posterior_mean")
+    arguments = ("z", "t", "t_next", "posterior_mean", *(["process"] if process else []))
+    if not _takes(solver, len(arguments)):
+        raise InputError(f"{owner}: solver={name} does not take the arguments {', '.join(arguments)}")
     try:
-        stepped = solver(z, t, t / 2, lambda z, t: torch.zeros_like(z))
+        stepped = solver(z, t, t / 2, lambda z, t: torch.zeros_like(z), *process)
     except Exception as error:  # A function that is no solver may raise anything.
         raise InputError(f"{owner}: solver={name} fails: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(stepped, Tensor) or stepped.shape != z.shape:

@@ -1,0 +1,155 @@
+"""Flow matching (Lipman et al. 2022) trained towards the velocity of any estimator."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.errors import InputError, prefixed
+from lit_knn.estimators import Estimator
+from lit_knn.flow_checkpoint import FLOW_KEY
+from lit_knn.flow_sampling import FixedSteps, FlowSampler, Velocity
+from lit_knn.nets.flow import FlowNetwork, VelocityOutput
+from lit_knn.sampling import seeded_noise
+from lit_knn.theory.noise import LINEAR_PROCESS, pf_ode_velocity
+from lit_knn.training.augmentation import GeometricAugmentation
+from lit_knn.training.conditioning import Conditioning
+from lit_knn.training.plug_ins import check_solver
+from lit_knn.training.regression import PosteriorRegression
+from lit_knn.training.time_distributions import TimeDistribution, UniformTimes
+
+
+class LitFlow(PosteriorRegression):
+    """Flow matching: v(z, τ) is fitted to E[ε − x | z] = (z − μ̂)/τ, where z = (1 − τ)x + τε.
+
+    μ̂ is the estimator's posterior mean at z/(1 − τ) and noise level σ = τ/(1 − τ). With `OneSample` this is plain
+    conditional flow matching (arXiv 2210.02747), whose target is ε − x. With `UniformSNIS` and `Exact` it is explicit
+    or closed-form flow matching (arXiv 2506.03719). All have the same minimiser.
+
+    The loss is the squared error of the velocity, averaged over pixels and items, whatever the network puts out.
+    `LitEDM` tells how augmented items get their target. `TimeDistribution` has the rule for τ → 0 and τ → 1.
+
+    Defaults are those of torchcfm's CIFAR-10 runs (Tong et al. 2023, arXiv 2302.00482; examples/images/cifar10 of
+    github.com/atong01/conditional-flow-matching): Adam at 2e-4, 5,000 steps of warm-up and an EMA decay of 0.9999, all
+    at a batch of 128.
+
+    Args:
+        net: any module `net(z, noise_label, class_label=None, augment_label=None)`; `lit_knn.nets.flow.FlowNetwork` has
+            the noise label. `augment_label` is given only with `augmentation`.
+        estimator: score estimator; `setup` binds it to the data module's reference set.
+        output: what the net puts out, a class of `lit_knn.nets.flow`: `VelocityOutput`, `DataOutput`, `NoiseOutput`, or
+            `EDMOutput`, EDM's preconditioned denoiser.
+        times: distribution of the times of training; `lit_knn.training.time_distributions`.
+        augmentation: `lit_knn.training.augmentation.GeometricAugmentation`, or null for none.
+        warped: target of warped items: `posterior`, the mean over the warped reference set, or `source`, the item
+            itself, as with `OneSample`.
+        class_conditional: give the net and the estimator class labels; the net's `num_classes` must fit the data.
+        lr: learning rate of Adam.
+        lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
+        ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
+        sampler: a sampler of `lit_knn.flow_sampling`, for pictures and `predict`.
+        sampling_steps: steps of the sampler; null for a sampler that chooses its own.
+        sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        measure_target: at validation, log `val/target_mse`: the squared error per dimension of μ̂, against the exact
+            posterior mean. This costs one call of `ExactFloat64` per batch.
+        seed: first part of the key of every random draw.
+
+    Raises:
+        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net; a
+            checkpoint has another parameterisation.
+    """
+
+    process = LINEAR_PROCESS
+    grid: TimeDistribution
+
+    def __init__(
+        self,
+        net: nn.Module,
+        estimator: Estimator,
+        output: Callable[[nn.Module], FlowNetwork] = VelocityOutput,
+        times: TimeDistribution | None = None,
+        augmentation: GeometricAugmentation | None = None,
+        warped: Literal["posterior", "source"] = "posterior",
+        class_conditional: bool = False,
+        lr: float = 2e-4,
+        lr_ramp_up_images: int = 640_000,
+        ema_half_life_images: int = 887_000,
+        sampler: FlowSampler | None = None,
+        sampling_steps: int | None = 50,
+        sampling_class: int | None = None,
+        measure_target: bool = True,
+        seed: int = 0,
+    ) -> None:
+        conditioning = Conditioning("LitFlow", net, class_conditional, sampling_class)
+        times = UniformTimes() if times is None else times
+        super().__init__(net, estimator, times, conditioning, augmentation, warped)
+        self.save_hyperparameters(ignore=["net", "estimator", "output", "times", "augmentation", "sampler"])
+        self.flow = output(net)
+        if not isinstance(self.flow, FlowNetwork):
+            made = type(self.flow).__name__
+            raise InputError(f"LitFlow: output={output.__name__} makes {made}, not a FlowNetwork of lit_knn.nets.flow")
+        self.sampler = FixedSteps() if sampler is None else sampler
+        if self.sampler.solver is not None:
+            check_solver("LitFlow", self.sampler.solver, self.process)
+        self.check_training_options()
+        self._check_steps(sampling_steps)
+
+    def _check_steps(self, num_steps: int | None) -> None:
+        with prefixed("LitFlow"):
+            if self.sampler.chooses_steps:
+                if num_steps is not None:
+                    name = type(self.sampler).__name__
+                    raise InputError(f"sampling_steps={num_steps}, but {name} chooses its steps: set it to null")
+            elif num_steps is None:
+                raise InputError(f"sampling_steps is null, but {type(self.sampler).__name__} needs a number of steps")
+            else:
+                self.grid.descending(num_steps)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network inside the flow network."""
+        return self.flow.model
+
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """Evaluate the velocity at noise level t = σ."""
+        return self.flow(z, self.process.t_of_sigma(t.double()))
+
+    def draw_times(self, size: int, generator: torch.Generator) -> Tensor:
+        """Draw times τ from `times`."""
+        return self.grid.draw(size, generator)
+
+    def item_losses(
+        self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
+    ) -> Tensor:
+        """Compute ‖v(z, τ) − (z − μ̂)/τ‖²/d of each item, (B,)."""
+        velocity = pf_ode_velocity(z, t, target, self.process).to(z.dtype)
+        return (self.flow(z, t, class_label, augment_label) - velocity).square().flatten(1).mean(1)
+
+    @torch.no_grad()
+    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
+        """See `EstimatorTraining.sample`; uses `sampler`."""
+        steps = self.hparams.sampling_steps if num_steps is None else num_steps
+        self._check_steps(steps)
+        return self.sampler(self._start, seeds, self.grid, steps)
+
+    def _start(self, seeds: Sequence[int] | Tensor) -> tuple[Tensor, Velocity]:
+        noise = seeded_noise(seeds, self.known_image_shape(), device=self.device)
+        return noise, partial(self.flow, class_label=self.conditioning.of_samples(seeds, self.device))
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """See `PosteriorRegression.on_save_checkpoint`; also saves what the network puts out."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[FLOW_KEY] = self.flow.description()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """See `EstimatorTraining.on_load_checkpoint`. Refuses a checkpoint of another parameterisation."""
+        own, saved = self.flow.description(), checkpoint.get(FLOW_KEY)
+        if saved is None:
+            raise InputError("the checkpoint is not of LitFlow: it does not tell the parameterisation of a flow")
+        if saved != own:
+            raise InputError(f"the checkpoint is of another parameterisation: {saved}, but the model has {own}")
+        super().on_load_checkpoint(checkpoint)

@@ -1,0 +1,157 @@
+"""Samplers of flows: equal steps of Euler or Heun, and the adaptive steps of torchdiffeq."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError, first_line
+from lit_knn.solvers import PosteriorMean, euler_step, heun_step
+from lit_knn.theory.noise import LINEAR_PROCESS, per_item
+
+# A solver that needs more steps is stuck: the tolerance is below the rounding of the network.
+MOST_STEPS = 1000
+Seeds = Sequence[int] | Tensor
+Velocity = Callable[[Tensor, Tensor], Tensor]
+Start = Callable[[Seeds], tuple[Tensor, Velocity]]
+"""seeds (B,) -> standard normal noise (B, *shape) and the velocity (z (B, *shape), tau (B,) float64) -> (B, *shape)."""
+
+
+class TimeRange(Protocol):
+    """The times of a sampler; see `lit_knn.training.time_distributions.TimeDistribution`."""
+
+    low: float
+    high: float
+
+    def descending(self, num_steps: int) -> Tensor:
+        """Times from `high` to `low`, without 0."""
+
+
+class FlowSampler(ABC):
+    """Integrates dz/dτ = v(z, τ) from noise at τ = high to data at τ = 0, in float64.
+
+    It starts with z = high·ε, which leaves out (1 − high)·x, and ends with the posterior mean z − τv of the last time,
+    as EDM's sampler does. An image depends on its own seed alone.
+    """
+
+    chooses_steps = False
+    """Whether the sampler finds its own number of steps. Then `num_steps` must be None."""
+
+    solver: Callable | None = None
+    """One step of the sampler, if it is a step of `lit_knn.solvers`."""
+
+    @abstractmethod
+    def __call__(self, start: Start, seeds: Seeds, times: TimeRange, num_steps: int | None) -> Tensor:
+        """Draw one image per seed, (B, *shape) float32.
+
+        Args:
+            start: makes noise and velocity of given seeds.
+            seeds: (B,), non-negative integers.
+            times: the range of times.
+            num_steps: number of steps; None if the sampler chooses its own.
+        """
+
+
+class FixedSteps(FlowSampler):
+    """Equal steps in τ. Heun's steps need 2·num_steps − 1 evaluations and have order 2, Euler's num_steps and order 1.
+
+    Args:
+        solver: `lit_knn.solvers.heun_step` or `lit_knn.solvers.euler_step`.
+    """
+
+    def __init__(self, solver: Callable = heun_step) -> None:
+        self.solver = solver
+
+    def __call__(self, start: Start, seeds: Seeds, times: TimeRange, num_steps: int | None) -> Tensor:
+        """See `FlowSampler.__call__`."""
+        assert num_steps is not None
+        assert self.solver is not None
+        noise, velocity = start(seeds)
+        mean, levels = _posterior_mean(velocity, noise.dtype), times.descending(num_steps)
+        z = levels[0].item() * noise.double()
+        for tau, tau_next in pairwise([*levels, torch.zeros_like(levels[0])]):
+            z = self.solver(z, tau, tau_next, mean, LINEAR_PROCESS)
+        return z.to(noise.dtype)
+
+
+class AdaptiveSteps(FlowSampler):
+    """Dormand-Prince steps of order 5 of torchdiffeq, whose lengths come from the error on a few pilot images.
+
+    torchdiffeq takes the same steps for all images of a batch. So an image would depend on the others of its batch.
+    Here the steps are found on images of fixed seeds, 0 to pilot − 1, and every image takes these steps. The error of
+    the pilot images is controlled, and that of the others is like theirs. Each call evaluates the pilot images, too.
+
+    Args:
+        rtol: relative tolerance of a step; torchcfm and Lipman et al. 2022 sample with 1e-5.
+        atol: absolute tolerance of a step.
+        pilot: number of pilot images, at least 1.
+
+    Raises:
+        InputError: an option is not above 0; at sampling, the velocity is not finite or needs over 1,000 steps.
+    """
+
+    chooses_steps = True
+
+    def __init__(self, rtol: float = 1e-5, atol: float = 1e-5, pilot: int = 16) -> None:
+        for name, value in {"rtol": rtol, "atol": atol, "pilot": pilot}.items():
+            if not value > 0:
+                raise InputError(f"AdaptiveSteps: {name} must be above 0, got {value}")
+        self.rtol = rtol
+        self.atol = atol
+        self.pilot = pilot
+
+    def __call__(self, start: Start, seeds: Seeds, times: TimeRange, num_steps: int | None) -> Tensor:
+        """See `FlowSampler.__call__`."""
+        assert num_steps is None
+        noise, velocity = start(range(self.pilot))
+        flow, end = _BackwardFlow(velocity, times.high, noise.dtype), times.high - times.low
+        self._integrate(flow, times.high * noise.double(), torch.tensor([end], dtype=torch.float64), {})
+        noise, velocity = start(seeds)
+        ends = torch.stack(flow.ends).cpu()
+        z = self._replay(_BackwardFlow(velocity, times.high, noise.dtype), times.high * noise.double(), ends)
+        return euler_step(z, times.low, 0.0, _posterior_mean(velocity, noise.dtype), LINEAR_PROCESS).to(noise.dtype)
+
+    def _replay(self, flow: "_BackwardFlow", z: Tensor, ends: Tensor) -> Tensor:
+        """Take the given steps: with a huge tolerance the solver accepts each step, and would double any that follows.
+
+        So every step is cut at the next of `ends`. A step that ended there uncut would not count as one of them.
+        """
+        lengths = ends.diff(prepend=ends.new_zeros(1))
+        growth = (lengths[1:] / lengths[:-1]).max().item() if len(ends) > 1 else 1.0
+        options = {"first_step": 2 * lengths[0].item(), "ifactor": 2 * max(growth, 1.0)}
+        return AdaptiveSteps(1e30, 1e30)._integrate(flow, z, ends, options)
+
+    def _integrate(self, flow: "_BackwardFlow", z: Tensor, ends: Tensor, options: dict[str, Any]) -> Tensor:
+        """Integrate from 0 to the last of `ends`; steps end at all of them."""
+        from torchdiffeq import odeint
+
+        ends = ends.to(z.device)
+        options = {"step_t": ends, "max_num_steps": MOST_STEPS, **options}
+        span = torch.stack([torch.zeros_like(ends[-1]), ends[-1]])
+        try:
+            return odeint(flow, z, span, rtol=self.rtol, atol=self.atol, method="dopri5", options=options)[-1]
+        except AssertionError as error:  # torchdiffeq's way to refuse
+            raise InputError(f"AdaptiveSteps: the flow cannot be integrated: {first_line(error)[:100]}") from error
+
+
+class _BackwardFlow:
+    """dz/ds = −v(z, high − s), the flow towards the data; notes where the solver's accepted steps end."""
+
+    def __init__(self, velocity: Velocity, high: float, dtype: torch.dtype) -> None:
+        self.velocity, self.high, self.dtype = velocity, high, dtype
+        self.ends: list[Tensor] = []
+
+    def __call__(self, s: Tensor, z: Tensor) -> Tensor:
+        return -self.velocity(z.to(self.dtype), (self.high - s).double().expand(len(z))).double()
+
+    def callback_accept_step(self, s: Tensor, z: Tensor, step: Tensor) -> None:
+        """Note the end of a step; torchdiffeq calls this."""
+        self.ends.append(s + step)
+
+
+def _posterior_mean(velocity: Velocity, dtype: torch.dtype) -> PosteriorMean:
+    """E[x|z] = z − τv, which calls the velocity with the type of the noise."""
+    return lambda z, tau: z - per_item(tau, z) * velocity(z.to(dtype), tau).double()

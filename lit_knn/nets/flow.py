@@ -1,0 +1,154 @@
+"""Flow networks: what a raw network puts out, a velocity, the data or the noise, turned into a velocity.
+
+The process is flow matching's straight path, z = (1 − τ)x + τε (`LinearInterpolant`), with noise level σ = τ/(1 − τ).
+Its velocity v = E[ε − x | z] is a linear function of z and of any one of E[ε|z], E[x|z].
+"""
+
+import math
+from abc import abstractmethod
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.errors import InputError
+from lit_knn.nets.precond import EDMPrecond
+from lit_knn.theory.noise import LINEAR_PROCESS, per_item
+
+
+class FlowNetwork(nn.Module):
+    """v_θ(z, τ): turns the output of a raw network into the velocity E[ε − x | z]. Subclasses say what the output is.
+
+    The network gets z as it is, and the noise label of an EDM network, ln(σ)/4 = ln(τ/(1 − τ))/4, so that any network
+    of `lit_knn.nets` fits; τ is sigmoid(4·noise_label). The label is finite for 0 < τ < 1.
+
+    Args:
+        model: any module `model(z_scaled, noise_label, class_label=None)`. To use augmentation labels, it must take
+            `augment_label` too.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, z: Tensor, tau: Tensor, class_label: Tensor | None = None, augment_label: Tensor | None = None
+    ) -> Tensor:
+        """Map z (B, *shape) at tau (B,) or () to the velocity, (B, *shape) float32."""
+        z = z.float()
+        tau = tau.to(z.device).double().expand(len(z))
+        labels = (class_label,) if augment_label is None else (class_label, augment_label)
+        return self.velocity(z, tau, labels)
+
+    @abstractmethod
+    def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
+        """Map z (B, *shape) float32 at tau (B,) float64 to the velocity, (B, *shape) float32."""
+
+    def output(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
+        """Return the raw network's output, (B, *shape) float32."""
+        return self.model(z, torch.logit(tau).float() / 4, *labels).to(torch.float32)
+
+    def denoised(self, z: Tensor, tau: Tensor, class_label: Tensor | None = None) -> Tensor:
+        """Return the posterior mean E[x|z] = z − τv, (B, *shape) float32."""
+        return z.float() - _of_items(tau, z) * self(z, tau, class_label)
+
+    def description(self) -> dict[str, Any]:
+        """Describe the parameterisation by plain values, for checkpoints."""
+        return {"output": type(self).__name__}
+
+
+class VelocityOutput(FlowNetwork):
+    """The network's output is the velocity itself, as in flow matching (Lipman et al. 2022, arXiv 2210.02747)."""
+
+    def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
+        """See `FlowNetwork.velocity`."""
+        return self.output(z, tau, labels)
+
+
+class DataOutput(FlowNetwork):
+    """The network's output is x̂ = E[x|z], so v = (z − x̂)/τ.
+
+    An error of x̂ grows by 1/τ. So train it at times from about 0.05 on (Li & He 2025, arXiv 2511.13720, divide by no
+    less): `UniformTimes(low=0.05)`.
+    """
+
+    def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
+        """See `FlowNetwork.velocity`."""
+        return (z - self.output(z, tau, labels)) / _of_items(tau, z)
+
+
+class NoiseOutput(FlowNetwork):
+    """The network's output is ε̂ = E[ε|z], so v = (ε̂ − z)/(1 − τ).
+
+    An error of ε̂ grows by 1/(1 − τ). So train it at times up to about 0.95.
+    """
+
+    def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
+        """See `FlowNetwork.velocity`."""
+        return (self.output(z, tau, labels) - z) / _of_items(1 - tau, z)
+
+
+class EDMOutput(FlowNetwork):
+    """An EDM denoiser as a flow network: v = (z − D(z/(1 − τ), σ))/τ, with EDM's preconditioning of the raw network.
+
+    So a flow is trained with EDM's network, or a trained one flows along the straight path.
+
+    Args:
+        model: see `FlowNetwork`; its input is scaled to unit variance.
+        sigma_data: standard deviation of the data.
+
+    Raises:
+        InputError: sigma_data is not above 0.
+    """
+
+    def __init__(self, model: nn.Module, sigma_data: float = 0.5) -> None:
+        super().__init__(model)
+        if not (isinstance(sigma_data, (int, float)) and 0 < sigma_data < math.inf):
+            raise InputError(f"EDMOutput: sigma_data must be above 0, got {sigma_data!r}")
+        self.sigma_data = float(sigma_data)
+
+    def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
+        """See `FlowNetwork.velocity`."""
+        denoiser = EDMPrecond(self.model, self.sigma_data)
+        y, sigma = z / _of_items(1 - tau, z), LINEAR_PROCESS.sigma(tau)
+        return (z - denoiser(y, sigma, *labels)) / _of_items(tau, z)
+
+    def description(self) -> dict[str, Any]:
+        """See `FlowNetwork.description`."""
+        return {**super().description(), "sigma_data": self.sigma_data}
+
+
+class FlowDenoiser(nn.Module):
+    """D(z, σ) of a flow network: E[x | x + σε = z], by one evaluation at τ = σ/(1 + σ) and (1 − τ)z.
+
+    Args:
+        flow: the flow network.
+        fp16: run it under autocast to float16.
+    """
+
+    def __init__(self, flow: FlowNetwork, fp16: bool = False) -> None:
+        super().__init__()
+        self.flow = flow
+        self.fp16 = fp16
+
+    @property
+    def model(self) -> nn.Module:
+        """The raw network."""
+        return self.flow.model
+
+    def forward(self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None) -> Tensor:
+        """Map z (B, *shape) of the EDM process at sigma (B,) or () to the denoised (B, *shape), float32."""
+        tau = LINEAR_PROCESS.t_of_sigma(sigma.to(z.device).double().expand(len(z)))
+        with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
+            return self.flow.denoised(_of_items(1 - tau, z) * z, tau, class_label)
+
+
+OUTPUTS: dict[str, type[FlowNetwork]] = {
+    kind.__name__: kind for kind in (VelocityOutput, DataOutput, NoiseOutput, EDMOutput)
+}
+"""The parameterisations that a checkpoint may name."""
+
+
+def _of_items(values: Tensor, z: Tensor) -> Tensor:
+    return per_item(values, z).to(torch.float32)

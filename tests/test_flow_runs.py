@@ -1,0 +1,103 @@
+"""Runs of LitFlow on the command line: training, resuming, two ranks, sampling, measurements, and bad input."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_knn.edm import LitEDM
+from lit_knn.estimators import KNN, OneSample
+from lit_knn.flow import LitFlow
+from lit_knn.results import read_rows
+from main import main
+from tests.command_lines import ROOT, refusal_of
+from tests.interrupted_runs import At, assert_same, fit, interrupt, net
+from tests.ranks import run_main
+
+RUN = str(ROOT / "configs" / "flow" / "digits.yaml")
+TINY = ["-c", RUN, "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8", "--model.sampling_steps", "3"]
+TINY += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--trainer.limit_val_batches", "1"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def flow(**options):
+    return LitFlow(net(), KNN(k=16, n=4), lr=1e-2, lr_ramp_up_images=3000, ema_half_life_images=900, **options)
+
+
+def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(tmp_path):
+    _, whole = fit(tmp_path / "whole", flow(), 5)
+    status, path = fit(tmp_path / "cut", flow(), 5, at=At(2, "on_after_backward", interrupt))
+    assert status == 130
+    assert_same(fit(tmp_path / "resumed", flow(), 5, path)[1], whole)
+
+
+def weights(folder):
+    (path,) = Path(folder).rglob("last.ckpt")
+    return path, torch.load(path, weights_only=True)
+
+
+def test_two_ranks_train_with_a_whole_and_a_sharded_set(tmp_path):
+    seen = []
+    kept = ["--trainer.callbacks", "callbacks.LastCheckpoint", "--trainer.limit_val_batches", "0"]
+    for sharded in ("false", "true"):
+        places = ["--data.sharded", sharded, "--trainer.logger.save_dir", tmp_path / sharded]
+        run_main(["fit", *TINY, *kept, *places], ranks=2)
+        seen.append(weights(tmp_path / sharded)[1])
+    assert seen[0]["images_seen"] == 2 * 2 * 32
+    for name, value in seen[0]["state_dict"].items():
+        torch.testing.assert_close(seen[1]["state_dict"][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
+    main(["plan", *TINY])
+    assert "network" in capsys.readouterr().out
+    callbacks = ["--trainer.callbacks+", "callbacks.Memorisation", "--trainer.callbacks.num_samples", "70"]
+    callbacks += ["--trainer.callbacks+", "callbacks.Fidelity", "--trainer.callbacks.num_samples", "70"]
+    callbacks += ["--trainer.callbacks.extractor", "lit_knn.metrics.Pixels", "--trainer.callbacks.cache_dir", "null"]
+    callbacks += ["--trainer.callbacks+", "callbacks.NetworkSpeed", "--trainer.callbacks.compile", "false"]
+    logged = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs", "--trainer.log_every_n_steps", "1"]
+    main(["fit", *TINY, *callbacks, *logged, "--trainer.precision", "bf16-mixed"])
+    (log,) = Path("runs").rglob("metrics.csv")
+    names = {name for row in read_rows(log) for name, value in row.items() if value}
+    assert {"fd_pixels", "copied_fraction", "val/loss", "val/target_mse", "train/augmented"} <= names
+    assert any(name.startswith("train/loss_t_0.25_to_0.5") for name in names)
+    path, _ = weights("runs")
+    main(["report", str(path.parent.parent)])
+    assert "k=256, n=64)" in capsys.readouterr().out
+    adaptive = ["--model.sampler", "lit_knn.flow_sampling.AdaptiveSteps", "--model.sampler.rtol", "0.1"]
+    adaptive += ["--model.sampling_steps", "null", "--model.sampler.atol", "0.1"]
+    for name, options in (("fixed", []), ("adaptive", adaptive)):
+        places = ["--trainer.logger.save_dir", name, "--data.predict_samples", "3"]
+        main(["predict", *TINY, *options, *places, "--ckpt_path", str(path)])
+        assert len(list(Path(name).rglob("*.png"))) == 3
+
+
+def test_a_checkpoint_of_another_parameterisation_is_refused_in_one_line(tmp_path, capsys):
+    _, path = fit(tmp_path / "edm", LitEDM(net(), OneSample()), 1)
+    line = refusal_of(["validate", *TINY, "--ckpt_path", str(path)], capsys)
+    assert "the checkpoint is not of LitFlow" in line
+    main(["fit", *TINY, "--model.output", "lit_knn.nets.flow.DataOutput", "--trainer.logger.save_dir", "data"])
+    path, _ = weights("data")
+    line = refusal_of(["predict", *TINY, "--ckpt_path", str(path)], capsys)
+    assert "another parameterisation: {'output': 'DataOutput'}, but the model has {'output': 'VelocityOutput'}" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--model.times.low", "0"], "UniformTimes: need 0 < low < high < 1, got low=0.0 and high=0.9999"),
+        (["--model.sampler.solver", "os.system"], "LitFlow: solver=system does not take the arguments z, t, t_next"),
+        (["--model.output", "lit_knn.nets.flow.SpeedOutput"], "SpeedOutput"),
+        (["--model.output", "lit_knn.nets.UNet"], "output"),
+        (["--model.sampler", "lit_knn.flow_sampling.NoSteps"], "NoSteps"),
+        (["--model.sampling_steps", "null"], "sampling_steps is null, but FixedSteps needs a number of steps"),
+    ],
+)
+def test_a_bad_option_is_told_in_one_line(options, said, capsys):
+    assert said in refusal_of(["fit", *TINY, *options], capsys)
