@@ -36,8 +36,8 @@ from lit_knn.training.kept_checkpoints import config_of_run
 from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole, of_same_estimator
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
-NAMED = ("data", "edm", "flow", "ict", "lit_estimator", "nets", "training.augmentation", "training.time_distributions")
-for module in NAMED:
+NAMED = ("data", "ect", "edm", "flow", "ict", "lit_estimator", "nets", "training.augmentation")
+for module in (*NAMED, "training.time_distributions"):
     importlib.import_module(f"lit_knn.{module}")
 
 # `best` uses these parts of a run's configuration; the other parts say how its training was started.

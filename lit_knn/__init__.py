@@ -12,7 +12,7 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `estimators`: the plug-ins, which all estimate the posterior mean.
 - `metrics`: measurements; `figures`: their pictures.
 - `data`: data modules; `training`: what the training modules share.
-- `ict`, `edm`, `flow`, `lit_estimator`: the Lightning modules.
+- `ict`, `ect`, `edm`, `flow`, `lit_estimator`: the Lightning modules.
 - `planning`, `best_checkpoint`, `report`, `trainer`: the commands `plan`, `best` and `report`.
 - `command_line`: checks of config files, values and the trainer's options; the one line that tells an error.
 """

@@ -32,6 +32,9 @@ from lit_knn.nets.published.edm_pickle import (
 # Prefix of the inner network's weights in a checkpoint of LitEDM.
 OWN_PREFIX = "denoiser.model."
 SIGMAS = ("sigma_min", "sigma_max", "sigma_data")
+# Layers for augmentation labels, in the published networks and in `UNet`. They have no bias, so without labels they add
+# nothing.
+AUGMENTATION_WEIGHTS = ("model.map_augment.weight", "model.embedding.augmentation.weight")
 # In the published networks, the names of buffers end in one of these words.
 BUFFERS = ("resample_filter", "freqs")
 
@@ -70,6 +73,34 @@ def load_network(path: str | os.PathLike[str], net: nn.Module | None = None, fp1
             the architecture.
     """
     return _denoiser(path, *load_network_parts(path), net, fp16)
+
+
+def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = None) -> EDMPrecond:
+    """Make the denoiser of any network file for more training, without the layer for augmentation labels.
+
+    Training without augmentation leaves this layer out of all gradients, which distributed training would refuse.
+
+    Args:
+        path: as for `load_network`.
+        net: the architecture, for instance with another dropout; it gets the file's weights. None builds the
+            architecture that the file stores.
+
+    Returns:
+        `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients. Parameters of `net` that
+        had none keep none.
+
+    Raises:
+        InputError: as `load_network`.
+    """
+    config, state_dict = load_network_parts(path)
+    weights = {name: value for name, value in state_dict.items() if name not in AUGMENTATION_WEIGHTS}
+    if "augment_dim" in config:
+        config = {**config, "augment_dim": 0}
+    frozen = set() if net is None else {name for name, value in net.named_parameters() if not value.requires_grad}
+    denoiser = _denoiser(path, config, weights, net, False)
+    for name, value in denoiser.model.named_parameters():
+        value.requires_grad_(name not in frozen)
+    return denoiser.train()
 
 
 def _denoiser(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +9,14 @@ from torch import Tensor, nn
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.memory import moved
-from lit_knn.nets.precond import ConsistencyFunction
-from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
-from lit_knn.sampling import consistency_sampler, seeded_noise
-from lit_knn.schedules import NoiseGrid, consistency_weight, ict_num_steps, lognormal_step_probs, pseudo_huber
+from lit_knn.schedules import NoiseGrid, ict_num_steps, lognormal_step_probs, pseudo_huber
 from lit_knn.solvers import heun_step
-from lit_knn.theory.noise import forward_noise
-from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive, checked_grid
+from lit_knn.training.base import checked_grid
 from lit_knn.training.conditioning import Conditioning
-from lit_knn.training.plug_ins import check_net, check_solver
+from lit_knn.training.consistency import ConsistencyTraining
 
 
-class LitICT(EstimatorTraining):
+class LitICT(ConsistencyTraining):
     """Consistency matching with the score of any estimator. Defaults are the paper's (tab:hyperparams).
 
     The student is evaluated at (z, t_i). The stop-gradient teacher has the same weights and dropout mask and is
@@ -80,52 +75,26 @@ class LitICT(EstimatorTraining):
         sampling_class: int | None = None,
         seed: int = 0,
     ) -> None:
+        grid = checked_grid("LitICT", sigma_min, sigma_max, rho)
         conditioning = Conditioning("LitICT", net, class_conditional, sampling_class)
-        super().__init__(estimator, checked_grid("LitICT", sigma_min, sigma_max, rho), conditioning)
+        metric = partial(pseudo_huber, c=huber_c)
+        super().__init__(net, estimator, solver, metric, grid, conditioning, sigma_data, sigma_min)
         self.save_hyperparameters(ignore=["net", "estimator", "solver"])
-        self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
-        self.solver = solver
         self._levels_of: tuple[int, torch.device] | None = None
         self._kept_levels: tuple[Tensor, Tensor]
-        check_net("LitICT", net, "class_label")
-        check_solver("LitICT", solver)
-        self._check_options()
+        self.check_shared_options()
+        self._check_schedule()
 
-    def _check_options(self) -> None:
+    def _check_schedule(self) -> None:
         h = self.hparams
-        check_positive("LitICT", lr=h.lr, P_std=h.P_std, sigma_data=h.sigma_data)
         if h.huber_c is not None and not h.huber_c > 0:
             raise InputError(f"LitICT: huber_c must be above 0, or null for 0.00054·sqrt(d), got {h.huber_c}")
-        if not 0 <= h.ema_decay < 1:
-            raise InputError(f"LitICT: ema_decay must be in [0, 1), got {h.ema_decay}")
-        if not 1 <= h.predict_steps <= len(h.sampling_sigmas):
-            raise InputError(
-                f"LitICT: predict_steps={h.predict_steps} must be between 1 and the number of sampling_sigmas, "
-                f"{len(h.sampling_sigmas)}"
-            )
         with prefixed("LitICT"):
             ict_num_steps(0, h.total_steps, h.s0, h.s1)
             self.grid.ascending(h.s1 + 1)
         sigmas = self.grid.ascending(h.s0 + 1)
         if not lognormal_step_probs(sigmas, h.P_mean, h.P_std).isfinite().all():
             raise InputError(f"LitICT: P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability")
-        levels = [*h.sampling_sigmas, h.sigma_min]
-        if any(high <= low for high, low in pairwise(levels)):
-            raise InputError(
-                f"LitICT: sampling_sigmas={list(h.sampling_sigmas)} must descend and stay above sigma_min={h.sigma_min}"
-            )
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Use RAdam, as iCT does."""
-        return torch.optim.RAdam(self.parameters(), lr=self.hparams.lr)
-
-    def average_decay(self) -> float:
-        """The option `ema_decay`; iCT keeps it constant."""
-        return self.hparams.ema_decay
-
-    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
-        """Evaluate the consistency function."""
-        return self.consistency_function(z, t)
 
     @property
     def num_steps(self) -> int:
@@ -133,26 +102,7 @@ class LitICT(EstimatorTraining):
         h = self.hparams
         return ict_num_steps(self.step, h.total_steps, h.s0, h.s1)
 
-    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Compute Eq. 7 (eq:CM), λ(t_i)·d(f(z, t_i), f⁻(ẑ, t_{i−1})), for each item, (B,), and t_i, (B,) float64."""
-        generator = keyed_generator(x.device, *key)
-        t, t_prev = self._draw_times(len(x), generator)
-        z = forward_noise(x, t, torch.randn(x.shape, device=x.device, generator=generator))
-        z_hat = self.solver(z, t, t_prev, self.posterior_mean(x, class_label, generator))
-        with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
-            student = self.consistency_function(z, t, class_label)
-            drawn = drawn_so_far(x.device)
-        with torch.no_grad(), keyed_default_rng(x.device, *key, DROPOUT_STREAM):
-            teacher = self.consistency_function(z_hat, t_prev, class_label)
-            if drawn_so_far(x.device) != drawn:
-                raise InputError(
-                    "LitICT: the net draws other random numbers with gradients than without, so student and teacher "
-                    "cannot share dropout masks; if it is compiled, torch.compile has given up on one of the two"
-                )
-        weight = consistency_weight(t, t_prev).float()
-        return weight * pseudo_huber(student, teacher, self.hparams.huber_c), t
-
-    def _draw_times(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw t_i and t_{i−1} for `size` items from p(i); each is (size,) float64."""
         sigmas, probs = self._levels(self.num_steps)
         lower = torch.multinomial(probs, size, replacement=True, generator=generator)
@@ -170,16 +120,3 @@ class LitICT(EstimatorTraining):
     def interval_metrics(self) -> dict[str, float]:
         """Return the number of grid points N(k), for the log."""
         return {"train/num_steps": float(self.num_steps)}
-
-    @torch.no_grad()
-    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """See `EstimatorTraining.sample`; num_steps is at most the number of `sampling_sigmas`."""
-        shape = self.known_image_shape()
-        num_steps = self.hparams.predict_steps if num_steps is None else num_steps
-        most = len(self.hparams.sampling_sigmas)
-        if not 1 <= num_steps <= most:
-            raise InputError(f"sample: num_steps={num_steps} must be from 1 to the number of sampling_sigmas, {most}")
-        sigmas = list(self.hparams.sampling_sigmas)[:num_steps]
-        noise = torch.stack([seeded_noise(seeds, shape, draw, self.device) for draw in range(len(sigmas))])
-        function = partial(self.consistency_function, class_label=self.conditioning.of_samples(seeds, self.device))
-        return consistency_sampler(function, noise, sigmas, self.hparams.sigma_min)

@@ -1,7 +1,10 @@
-"""Noise levels: the Karras grid, EDM's training distribution, iCT's schedules (Song & Dhariwal 2023) and loss."""
+"""Noise levels: the Karras grid, EDM's training distribution, the schedules, weights and metrics of iCT and ECT.
+
+iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +15,11 @@ from lit_knn.errors import InputError
 
 # `torch.multinomial` chooses among at most so many levels.
 MOST_LEVELS = 2**24
+# Networks compute in float32. In a smaller relative gap, t and r would be the same number to them.
+SMALLEST_GAP = 2.0**-23
+
+Metric = Callable[[Tensor, Tensor], Tensor]
+"""(a (B, *shape), b (B, *shape)) -> distance of each item (B,)."""
 
 
 class LevelRange(Protocol):
@@ -169,8 +177,57 @@ def lognormal_step_probs(sigmas: Tensor, P_mean: float = -1.1, P_std: float = 2.
     return mass / mass.sum()
 
 
+@dataclass(frozen=True)
+class TuningSchedule:
+    """ECT's map from the student's level t to the teacher's r < t, which approaches t from stage to stage.
+
+    r = t·(1 − n(t)/q^a) with n(t) = 1 + k·sigmoid(−b·t) in stage a = 1, 2, …; where this is negative, r = 0, as in
+    arXiv 2406.14548 and `t_to_r_sigmoid` of github.com/locuslab/ect. At r = 0 the teacher is the target of denoising.
+
+    Attributes:
+        q: factor by which the gap 1 − r/t shrinks from one stage to the next.
+        k: widens the gap at small t, to 1 + k/2 times its size at large t.
+        b: how fast this widening falls with t.
+        steps: steps of a stage, d in the paper.
+        stages: number of stages; the last one has no end. The paper has no last one.
+
+    Raises:
+        InputError: q <= 1, so that r would not approach t; k or b < 0; steps or stages < 1; or a last gap 1/q^stages
+            below `SMALLEST_GAP`.
+    """
+
+    q: float = 2.0
+    k: float = 8.0
+    b: float = 1.0
+    steps: int = 25_000
+    stages: int = 8
+
+    def __post_init__(self) -> None:
+        if not 1 < self.q < math.inf:
+            raise InputError(f"q must be above 1 and finite, because the gap shrinks by q in each stage, got {self.q}")
+        for name, value in (("k", self.k), ("b", self.b)):
+            if not 0 <= value < math.inf:
+                raise InputError(f"{name} must be at least 0 and finite, got {value}")
+        if min(self.steps, self.stages) < 1:
+            raise InputError(f"stage_steps and stages must be at least 1, got {self.steps} and {self.stages}")
+        if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):
+            raise InputError(
+                f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in the last stage: "
+                f"q^stages must be at most {1 / SMALLEST_GAP:.0f}"
+            )
+
+    def stage(self, step: int) -> int:
+        """Return the stage a of a training step, which counts from 0."""
+        return min(step // self.steps + 1, self.stages)
+
+    def teacher_level(self, t: Tensor, stage: int) -> Tensor:
+        """Return r for t (B,) float64, 0 <= r < t, in a stage."""
+        n = 1 + self.k * torch.sigmoid(-self.b * t)
+        return (t * (1 - n / self.q**stage)).clamp(min=0)
+
+
 def consistency_weight(t: Tensor, t_prev: Tensor) -> Tensor:
-    """iCT's loss weight λ(t_i) = 1 / (t_i − t_{i−1}); (B,) each."""
+    """The loss weight of iCT and ECT, λ(t_i) = 1 / (t_i − t_{i−1}); (B,) each."""
     return 1 / (t - t_prev)
 
 
@@ -187,3 +244,37 @@ def pseudo_huber(a: Tensor, b: Tensor, c: float | None = None) -> Tensor:
     sq_norm = difference.square().sum(1)
     # sqrt(s + c²) − c would lose digits for small s. This form keeps them.
     return sq_norm / (torch.sqrt(sq_norm + c * c) + c)
+
+
+@dataclass(frozen=True)
+class PseudoHuber:
+    """`pseudo_huber` with its c as an option.
+
+    Attributes:
+        c: smoothing, c > 0; None for 0.00054·sqrt(d).
+
+    Raises:
+        InputError: c <= 0.
+    """
+
+    c: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.c is not None and not 0 < self.c < math.inf:
+            raise InputError(f"PseudoHuber: c must be above 0, or null for 0.00054·sqrt(d), got {self.c}")
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the distance of each item, (B,)."""
+        return pseudo_huber(a, b, self.c)
+
+
+def euclidean(a: Tensor, b: Tensor) -> Tensor:
+    """ECT's metric d(a, b) = ‖a − b‖ over the whole vector of each item, (B,): its adaptive weight with c = 0.
+
+    It is the limit c → 0 of `pseudo_huber`. Its gradient has length 1; at a = b, where there is none, it is 0.
+
+    Args:
+        a: (B, *shape).
+        b: (B, *shape).
+    """
+    return torch.linalg.vector_norm((a - b).flatten(1), dim=1)

@@ -26,7 +26,7 @@ def _with_parts(value, folder):
 
 # Options that change where a run reads, writes and computes, but not its results.
 PLACES = {"accelerator", "cache_dir", "devices", "dirpath", "download", "filename", "folder", "logger", "path", "root"}
-PLACES |= {"log_every_n_steps", "num_sanity_val_steps", "weights"}
+PLACES |= {"log_every_n_steps", "num_sanity_val_steps", "start", "weights"}
 # The part of a run that each folder of parts fills.
 OWNERS = {"data": "data", "models": "model.net", "estimators": "model.estimator", "trainer": "trainer"}
 

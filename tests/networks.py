@@ -28,6 +28,15 @@ def write_published(path, net=None, use_fp16=False, **options):
     return write(path, published(edm_network(net or small_published(), use_fp16)), **options)
 
 
+def write_start(path, net, sigma_data=0.5):
+    """A checkpoint of LitEDM that holds a network as it is."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weights = {f"denoiser.model.{name}": value.clone() for name, value in net.state_dict().items()}
+    torch.save({"state_dict": weights, "hyper_parameters": {"sigma_data": sigma_data}}, path)
+    return path
+
+
 def write_own(path, channels=8, image_channels=1, seed=0, augment_dim=0):
     """A checkpoint of LitEDM with the digits' U-Net, but another number of channels."""
     torch.manual_seed(seed)

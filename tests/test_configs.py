@@ -13,7 +13,7 @@ from lit_knn.estimators import KNN, STF, Adaptive, Estimator, Exact, OneSample, 
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
 from lit_knn.lit_estimator import LitEstimator
-from lit_knn.nets import UNet
+from lit_knn.nets import DDPMpp, UNet
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training.base import EstimatorTraining
 from main import main, make_cli
@@ -40,8 +40,10 @@ def trained_networks(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("trained_networks")
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_run_is_parsed_and_instantiated(path, tmp_path):
-    # Users download a published network themselves.
-    own = ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl") if path.stem == "published" else ()
+    # Users download a published network themselves. The one of the test is small.
+    options = {"table2/published": ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl")}
+    options |= {"ect/cifar10": ("--model.net", "null")}
+    own = options.get(str(path.relative_to(CONFIGS).with_suffix("")), ())
     cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path), *own)
     assert isinstance(cli.model, EstimatorTraining | LitEstimator)
     assert isinstance(cli.datamodule, pl.LightningDataModule)
@@ -246,11 +248,30 @@ def test_the_networks_of_figures_are_those_of_the_run_that_trains_them():
         assert {name: value.shape for name, value in UNet(**given).state_dict().items()} == shapes
 
 
+def test_the_hour_of_ect_has_the_settings_of_its_script():
+    # run_ecm_1hour.sh of github.com/locuslab/ect, and the defaults of its ct_train.py and loss.py.
+    run = yaml.safe_load((CONFIGS / "ect" / "cifar10.yaml").read_text())
+    h = run["model"]["init_args"]
+    assert (h["q"], h["k"], h["b"], h["stages"]) == (256, 8, 1, 1)
+    assert (h["lr"], h["ema_decay"], h["P_mean"], h["P_std"], h["sampling_sigmas"]) == (
+        1e-4,
+        0.9993,
+        -1.1,
+        2,
+        [80, 0.821],
+    )
+    assert (h["net"]["init_args"]["dropout"], run["data"]["init_args"]["batch_size"]) == (0.2, 128)
+    # EDM's pickle has this network, with a layer of 9 x 128 for augmentation labels, which tuning leaves out.
+    with torch.device("meta"):
+        net = DDPMpp(**h["net"]["init_args"])
+    assert sum(p.numel() for p in net.parameters()) == 55_732_739
+
+
 def test_the_command_line_knows_the_models_by_their_bare_names():
     # A fresh interpreter: other tests have imported everything.
     code = """
 from main import main
-for name in ("LitICT", "LitEDM", "LitFlow", "LitEstimator"):
+for name in ("LitICT", "LitECT", "LitEDM", "LitFlow", "LitEstimator"):
     try:
         main(["fit", "--model.help", name])
     except SystemExit as end:

@@ -32,7 +32,7 @@ LAYERS = (
     ("figures",),
     ("data",),
     ("training",),
-    ("ict", "edm", "flow", "lit_estimator"),
+    ("ict", "ect", "edm", "flow", "lit_estimator"),
     ("planning", "report"),
     ("best_checkpoint",),
     ("trainer",),

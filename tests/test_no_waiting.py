@@ -11,6 +11,7 @@ from torch import nn
 from callbacks import LastCheckpoint, StepProgressBar
 from lit_knn.data import Digits
 from lit_knn.deferred_checks import DeferredChecks, refuse
+from lit_knn.ect import LitECT
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import (
@@ -33,6 +34,7 @@ from lit_knn.nets import DDPMpp
 from lit_knn.reference import ReferenceSet
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.averaging import MovingAverage
+from tests.networks import write_start
 from tests.short_training import TRAINER
 
 ESTIMATORS = {
@@ -88,6 +90,16 @@ def test_no_step_between_two_logs_waits(stand_in, kind, options, net_options, tr
     assert recorded.seen.ops > 0
     assert recorded.seen.syncs == 0, recorded.seen.report()
     assert trainer.current_epoch > 0
+
+
+def test_no_step_of_consistency_tuning_waits(stand_in, tmp_path):
+    # In the first stage some levels r are 0 and some are not.
+    recorded = Recorded(stand_in, 2, 5)
+    trainer = pl.Trainer(**{**GPU, "max_steps": 6, "log_every_n_steps": 8}, callbacks=[recorded])
+    model = LitECT(KNN(64, 16), write_start(tmp_path / "start.ckpt", net()), net(dropout=0.1), stage_steps=3)
+    trainer.fit(model, Digits(batch_size=64, index=TorchIndex()))
+    assert recorded.seen.ops > 0
+    assert recorded.seen.syncs == 0, recorded.seen.report()
 
 
 @pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS)

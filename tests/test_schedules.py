@@ -1,4 +1,4 @@
-"""The Karras grid and iCT's schedules against numbers computed by hand and against SciPy."""
+"""The Karras grid and the schedules of iCT and ECT against numbers computed by hand and against SciPy."""
 
 import math
 
@@ -7,7 +7,16 @@ import pytest
 import torch
 from scipy.stats import lognorm
 
-from lit_knn.schedules import consistency_weight, ict_num_steps, karras_sigmas, lognormal_step_probs, pseudo_huber
+from lit_knn.schedules import (
+    PseudoHuber,
+    TuningSchedule,
+    consistency_weight,
+    euclidean,
+    ict_num_steps,
+    karras_sigmas,
+    lognormal_step_probs,
+    pseudo_huber,
+)
 
 
 def test_karras_grid_at_rho_7_by_hand():
@@ -142,3 +151,48 @@ def test_pseudo_huber_gradient():
     assert a.grad[1].norm().item() == pytest.approx(1.0, rel=1e-4)
     a = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda a: pseudo_huber(a, torch.zeros(2, 5, dtype=torch.float64), 0.3), a)
+
+
+# ECT's schedule, arXiv 2406.14548
+
+
+@pytest.mark.parametrize(("q", "k", "b"), [(2.0, 8.0, 1.0), (7.0, 8.0, 1.0), (4.0, 0.0, 2.0), (3.0, 5.0, 0.0)])
+@pytest.mark.parametrize("stage", [1, 2, 3, 8])
+def test_teacher_levels_are_the_papers(q, k, b, stage):
+    schedule = TuningSchedule(q, k, b, stages=8)
+    levels = [1e-6, 0.002, 0.3, 1.0, 2.5, 80.0, 3000.0]
+    r = schedule.teacher_level(torch.tensor(levels, dtype=torch.float64), stage)
+    assert r.dtype == torch.float64
+    for t, found in zip(levels, r.tolist(), strict=True):
+        n = 1 + k * (1 - math.tanh(b * t / 2)) / 2  # the sigmoid of −bt by another function
+        assert found == pytest.approx(max(0.0, t * (1 - n * q**-stage)), rel=1e-12, abs=0)
+        assert 0 <= found < t
+
+
+def test_teacher_levels_start_at_0_for_small_levels_and_approach_the_students():
+    schedule = TuningSchedule(stages=23)
+    t = torch.logspace(-6, 3, 400, dtype=torch.float64)
+    r = torch.stack([schedule.teacher_level(t, stage) for stage in range(1, 24)])
+    # n(0) = 5, so the first two stages, with gaps of 5/2 and 5/4, have r = 0 near t = 0; the third has not.
+    assert [bool((row == 0).any()) for row in r[:4]] == [True, True, False, False]
+    assert r[0, -1] == pytest.approx(t[-1] / 2)
+    assert (r.diff(dim=0)[1:] > 0).all()  # each stage is nearer to t, and where r is not 0, strictly
+    assert ((t - r[-1]) / t).max() <= 5 / 2**23
+    assert (r[-1].float() < t.float()).all()  # networks compute in float32
+
+
+def test_stages_are_those_of_the_paper_until_the_last():
+    schedule = TuningSchedule(steps=7, stages=3)
+    # The paper counts iterations from 1: a = ⌈iteration / d⌉.
+    assert [schedule.stage(step) for step in range(30)] == [min(math.ceil((step + 1) / 7), 3) for step in range(30)]
+
+
+def test_the_euclidean_metric_is_the_limit_of_the_pseudo_huber_and_has_a_gradient_everywhere():
+    a, b = torch.randn(5, 3, 4, dtype=torch.float64), torch.randn(5, 3, 4, dtype=torch.float64)
+    expected = [math.dist(*(x.flatten().tolist() for x in pair)) for pair in zip(a, b, strict=True)]
+    torch.testing.assert_close(euclidean(a, b), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(PseudoHuber(1e-9)(a, b), euclidean(a, b))
+    assert torch.equal(PseudoHuber()(a, b), pseudo_huber(a, b))
+    point = torch.ones(2, 3, requires_grad=True)
+    euclidean(point, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 3.0]])).sum().backward()
+    assert point.grad.tolist() == [[0.0, 0.0, 0.0], [0.0, 0.0, -1.0]]

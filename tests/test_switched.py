@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from lit_knn.ect import LitECT
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
 from lit_knn.estimators import (
@@ -20,12 +21,14 @@ from lit_knn.estimators import (
     Switched,
     Wiener,
 )
+from lit_knn.flow import LitFlow
 from lit_knn.ict import LitICT
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from lit_knn.settings import describe
 from lit_knn.theory.noise import LinearInterpolant
+from lit_knn.training.time_distributions import UniformTimes
 from tests.any_data import enumerated_mean
 from tests.toys import all_warped, enumerate_class_mean, noisy, pixels
 
@@ -179,6 +182,7 @@ def test_a_level_that_a_run_never_reaches_is_refused(level, fits):
     makers = {
         "LitICT": lambda estimator: LitICT(net(), estimator),
         "LitEDM": lambda estimator: LitEDM(net(), estimator),
+        "LitECT": lambda estimator: LitECT(estimator, net=net()),
         "LitEstimator": LitEstimator,
     }
     within = Switched(OneSample(), KNN(4, 4), level)
@@ -190,6 +194,15 @@ def test_a_level_that_a_run_never_reaches_is_refused(level, fits):
             said = f"^{name}: Switched: t={level} is outside the noise levels of the run, 0.002 to 80$"
             with pytest.raises(InputError, match=said):
                 make(estimator)
+
+
+def test_a_flow_reaches_the_levels_of_its_times():
+    times = UniformTimes(0.1, 0.9)
+    for level in (0.12, 9.0 - 1e-9):
+        LitFlow(net(), Switched(OneSample(), KNN(4, 4), level), times=times)
+    for level in (0.11, 9.01):
+        with pytest.raises(InputError, match=r"^LitFlow: Switched: t=.* the noise levels of the run, 0.111111 to 9$"):
+            LitFlow(net(), Switched(OneSample(), KNN(4, 4), level), times=times)
 
 
 def net(num_classes=0):

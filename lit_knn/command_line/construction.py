@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from torch import nn
 
@@ -30,7 +31,8 @@ def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
         pass  # A class written in C does not tell its arguments.
     own = kind.__module__.partition(".")[0] in OWN_PACKAGES
     try:
-        if own and issubclass(kind, nn.Module):
+        # A training module is made of networks that exist already, or that a file holds.
+        if own and issubclass(kind, nn.Module) and not issubclass(kind, pl.LightningModule):
             _check_size(kind, args, kwargs)
         return kind(*args, **kwargs)
     except InputError:

@@ -24,7 +24,7 @@ def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: floa
     Args:
         t: (B,), noise level, t >= sigma_min.
         sigma_data: standard deviation of the data.
-        sigma_min: smallest noise level t_min.
+        sigma_min: smallest noise level t_min; with 0 these are EDM's coefficients, and at t = 0 c_noise is that of 1.
     """
     total = (t.square() + sigma_data**2).sqrt()
     above_min = t - sigma_min
@@ -32,7 +32,8 @@ def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: floa
         c_skip=sigma_data**2 / (above_min.square() + sigma_data**2),
         c_out=sigma_data * above_min / total,
         c_in=1 / total,
-        c_noise=t.log() / 4,
+        # The network's output does not count at t = 0, but it must be finite, and ln 0 is not.
+        c_noise=torch.where(t > 0, t, 1.0).log() / 4,
     )
 
 
@@ -58,7 +59,7 @@ class ConsistencyFunction(nn.Module):
     Args:
         net: any module `net(z_scaled, noise_label, class_label=None)`, with `noise_label` (B,) = ln(t)/4.
         sigma_data: standard deviation of the data.
-        sigma_min: smallest noise level t_min, where f is the identity.
+        sigma_min: smallest noise level t_min, where f is the identity; 0 makes f EDM's denoiser at all t > 0.
     """
 
     def __init__(self, net: nn.Module, sigma_data: float = 0.5, sigma_min: float = 0.002) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the parts that users give to a training module: networks and solvers."""
+"""Checks of the parts that users give to a training module: networks, solvers and metrics."""
 
 import inspect
 from collections.abc import Callable
@@ -40,6 +40,21 @@ def check_solver(owner: str, solver: Callable[..., Any], *process: Process) -> N
     if not isinstance(stepped, Tensor) or stepped.shape != z.shape:
         got = tuple(stepped.shape) if isinstance(stepped, Tensor) else type(stepped).__name__
         raise InputError(f"{owner}: solver={name} must return latents of the shape of z, {tuple(z.shape)}, got {got}")
+
+
+def check_metric(owner: str, metric: Callable[..., Any]) -> None:
+    """Refuse a metric that does not give one finite number for each of two items."""
+    a = torch.ones(2, 3)
+    name = getattr(metric, "__qualname__", repr(metric))
+    if not _takes(metric, 2):
+        raise InputError(f"{owner}: metric={name} does not take two arguments")
+    try:
+        distance = metric(a, -a)
+    except Exception as error:  # A function that is no metric may raise anything.
+        raise InputError(f"{owner}: metric={name} fails: {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(distance, Tensor) or distance.shape != (2,) or not distance.isfinite().all():
+        got = tuple(distance.shape) if isinstance(distance, Tensor) else type(distance).__name__
+        raise InputError(f"{owner}: metric={name} must return a finite distance of each item, (2,), got {got}")
 
 
 def _takes(function: Callable[..., Any], arguments: int) -> bool:

@@ -1,0 +1,141 @@
+"""What the consistency models share: the loss between two noise levels, the optimiser and few-step sampling."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import Estimator
+from lit_knn.nets.precond import ConsistencyFunction
+from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
+from lit_knn.sampling import consistency_sampler, seeded_noise
+from lit_knn.schedules import Metric, NoiseGrid, consistency_weight
+from lit_knn.theory.noise import forward_noise
+from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive
+from lit_knn.training.conditioning import Conditioning
+from lit_knn.training.plug_ins import check_net, check_solver
+
+
+class ConsistencyTraining(EstimatorTraining):
+    """Consistency matching, Eq. 7 (eq:CM), with the score of any estimator.
+
+    The student is evaluated at (z, t). The stop-gradient teacher has the same weights and dropout mask and is evaluated
+    at (ẑ, r), r < t; ẑ is one solver step down the PF-ODE from z.
+
+    Subclasses call `save_hyperparameters` with at least lr, ema_decay, sigma_data, sampling_sigmas, predict_steps and
+    seed, and then `check_shared_options`. They implement `draw_levels`.
+
+    Args:
+        net: any module `net(z_scaled, noise_label, class_label=None)`.
+        estimator: score estimator; `setup` binds it to the data module's reference set.
+        solver: `lit_knn.solvers.euler_step` or `lit_knn.solvers.heun_step`.
+        metric: distance of student and teacher.
+        grid: the noise levels; losses are logged by level between its ends.
+        conditioning: says whether network and estimator get class labels.
+        sigma_data: standard deviation of the data.
+        sigma_min: noise level at which the consistency function is the identity; 0 gives EDM's preconditioning.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        estimator: Estimator,
+        solver: Callable,
+        metric: Metric,
+        grid: NoiseGrid,
+        conditioning: Conditioning,
+        sigma_data: float,
+        sigma_min: float,
+    ) -> None:
+        super().__init__(estimator, grid, conditioning)
+        self.owner = conditioning.owner
+        self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
+        self.solver = solver
+        self.metric = metric
+        check_net(self.owner, net, "class_label")
+        check_solver(self.owner, solver)
+
+    @abstractmethod
+    def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw the student's levels t and the teacher's r < t, (size,) float64 each, on the generator's device."""
+
+    def check_shared_options(self) -> None:
+        """Raise InputError for the first option that is out of its range."""
+        h = self.hparams
+        check_positive(self.owner, lr=h.lr, P_std=h.P_std, sigma_data=h.sigma_data)
+        if not 0 <= h.ema_decay < 1:
+            raise InputError(f"{self.owner}: ema_decay must be in [0, 1), got {h.ema_decay}")
+        if not 1 <= h.predict_steps <= len(h.sampling_sigmas):
+            raise InputError(
+                f"{self.owner}: predict_steps={h.predict_steps} must be between 1 and the number of sampling_sigmas, "
+                f"{len(h.sampling_sigmas)}"
+            )
+        sigma_min = self.consistency_function.sigma_min
+        if any(not high > low for high, low in pairwise([*h.sampling_sigmas, sigma_min])):
+            raise InputError(
+                f"{self.owner}: sampling_sigmas={list(h.sampling_sigmas)} must descend and stay above "
+                f"sigma_min={sigma_min}"
+            )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Use RAdam, as iCT and ECT do."""
+        return torch.optim.RAdam(self.parameters(), lr=self.hparams.lr)
+
+    def average_decay(self) -> float:
+        """The option `ema_decay`; iCT and ECT keep it constant."""
+        return self.hparams.ema_decay
+
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """Evaluate the consistency function."""
+        return self.consistency_function(z, t)
+
+    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Compute Eq. 7 (eq:CM), d(f(z, t), f⁻(ẑ, r)) / (t − r), for each item, (B,), and t, (B,) float64."""
+        generator = keyed_generator(x.device, *key)
+        t, r = self.draw_levels(len(x), generator)
+        z = forward_noise(x, t, torch.randn(x.shape, device=x.device, generator=generator))
+        z_hat = self.solver(z, t, r, self.posterior_mean(x, class_label, generator))
+        with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
+            student = self.consistency_function(z, t, class_label)
+            drawn = drawn_so_far(x.device)
+        with torch.no_grad(), keyed_default_rng(x.device, *key, DROPOUT_STREAM):
+            teacher = self.consistency_function(z_hat, r, class_label)
+            if drawn_so_far(x.device) != drawn:
+                raise InputError(
+                    f"{self.owner}: the net draws other random numbers with gradients than without, so student and "
+                    "teacher cannot share dropout masks; if it is compiled, torch.compile has given up on one of the "
+                    "two"
+                )
+        return consistency_weight(t, r).float() * self.metric(student, teacher), t
+
+    @torch.no_grad()
+    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
+        """See `EstimatorTraining.sample`; num_steps is at most the number of `sampling_sigmas`."""
+        shape = self.known_image_shape()
+        num_steps = self.hparams.predict_steps if num_steps is None else num_steps
+        most = len(self.hparams.sampling_sigmas)
+        if not 1 <= num_steps <= most:
+            raise InputError(f"sample: num_steps={num_steps} must be from 1 to the number of sampling_sigmas, {most}")
+        sigmas = list(self.hparams.sampling_sigmas)[:num_steps]
+        noise = torch.stack([seeded_noise(seeds, shape, draw, self.device) for draw in range(len(sigmas))])
+        function = partial(self.consistency_function, class_label=self.conditioning.of_samples(seeds, self.device))
+        return consistency_sampler(function, noise, sigmas, self.consistency_function.sigma_min)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """See `EstimatorTraining.on_load_checkpoint`; also refuses a checkpoint of another preconditioning."""
+        saved = checkpoint.get("hyper_parameters", {})
+        # Modules whose function is the identity at 0 have no option sigma_min.
+        theirs = {"sigma_data": saved.get("sigma_data"), "sigma_min": saved.get("sigma_min", 0.0)}
+        for name, value in theirs.items() if "sigma_data" in saved else ():
+            ours = getattr(self.consistency_function, name)
+            if value != ours:
+                raise InputError(
+                    f"the checkpoint is of another preconditioning: {name} is {value} in the checkpoint, {ours} in "
+                    f"{self.owner}"
+                )
+        super().on_load_checkpoint(checkpoint)
