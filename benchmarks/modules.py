@@ -9,8 +9,8 @@ peak of PyTorch's memory, on a CPU the peak of the process above its memory befo
 """
 
 import argparse
-import logging
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,17 +26,31 @@ from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.training import Images
 from benchmarks.sharded import Peak
 from benchmarks.step_clock import StepClock
+from lit_knn.ect import LitECT
 from lit_knn.edm import LitEDM
 from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample
+from lit_knn.flow import LitFlow
 from lit_knn.ict import LitICT
 from lit_knn.memory import process_bytes
 from lit_knn.nets import DDPMpp
 from lit_knn.reference import ReferenceSet
 
+
+def _tuned(net: nn.Module, estimator: Estimator) -> LitECT:
+    """Make LitECT start from random weights, which take the time of trained ones."""
+    edm = LitEDM(net, estimator)
+    saved = {"state_dict": edm.state_dict(), "hyper_parameters": {"sigma_data": edm.hparams.sigma_data}}
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(saved, f"{folder}/edm.ckpt")
+        return LitECT(estimator, f"{folder}/edm.ckpt", net)
+
+
 MODULES: dict[str, Callable[[nn.Module, Estimator], pl.LightningModule]] = {
     "iCT": LitICT,
+    "ECT": _tuned,
     "EDM": LitEDM,
+    "flow": LitFlow,
 }
 FIRST = "iCT"
 # With the paper's k and n.
@@ -75,21 +89,21 @@ class Clock(StepClock):
 
 def train(module: str, estimator: str, setting: Setting) -> dict[str, float]:
     """Train some steps in this process. Returns the seconds of a step and the bytes that training adds."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     torch.set_num_threads(setting.threads)
     device = torch.device(setting.device)
     reference = ReferenceSet(synthetic_images(setting.images, (3, setting.side, setting.side), device))
-    net = DDPMpp(setting.side, 3, setting.channels, (2, 2), 2, (setting.side // 2,), dropout=0.1)
-    model = MODULES[module](net, ESTIMATORS[estimator]())
     clock, peak, before = Clock(setting.warm_up, setting.steps), Peak(), process_bytes("RssAnon")
     peak.start()
+    net = DDPMpp(setting.side, 3, setting.channels, (2, 2), 2, (setting.side // 2,), dropout=0.1)
+    model = MODULES[module](net, ESTIMATORS[estimator]())
     trainer = pl.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu", devices=1, max_steps=setting.warm_up + setting.steps,
         callbacks=[clock], logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, log_every_n_steps=10**6,
     )  # fmt: skip
-    trainer.fit(model, Images(reference, setting.batch))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(model, Images(reference, setting.batch))
     wall = setting.batch / clock.values["time/images_per_s"]
     share = clock.values["time/estimator_share"]
     if device.type == "cuda":
