@@ -25,6 +25,7 @@ from lit_knn.command_line.arguments import check_linked, with_joined_negatives, 
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
 from lit_knn.command_line.interruption import interrupted
+from lit_knn.command_line.memory_check import check_fits
 from lit_knn.command_line.messages import is_lost, message_of, quiet_threads
 from lit_knn.command_line.option_values import as_dict, check_values
 from lit_knn.command_line.trainer_options import check_processes, check_trainer_options, explain
@@ -126,6 +127,16 @@ class CLI(LightningCLI):
         trainer: Any = self.trainer
         trainer.check_fit(self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
         self._checkpoint = None  # Lightning reads it again.
+        check_fits(self.trainer, self.model, self.datamodule)
+
+    def before_validate(self) -> None:
+        """Check that data and estimators fit into the memory, before anything long begins."""
+        check_fits(self.trainer, self.model, self.datamodule)
+
+    def before_predict(self) -> None:
+        """Check the same if the data is sampled from; a trained module samples without its estimator."""
+        if not getattr(self.model, "needs_checkpoint", True):
+            check_fits(self.trainer, self.model, self.datamodule)
 
     def before_instantiate_classes(self) -> None:
         """Make `predict` keep no samples in memory, because the writer saves them."""

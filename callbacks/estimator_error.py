@@ -35,10 +35,12 @@ class EstimatorError(pl.Callback):
         resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
             z. The MSE is the same in expectation. Errors of `STF` and `OneSample` that come from their source then
             count as variance. With a fixed source, as in the paper, they count as bias.
+        class_conditional: compare with the exact mean over the images of each latent's class, and make the estimators
+            class-conditional, too.
 
     Raises:
-        InputError: an option out of its range; at `setup`, a run of `fit`, more latents than images, or results of
-            an earlier run in the run's folder.
+        InputError: an option out of its range; at `setup`, a run of `fit`, more latents than images, no labels though
+            `class_conditional` is true, or results of an earlier run in the run's folder.
     """
 
     @prefixed("EstimatorError")
@@ -52,10 +54,11 @@ class EstimatorError(pl.Callback):
         repeats: int = 100,
         batch_size: int = 128,
         resample_source: bool = False,
+        class_conditional: bool = False,
     ) -> None:
         levels = noise_grid(noise_levels, t_min, t_max)
         self.estimators = estimators
-        self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source)
+        self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source, class_conditional)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse settings that cannot work, before any long work."""

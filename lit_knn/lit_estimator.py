@@ -56,6 +56,8 @@ class LitEstimator(pl.LightningModule):
         self.grid = checked_grid("LitEstimator", sigma_min, sigma_max, rho)
         with prefixed("LitEstimator"):
             self.grid.descending(sampling_steps)
+            if estimator is not None:
+                estimator.check_levels(*self.grid.noise_range())
         self.estimator = estimator
         knows_classes = getattr(estimator, "num_classes", 0) > 0
         self.conditioning = Conditioning("LitEstimator", estimator, knows_classes, sampling_class)

@@ -4,7 +4,7 @@ The plan counts data, index, coordinates, weights and optimiser. It does not cou
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -38,6 +38,7 @@ class Part(NamedTuple):
         passing: whether it is held only while the run starts.
         shared: whether the ranks of a machine hold it once, together.
         known: whether its size is known; otherwise it is not counted.
+        about: whether its size is an estimate.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Part(NamedTuple):
     passing: bool = False
     shared: bool = False
     known: bool = True
+    about: bool = False
 
     def __str__(self) -> str:
         return f"  {self.name:26}{self.bytes / 1e9:8.3f} GB  {self.note}".rstrip()
@@ -130,15 +132,9 @@ def make_plan(
     assert datamodule is not None
     stored = _stored(datamodule, images, image_shape)
     N = stored.shape[0]
-    parts_of_data = trainer.world_size if datamodule.sharded else 1
-    stored = stored._replace(shape=(-(-N // parts_of_data), *stored.shape[1:]))
     network = network_parts(model, trainer)
     base = process_bytes() - (network[0].bytes if network else 0)
-    estimators = _estimators(trainer, model)
-    held, building = estimator_parts(estimators, datamodule, stored, device, parts_of_data)
-    loaded, on_device = _image_parts(stored)
-    if getattr(model, "conditioning", None) and not stored.by_class and any(e.needs_reference for e in estimators):
-        held.insert(0, Part("images by class", on_device.bytes, "copies; none of data sorted by class"))
+    stored, loaded, on_device, held, building = data_parts(trainer, model, datamodule, stored, device)
     if datamodule.sharded and not stored.mapped:
         others = (N - stored.shape[0]) * on_device.bytes // stored.shape[0]
         building.append(Part("images of others", others, "until this rank has chosen its share", passing=True))
@@ -156,7 +152,25 @@ def make_plan(
     ranks = trainer.world_size // trainer.num_nodes
     this = machine_bytes() if gpu_gb is None else None
     machine = this if machine_gb is None else machine_gb * GB
-    return Plan(device, parts, host, _device_memory(device, gpu_gb), machine, ranks, gpu_gb is not None)
+    return Plan(device, parts, host, device_memory(device, gpu_gb), machine, ranks, gpu_gb is not None)
+
+
+def data_parts(
+    trainer: pl.Trainer,
+    model: pl.LightningModule,
+    datamodule: ReferenceDataModule,
+    stored: Stored,
+    device: torch.device,
+) -> tuple[Stored, Part, Part, list[Part], list[Part]]:
+    """Plan the data of one rank: what it stores, its images as loaded and on `device`, then as `estimator_parts`."""
+    split = trainer.world_size if datamodule.sharded else 1
+    stored = stored._replace(shape=(-(-stored.shape[0] // split), *stored.shape[1:]))
+    estimators = estimators_of(trainer, model)
+    held, building = estimator_parts(estimators, datamodule, stored, device, split)
+    loaded, on_device = _image_parts(stored)
+    if getattr(model, "conditioning", None) and not stored.by_class and any(e.needs_reference for e in estimators):
+        held.insert(0, Part("images by class", on_device.bytes, "copies; none of data sorted by class"))
+    return stored, loaded, on_device, held, building
 
 
 def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None) -> Stored:
@@ -183,7 +197,7 @@ def _image_parts(stored: Stored) -> tuple[Part, Part]:
     return loaded, Part("images", size, f"{what}, copied to the device")
 
 
-def _estimators(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
+def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
     """Return the estimators of the model and of the callbacks that measure estimators."""
     found = [getattr(model, "estimator", None)]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -192,7 +206,8 @@ def _estimators(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
     return [estimator for estimator in found if isinstance(estimator, Estimator)]
 
 
-def _device_memory(device: torch.device, gpu_gb: float | None) -> float | None:
+def device_memory(device: torch.device, gpu_gb: float | None = None) -> float | None:
+    """Return the bytes of memory of a GPU, or of one that is given in GB; None for a CPU."""
     if gpu_gb is not None:
         return gpu_gb * GB
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
@@ -218,7 +233,7 @@ def estimator_parts(
         arrays[name] = max(size, arrays.get(name, 0))
     held += [Part(name, size, "") for name, size in sorted(arrays.items())]
     if needing:
-        held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about"))
+        held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about", about=True))
     silent = "does not tell what else it holds: NOT KNOWN, not counted"
     held += [Part(type(e).__name__, 0, silent, known=False) for e, holdings in told if holdings is None]
     return held, building
@@ -281,5 +296,13 @@ def _optimiser(model: pl.LightningModule) -> tuple[str, int]:
 
 def _networks(model: pl.LightningModule, trainer: pl.Trainer) -> list[nn.Module]:
     """Return the module and the networks inside estimators. Those networks are measured, not trained."""
-    held = [value for estimator in _estimators(trainer, model) for value in vars(estimator).values()]
+    held = [value for estimator in estimators_of(trainer, model) for value in _attributes(estimator)]
     return [model, *(value for value in held if isinstance(value, nn.Module))]
+
+
+def _attributes(estimator: Estimator) -> Iterator[Any]:
+    """Yield the attributes of an estimator and of the estimators among them."""
+    for value in vars(estimator).values():
+        yield value
+        if isinstance(value, Estimator):
+            yield from _attributes(value)

@@ -28,6 +28,9 @@ class LevelRange(Protocol):
     def bands(self, count: int) -> Tensor:
         """Return the count + 1 edges of the bands, ascending, float64."""
 
+    def noise_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest noise level σ."""
+
 
 @dataclass(frozen=True)
 class NoiseGrid:
@@ -51,6 +54,10 @@ class NoiseGrid:
             raise InputError(f"need 0 < sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}")
         if not 0 < self.rho < math.inf:
             raise InputError(f"rho must be above 0, got {self.rho}")
+
+    def noise_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest noise level σ."""
+        return self.sigma_min, self.sigma_max
 
     def ascending(self, num_steps: int) -> Tensor:
         """Levels for training, as in Eq. 7 (eq:CM): `karras_sigmas`, (num_steps,) float64."""

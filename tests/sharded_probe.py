@@ -16,6 +16,7 @@ from lit_knn.estimators import (
     MonteCarlo,
     StratifiedKNN,
     SubspaceKNN,
+    Switched,
     UniformSNIS,
     Wiener,
     enough_digits,
@@ -41,6 +42,7 @@ ESTIMATORS = {
     "ExactFloat64": ExactFloat64,
     "Wiener": lambda: Wiener(4),
     "SubspaceKNN": lambda: SubspaceKNN(4, None, 8, "float32"),
+    "Switched": lambda: Switched(STF(8), KNN(K, 16), 0.5),
 }
 
 
@@ -73,9 +75,13 @@ def answers(reference, setting, rank):
         for name, estimator in ESTIMATORS.items()
         for t in TIMES
     }
+    # Rank 0 has rows of both parts, and another rank has rows of one part alone.
+    mixed = torch.logspace(-1, 1, len(z), dtype=torch.float64) if rank == 0 else 2.0
+    switched = ESTIMATORS["Switched"]().bind(reference)
+    means["Switched, mixed"] = switched.posterior_mean(z, mixed, x, keyed_generator("cpu", rank, 7))
     if len(z.shape) == 4:
         warp = all_warped(x).warp
-        for name in ("KNN", "STF", "SubspaceKNN", "Exact"):
+        for name in ("KNN", "STF", "SubspaceKNN", "Switched", "Exact"):
             estimator = ESTIMATORS[name]().bind(reference)
             means[f"{name}, warped"] = estimator.warped_mean(z, 2.0, warp, x, keyed_generator("cpu", rank, 7))
     certificate = KNN(K, 16).bind(reference).certified_mean(z, 0.5, x, keyed_generator("cpu", rank, 7))

@@ -17,6 +17,7 @@ from lit_knn.estimators import (
     OneSample,
     StratifiedKNN,
     SubspaceKNN,
+    Switched,
     UniformSNIS,
     Wiener,
 )
@@ -39,6 +40,8 @@ OURS = {
     "OneSample": OneSample,
     "STF": lambda: STF(n=8),
     "SubspaceKNN": lambda: SubspaceKNN(r=3, n=8, compute="float32"),
+    "Switched": lambda: Switched(Exact(), KNN(k=6, n=8), T),
+    "Switched, one sample": lambda: Switched(OneSample(), Wiener(r=3), 2 * T),
     "UniformSNIS": lambda: UniformSNIS(n=8),
     "Wiener": lambda: Wiener(r=3),
 }

@@ -23,6 +23,7 @@ from lit_knn.estimators import (
     OneSample,
     StratifiedKNN,
     SubspaceKNN,
+    Switched,
     UniformSNIS,
     Wiener,
 )
@@ -44,6 +45,7 @@ ESTIMATORS = {
     "STF": lambda: STF(16),
     "StratifiedKNN": lambda: StratifiedKNN(64, 16),
     "SubspaceKNN": lambda: SubspaceKNN(32, n=16),
+    "Switched": lambda: Switched(OneSample(), STF(16), 1.0),
     "UniformSNIS": lambda: UniformSNIS(16),
     "Wiener": lambda: Wiener(32),
 }
@@ -109,7 +111,7 @@ def test_no_estimator_makes_a_step_wait(stand_in, make):
     assert recorded.seen.syncs == 0, recorded.seen.report()
 
 
-@pytest.mark.parametrize("make", [Exact, lambda: KNN(32, 16), lambda: STF(16)], ids=["Exact", "KNN", "STF"])
+@pytest.mark.parametrize("make", [Exact, lambda: KNN(32, 16), lambda: STF(16), ESTIMATORS["Switched"]])
 def test_no_class_makes_a_step_wait(stand_in, make):
     recorded = Recorded(stand_in, 2, 4)
     trainer = pl.Trainer(**{**GPU, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])

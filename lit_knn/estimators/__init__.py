@@ -10,6 +10,7 @@ from lit_knn.estimators.network import Network
 from lit_knn.estimators.one_sample import OneSample
 from lit_knn.estimators.stf import STF
 from lit_knn.estimators.subspace_knn import SubspaceKNN
+from lit_knn.estimators.switched import Switched
 from lit_knn.estimators.uniform_snis import UniformSNIS
 from lit_knn.estimators.wiener import Wiener
 
@@ -28,6 +29,7 @@ __all__ = [
     "OneSample",
     "StratifiedKNN",
     "SubspaceKNN",
+    "Switched",
     "UniformSNIS",
     "Wiener",
 ]

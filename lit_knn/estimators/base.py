@@ -100,6 +100,20 @@ class Estimator(TellsSettings, ABC):
         """Tells whether `warped_mean` works: true if a subclass implements `_warped_mean`."""
         return type(self)._warped_mean is not Estimator._warped_mean
 
+    def by_class(self) -> "Estimator":
+        """Return this estimator over the images of one class; itself if it takes labels or needs no images."""
+        from lit_knn.estimators.by_class import ByClass
+
+        return ByClass(self) if self.needs_reference and not self.knows_classes else self
+
+    def check_levels(self, lowest: float, highest: float) -> None:
+        """Check the estimator's own noise levels against the lowest and highest level of a run.
+
+        Raises:
+            InputError: the estimator has a level outside them (`Switched`).
+        """
+        return
+
     @property
     def reference(self) -> Reference:
         """The bound reference set. Raises InputError if `bind` was not called."""
@@ -194,17 +208,29 @@ class Estimator(TellsSettings, ABC):
         self._check_warp(z, warp, x_source)
         if self._nothing_to_do(z):
             return z.clone()
+        with torch.autocast(z.device.type, enabled=False), full_float32():
+            return self._checked_warped_mean(z, t, warp, x_source, generator, labels)
+
+    def _checked_warped_mean(
+        self,
+        z: Tensor,
+        t: Tensor,
+        warp: Warp,
+        x_source: Tensor,
+        generator: torch.Generator | None,
+        labels: Tensor | None,
+    ) -> Tensor:
+        """Compute `warped_mean` with checked arguments."""
         # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
-        with torch.autocast(z.device.type, enabled=False), full_float32():
 
-            def answer(part: Estimator, rows: Tensor | slice) -> Tensor:
-                own = warp if isinstance(rows, slice) else warp.rows(rows)
-                own_z, own_t, source = _copied(wide, rows), _copied(t, rows), _copied(x_source, rows)
-                mean = part._warped_mean(own_z, own_t, own, source, generator)
-                return part._check_mean(mean, z[rows]).to(z.dtype)
+        def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
+            own = warp if isinstance(rows, slice) else warp.rows(rows)
+            own_z, own_t, source = _copied(wide, rows), _copied(t, rows), _copied(x_source, rows)
+            result = part._warped_mean(own_z, own_t, own, source, generator)
+            return part._check_mean(result, z[rows]).to(z.dtype)
 
-            return self._by_label(labels, answer)
+        return self._by_label(labels, mean)
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None

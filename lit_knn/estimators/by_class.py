@@ -57,6 +57,10 @@ class ByClass(Estimator):
         """Tells whether the wrapped estimator can warp."""
         return self.estimator.can_warp
 
+    def check_levels(self, lowest: float, highest: float) -> None:
+        """See `Estimator.check_levels`."""
+        self.estimator.check_levels(lowest, highest)
+
     def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`. Binds a copy of the wrapped estimator to each class."""
         super().bind(reference)
@@ -72,7 +76,7 @@ class ByClass(Estimator):
 
     def _bind_one(self, label: int, images: ReferenceSet) -> Tensor:
         try:
-            part = _copy_apart(self.estimator)
+            part = copied_apart(self.estimator)
             # One pass needs no index of a class. A later search builds it.
             self.parts[label] = Estimator.bind(part, images) if self._passes(images.device) else part.bind(images)
         except InputError as error:
@@ -172,7 +176,7 @@ def _averaging(estimator: Estimator, reference: Reference) -> SampledEstimator |
     return whole
 
 
-def _copy_apart(estimator: Estimator) -> Estimator:
+def copied_apart(estimator: Estimator) -> Estimator:
     """Copy an estimator with its dicts, lists and sets, so that the copies of two classes share no stored results."""
     made = copy.copy(estimator)
     vars(made).update({name: copy.copy(v) for name, v in vars(made).items() if isinstance(v, (dict, list, set))})

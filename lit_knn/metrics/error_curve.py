@@ -67,6 +67,8 @@ class ErrorCurve:
         resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
             z. The expected MSE is the same. With a fixed source, as in the paper, the error that `STF` and `OneSample`
             owe to their source counts as bias: it is all of STF's bias. With a resampled source it counts as variance.
+        class_conditional: compare with the mean over the images of each latent's class, and make the estimators
+            class-conditional, too.
 
     Raises:
         InputError: an option out of its range.
@@ -78,6 +80,7 @@ class ErrorCurve:
     repeats: int
     batch_size: int
     resample_source: bool = False
+    class_conditional: bool = False
 
     def __post_init__(self) -> None:
         check_estimators(self.estimators)
@@ -85,6 +88,8 @@ class ErrorCurve:
         drawn = [name for name, estimator in self.estimators.items() if not self._is_deterministic(estimator)]
         if drawn and self.repeats < 2:
             raise InputError(f"repeats must be at least 2 to tell the variance of {drawn[0]}, got 1")
+        if self.class_conditional:
+            self.estimators = {name: estimator.by_class() for name, estimator in self.estimators.items()}
 
     @property
     def estimates(self) -> int:
@@ -93,9 +98,11 @@ class ErrorCurve:
         return latents * len(self.noise_levels) * sum(map(self._repeats, self.estimators.values()))
 
     def check(self, reference: ReferenceSet) -> None:
-        """Refuse a set with fewer images than latents, before any long work."""
+        """Refuse a set with fewer images than latents, or without the labels needed, before any long work."""
         if self.num_z > reference.N:
             raise InputError(f"num_z={self.num_z} is more than the {reference.N} images of the reference set")
+        if self.class_conditional and reference.labels is None:
+            raise InputError("class_conditional=True, but the data has no labels")
 
     def levels(
         self, reference: ReferenceSet, seed: int = 0, advance: Callable[[int], Any] = lambda estimates: None
@@ -116,7 +123,7 @@ class ErrorCurve:
             Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d. Quantities that an estimator lacks are "".
         """
         self.check(reference)
-        bind_all(self.estimators, reference, max(self.noise_levels))
+        bind_all(self.estimators, reference, max(self.noise_levels), self.class_conditional)
         latents = NoisyLatents(reference, self.num_z, seed)
         for level in range(len(self.noise_levels)):
             means = self._measure_level(latents, level, advance)
@@ -126,16 +133,18 @@ class ErrorCurve:
     def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
         """Average each estimator's quantities at one noise level over the latents of this rank."""
         t, reference = self.noise_levels[level], latents.reference
-        exact = ExactFloat64().bind(reference)
+        exact = (ExactFloat64().by_class() if self.class_conditional else ExactFloat64()).bind(reference)
         cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]
         means = [LatentMeans(quantities(*case)).to(reference.device) for case in cases]
         for batch, numbers in own_batches(self.num_z, self.batch_size):
             z, x = latents.batch(numbers, t)
-            mu, source, key = exact.posterior_mean(z.double(), t), fixed_source(x), (latents.seed, batch, level)
+            labels = latents.labels(numbers) if self.class_conditional else None
+            mu = exact.posterior_mean(z.double(), t, labels=labels)
+            source, key = fixed_source(x), (latents.seed, batch, level)
             if self.resample_source:
-                source = posterior_source(reference, z, t, max(repeats for _, repeats in cases), key)
+                source = posterior_source(reference, z, t, max(repeats for _, repeats in cases), key, labels)
             for index, (estimator, repeats) in enumerate(cases):
-                means[index].update(**measure(estimator, repeats, z, t, mu, source, (*key, index)))
+                means[index].update(**measure(estimator, repeats, z, t, mu, source, (*key, index), labels))
                 advance(len(z) * repeats)
         return means
 

@@ -41,6 +41,11 @@ class NoisyLatents:
         ]
         return x + t * torch.stack(noise).to(x.device), x
 
+    def labels(self, numbers: range) -> Tensor:
+        """Return the classes of the latents with these numbers, (B,) int64. The set has labels."""
+        assert self.reference.labels is not None
+        return self.reference.labels[self.ids[numbers.start : numbers.stop].to(self.reference.device)]
+
 
 def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
     """Return the listed noise levels; for a number, return that many levels, evenly spaced in ln t in [t_min, t_max].
@@ -77,7 +82,9 @@ def check_at_least(least: int, **options: int) -> None:
             raise InputError(f"{name} must be at least {least}, got {value}")
 
 
-def bind_all(estimators: Mapping[str, Estimator], reference: ReferenceSet, t: float) -> None:
+def bind_all(
+    estimators: Mapping[str, Estimator], reference: ReferenceSet, t: float, class_conditional: bool = False
+) -> None:
     """Bind the estimators that need a reference set, and call each of them once at noise level t.
 
     Raises:
@@ -85,11 +92,19 @@ def bind_all(estimators: Mapping[str, Estimator], reference: ReferenceSet, t: fl
     """
     # The largest k comes first, so that k > N is refused before an index is built.
     for name, estimator in sorted(estimators.items(), key=lambda item: getattr(item[1], "k", 0), reverse=True):
-        try_estimator(f"estimators.{name}", estimator, reference, t, source=True)
+        labels = reference.labels[:1] if class_conditional and reference.labels is not None else None
+        try_estimator(f"estimators.{name}", estimator, reference, t, source=True, labels=labels)
 
 
-def try_estimator(option: str, estimator: Estimator, reference: ReferenceSet, t: float, source: bool = False) -> None:
-    """Bind an estimator and call it once; with `source`, it gets the image that made z.
+def try_estimator(
+    option: str,
+    estimator: Estimator,
+    reference: ReferenceSet,
+    t: float,
+    source: bool = False,
+    labels: Tensor | None = None,
+) -> None:
+    """Bind an estimator and call it once; with `source`, it gets the image that made z; `labels` is (1,).
 
     Raises:
         InputError: the estimator refuses the set or its images.
@@ -98,7 +113,7 @@ def try_estimator(option: str, estimator: Estimator, reference: ReferenceSet, t:
         estimator.bind(reference)
     z = torch.zeros(1, *reference.shape, device=reference.device)
     try:
-        estimator.posterior_mean(z, t, x_source=z if source else None)
+        estimator.posterior_mean(z, t, x_source=z if source else None, labels=labels)
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error

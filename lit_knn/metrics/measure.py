@@ -11,6 +11,7 @@ from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.classes import rows_by_label
 from lit_knn.rng import keyed_generator
 from lit_knn.stopwatch import Stopwatch
 
@@ -26,11 +27,25 @@ def fixed_source(x: Tensor) -> Source:
     return lambda repeat: x
 
 
-def posterior_source(reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]) -> Source:
-    """Draw x from its posterior p_t(x|z) given z (B, *shape), once for each repeat; `key` seeds the draws."""
+def posterior_source(
+    reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...], labels: Tensor | None = None
+) -> Source:
+    """Draw x from its posterior p_t(x|z) given z (B, *shape), once for each repeat; `key` seeds the draws.
+
+    With `labels` (B,), it is the posterior over the images of the class.
+    """
     generator = keyed_generator(z.device, *key, SOURCE_STREAM)
-    levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
-    ids = MonteCarlo(repeats).bind(reference).posterior_ids(z, levels, generator)
+
+    def ids_in(images: ReferenceSet, rows: Tensor | slice) -> Tensor:
+        levels = torch.full((len(z[rows]),), t, dtype=torch.float64, device=z.device)
+        return MonteCarlo(repeats).bind(images).posterior_ids(z[rows], levels, generator)
+
+    if labels is None:
+        ids = ids_in(reference, slice(None))
+    else:
+        ids = torch.empty(len(z), repeats, dtype=torch.int64, device=z.device)
+        for label, rows in rows_by_label(labels).items():
+            ids[rows] = reference.classes.ids_of(label, ids_in(reference.classes[label], rows))
     return lambda repeat: reference.gather(ids[:, repeat])
 
 
@@ -45,13 +60,20 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
 
 
 def measure(
-    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
+    estimator: Estimator,
+    repeats: int,
+    z: Tensor,
+    t: float,
+    mu: Tensor,
+    source: Source,
+    key: tuple[int, ...],
+    labels: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Measure all quantities of an estimator at these latents, (B,) each; the arguments are those of `repeated_errors`.
 
     For the meaning of the `quantities` see `repeated_errors`, `Certificate` and `SearchDiagnostics`.
     """
-    values = repeated_errors(estimator, repeats, z, t, mu, source, key)
+    values = repeated_errors(estimator, repeats, z, t, mu, source, key, labels)
     if isinstance(estimator, CertifiedEstimator):
         generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
         certificate = estimator.certified_mean(z, t, source(0), generator)
@@ -62,7 +84,14 @@ def measure(
 
 
 def repeated_errors(
-    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
+    estimator: Estimator,
+    repeats: int,
+    z: Tensor,
+    t: float,
+    mu: Tensor,
+    source: Source,
+    key: tuple[int, ...],
+    labels: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Estimate the posterior mean `repeats` times and compare with the exact one.
 
@@ -74,6 +103,7 @@ def repeated_errors(
         mu: (B, *shape), float64, the exact posterior mean.
         source: returns the `x_source` of each repeat.
         key: key of the random draws.
+        labels: (B,), int64, the classes of the latents, for estimators that take them.
 
     Returns:
         (B,) each: the `ErrorTerms`, and the time of one estimate of one posterior mean, in milliseconds.
@@ -85,7 +115,7 @@ def repeated_errors(
         generator = keyed_generator(z.device, *key, repeat, ESTIMATOR_STREAM)
         x_source = source(repeat)
         with watch.measure():
-            estimate = estimator.posterior_mean(z, t, x_source=x_source, generator=generator)
+            estimate = estimator.posterior_mean(z, t, x_source, generator, labels)
         error = estimate.double() - mu
         error_sum += error
         sq_error_sum += error.flatten(1).square().sum(1)

@@ -13,8 +13,8 @@ from torch import Tensor
 from lit_knn.checkpoint_file import MODEL_KEY
 from lit_knn.deferred_checks import DeferredChecks, first_of, refuse
 from lit_knn.distributed import in_every_process
-from lit_knn.errors import InputError, NonFiniteLossError, first_line
-from lit_knn.estimators import ByClass, Estimator
+from lit_knn.errors import InputError, NonFiniteLossError, first_line, prefixed
+from lit_knn.estimators import Estimator
 from lit_knn.generative_models import GenerativeModel
 from lit_knn.hand_over.checkpoints import prefix_of
 from lit_knn.memory import is_out_of_memory
@@ -53,16 +53,17 @@ class EstimatorTraining(pl.LightningModule):
     Args:
         estimator: score estimator; `setup` binds it to the data module's reference set.
         grid: the noise levels; losses are logged by the bands into which it divides them.
-        conditioning: says whether network and estimator get class labels; if so, `ByClass` wraps the estimator.
+        conditioning: says whether network and estimator get class labels; if so, the estimator averages by class.
     """
 
     hparams: Any
 
     def __init__(self, estimator: Estimator, grid: LevelRange, conditioning: Conditioning) -> None:
         super().__init__()
-        # ByClass makes each target a mean over the images of one class.
-        by_class = bool(conditioning) and estimator.needs_reference and not estimator.knows_classes
-        self.estimator = ByClass(estimator) if by_class else estimator
+        with prefixed(type(self).__name__):
+            estimator.check_levels(*grid.noise_range())
+        # Each target is then a mean over the images of one class.
+        self.estimator = estimator.by_class() if conditioning else estimator
         self.grid = grid
         self.conditioning = conditioning
         self.image_shape: tuple[int, ...] | None = None

@@ -54,6 +54,10 @@ class TimeDistribution(ABC):
         """Divide the range into bands of equal length: their edges, (count + 1,) float64."""
         return torch.linspace(self.low, self.high, count + 1, dtype=torch.float64)
 
+    def noise_range(self) -> tuple[float, float]:
+        """Return the noise levels σ = τ/(1 − τ) of the ends."""
+        return self.low / (1 - self.low), self.high / (1 - self.high)
+
     def descending(self, num_steps: int) -> Tensor:
         """Times of a sampler, see `TimeSpan.descending`."""
         return TimeSpan(self.low, self.high).descending(num_steps)

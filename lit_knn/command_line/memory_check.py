@@ -1,0 +1,35 @@
+"""Refuses a run whose data and estimators do not fit into the memory."""
+
+import pytorch_lightning as pl
+
+from lit_knn.data import ReferenceDataModule
+from lit_knn.errors import InputError
+from lit_knn.memory import machine_bytes
+from lit_knn.planning import GB, Plan, data_parts, device_memory, estimators_of
+
+
+def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:
+    """Refuse a run whose images and arrays of estimators exceed the memory, before anything is loaded.
+
+    Only sizes that are known count, so that a run is refused only if it cannot work. `plan` also counts the others.
+
+    Raises:
+        InputError: they do not fit; the size of the data cannot be read.
+    """
+    stored = datamodule.stored() if isinstance(datamodule, ReferenceDataModule) else None
+    if stored is None or not isinstance(datamodule, ReferenceDataModule):
+        return
+    device = trainer.strategy.root_device
+    _, loaded, on_device, held, building = data_parts(trainer, model, datamodule, stored, device)
+    parts = [part for part in (loaded if device.type == "cpu" else on_device, *held) if not part.about]
+    host = [part for part in (loaded, *building) if not part.passing]
+    ranks = trainer.world_size // trainer.num_nodes
+    plan = Plan(device, parts, host, device_memory(device), machine_bytes(), ranks)
+    for counted, (where, needed, there) in zip((parts, host), plan.needed, strict=False):
+        if there is not None and needed > there:
+            told = ", ".join(f"{part.name} {part.bytes / GB:.4g} GB" for part in counted if part.bytes)
+            names = ", ".join(dict.fromkeys(type(e).__name__ for e in estimators_of(trainer, model)))
+            raise InputError(
+                f"{names or type(datamodule).__name__}: the set does not fit: {told} for each of {ranks} rank(s), more "
+                f"than the {there / GB:.4g} GB of {where}; `main.py plan` shows what a run needs"
+            )

@@ -1,0 +1,189 @@
+"""Stable Velocity's target has the law of STF above the switch, by enumeration of all banks and sources in float64."""
+
+import csv
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from scipy.stats import chisquare
+
+from benchmarks import stable_velocity
+from benchmarks.stable_velocity import DistinctBank
+from lit_knn.errors import InputError
+from lit_knn.estimators import STF, ByClass, Exact, OneSample, Switched
+from lit_knn.metrics import ErrorCurve
+from lit_knn.metrics.latents import NoisyLatents
+from lit_knn.reference import ReferenceSet
+from lit_knn.settings import describe
+from main import main
+from tests.every_estimator import every_estimator
+from tests.toys import enumerate_class_mean, pixels
+
+# A class of N images, of which a bank has n; a second class is far away.
+N, n, T = 4, 3, 1.3
+DRAWS = 40_000
+Z = torch.tensor([0.4, -0.2], dtype=torch.float64)
+
+
+def reference():
+    own = torch.randn(N, 2, generator=torch.Generator().manual_seed(3))
+    return ReferenceSet(torch.cat([own, own + 9]), labels=torch.arange(2 * N) // N)
+
+
+def likelihoods(x):
+    return torch.exp(-(Z - x.double()).square().sum(1) / (2 * T**2))
+
+
+def normalised(law):
+    total = sum(law.values())
+    return {bank: weight / total for bank, weight in law.items()}
+
+
+def law_of_banks(x, banks):
+    """The law of the bank, as a multiset, given z: z is made from a uniform member of a uniform bank."""
+    p, law = likelihoods(x), Counter()
+    for bank in banks:
+        for source in bank:
+            law[tuple(sorted(bank))] += p[source].item()
+    return normalised(law)
+
+
+def law_of_stf(x):
+    """The law of STF's images given z: the source comes from the posterior, and the others are independent of z."""
+    p, law = likelihoods(x), Counter()
+    for source, *others in itertools.product(range(N), repeat=n):
+        law[tuple(sorted((source, *others)))] += p[source].item()
+    return normalised(law)
+
+
+def target(x, bank):
+    p = likelihoods(x)[list(bank)]
+    return (p[:, None] * x[list(bank)].double()).sum(0) / p.sum()
+
+
+WITH_REPETITION = list(itertools.product(range(N), repeat=n))
+WITHOUT = list(itertools.permutations(range(N), n))
+
+
+def test_a_bank_of_independent_draws_has_the_law_of_stf_and_one_without_repetition_has_not():
+    x = reference().images[:N]
+    ours, banks, distinct = law_of_stf(x), law_of_banks(x, WITH_REPETITION), law_of_banks(x, WITHOUT)
+    assert ours.keys() == banks.keys()
+    assert max(abs(ours[bank] - banks[bank]) for bank in ours) < 1e-15
+    assert distinct.keys() < ours.keys()
+    mean = (likelihoods(x)[:, None] * x.double()).sum(0) / likelihoods(x).sum()
+    variances = []
+    for law in (ours, distinct):
+        estimates = torch.stack([target(x, bank) for bank in law])
+        shares = torch.tensor(list(law.values()), dtype=torch.float64)[:, None]
+        # Neither has a bias, on average over the sources of z.
+        torch.testing.assert_close((shares * estimates).sum(0), mean, rtol=0, atol=1e-14)
+        variances.append((shares * (estimates - mean).square()).sum().item())
+    assert variances[1] < 0.6 * variances[0]
+
+
+@pytest.mark.parametrize(
+    ("above", "law"),
+    [(STF, law_of_stf), (DistinctBank, lambda x: law_of_banks(x, WITHOUT))],
+    ids=["configs/estimators/stable_velocity.yaml", "distinct"],
+)
+def test_drawn_targets_have_the_enumerated_law(above, law):
+    data = reference()
+    made = every_estimator(n=n)["stable_velocity"]()
+    assert describe(made) == describe(Switched(OneSample(), STF(n), 1.0))
+    estimator = made if above is STF else Switched(OneSample(), above(n), 1.0)
+    x, generator = data.images[:N], torch.Generator().manual_seed(5)
+    sources = torch.multinomial(likelihoods(x), DRAWS, replacement=True, generator=generator)
+    z, labels = Z.float().expand(DRAWS, 2), torch.zeros(DRAWS, dtype=torch.int64)
+    bound = estimator.by_class().bind(data)
+    mean = bound.posterior_mean(z, T, x[sources], generator, labels)
+    expected = law(x)
+    atoms = torch.stack([target(x, bank) for bank in expected])
+    distance, nearest = torch.cdist(mean.double(), atoms).min(1)
+    assert distance.max() < 1e-5
+    counts = torch.bincount(nearest, minlength=len(expected))
+    assert chisquare(counts, torch.tensor(list(expected.values())) * DRAWS).pvalue > 1e-3
+    # Below the switch it is the source, whatever the bank.
+    assert torch.equal(bound.posterior_mean(z, 0.999, x[sources], generator, labels), x[sources])
+
+
+def test_the_published_bank_is_the_exact_mean_of_a_class_that_it_holds():
+    data = ReferenceSet(pixels(40, (1, 4, 4)), labels=torch.arange(40) % 2)
+    z, x, labels = torch.randn(6, 1, 4, 4), data.gather(torch.arange(6)), data.labels[:6]
+    mean = ByClass(DistinctBank(20)).bind(data).posterior_mean(z, 2.0, x, labels=labels)
+    torch.testing.assert_close(mean.double(), enumerate_class_mean(data, z, 2.0, labels), rtol=0, atol=1e-6)
+
+
+def test_at_large_noise_the_variances_are_those_of_survey_sampling():
+    # With equal weights the mean of n images has the variance V/n, and V/n·(N − n)/(N − 1) without repetition.
+    data = ReferenceSet(torch.randn(20, 3, generator=torch.Generator().manual_seed(0)))
+    spread = data.images.var(0, unbiased=False).mean().item()
+    z = 1e4 * torch.randn(4000, 3, generator=torch.Generator().manual_seed(1))
+    source = data.images[torch.randint(20, (4000,), generator=torch.Generator().manual_seed(2))]
+    for kind, factor in ((STF, 1.0), (DistinctBank, (20 - 8) / 19)):
+        mean = kind(8).bind(data).posterior_mean(z, 1e4, source, torch.Generator().manual_seed(3))
+        assert mean.var(0).mean().item() == pytest.approx(spread / 8 * factor, rel=0.05)
+
+
+# The measurement with classes
+
+
+def test_errors_with_classes_are_those_against_the_mean_of_the_class():
+    data = ReferenceSet(pixels(60, (1, 4, 4)), labels=torch.arange(60) % 3)
+    curve = ErrorCurve({"one": OneSample(), "exact": Exact()}, [0.5, 2.0], 30, 2, 16, class_conditional=True)
+    for level, t in zip(curve.levels(data), (0.5, 2.0), strict=True):
+        one, exact = level
+        latents = NoisyLatents(data, 30, 0)
+        z, x = latents.batch(range(30), t)
+        mu = enumerate_class_mean(data, z, t, latents.labels(range(30)))
+        assert one["mu_mse"] == pytest.approx((x - mu).square().mean().item(), rel=1e-5)
+        assert exact["mu_mse"] < 1e-9
+
+
+def test_resampled_sources_come_from_the_class_and_take_the_bias_away():
+    data = ReferenceSet(pixels(60, (1, 4, 4)), labels=torch.arange(60) % 3)
+    targets = {"one": OneSample(), "STF": STF(6)}
+    for resampled in (True, False):
+        curve = ErrorCurve(targets, [1.5], 40, 60, 20, resampled, class_conditional=True)
+        (rows,) = curve.levels(data)
+        for row in rows:
+            biased = row["mu_bias_sq_corrected"] > 5 * row["mu_bias_sq_corrected_se"]
+            assert biased != resampled, row["estimator"]
+
+
+def test_data_without_labels_are_refused():
+    curve = ErrorCurve({"one": OneSample()}, [0.5], 10, 2, 16, class_conditional=True)
+    with pytest.raises(InputError, match="class_conditional=True, but the data has no labels"):
+        list(curve.levels(ReferenceSet(pixels(60))))
+
+
+def test_the_callback_measures_with_classes(tmp_path):
+    estimators = {"exact": {"class_path": "Exact"}, "one": {"class_path": "OneSample"}}
+    options = {"estimators": estimators, "noise_levels": [2.0], "num_z": 8, "repeats": 2, "class_conditional": True}
+    callback = {"class_path": "callbacks.EstimatorError", "init_args": options}
+    trainer = {"accelerator": "cpu", "enable_progress_bar": False, "limit_val_batches": 1, "callbacks": [callback]}
+    trainer["logger"] = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": str(tmp_path), "name": "run"}}
+    config = tmp_path / "error.yaml"
+    config.write_text(yaml.safe_dump({"model": "LitEstimator", "data": "Digits", "trainer": trainer}))
+    main(["validate", "-c", str(config)])
+    with (tmp_path / "run" / "version_0" / "estimator_error.csv").open() as file:
+        exact, one = csv.DictReader(file)
+    assert float(exact["mu_mse"]) < 1e-9
+    # One class of the digits varies less than all of them.
+    assert 0.05 < float(one["mu_mse"]) < 0.2
+
+
+def test_the_benchmark_writes_rows_tables_and_pictures(tmp_path, monkeypatch, capsys):
+    output = tmp_path / "sv"
+    options = ["--num_z", "6", "--repeats", "2", "--n", "4", "--levels", "2", "--output", str(output)]
+    monkeypatch.setattr("sys.argv", ["stable_velocity", *options])
+    stable_velocity.main()
+    with output.with_suffix(".csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 2 * len(stable_velocity.estimators(4))
+    assert "variance over the images of the class, resampled source" in capsys.readouterr().out
+    for source in ("fixed", "resampled"):
+        assert Path(f"{output}_{source}.png").stat().st_size > 10_000
