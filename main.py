@@ -20,7 +20,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_only
 
 from callbacks import RunRecord, SampleWriter, StepProgressBar
-from lit_knn import report
+from lit_knn import average, report
 from lit_knn.command_line.arguments import check_linked, with_joined_negatives, without_debug
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
@@ -37,6 +37,9 @@ from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 for module in ("data", "edm", "ict", "lit_estimator", "nets", "training.augmentation"):
     importlib.import_module(f"lit_knn.{module}")
+
+# These commands read files, and need neither a model nor data nor a trainer.
+FILE_COMMANDS = {"average": average.main, "report": report.main}
 
 # `best` uses these parts of a run's configuration; the other parts say how its training was started.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
@@ -160,7 +163,10 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     """
     # `main` prints the error in one line.
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
-    description = "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side."
+    description = (
+        "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side; `main.py "
+        "average RUN --ema LENGTH...` makes averages of the weights of a run, after it."
+    )
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
@@ -203,8 +209,8 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.path.append(os.getcwd())
     lit_knn.startup.finish()
     try:
-        if args and args[0] == "report":  # It reads files, and needs neither a model nor data nor a trainer.
-            report.main(args[1:])
+        if args and args[0] in FILE_COMMANDS:
+            FILE_COMMANDS[args[0]](args[1:])
         else:
             with quiet_threads():
                 make_cli(args)

@@ -19,16 +19,7 @@ class FiniteCheckpoint(ModelCheckpoint):
         """Make the folder before training, because a checkpoint may be saved only after hours."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            on_first_rank(self._make_folder)
-
-    def _make_folder(self) -> None:
-        folder = Path(str(self.dirpath))
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{folder}: no folder of checkpoints can be made: {first_line(error)}") from error
-        if not os.access(folder, os.W_OK):
-            raise InputError(f"{folder}: checkpoints cannot be written there")
+            on_first_rank(lambda: make_folder(Path(str(self.dirpath))))
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         weights = trainer.lightning_module.parameters()
@@ -49,3 +40,19 @@ class FiniteCheckpoint(ModelCheckpoint):
     def is_accumulating(trainer: pl.Trainer) -> bool:
         """Tells whether this batch only added gradients for a later step."""
         return trainer.fit_loop._should_accumulate()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of checkpoints; raise InputError if it cannot be made or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: no folder of checkpoints can be made: {first_line(error)}") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder}: checkpoints cannot be written there")
+
+
+def is_end_of_training(trainer: pl.Trainer) -> bool:
+    """Tell whether this step is the last one that the options ask for."""
+    last_batch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+    return trainer.global_step == trainer.max_steps or last_batch

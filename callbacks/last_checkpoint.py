@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
-from callbacks.finite_checkpoint import FiniteCheckpoint
+from callbacks.finite_checkpoint import FiniteCheckpoint, is_end_of_training
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.interruption import stop_signal
@@ -64,7 +64,7 @@ class LastCheckpoint(FiniteCheckpoint):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         """Save if it is time. The last save is at the last batch, before averaged weights replace the current ones."""
         step = trainer.global_step
-        ends = trainer.should_stop or step == trainer.max_steps or _is_last_batch(trainer) or stop_signal(trainer)
+        ends = trainer.should_stop or is_end_of_training(trainer) or stop_signal(trainer)
         if (step % self.every_n_steps == 0 or ends) and not self.is_accumulating(trainer):
             super().on_train_batch_end(trainer, pl_module, *args)
         self._inside_step = False
@@ -95,7 +95,3 @@ class LastCheckpoint(FiniteCheckpoint):
             super().on_exception(trainer, pl_module, exception)
         except (InputError, NonFiniteLossError) as error:  # The first error is the one to report.
             rank_zero_warn(str(error))
-
-
-def _is_last_batch(trainer: pl.Trainer) -> bool:
-    return trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs

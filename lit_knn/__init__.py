@@ -13,6 +13,6 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `metrics`: measurements; `figures`: their pictures.
 - `data`: data modules; `training`: what the training modules share.
 - `ict`, `edm`, `lit_estimator`: the Lightning modules.
-- `planning`, `best_checkpoint`, `report`, `trainer`: the commands `plan`, `best` and `report`.
+- `planning`, `best_checkpoint`, `report`, `average`, `trainer`: the commands `plan`, `best`, `report` and `average`.
 - `command_line`: checks of config files, values and the trainer's options; the one line that tells an error.
 """

@@ -32,7 +32,7 @@ LAYERS = (
     ("data",),
     ("training",),
     ("ict", "edm", "lit_estimator"),
-    ("planning", "report"),
+    ("planning", "report", "average"),
     ("best_checkpoint",),
     ("trainer",),
     ("command_line",),

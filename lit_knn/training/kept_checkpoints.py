@@ -12,6 +12,7 @@ from lit_knn.errors import InputError
 
 CONFIG_NAME = "config.yaml"
 LAST_NAME = "last.ckpt"
+SNAPSHOTS_FOLDER = "snapshots"
 # `CheckpointByImages` gives its files these names. Lightning adds -v1 if a name is taken.
 KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
 
@@ -59,6 +60,29 @@ def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_step
     return dict(sorted(found.items()))
 
 
+def snapshots_in(folder: Path) -> dict[int, Path]:
+    """Find the snapshots of averages in a folder, which `callbacks.PowerAverages` wrote, by the images seen."""
+    return dict(sorted(_in_folder(folder).items()))
+
+
+def kept_snapshots(run: str | Path) -> dict[int, Path]:
+    """Find the snapshots of averages of a run and of those that it was resumed from; return paths by images seen.
+
+    Raises:
+        InputError: there is none, or a config.yaml is missing or wrong.
+    """
+    config_of_run(run)
+    own = Path(run) / SNAPSHOTS_FOLDER
+    found = _in_folder(own)
+    found |= {seen: path for seen, path in _before(Path(run), SNAPSHOTS_FOLDER).items() if seen not in found}
+    if not found:
+        raise InputError(
+            f"{own} has no snapshots of averages, which callbacks.PowerAverages writes; add that callback to the "
+            "training"
+        )
+    return dict(sorted(found.items()))
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a training checkpoint. Its tensors are loaded when they are used.
 
@@ -76,8 +100,13 @@ def _in_folder(folder: Path) -> dict[int, Path]:
     return {int(match[1]): path for match, path in matches if match}
 
 
-def _before(run: Path) -> dict[int, Path]:
-    """Find the checkpoints in the folders that `run` was resumed from, up to the point where it was resumed."""
+def _before(run: Path, folder: str | None = None) -> dict[int, Path]:
+    """Find the checkpoints in the folders that `run` was resumed from, up to the point where it was resumed.
+
+    Args:
+        run: the folder of a run.
+        folder: name of the folder in that of each run; None for the folder of the checkpoint that was resumed from.
+    """
     found: dict[int, Path] = {}
     visited = {run.resolve()}
     while (start := config_of_run(run).get("ckpt_path")) is not None:
@@ -93,7 +122,7 @@ def _before(run: Path) -> dict[int, Path]:
         except InputError as error:
             rank_zero_warn(f"the run was resumed from there, but {error}: what was kept before it is missing")
             break
-        earlier = _in_folder(resumed_from.parent)
+        earlier = _in_folder(resumed_from.parent if folder is None else run / folder)
         found |= {seen: path for seen, path in earlier.items() if seen <= until and seen not in found}
     return found
 
