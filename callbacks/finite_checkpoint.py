@@ -1,6 +1,5 @@
 """Save only checkpoints with finite weights."""
 
-import os
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -8,8 +7,8 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.distributed import on_first_rank
-from lit_knn.errors import InputError, first_line
 from lit_knn.training.base import EstimatorTraining
+from lit_knn.training.run import make_folder
 
 
 class FiniteCheckpoint(ModelCheckpoint):
@@ -40,19 +39,3 @@ class FiniteCheckpoint(ModelCheckpoint):
     def is_accumulating(trainer: pl.Trainer) -> bool:
         """Tells whether this batch only added gradients for a later step."""
         return trainer.fit_loop._should_accumulate()
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder of checkpoints; raise InputError if it cannot be made or written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: no folder of checkpoints can be made: {first_line(error)}") from error
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"{folder}: checkpoints cannot be written there")
-
-
-def is_end_of_training(trainer: pl.Trainer) -> bool:
-    """Tell whether this step is the last one that the options ask for."""
-    last_batch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-    return trainer.global_step == trainer.max_steps or last_batch

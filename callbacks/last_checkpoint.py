@@ -7,11 +7,12 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
-from callbacks.finite_checkpoint import FiniteCheckpoint, is_end_of_training
+from callbacks.finite_checkpoint import FiniteCheckpoint
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.interruption import stop_signal
 from lit_knn.training.kept_checkpoints import LAST_NAME
+from lit_knn.training.run import is_end_of_training
 
 
 class LastCheckpoint(FiniteCheckpoint):

@@ -7,7 +7,6 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 
-from callbacks.finite_checkpoint import is_end_of_training, make_folder
 from lit_knn.distributed import on_first_rank
 from lit_knn.errors import InputError, prefixed
 from lit_knn.training.base import EstimatorTraining
@@ -19,6 +18,7 @@ from lit_knn.training.power_averages import (
     make_snapshot,
     write_snapshot,
 )
+from lit_knn.training.run import is_end_of_training, make_folder
 
 
 class PowerAverages(pl.Callback):

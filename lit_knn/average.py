@@ -180,7 +180,7 @@ def main(args: Sequence[str] | None = None) -> None:
     print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
     for length, fitted, path in zip(lengths, fits, files, strict=True):
         WholeCheckpointIO().save_checkpoint(as_checkpoint(snapshots, length, fitted), path)
-        print(f"{path}: error of the profile {fitted.residual:.1e}")
+        print(f"{path}: error of the profile {fitted.residual:.2g}")
     print(f"Written: {len(files)} average(s), into {folder}")
 
 
