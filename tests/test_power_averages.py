@@ -111,6 +111,14 @@ def test_average_writes_checkpoints_that_all_commands_take(run, capsys):
     assert len(list(Path("runs/table2_digits/version_2/predictions").glob("0*.png"))) == 2
     (row,) = read_rows(Path("runs/table2_digits/version_1/fidelity.csv"))
     assert (row["step"], row["images_seen"]) == ("24", "768")
+    main(["best", "--run", str(run), "--checkpoints", str(run / "averages")])
+    rows = read_rows(run / "averages" / "averages_fd_pixels.csv")
+    assert [(r["ema"], r["images_seen"]) for r in rows] == [("0.07", "768"), ("0.1", "768"), ("0.1234", "768")]
+    assert float(rows[0]["fd_pixels"]) == pytest.approx(float(row["fd_pixels"]), rel=1e-5)
+    best = min(rows, key=lambda r: float(r["fd_pixels"]))
+    assert f"  {best['checkpoint']}\n" in capsys.readouterr().out
+    assert (run / "averages" / "averages_fd_pixels.png").is_file()
+    assert not list(run.glob("checkpoints_*"))
     assert refusal_of(["fit", *config, "--ckpt_path", str(files[0])], capsys).endswith(
         "ema=0.070.ckpt cannot be resumed from: it is an average that was made after a training"
     )

@@ -12,6 +12,8 @@ from lit_knn.errors import InputError
 
 CONFIG_NAME = "config.yaml"
 LAST_NAME = "last.ckpt"
+# `python main.py average` gives its files these names.
+AVERAGE_NAME = re.compile(r"ema=(0\.\d+)\.ckpt")
 SNAPSHOTS_FOLDER = "snapshots"
 # `CheckpointByImages` gives its files these names. Lightning adds -v1 if a name is taken.
 KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
@@ -58,6 +60,12 @@ def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_step
     if last is not None and last not in found:
         found[last] = own / LAST_NAME
     return dict(sorted(found.items()))
+
+
+def averages_in(folder: str | Path) -> dict[float, Path]:
+    """Find the averages in a folder that `python main.py average` made; return paths by relative length, ascending."""
+    matches = ((AVERAGE_NAME.fullmatch(path.name), path) for path in Path(folder).glob("*.ckpt"))
+    return dict(sorted((float(match[1]), path) for match, path in matches if match))
 
 
 def snapshots_in(folder: Path) -> dict[int, Path]:
