@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from callbacks import PowerAverages
 from lit_knn.average import average, fit_length, read_snapshots
@@ -14,7 +15,7 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import Network
 from lit_knn.results import read_rows
 from lit_knn.theory.power_average import exponent
-from lit_knn.training.kept_checkpoints import kept_checkpoints, snapshots_in
+from lit_knn.training.kept_checkpoints import kept_checkpoints, kept_snapshots, snapshots_in
 from main import main
 from tests.command_lines import ROOT, refusal_of
 from tests.interrupted_runs import At, assert_same, edm, fit, ict, interrupt, tensors
@@ -231,6 +232,25 @@ def test_a_resumed_run_has_the_snapshots_of_the_uninterrupted_one(make, options,
     assert len(expected) >= 4
     assert found.keys() == expected.keys()
     assert all(same(found[name], expected[name]) for name in expected)
+
+
+def leave(folder, *seen, resumed_from=None):
+    """Write the folder of a run with empty snapshots."""
+    (folder / "snapshots").mkdir(parents=True)
+    config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": None if resumed_from is None else str(resumed_from)}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for images in seen:
+        (folder / "snapshots" / f"images_seen={images}.ckpt").touch()
+
+
+def test_snapshots_of_a_resumed_run_are_those_before_it_was_resumed_and_its_own(tmp_path):
+    leave(tmp_path / "a", 10, 20, 30)
+    last = tmp_path / "a" / "checkpoints" / "last.ckpt"
+    last.parent.mkdir()
+    torch.save({"state_dict": {}, "images_seen": 25, "global_step": 3}, last)
+    leave(tmp_path / "b", 20, 40, resumed_from=last)
+    found = [(seen, path.parts[-3]) for seen, path in kept_snapshots(tmp_path / "b").items()]
+    assert found == [(10, "a"), (20, "b"), (40, "b")]
 
 
 def test_averages_need_the_whole_training(tmp_path):

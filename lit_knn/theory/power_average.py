@@ -92,8 +92,8 @@ def inner_product(a: Profile, b: Profile) -> float:
 def fit(stored: Sequence[Profile], wanted: Profile) -> Fit:
     """Return the weights of the stored averages whose sum of profiles is nearest to the wanted one in L2.
 
-    The weights sum to 1, so constant weights of a network stay what they are. This is a condition of the fit. The paper
-    solves without it (Algorithm 3); its authors' program divides the solution by its sum.
+    The weights sum to 1, so constant weights of a network stay what they are. This is a condition of the fit. The
+    authors of arXiv 2312.02696 solve without it, and their program then divides the solution by its sum.
 
     Args:
         stored: n profiles, at least one.
