@@ -20,7 +20,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_only
 
 from callbacks import RunRecord, SampleWriter, StepProgressBar
-from lit_knn import export, report
+from lit_knn import average, export, report
 from lit_knn.command_line.arguments import check_linked, with_joined_negatives, without_debug
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
@@ -42,7 +42,7 @@ for module in NAMED:
     importlib.import_module(f"lit_knn.{module}")
 
 # These commands read files, and need neither a model nor data nor a trainer.
-FILE_COMMANDS = {"export": export.main, "report": report.main}
+FILE_COMMANDS = {"average": average.main, "export": export.main, "report": report.main}
 
 # `best` uses these parts of a run's configuration; the other parts say how its training was started.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
@@ -177,8 +177,9 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     # `main` prints the error in one line.
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
     description = (
-        "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side, `main.py export "
-        "RUN FOLDER` writes a trained model for others."
+        "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side; `main.py "
+        "average RUN --ema LENGTH...` makes averages of the weights of a run, after it; `main.py export RUN FOLDER` "
+        "writes a trained model for others."
     )
     return CLI(
         pl.LightningModule,

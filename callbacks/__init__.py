@@ -10,6 +10,7 @@ from callbacks.memorisation import Memorisation
 from callbacks.network_speed import NetworkSpeed
 from callbacks.pixel_frechet_distance import PixelFrechetDistance
 from callbacks.posterior_picture import PosteriorPicture
+from callbacks.power_averages import PowerAverages
 from callbacks.progress import StepProgressBar
 from callbacks.run_record import RunRecord
 from callbacks.run_summary import RunSummary
@@ -27,6 +28,7 @@ __all__ = [
     "NetworkSpeed",
     "PixelFrechetDistance",
     "PosteriorPicture",
+    "PowerAverages",
     "RunRecord",
     "RunSummary",
     "SampleGrid",

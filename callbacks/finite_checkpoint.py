@@ -1,6 +1,5 @@
 """Save only checkpoints with finite weights."""
 
-import os
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -8,8 +7,8 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.distributed import on_first_rank
-from lit_knn.errors import InputError, first_line
 from lit_knn.training.base import EstimatorTraining
+from lit_knn.training.run import make_folder
 
 
 class FiniteCheckpoint(ModelCheckpoint):
@@ -19,16 +18,7 @@ class FiniteCheckpoint(ModelCheckpoint):
         """Make the folder before training, because a checkpoint may be saved only after hours."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            on_first_rank(self._make_folder)
-
-    def _make_folder(self) -> None:
-        folder = Path(str(self.dirpath))
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{folder}: no folder of checkpoints can be made: {first_line(error)}") from error
-        if not os.access(folder, os.W_OK):
-            raise InputError(f"{folder}: checkpoints cannot be written there")
+            on_first_rank(lambda: make_folder(Path(str(self.dirpath))))
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         weights = trainer.lightning_module.parameters()

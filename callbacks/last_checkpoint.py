@@ -12,6 +12,7 @@ from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.run_folder import LAST_NAME
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.interruption import stop_signal
+from lit_knn.training.run import is_end_of_training
 
 
 class LastCheckpoint(FiniteCheckpoint):
@@ -64,7 +65,7 @@ class LastCheckpoint(FiniteCheckpoint):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         """Save if it is time. The last save is at the last batch, before averaged weights replace the current ones."""
         step = trainer.global_step
-        ends = trainer.should_stop or step == trainer.max_steps or _is_last_batch(trainer) or stop_signal(trainer)
+        ends = trainer.should_stop or is_end_of_training(trainer) or stop_signal(trainer)
         if (step % self.every_n_steps == 0 or ends) and not self.is_accumulating(trainer):
             super().on_train_batch_end(trainer, pl_module, *args)
         self._inside_step = False
@@ -95,7 +96,3 @@ class LastCheckpoint(FiniteCheckpoint):
             super().on_exception(trainer, pl_module, exception)
         except (InputError, NonFiniteLossError) as error:  # The first error is the one to report.
             rank_zero_warn(str(error))
-
-
-def _is_last_batch(trainer: pl.Trainer) -> bool:
-    return trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs

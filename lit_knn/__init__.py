@@ -14,7 +14,8 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `metrics`: measurements; `figures`: their pictures.
 - `data`: data modules; `training`: what the training modules share.
 - `ict`, `ect`, `edm`, `flow`, `lit_estimator`: the Lightning modules.
-- `planning`, `best_checkpoint`, `export`, `report`, `trainer`: the commands `plan`, `best`, `export` and `report`.
+- `planning`, `best_checkpoint`, `export`, `average`, `report`, `trainer`: the commands `plan`, `best`, `export`,
+  `average` and `report`.
 - `command_line`: checks of config files, values and the trainer's options; the one line that tells an error.
 """
 

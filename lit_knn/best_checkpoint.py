@@ -14,11 +14,11 @@ from torch import Tensor
 from lit_knn.atomic_files import locked, written_whole
 from lit_knn.distributed import on_first_rank
 from lit_knn.errors import InputError
-from lit_knn.figures import checkpoint_curve, save_figure
+from lit_knn.figures import average_curve, checkpoint_curve, save_figure
 from lit_knn.metrics import FidelityMeasure
-from lit_knn.results import CHECKPOINTS_PREFIX, TITLES, ResultsTable, Row
+from lit_knn.results import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, TITLES, ResultsTable, Row
 from lit_knn.settings import fingerprint
-from lit_knn.training.kept_checkpoints import kept_checkpoints, read_checkpoint
+from lit_knn.training.kept_checkpoints import averages_in, kept_checkpoints, read_checkpoint
 from lit_knn.training.run import data_reference, measuring_bar
 
 
@@ -42,7 +42,8 @@ class BestCheckpoint(pl.Callback):
     Args:
         fidelity: measures the samples; it sets their number.
         run: folder of the training run; the table and the picture are written there.
-        folder: folder of the checkpoints, if it is not `run`.
+        folder: folder of the checkpoints, if it is not that of `run`. If it has averages of `main.py average`, these
+            are measured, and the table and the picture are written there.
 
     Attributes:
         damaged: the unreadable checkpoints and the reasons; filled while measuring.
@@ -64,25 +65,30 @@ class BestCheckpoint(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Find the checkpoints and their finished measurements, before anything is sampled."""
-        self.checkpoints = on_first_rank(lambda: kept_checkpoints(self.run, self.folder, trainer.max_steps))
+        self.checkpoints, self._key = on_first_rank(lambda: self._find(trainer.max_steps))
         self._reference = data_reference("best", trainer, may_be_sharded=True)
         self.fidelity.measure.prepare(self._reference, self.fidelity.num_samples)
         self._settings = self._describe(pl_module)  # Every rank must call `_describe`.
         self._table = self._open_table()
         self._rows = on_first_rank(self._finished)
 
+    def _find(self, max_steps: int) -> tuple[dict[Any, Path], str]:
+        """Return the checkpoints by images seen, or the averages by relative length, and the name of that column."""
+        averages = {} if self.folder is None else averages_in(self.folder)
+        return (averages, "ema") if averages else (kept_checkpoints(self.run, self.folder, max_steps), "images_seen")
+
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the remaining checkpoints, then draw and print the result."""
-        todo = {seen: path for seen, path in self.checkpoints.items() if seen not in self._rows}
+        todo = {place: path for place, path in self.checkpoints.items() if place not in self._rows}
         done = len(self.checkpoints) - len(todo)
         rank_zero_info(f"{done} of {len(self.checkpoints)} checkpoints are measured already")
         with measuring_bar(trainer, len(self.checkpoints), "Checkpoints", " checkpoints", leave=True) as bar:
             bar.unit_scale = False  # Checkpoints are too few for units such as k.
             bar.update(done)
-            for seen, path in todo.items():
+            for place, path in todo.items():
                 bar.set_description(path.name)
                 if self._load(trainer, pl_module, path):
-                    self._rows[seen] = self._measure(trainer, pl_module, seen, path)
+                    self._rows[place] = self._measure(trainer, pl_module, place, path)
                 bar.update()
         if trainer.is_global_zero and self._rows:
             self._conclude()
@@ -105,7 +111,7 @@ class BestCheckpoint(pl.Callback):
         pl_module.load_state_dict(checkpoint["state_dict"])
         return True
 
-    def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, seen: int, path: Path) -> Row:
+    def _measure(self, trainer: pl.Trainer, pl_module: Any, place: float, path: Path) -> Row:
         start, fidelity = time.monotonic(), self.fidelity
         samples = fidelity.samples(pl_module)
         try:
@@ -113,7 +119,8 @@ class BestCheckpoint(pl.Callback):
             values = fidelity.measure(self._reference, samples, fidelity.num_samples, device, bar)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
-        row: Row = {"step": int(pl_module.step), "images_seen": seen, "checkpoint": str(path)}  # type: ignore[arg-type]
+        row: Row = {"step": int(pl_module.step), "images_seen": int(pl_module.images_seen), self._key: place}
+        row["checkpoint"] = str(path)
         row |= {**values, "num_samples": fidelity.num_samples, "seconds": round(time.monotonic() - start, 2)}
         row["settings"] = fingerprint(self._settings)
         on_first_rank(lambda: self._add(row))
@@ -133,9 +140,13 @@ class BestCheckpoint(pl.Callback):
         measure = self.fidelity.measure
         names = [self.metric, *(("inception_score", "inception_score_std") if measure.extractor.num_logits else ())]
         names += [n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,))]
-        columns = {"step": int, "images_seen": int, "checkpoint": str, **dict.fromkeys(names, float)}
+        columns = {"step": int, "images_seen": int, **({"ema": float} if self._key == "ema" else {}), "checkpoint": str}
+        columns |= dict.fromkeys(names, float)
         columns |= {"num_samples": int, "seconds": float, "settings": str}
-        return ResultsTable(self.run / f"{CHECKPOINTS_PREFIX}{self.metric}.csv", columns, key=("images_seen",))
+        path = self.run / f"{CHECKPOINTS_PREFIX}{self.metric}.csv"
+        if self._key == "ema":
+            path = Path(str(self.folder)) / f"{AVERAGES_PREFIX}{self.metric}.csv"
+        return ResultsTable(path, columns, key=(self._key,))
 
     def _describe(self, pl_module: pl.LightningModule) -> dict[str, Any]:
         """Describe everything that the results depend on, except the checkpoint."""
@@ -155,8 +166,8 @@ class BestCheckpoint(pl.Callback):
     def _settings_path(self) -> Path:
         return self._table.path.with_suffix(".json")
 
-    def _finished(self) -> dict[int, Row]:
-        """Return the rows of the table, by images seen.
+    def _finished(self) -> dict[Any, Row]:
+        """Return the rows of the table, by images seen or relative length.
 
         Raises:
             InputError: the rows have other settings.
@@ -171,15 +182,14 @@ class BestCheckpoint(pl.Callback):
                 f"{self._table.path} has results with {other}={before.get(other)}, not {now.get(other)}: "
                 "measure with the same settings, or rename that file"
             )
-        return {int(row["images_seen"]): row for row in self._table.load()}
+        return {row[self._key]: row for row in self._table.load()}
 
     def _conclude(self) -> None:
-        rows = [self._rows[seen] for seen in sorted(self._rows)]
+        rows = [self._rows[place] for place in sorted(self._rows)]
         best = min(rows, key=lambda row: row[self.metric])
-        points = [(int(row["images_seen"]), float(row[self.metric])) for row in rows]
-        figure = checkpoint_curve(
-            points, (int(best["images_seen"]), float(best[self.metric])), self.metric, f"{self.run}"
-        )
+        points: list[Any] = [(row[self._key], row[self.metric]) for row in rows]
+        draw: Any = average_curve if self._key == "ema" else checkpoint_curve
+        figure = draw(points, (best[self._key], best[self.metric]), self.metric, f"{self.run}")
         pictures = save_figure(figure, self._table.path.with_suffix(""))
         shown = [name for name in self._table.columns if name in TITLES and name in best]
         values = ", ".join(f"{TITLES[name]} {best[name]:.4g}" for name in shown)

@@ -282,6 +282,10 @@ def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     parts.append(Part("gradients", gradients, f"{trained:,} of them trained"))
     parts.append(Part("optimiser", states * gradients, name))
     parts.append(Part("averaged weights", weights, ""))
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    lengths = sum(getattr(callback, "copies_of_weights", 0) for callback in callbacks)
+    if lengths:
+        parts.append(Part("power-function averages", lengths * weights, f"{lengths} lengths"))
     if trainer.world_size > 1:
         parts.append(Part("gradient exchange", gradients, "buckets of DDP"))
     return parts

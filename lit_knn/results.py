@@ -12,6 +12,8 @@ from lit_knn.errors import InputError
 
 # Names of the files in a run's folder.
 FIDELITY_CSV = "fidelity.csv"
+AVERAGES_PREFIX = "averages_"
+"""`averages_<metric>.csv` lists the measured averages in a folder."""
 CHECKPOINTS_PREFIX = "checkpoints_"
 """`checkpoints_<metric>.csv` lists the measured checkpoints of a run."""
 TITLES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}

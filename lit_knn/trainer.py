@@ -126,7 +126,8 @@ class Trainer(pl.Trainer):
                 there. For a resumed training give the last folder: earlier ones are found. If the run has no
                 callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
             datamodule: the data.
-            checkpoints: folder of the checkpoints, if it is not RUN/checkpoints.
+            checkpoints: folder of the checkpoints, if it is not RUN/checkpoints. Of the averages that `main.py average`
+                made, RUN/averages, it tells the best length; their rows and picture go there.
 
         Raises:
             InputError: there is no metric or no kept checkpoint, or the table is from other settings; at the end, if

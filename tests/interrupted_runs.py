@@ -56,7 +56,7 @@ def interrupt(signum=signal.SIGINT):
 
 def fit(folder, model, steps, ckpt_path=None, at=None, every=100, **options):
     """Train as the command line does; return the exit status of an interruption, or 0, and the last checkpoint."""
-    callbacks = [LastCheckpoint(every), *([] if at is None else [at])]
+    callbacks = [LastCheckpoint(every), *options.pop("callbacks", ()), *([] if at is None else [at])]
     data = Digits(batch_size=400, val_images=32, **options.pop("data", {}))
     options = {"val_check_interval": 3, "check_val_every_n_epoch": None, "log_every_n_steps": 1, **options}
     logger = options.pop("logger", None) or CSVLogger(folder, name=None, version="run", flush_logs_every_n_steps=1)

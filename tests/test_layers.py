@@ -33,7 +33,7 @@ LAYERS = (
     ("data",),
     ("training",),
     ("ict", "ect", "edm", "flow", "lit_estimator"),
-    ("planning", "report"),
+    ("planning", "report", "average"),
     ("best_checkpoint", "export"),
     ("trainer",),
     ("command_line",),

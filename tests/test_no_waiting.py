@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from callbacks import LastCheckpoint, StepProgressBar
+from callbacks import LastCheckpoint, PowerAverages, StepProgressBar
 from lit_knn.data import Digits
 from lit_knn.deferred_checks import DeferredChecks, refuse
 from lit_knn.ect import LitECT
@@ -83,8 +83,8 @@ class Recorded(pl.Callback):
 def test_no_step_between_two_logs_waits(stand_in, kind, options, net_options, trainer_options, tmp_path):
     recorded = Recorded(stand_in, 2, 7)
     data = Digits(batch_size=300)  # an epoch ends after five batches
-    callbacks = [recorded, StepProgressBar(), LastCheckpoint(dirpath=str(tmp_path))]
-    shown = {"enable_progress_bar": True, "log_every_n_steps": 8}
+    callbacks = [recorded, StepProgressBar(), LastCheckpoint(dirpath=str(tmp_path)), PowerAverages()]
+    shown = {"enable_progress_bar": True, "log_every_n_steps": 8, "default_root_dir": tmp_path}
     trainer = pl.Trainer(**{**GPU, **shown, **trainer_options}, max_steps=8, callbacks=callbacks)
     trainer.fit(kind(net(**net_options), OneSample(), **options), data)
     assert recorded.seen.ops > 0

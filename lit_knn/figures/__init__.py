@@ -1,6 +1,6 @@
 """Draw rows of results as matplotlib figures, including the figures of the paper."""
 
-from lit_knn.figures.checkpoint_curve import checkpoint_curve
+from lit_knn.figures.checkpoint_curve import average_curve, checkpoint_curve
 from lit_knn.figures.figure1 import figure1
 from lit_knn.figures.figure2 import figure2
 from lit_knn.figures.figure3 import figure3
@@ -10,6 +10,7 @@ from lit_knn.figures.image_grid import image_grid, pair_grid
 from lit_knn.figures.save import save_figure
 
 __all__ = [
+    "average_curve",
     "checkpoint_curve",
     "figure1",
     "figure2",

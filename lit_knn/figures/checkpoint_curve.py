@@ -1,4 +1,4 @@
-"""Picture of a run's checkpoints: a metric over the images seen in training."""
+"""Pictures of a run's checkpoints: a metric over the images seen in training, or over the length of an average."""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,30 @@ def checkpoint_curve(points: Sequence[tuple[int, float]], best: tuple[int, float
         title: title of the picture.
     """
     unit, divisor = image_unit(points[-1][0])
+    label = f"best: {best[1]:.4g} at {best[0]:,} images"
+    return _curve(points, best, divisor, f"Training images seen ({unit})", metric, title, label)
+
+
+def average_curve(points: Sequence[tuple[float, float]], best: tuple[float, float], metric: str, title: str) -> Figure:
+    """Draw the metric of each average over its relative length, and mark the best one; see `checkpoint_curve`."""
+    label = f"best: {best[1]:.4g} at {best[0]:g}"
+    return _curve(points, best, 1, "Relative length of the average", metric, title, label)
+
+
+def _curve(
+    points: Sequence[tuple[float, float]],
+    best: tuple[float, float],
+    divisor: float,
+    xlabel: str,
+    metric: str,
+    title: str,
+    label: str,
+) -> Figure:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot([seen / divisor for seen, _ in points], [value for _, value in points], **look(0))
-    label = f"best: {best[1]:.4g} at {best[0]:,} images"
+    axes.plot([place / divisor for place, _ in points], [value for _, value in points], **look(0))
     axes.plot(best[0] / divisor, best[1], "*", color=COLOURS[1], markersize=14, label=label)
-    dress(axes, xlabel=f"Training images seen ({unit})", ylabel=TITLES.get(metric, metric))
+    dress(axes, xlabel=xlabel, ylabel=TITLES.get(metric, metric))
     axes.set_title(title, fontsize=10)
     if min(value for _, value in points) > 0:
         log_values(axes)

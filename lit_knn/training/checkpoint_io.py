@@ -15,6 +15,8 @@ from lit_knn.errors import InputError, first_line
 # `global_step` and the version are in every checkpoint of Lightning; only a `fit` needs the rest.
 NEEDED = ("state_dict", "global_step", "pytorch-lightning_version")
 NEEDED_BY_FIT = ("optimizer_states", "lr_schedulers", "loops")
+# `python main.py average` writes this into its checkpoints.
+AVERAGE_KEY = "power_average"
 BATCH_PROGRESS = "epoch_loop.batch_progress"
 
 
@@ -57,6 +59,8 @@ def read_training(path: str | Path, to_resume: bool = False, mmap: bool = False)
     """
     checkpoint = read_checkpoint_file(path, mmap)
     needed = (*NEEDED, *(NEEDED_BY_FIT if to_resume else ()))
+    if to_resume and AVERAGE_KEY in checkpoint:
+        raise InputError(f"{path} cannot be resumed from: it is an average that was made after a training")
     missing = [name for name in needed if name not in checkpoint]
     if missing:
         what = "be resumed from" if to_resume and not set(missing) & set(NEEDED) else "be used"

@@ -1,5 +1,6 @@
 """Finds the checkpoints that a training run kept, in its own folder and in the folders it was resumed from."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,10 @@ from pytorch_lightning.utilities import rank_zero_warn
 from lit_knn.checkpoint_file import read_checkpoint_file
 from lit_knn.errors import InputError
 from lit_knn.run_folder import CHECKPOINTS, CONFIG_NAME, LAST_NAME, config_of_run, kept_in
+
+# `python main.py average` gives its files these names.
+AVERAGE_NAME = re.compile(r"ema=(0\.\d+)\.ckpt")
+SNAPSHOTS_FOLDER = "snapshots"
 
 
 def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
@@ -39,6 +44,35 @@ def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_step
     return dict(sorted(found.items()))
 
 
+def averages_in(folder: str | Path) -> dict[float, Path]:
+    """Find the averages in a folder that `python main.py average` made; return paths by relative length, ascending."""
+    matches = ((AVERAGE_NAME.fullmatch(path.name), path) for path in Path(folder).glob("*.ckpt"))
+    return dict(sorted((float(match[1]), path) for match, path in matches if match))
+
+
+def snapshots_in(folder: Path) -> dict[int, Path]:
+    """Find the snapshots of averages in a folder, which `callbacks.PowerAverages` wrote, by the images seen."""
+    return dict(sorted(kept_in(folder).items()))
+
+
+def kept_snapshots(run: str | Path) -> dict[int, Path]:
+    """Find the snapshots of averages of a run and of those that it was resumed from; return paths by images seen.
+
+    Raises:
+        InputError: there is none, or a config.yaml is missing or wrong.
+    """
+    config_of_run(run)
+    own = Path(run) / SNAPSHOTS_FOLDER
+    found = kept_in(own)
+    found |= {seen: path for seen, path in _before(Path(run), SNAPSHOTS_FOLDER).items() if seen not in found}
+    if not found:
+        raise InputError(
+            f"{own} has no snapshots of averages, which callbacks.PowerAverages writes; add that callback to the "
+            "training"
+        )
+    return dict(sorted(found.items()))
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a training checkpoint. Its tensors are loaded when they are used.
 
@@ -51,8 +85,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def _before(run: Path) -> dict[int, Path]:
-    """Find the checkpoints in the folders that `run` was resumed from, up to the point where it was resumed."""
+def _before(run: Path, folder: str | None = None) -> dict[int, Path]:
+    """Find the checkpoints in the folders that `run` was resumed from, up to the point where it was resumed.
+
+    Args:
+        run: the folder of a run.
+        folder: name of the folder in that of each run; None for the folder of the checkpoint that was resumed from.
+    """
     found: dict[int, Path] = {}
     visited = {run.resolve()}
     while (start := config_of_run(run).get("ckpt_path")) is not None:
@@ -68,7 +107,7 @@ def _before(run: Path) -> dict[int, Path]:
         except InputError as error:
             rank_zero_warn(f"the run was resumed from there, but {error}: what was kept before it is missing")
             break
-        earlier = kept_in(resumed_from.parent)
+        earlier = kept_in(resumed_from.parent if folder is None else run / folder)
         found |= {seen: path for seen, path in earlier.items() if seen <= until and seen not in found}
     return found
 

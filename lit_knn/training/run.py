@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from lit_knn.atomic_files import written_whole
 from lit_knn.distributed import broadcast
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, first_line
 from lit_knn.metrics.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 
@@ -66,6 +67,22 @@ def check_new(owner: str, trainer: pl.Trainer, *names: str) -> None:
     taken = broadcast(taken)  # all ranks stop if the first one does
     if taken is not None:
         raise InputError(f"{owner}: {Path(str(folder)) / taken} exists; nothing is overwritten, use another folder")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of checkpoints; raise InputError if it cannot be made or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: no folder of checkpoints can be made: {first_line(error)}") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder}: checkpoints cannot be written there")
+
+
+def is_end_of_training(trainer: pl.Trainer) -> bool:
+    """Tell whether this step is the last one that the options ask for."""
+    last_batch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+    return trainer.global_step == trainer.max_steps or last_batch
 
 
 def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:

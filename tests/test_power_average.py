@@ -1,0 +1,154 @@
+"""Power-function averages against numerical integrals and explicit sums in float64."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from torch import nn
+
+from lit_knn.errors import InputError
+from lit_knn.theory.power_average import Profile, exponent, fit, inner_product, profile, relative_length
+from lit_knn.training.power_averages import TrackedAverages
+
+LENGTHS = [0.01, 0.05, 0.1, 0.2, 12**-0.5]
+TRACKED = (0.05, 0.1)
+
+
+def integral(function, end):
+    # Long powers are near the end, so the range is cut there.
+    return sum(quad(function, a * end, b * end, epsabs=0, epsrel=1e-10)[0] for a, b in ((0, 0.5), (0.5, 0.9), (0.9, 1)))
+
+
+def test_the_exponents_are_those_of_the_paper():
+    # Sec. 3.1 of arXiv 2312.02696 names these two.
+    assert [round(exponent(length), 2) for length in TRACKED] == [16.97, 6.94]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_length_is_the_standard_deviation_of_the_profile(length):
+    for end in (1.0, 30_000.0):
+        of = Profile(exponent(length), end)
+        mass, mean, square = (integral(lambda t, p=p, of=of: t**p * profile(t, of), end) for p in range(3))
+        assert mass == pytest.approx(1, rel=1e-9)
+        assert (square - mean**2) ** 0.5 / end == pytest.approx(length, rel=1e-6)
+    assert relative_length(exponent(length)) == pytest.approx(length, rel=1e-12)
+
+
+@pytest.mark.parametrize("length", [0, -0.1, 0.29, float("nan"), float("inf")])
+def test_a_length_out_of_range_is_refused(length):
+    with pytest.raises(InputError, match=r"must be above 0 and at most 0\.2887, the plain mean; got"):
+        exponent(length)
+
+
+def test_inner_products_are_integrals():
+    for a, b in ((Profile(3.0, 5.0), Profile(16.97, 8.0)), (Profile(0.5, 9.0), Profile(2.0, 4.0))):
+        product = integral(lambda t, a=a, b=b: profile(t, a) * profile(t, b), min(a.end, b.end))
+        assert inner_product(a, b) == pytest.approx(product, rel=1e-8)
+        assert inner_product(b, a) == inner_product(a, b)
+
+
+class Weight(nn.Module):
+    """Three weights in float64, a count and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("count", torch.tensor(0))
+
+
+def walk(times, lengths, keep=lambda t: True, constant=False):
+    """Track averages over a random walk; return the values (steps, 3), and the averages kept, by time."""
+    model, rng = Weight(), np.random.default_rng(0)
+    values = np.cumsum(rng.normal(size=(len(times), 3)), 0) if not constant else np.full((len(times), 3), 0.7)
+    tracked, kept, before = TrackedAverages(model, torch.device("cpu"), lengths), {}, 0
+    for t, value in zip(times, values, strict=True):
+        model.weight.data, model.mean, model.count = torch.tensor(value), torch.tensor(2 * value), torch.tensor(t)
+        tracked.update(model, before, t)
+        before = t
+        if keep(t):
+            kept[t] = [{name: tensor.clone() for name, tensor in each.items()} for each in tracked.weights()]
+    return values, kept
+
+
+def explicit(times, values, length):
+    """Sum θ(t_i) times the mass of the profile between t_{i−1} and t_i."""
+    masses = np.diff((np.array([0, *times]) / times[-1]) ** (exponent(length) + 1))
+    return masses @ values
+
+
+def test_the_updates_give_the_power_profile_also_with_uneven_steps():
+    times = [int(t) for t in np.cumsum(np.random.default_rng(1).integers(1, 50, size=400))]
+    values, kept = walk(times, LENGTHS, keep=lambda t: t == times[-1])
+    for length, average in zip(LENGTHS, kept[times[-1]], strict=True):
+        expected = explicit(times, values, length)
+        np.testing.assert_allclose(average["weight"], expected, rtol=1e-10)
+        np.testing.assert_allclose(average["mean"], 2 * expected, rtol=1e-10)
+        assert average["count"] == times[-1]
+
+
+def stored(kept):
+    return [Profile(exponent(length), t) for t in kept for length in TRACKED]
+
+
+def combined(kept, weights):
+    averages = [each["weight"].numpy() for averages in kept.values() for each in averages]
+    return weights @ np.array(averages)
+
+
+@pytest.mark.parametrize("length", [0.03, 0.07, 0.15, 0.2])
+def test_a_third_length_is_as_near_as_the_error_of_its_profile_allows(length):
+    times = list(range(10, 6410, 10))
+    values, kept = walk(times, TRACKED, keep=lambda t: t % 400 == 0)
+    wanted = Profile(exponent(length), times[-1])
+    found = fit(stored(kept), wanted)
+    # The error of the profile, on a fine grid.
+    t = np.linspace(0, times[-1], 400_001)
+    error = profile(t, wanted) - sum(w * profile(t, p) for w, p in zip(found.weights, stored(kept), strict=True))
+    norm = np.trapezoid(error**2, t) ** 0.5
+    assert found.residual == pytest.approx(norm / np.trapezoid(profile(t, wanted) ** 2, t) ** 0.5, rel=1e-3)
+    # The error of the average is the integral of that error times θ − c, for any c: Cauchy-Schwarz bounds it.
+    difference = combined(kept, found.weights) - explicit(times, values, length)
+    bound = norm * (10 * ((values - values.mean(0)) ** 2).sum(0)) ** 0.5
+    assert (abs(difference) <= bound).all()
+    assert found.residual < 0.05
+
+
+def test_no_other_weights_of_sum_1_come_nearer():
+    _, kept = walk(list(range(1, 65)), TRACKED, keep=lambda t: t % 16 == 0)
+    wanted, rng = Profile(exponent(0.15), 64), np.random.default_rng(2)
+    found = fit(stored(kept), wanted)
+    t = np.linspace(0, 64, 20_001)
+    basis = np.array([profile(t, p) for p in stored(kept)])
+
+    def distance(weights):
+        return np.trapezoid((profile(t, wanted) - weights @ basis) ** 2, t)
+
+    for _ in range(20):
+        step = rng.normal(size=len(basis)) * 1e-2
+        assert distance(found.weights + step - step.mean()) > distance(found.weights)
+
+
+def test_constant_weights_stay_what_they_are():
+    for times in ([7], [7, 9, 30], list(range(1, 101))):
+        _, kept = walk(times, TRACKED, constant=True)
+        for length in LENGTHS:
+            found = fit(stored(kept), Profile(exponent(length), times[-1]))
+            # Rounding grows with the sum of the magnitudes.
+            assert abs(found.weights.sum() - 1) < 1e-14 * abs(found.weights).sum() + 1e-15
+            np.testing.assert_allclose(combined(kept, found.weights), 0.7, rtol=1e-13 * abs(found.weights).sum())
+
+
+def test_a_tracked_length_is_its_last_snapshot():
+    _, kept = walk(list(range(1, 33)), TRACKED)
+    for place, length in enumerate(TRACKED):
+        found = fit(stored(kept), Profile(exponent(length), 32))
+        expected = np.eye(len(found.weights))[place - 2]
+        np.testing.assert_allclose(found.weights, expected, atol=1e-6)
+        assert found.residual < 1e-7
+
+
+def test_one_stored_average_is_taken_whole():
+    found = fit([Profile(5.0, 10.0)], Profile(6.0, 10.0))
+    assert found.weights.tolist() == [1]
+    assert 0 < found.residual < 0.2
