@@ -1,0 +1,87 @@
+"""Learning curves of EDM, flow matching, iCT and ECT by estimator: Fréchet distance, error and gradient variance.
+
+    python -m benchmarks.learning_curves --output benchmarks/results/learning_curves_digits_cpu.csv
+    python -m benchmarks.learning_curves --set cifar16 --images cifar10.zip --kept cifar16.npy --output x.csv
+
+The command trains every run that the table lacks, one after the other, and adds its rows. Interrupted, it goes on with
+the same command, also on another machine from the same table. Several processes with the same command share the runs.
+`--report` trains nothing: it draws the picture and writes the tables beside the file.
+"""
+
+import argparse
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.learning_curves.grid import ESTIMATORS, MODULES, Run, runs_of
+from benchmarks.learning_curves.measurements import Measurements
+from benchmarks.learning_curves.modules import KINDS
+from benchmarks.learning_curves.sets import ImageSet, cifar16, digits
+from benchmarks.learning_curves.table import CurveTable
+from benchmarks.learning_curves.training import train
+from lit_knn.errors import told_in_one_line
+from lit_knn.settings import describe, fingerprint
+from lit_knn.training.times import hardware_name
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train the missing runs, or report those in the table."""
+    args = parse(arguments)
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    with told_in_one_line():
+        table = CurveTable(args.output)
+        image_set = digits() if args.set == "digits" else cifar16(args.images, args.kept)
+        changed = {name: value for name in ("steps", "measurements") if (value := getattr(args, name)) is not None}
+        image_set = image_set._replace(lengths=image_set.lengths._replace(**changed))
+        runs = runs_of(args.set, args.modules, args.estimators, args.seeds)
+        train_missing(runs, image_set, table, args.checkpoints or args.output.with_suffix(""))
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=list(ESTIMATORS), default="digits")
+    parser.add_argument("--output", type=Path, required=True, help="the table, a .csv file")
+    parser.add_argument("--images", type=Path, help="cifar16: zip or folder of CIFAR-10 at 32x32")
+    parser.add_argument("--kept", type=Path, help="cifar16: .npy file of the images at 16x16, made if it is not there")
+    parser.add_argument("--checkpoints", type=Path, help="folder of the checkpoints; by default beside the table")
+    parser.add_argument("--modules", nargs="+", default=list(MODULES), help="modules, in this order")
+    parser.add_argument("--estimators", nargs="+", help="estimators; by default all of the set")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--steps", type=int, help="optimiser steps of a run, instead of the set's")
+    parser.add_argument("--measurements", type=int, help="measurements of a run, instead of the set's")
+    return parser.parse_args(arguments)
+
+
+def settings_of(run: Run, image_set: ImageSet, data: str) -> str:
+    """Return the fingerprint of everything that a run's numbers depend on, except its name in the table."""
+    lengths = image_set.lengths
+    net = {name: list(tensor.shape) for name, tensor in image_set.net().state_dict().items()}
+    estimator = describe(ESTIMATORS[run.set][run.estimator]())
+    return fingerprint([data, lengths._asdict(), net, estimator, KINDS[run.module].options(lengths.steps)])
+
+
+def train_missing(runs: list[Run], image_set: ImageSet, table: CurveTable, folder: Path) -> None:
+    """Train the runs that the table lacks and that no other process is training."""
+    reference = image_set.reference()
+    settings = {run: settings_of(run, image_set, reference.fingerprint()) for run in runs}
+    table.check(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    known: dict[str, Measurements] = {}
+    for run in runs:
+        with table.claimed(run) as mine:
+            if not mine:
+                continue
+            if run.module not in known:
+                known[run.module] = Measurements(KINDS[run.module], reference, image_set.lengths)
+            start = time.process_time()
+            rows = train(run, image_set, known[run.module], reference, folder)
+            more = {"images_before": 0, "settings": settings[run], "hardware": hardware_name(torch.device("cpu"), 1)}
+            table.add([{**run._asdict(), **row, **more} for row in rows])
+            print(f"{run}: {time.process_time() - start:.0f} s of CPU", flush=True)
+
+
+if __name__ == "__main__":
+    main()
