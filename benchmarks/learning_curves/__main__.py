@@ -58,9 +58,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def settings_of(run: Run, image_set: ImageSet, data: str) -> str:
     """Return the fingerprint of everything that a run's numbers depend on, except its name in the table."""
     lengths = image_set.lengths
+    index = describe(image_set.index)
     net = {name: list(tensor.shape) for name, tensor in image_set.net().state_dict().items()}
     estimator = describe(ESTIMATORS[run.set][run.estimator]())
-    return fingerprint([data, lengths._asdict(), net, estimator, KINDS[run.module].options(lengths.steps)])
+    return fingerprint([data, lengths._asdict(), index, net, estimator, KINDS[run.module].options(lengths.steps)])
 
 
 def train_missing(runs: list[Run], image_set: ImageSet, table: CurveTable, folder: Path) -> None:
