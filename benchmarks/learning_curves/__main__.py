@@ -4,13 +4,15 @@
     python -m benchmarks.learning_curves --set cifar16 --images cifar10.zip --kept cifar16.npy --output x.csv
 
 The command trains every run that the table lacks, one after the other, and adds its rows. Interrupted, it goes on with
-the same command, also on another machine from the same table. Several processes with the same command share the runs.
+the same command: from the last checkpoint, or on another machine from the runs in the
+table. Several processes with the same command share the runs.
 `--report` trains nothing: it draws the picture and writes the tables beside the file.
 """
 
 import argparse
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,10 +20,12 @@ import torch
 from benchmarks.learning_curves.grid import ESTIMATORS, MODULES, Run, runs_of
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.modules import KINDS
-from benchmarks.learning_curves.sets import ImageSet, cifar16, digits
+from benchmarks.learning_curves.report import report
+from benchmarks.learning_curves.sets import ImageSet, Lengths, cifar16, digits
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.training import train
 from lit_knn.errors import told_in_one_line
+from lit_knn.results import Row
 from lit_knn.settings import describe, fingerprint
 from lit_knn.training.times import hardware_name
 
@@ -32,9 +36,12 @@ def main(arguments: list[str] | None = None) -> None:
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     with told_in_one_line():
         table = CurveTable(args.output)
+        if args.report:
+            print(report(table))
+            return
         image_set = digits() if args.set == "digits" else cifar16(args.images, args.kept)
-        changed = {name: value for name in ("steps", "measurements") if (value := getattr(args, name)) is not None}
-        image_set = image_set._replace(lengths=image_set.lengths._replace(**changed))
+        changed = {name: value for name in Lengths._fields if (value := getattr(args, name)) is not None}
+        image_set = replace(image_set, lengths=image_set.lengths._replace(**changed).checked())
         runs = runs_of(args.set, args.modules, args.estimators, args.seeds)
         train_missing(runs, image_set, table, args.checkpoints or args.output.with_suffix(""))
 
@@ -50,8 +57,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--modules", nargs="+", default=list(MODULES), help="modules, in this order")
     parser.add_argument("--estimators", nargs="+", help="estimators; by default all of the set")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
-    parser.add_argument("--steps", type=int, help="optimiser steps of a run, instead of the set's")
-    parser.add_argument("--measurements", type=int, help="measurements of a run, instead of the set's")
+    for name in Lengths._fields:
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, help="instead of the set's, see Lengths in sets.py"
+        )
+    parser.add_argument("--report", action="store_true", help="only write tables and picture of the rows")
     return parser.parse_args(arguments)
 
 
@@ -78,8 +88,12 @@ def train_missing(runs: list[Run], image_set: ImageSet, table: CurveTable, folde
             if run.module not in known:
                 known[run.module] = Measurements(KINDS[run.module], reference, image_set.lengths)
             start = time.process_time()
-            rows = train(run, image_set, known[run.module], reference, folder)
-            more = {"images_before": 0, "settings": settings[run], "hardware": hardware_name(torch.device("cpu"), 1)}
+            rows = train(run, image_set, known[run.module], reference, folder / f"{run}-{settings[run]}")
+            more: Row = {
+                "images_before": 0,
+                "settings": settings[run],
+                "hardware": hardware_name(torch.device("cpu"), 1),
+            }
             table.add([{**run._asdict(), **row, **more} for row in rows])
             print(f"{run}: {time.process_time() - start:.0f} s of CPU", flush=True)
 

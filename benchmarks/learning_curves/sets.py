@@ -1,6 +1,7 @@
 """The image sets of the learning curves, with the network and the lengths of their runs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,14 +33,31 @@ class Lengths(NamedTuple):
 
     steps: int
     measurements: int
-    batch_size: int = 128
-    samples: int = 512
-    held: int = 512
+    batch_size: int = 64
+    samples: int = 384
+    held: int = 384
     pairs: int = 64
-    repeats: int = 16
+    repeats: int = 12
+
+    def checked(self) -> "Lengths":
+        """Return self.
+
+        Raises:
+            InputError: a number that is too small, or measurements that do not divide the steps.
+        """
+        for name, value in self._asdict().items():
+            least = 2 if name == "repeats" else 1
+            if value < least:
+                raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+        if self.samples < 4 or self.samples % 2:
+            raise InputError(f"--samples must be an even number of at least 4, got {self.samples}")
+        if self.steps % self.measurements:
+            raise InputError(f"--measurements {self.measurements} must divide --steps {self.steps}")
+        return self
 
 
-class ImageSet(NamedTuple):
+@dataclass(frozen=True)
+class ImageSet:
     """A set with its network, its neighbour index and its lengths."""
 
     name: str
@@ -60,7 +78,7 @@ def digits() -> ImageSet:
         lambda: torch.as_tensor(Digits().load()[0]),
         lambda: UNet(in_channels=1, channels=16, multipliers=(1, 2), blocks=1),
         FaissIndex(),
-        Lengths(steps=500, measurements=5),
+        Lengths(steps=600, measurements=5),
     )
 
 
@@ -89,7 +107,7 @@ def cifar16(source: Path | None, kept: Path | None) -> ImageSet:
         lambda: torch.as_tensor(images),
         lambda: UNet(in_channels=3, channels=16, multipliers=(1, 2, 2), blocks=1),
         TorchIndex(),  # On one thread it takes a sixth of the time of FAISS's exact search.
-        Lengths(steps=600, measurements=4, repeats=12),
+        Lengths(steps=600, measurements=4),
     )
 
 

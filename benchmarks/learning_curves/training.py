@@ -1,5 +1,6 @@
 """Trains one run of the grid and returns its rows."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from benchmarks.learning_curves.grid import ESTIMATORS, Run
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.modules import INITIAL_WEIGHTS, KINDS
 from benchmarks.learning_curves.sets import ImageSet
+from callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.data.modules import Images, Labels, ReferenceDataModule
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import Row
 from lit_knn.rng import keyed_default_rng
 from lit_knn.trainer import Trainer
+from lit_knn.training.kept_checkpoints import LAST_NAME
 
 
 class Loaded(ReferenceDataModule):
@@ -44,7 +47,18 @@ class Measure(pl.Callback):
     def __init__(self, measurements: Measurements) -> None:
         self.measurements = measurements
         self.rows: list[Row] = []
-        self._cpu_seconds, self._since = 0.0, 0.0
+        self._cpu_seconds, self._since = 0.0, math.nan  # NaN while the clock stands
+
+    def _elapsed(self) -> float:
+        return self._cpu_seconds + (0.0 if math.isnan(self._since) else time.process_time() - self._since)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to go on: the rows and the time so far."""
+        return {"rows": self.rows, "cpu_seconds": self._elapsed()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after these rows."""
+        self.rows, self._cpu_seconds = list(state_dict["rows"]), state_dict["cpu_seconds"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock of the processor's time."""
@@ -52,7 +66,7 @@ class Measure(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop the clock for the measurements."""
-        self._cpu_seconds += time.process_time() - self._since
+        self._cpu_seconds, self._since = self._elapsed(), math.nan
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Begin a row. The averaged weights stay in the network until the callback that averages runs."""
@@ -79,19 +93,21 @@ class Measure(pl.Callback):
 def train(
     run: Run, image_set: ImageSet, measurements: Measurements, reference: ReferenceSet, folder: Path
 ) -> list[Row]:
-    """Train a run from its start; return one row per measurement. The last checkpoint is in `folder`."""
+    """Train a run, or go on from its last checkpoint in `folder`; return one row per measurement."""
     lengths = image_set.lengths
     with keyed_default_rng(torch.device("cpu"), run.seed, INITIAL_WEIGHTS):
         net = image_set.net()
     module = KINDS[run.module].make(net, ESTIMATORS[run.set][run.estimator](), run.seed, lengths.steps)
     data = Loaded(reference, batch_size=lengths.batch_size, seed=run.seed, val_images=lengths.held)
-    measure = Measure(measurements)
+    measure, every = Measure(measurements), lengths.steps // lengths.measurements
+    # Lightning orders callbacks so that the checkpoint after a validation holds its row.
+    last = LastCheckpoint(every_n_steps=every, dirpath=str(folder))
     trainer = Trainer(
         accelerator="cpu", devices=1, max_steps=lengths.steps, max_epochs=-1,
-        val_check_interval=lengths.steps // lengths.measurements, check_val_every_n_epoch=None,
-        num_sanity_val_steps=0, inference_mode=False, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[measure],
+        val_check_interval=every, check_val_every_n_epoch=None,
+        num_sanity_val_steps=0, inference_mode=False, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[measure, last],
     )  # fmt: skip
-    trainer.fit(module, data)
-    trainer.save_checkpoint(folder / f"{run}.ckpt")
+    begun = folder / LAST_NAME
+    trainer.fit(module, data, ckpt_path=str(begun) if begun.exists() else None)
     return measure.rows
