@@ -4,30 +4,22 @@
     python -m benchmarks.learning_curves --set cifar16 --images cifar10.zip --kept cifar16.npy --output x.csv
 
 The command trains every run that the table lacks, one after the other, and adds its rows. Interrupted, it goes on with
-the same command: from the last checkpoint, or on another machine from the runs in the
-table. Several processes with the same command share the runs.
+the same command: from the last checkpoint, or on another machine from the runs in the table. Several processes with the
+same command share the runs. ECT starts from the EDM run of the same seed with one-sample targets.
 `--report` trains nothing: it draws the picture and writes the tables beside the file.
 """
 
 import argparse
 import logging
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from benchmarks.learning_curves.grid import ESTIMATORS, MODULES, Run, runs_of
-from benchmarks.learning_curves.measurements import Measurements
-from benchmarks.learning_curves.modules import KINDS
+from benchmarks.learning_curves.grid import ESTIMATORS, MODULES, runs_of
 from benchmarks.learning_curves.report import report
-from benchmarks.learning_curves.sets import ImageSet, Lengths, cifar16, digits
+from benchmarks.learning_curves.sets import Lengths, cifar16, digits
 from benchmarks.learning_curves.table import CurveTable
-from benchmarks.learning_curves.training import train
+from benchmarks.learning_curves.worker import Worker
 from lit_knn.errors import told_in_one_line
-from lit_knn.results import Row
-from lit_knn.settings import describe, fingerprint
-from lit_knn.training.times import hardware_name
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -43,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
         changed = {name: value for name in Lengths._fields if (value := getattr(args, name)) is not None}
         image_set = replace(image_set, lengths=image_set.lengths._replace(**changed).checked())
         runs = runs_of(args.set, args.modules, args.estimators, args.seeds)
-        train_missing(runs, image_set, table, args.checkpoints or args.output.with_suffix(""))
+        Worker(image_set, table, args.checkpoints or args.output.with_suffix("")).run_all(runs)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -63,39 +55,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         )
     parser.add_argument("--report", action="store_true", help="only write tables and picture of the rows")
     return parser.parse_args(arguments)
-
-
-def settings_of(run: Run, image_set: ImageSet, data: str) -> str:
-    """Return the fingerprint of everything that a run's numbers depend on, except its name in the table."""
-    lengths = image_set.lengths
-    index = describe(image_set.index)
-    net = {name: list(tensor.shape) for name, tensor in image_set.net().state_dict().items()}
-    estimator = describe(ESTIMATORS[run.set][run.estimator]())
-    return fingerprint([data, lengths._asdict(), index, net, estimator, KINDS[run.module].options(lengths.steps)])
-
-
-def train_missing(runs: list[Run], image_set: ImageSet, table: CurveTable, folder: Path) -> None:
-    """Train the runs that the table lacks and that no other process is training."""
-    reference = image_set.reference()
-    settings = {run: settings_of(run, image_set, reference.fingerprint()) for run in runs}
-    table.check(settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Measurements] = {}
-    for run in runs:
-        with table.claimed(run) as mine:
-            if not mine:
-                continue
-            if run.module not in known:
-                known[run.module] = Measurements(KINDS[run.module], reference, image_set.lengths)
-            start = time.process_time()
-            rows = train(run, image_set, known[run.module], reference, folder / f"{run}-{settings[run]}")
-            more: Row = {
-                "images_before": 0,
-                "settings": settings[run],
-                "hardware": hardware_name(torch.device("cpu"), 1),
-            }
-            table.add([{**run._asdict(), **row, **more} for row in rows])
-            print(f"{run}: {time.process_time() - start:.0f} s of CPU", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.learning_curves.gradients import GradientMoments, flat_gradient, gradient_moments
-from benchmarks.learning_curves.modules import REPEATS, SOURCES, Kind, Latents
+from benchmarks.learning_curves.kinds import REPEATS, SOURCES, Kind, Latents
 from benchmarks.learning_curves.sets import Lengths
-from lit_knn.estimators import Estimator, Exact, MonteCarlo, OneSample
+from lit_knn.estimators import Estimator, MonteCarlo, OneSample
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
+from lit_knn.theory.noise import Process, under_process
 from lit_knn.training.base import EstimatorTraining
 
 # The two parts of the keys of latents: no latent of the error is one of the gradient.
@@ -31,18 +32,16 @@ class Measurements:
     def __init__(self, kind: Kind, reference: ReferenceSet, lengths: Lengths) -> None:
         self.kind, self.lengths = kind, lengths
         self.held = kind.latents(reference, lengths.held, HELD)
-        self.wanted = kind.exact_output(self.held, Exact().bind(reference))
+        self.wanted = kind.exact_output(self.held, kind.exact().bind(reference))
         self.pairs = kind.latents(reference, lengths.pairs, PAIRS)
-        self.sources = posterior_sources(reference, self.pairs, lengths.repeats)
+        self.sources = posterior_sources(reference, kind.process, self.pairs, lengths.repeats)
         self.pixels = Pixels()
         self.real = image_statistics(reference, self.pixels)
 
     @torch.no_grad()
     def error(self, module: EstimatorTraining) -> float:
         """Compute the mean error of the network at the held latents, per dimension."""
-        parts = zip(self.held.z.split(128), self.held.t.split(128), strict=True)
-        output = torch.cat([module.evaluate_network(z, t) for z, t in parts])
-        return self.kind.error(output, self.wanted, self.held.t).mean().item()
+        return self.kind.errors(module, self.held, self.wanted).mean().item()
 
     def distances(self, module: EstimatorTraining) -> dict[str, float]:
         """Compute `fd_pixels` of samples with the seeds 0, 1, …, and of each half of them."""
@@ -86,7 +85,7 @@ class Measurements:
         }
 
 
-def posterior_sources(reference: ReferenceSet, latents: Latents, repeats: int) -> Tensor:
+def posterior_sources(reference: ReferenceSet, process: Process, latents: Latents, repeats: int) -> Tensor:
     """Draw images from the exact posterior of each latent, Eq. 2 (eq:posterior): (B, repeats, *shape).
 
     At a fixed z the source of z is random, and this is its distribution. Given a source from it, the one-sample target
@@ -94,4 +93,4 @@ def posterior_sources(reference: ReferenceSet, latents: Latents, repeats: int) -
     """
     estimator = MonteCarlo(n=repeats).bind(reference)
     generator = keyed_generator("cpu", len(latents.z), repeats, SOURCES)
-    return reference.gather(estimator.posterior_ids(latents.z, latents.t, generator))
+    return reference.gather(under_process(estimator.posterior_ids, process)(latents.z, latents.t, generator))

@@ -56,14 +56,17 @@ class CurveTable(ResultsTable):
                     "another file, or the options of that run"
                 )
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Add the rows of a finished run."""
+    def add(self, run: Run, rows: Iterable[Row]) -> None:
+        """Add the rows of a finished run, if the file does not have them."""
         with locked(self.path):
-            write_rows(self.path, [*self.load(), *({name: row[name] for name in COLUMNS} for row in rows)])
+            if run not in self.finished():
+                write_rows(self.path, [*self.load(), *({name: row[name] for name in COLUMNS} for row in rows)])
 
     @contextmanager
-    def claimed(self, run: Run) -> Iterator[bool]:
-        """Yield whether this process may do the run: it is not finished, and no other process is at it.
+    def claimed(self, run: Run, finished_too: bool = False) -> Iterator[bool]:
+        """Yield whether this process may do the run: no other process is at it, and it is not finished.
+
+        With `finished_too`, a finished run may be done again, because its checkpoint is not on this machine.
 
         The system frees the claim when a process ends, so an interrupted run is free again.
         """
@@ -75,7 +78,7 @@ class CurveTable(ResultsTable):
             except BlockingIOError:
                 yield False
                 return
-            yield run not in self.finished()
+            yield finished_too or run not in self.finished()
 
 
 def run_of(row: Row) -> Run:

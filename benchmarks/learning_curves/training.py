@@ -9,8 +9,9 @@ import pytorch_lightning as pl
 import torch
 
 from benchmarks.learning_curves.grid import ESTIMATORS, Run
+from benchmarks.learning_curves.kinds import INITIAL_WEIGHTS
 from benchmarks.learning_curves.measurements import Measurements
-from benchmarks.learning_curves.modules import INITIAL_WEIGHTS, KINDS
+from benchmarks.learning_curves.modules import KINDS
 from benchmarks.learning_curves.sets import ImageSet
 from callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.data.modules import Images, Labels, ReferenceDataModule
@@ -91,13 +92,27 @@ class Measure(pl.Callback):
 
 
 def train(
-    run: Run, image_set: ImageSet, measurements: Measurements, reference: ReferenceSet, folder: Path
+    run: Run,
+    image_set: ImageSet,
+    measurements: Measurements,
+    reference: ReferenceSet,
+    folder: Path,
+    start: Path | None = None,
 ) -> list[Row]:
-    """Train a run, or go on from its last checkpoint in `folder`; return one row per measurement."""
+    """Train a run, or go on from its last checkpoint in `folder`; return one row per measurement.
+
+    Args:
+        run: the run.
+        image_set: its set.
+        measurements: what to measure.
+        reference: the images of the set.
+        folder: where its checkpoint is kept.
+        start: the checkpoint that a module tunes, or None.
+    """
     lengths = image_set.lengths
     with keyed_default_rng(torch.device("cpu"), run.seed, INITIAL_WEIGHTS):
         net = image_set.net()
-    module = KINDS[run.module].make(net, ESTIMATORS[run.set][run.estimator](), run.seed, lengths.steps)
+    module = KINDS[run.module].make(net, ESTIMATORS[run.set][run.estimator](), run.seed, lengths.steps, start)
     data = Loaded(reference, batch_size=lengths.batch_size, seed=run.seed, val_images=lengths.held)
     measure, every = Measure(measurements), lengths.steps // lengths.measurements
     # Lightning orders callbacks so that the checkpoint after a validation holds its row.
