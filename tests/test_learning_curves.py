@@ -12,15 +12,18 @@ import torch
 from torch import nn
 
 from benchmarks.learning_curves.__main__ import main
+from benchmarks.learning_curves.consistency import flow_end
 from benchmarks.learning_curves.gradients import gradient_moments
 from benchmarks.learning_curves.grid import Run, runs_of
+from benchmarks.learning_curves.kinds import Latents
 from benchmarks.learning_curves.measurements import Measurements, posterior_sources
-from benchmarks.learning_curves.modules import KINDS, flow_end
+from benchmarks.learning_curves.modules import KINDS
 from benchmarks.learning_curves.sets import Lengths, averaged
 from benchmarks.learning_curves.statistics import Curves, interval
-from lit_knn.estimators import KNN, STF, Exact, OneSample
+from benchmarks.learning_curves.table import CurveTable
+from lit_knn.estimators import KNN, STF, Exact, ExactFloat64, OneSample
 from lit_knn.reference import ReferenceSet
-from lit_knn.theory.noise import forward_noise
+from lit_knn.theory.noise import EDM_PROCESS, LINEAR_PROCESS, forward_noise
 
 LENGTHS = Lengths(steps=2, measurements=2, batch_size=16, samples=80, held=20, pairs=6, repeats=3)
 TINY = ["--steps", "2", "--measurements", "2", "--batch-size", "16", "--samples", "80", "--held", "20", "--pairs", "4"]
@@ -86,9 +89,37 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(table, tmp_path):
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == -signal.SIGKILL
     assert not path.exists()
     (checkpoint,) = tmp_path.glob("x/digits-EDM-KNN-0-*/last.ckpt")
-    assert torch.load(checkpoint, weights_only=True)["global_step"] == 1
+    kept = torch.load(checkpoint, weights_only=True)
+    assert kept["global_step"] == 1
     curves_command(path, *run)
     assert same_numbers(rows_of(path), rows_of(table)[2:4])
+    # The first row is that of the interrupted run, with its times.
+    assert float(rows_of(path)[0]["seconds"]) == kept["callbacks"]["Measure"]["rows"][0]["seconds"]
+
+
+def test_tuning_starts_from_the_run_of_the_same_seed_which_is_made_if_it_is_missing(tmp_path):
+    path = tmp_path / "x.csv"
+    curves_command(path, "--modules", "ECT", "--estimators", "STF")
+    rows = rows_of(path)
+    assert [(row["module"], row["estimator"], row["images_before"]) for row in rows] == [
+        ("EDM", "OneSample", "0"), ("EDM", "OneSample", "0"), ("ECT", "STF", "32"), ("ECT", "STF", "32")
+    ]  # fmt: skip
+    # Without the rows and the checkpoint of ECT, only ECT is trained again.
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    shutil.rmtree(next(tmp_path.glob("x/digits-ECT-*")))
+    curves_command(path, "--modules", "ECT", "--estimators", "STF")
+    again = rows_of(path)
+    assert again[:2] == rows[:2]
+    assert same_numbers(again[2:], rows[2:])
+
+
+def test_a_run_is_claimed_by_one_process_at_a_time(tmp_path):
+    run, other = Run("digits", "EDM", "STF", 0), Run("digits", "EDM", "STF", 1)
+    one, two = CurveTable(tmp_path / "x.csv"), CurveTable(tmp_path / "x.csv")
+    with one.claimed(run) as mine, two.claimed(run) as theirs, two.claimed(other) as free:
+        assert (mine, theirs, free) == (True, False, True)
+    with two.claimed(run) as theirs:
+        assert theirs
 
 
 @pytest.mark.parametrize(
@@ -170,7 +201,7 @@ def test_the_gradient_variance_of_a_linear_denoiser_is_its_closed_form():
     kind = KINDS["EDM"]
     measurements = Measurements(kind, reference, lengths)
     _, z, t, _ = measurements.pairs
-    module = kind.make(Linear(4), OneSample(), 0, 10)
+    module = kind.make(Linear(4), OneSample(), 0, 10, None)
     found = measurements.gradients(module, OneSample())
     weights, x = posterior(reference, z, t)
     mean = weights @ x
@@ -188,26 +219,45 @@ def test_the_gradient_variance_of_a_linear_denoiser_is_its_closed_form():
     assert found.norm_sq == pytest.approx(gradient.square().sum().item(), rel=0.05)
 
 
-def test_sources_are_drawn_from_the_posterior():
+@pytest.mark.parametrize(("process", "t"), [(EDM_PROCESS, 0.6), (LINEAR_PROCESS, 0.375)])  # σ = 0.6 in both
+def test_sources_are_drawn_from_the_posterior(process, t):
     reference = tiny_set()
-    latents = KINDS["EDM"].latents(reference, 5, 0)._replace(t=torch.full((5,), 0.6, dtype=torch.float64))
-    sources = posterior_sources(reference, latents, 20_000)
-    weights, x = posterior(reference, latents.z, latents.t)
+    times = torch.full((5,), t, dtype=torch.float64)
+    z = forward_noise(reference.gather(torch.arange(5)), times, torch.randn(5, 1, 2, 2), process)
+    sources = posterior_sources(reference, process, Latents(z, z, times, times), 20_000)
+    weights, x = posterior(
+        reference, z / process.scale(times).float()[:, None, None, None], torch.full((5,), 0.6, dtype=torch.float64)
+    )
     torch.testing.assert_close(sources.flatten(2).mean(1).double(), weights @ x, rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("name", ["EDM", "iCT"])
+@pytest.mark.parametrize("name", ["EDM", "flow"])
+def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name):
+    reference, kind = tiny_set(), KINDS[name]
+    latents = kind.latents(reference, 40, 0)
+    scale, sigma = kind.process.scale(latents.t), kind.process.sigma(latents.t)
+    weights, x = posterior(reference, latents.z / scale.float()[:, None, None, None], sigma)
+    wanted = kind.exact_output(latents, kind.exact().bind(reference))
+    torch.testing.assert_close(wanted.flatten(1).double(), weights @ x, rtol=0, atol=1e-4)
+    module = kind.make(Linear(4), ExactFloat64().bind(reference), 0, 10, None)
+    generator = torch.Generator()
+    losses = kind.losses(module, latents, latents.x, generator)
+    torch.testing.assert_close(losses, kind.errors(module, latents, wanted), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["EDM", "flow", "iCT"])
 def test_exact_targets_have_no_gradient_variance_and_others_less_than_one_sample(name):
     reference = tiny_set()
     kind = KINDS[name]
     measurements = Measurements(kind, reference, LENGTHS._replace(repeats=60))
-    module = kind.make(Linear(4), OneSample(), 0, 10)
+    module = kind.make(Linear(4), OneSample(), 0, 10, None)
     moments = {
         estimator: measurements.gradients(module, estimator.bind(reference))
         for estimator in (OneSample(), STF(n=4), KNN(k=7, n=4), Exact())
     }
     plain, stf, knn, exact = moments.values()
     assert exact.variance == 0
+    assert min(stf.variance, knn.variance) > 0
     assert max(stf.variance, knn.variance) < plain.variance
     assert type(module.estimator) is OneSample
 
@@ -230,9 +280,10 @@ def test_the_end_of_the_flow_of_a_single_image_is_near_the_image():
     x = reference.gather(torch.zeros(3, dtype=torch.long))
     t = torch.tensor([0.002, 0.7, 40.0], dtype=torch.float64)
     z = forward_noise(x, t, torch.randn(x.shape))
-    end = flow_end(z, t, Exact().bind(reference).posterior_mean)
+    exact = Exact().bind(reference)
     wanted = x + (z - x) * (0.002 / t).float()[:, None, None, None]
-    torch.testing.assert_close(end, wanted, rtol=0, atol=2e-5)
+    torch.testing.assert_close(flow_end(z, t, exact.posterior_mean), wanted, rtol=0, atol=2e-5)
+    torch.testing.assert_close(KINDS["ECT"].exact_output(Latents(x, z, t, t), exact), x, rtol=0, atol=2e-5)
 
 
 # Statistics of the report
