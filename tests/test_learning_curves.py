@@ -1,6 +1,7 @@
 """The learning curves: the grid goes on where it stopped, and the variance of gradients is that of closed forms."""
 
 import csv
+import math
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.learning_curves.__main__ import main
+from benchmarks.learning_curves.claims import judge
 from benchmarks.learning_curves.consistency import flow_end
 from benchmarks.learning_curves.gradients import gradient_moments
 from benchmarks.learning_curves.grid import Run, runs_of
@@ -326,3 +328,27 @@ def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
     assert curves.at_seconds("fd_pixels", 15.0)("OneSample", 0) == pytest.approx(4)
     assert curves.last("fd_noise")("KNN", 0) == pytest.approx(0.1)
     assert curves.last("relative_noise")("KNN", 0) == pytest.approx(0.5)
+
+
+def test_claims_are_judged_by_the_side_of_their_intervals():
+    noise = [0.0, 0.1, -0.1]
+    values = {"OneSample": 2.0, "STF": 1.0, "KNN": 1.5, "Exact": 2.01}
+    rows = made_rows({(name, i): (value, value + noise[i]) for name, value in values.items() for i in range(3)})
+    wobble = {0: 0.1, 1: -0.1, 2: 0.02}
+    rows = [row | {"gradient_variance": 0.0} if row["estimator"] == "Exact" else row for row in rows]
+    rows = [
+        row | {"fd_pixels": row["fd_pixels"] + (wobble[row["seed"]] if row["estimator"] == "Exact" else 0.0)}
+        for row in rows
+    ]
+    judged = {(each.claim, each.pair): each for each in judge(Curves(rows, list(values)))}
+    verdicts = {key: each.verdict for key, each in judged.items()}
+    assert verdicts == {
+        ("better samples at the end", ("KNN", "OneSample")): "holds",
+        ("faster convergence (mean ln fd_pixels)", ("KNN", "OneSample")): "holds",
+        ("stochastic and closed-form targets end equal", ("OneSample", "Exact")): "no difference told",
+        ("the least variance is not the best sample", ("STF", "Exact")): "holds",
+    }
+    (ratio,) = [each.difference for (claim, _), each in judged.items() if "ln" in claim]
+    assert math.exp(ratio.mean) == pytest.approx(0.75, rel=0.03)
+    alone = [row for row in rows if row["seed"] == 0]
+    assert judge(Curves(alone, list(values))) == []
