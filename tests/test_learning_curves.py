@@ -37,7 +37,7 @@ def rows_of(path):
 
 
 def curves_command(path, *more):
-    main(["--output", str(path), *TINY, *more])
+    main(["--output", str(path), "--checkpoints", str(path.with_suffix("")), *TINY, *more])
 
 
 def same_numbers(rows, others):
@@ -86,7 +86,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(table, tmp_path):
         "    if trainer.global_step == 1:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "training.Measure.on_train_batch_start = stop\n"
-        f"__main__.main({['--output', str(path), *TINY, *run]!r})\n"
+        f"__main__.main({['--output', str(path), '--checkpoints', str(tmp_path / 'x'), *TINY, *run]!r})\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == -signal.SIGKILL
     assert not path.exists()

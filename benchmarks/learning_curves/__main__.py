@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
         changed = {name: value for name in Lengths._fields if (value := getattr(args, name)) is not None}
         image_set = replace(image_set, lengths=image_set.lengths._replace(**changed).checked())
         runs = runs_of(args.set, args.modules, args.estimators, args.seeds)
-        Worker(image_set, table, args.checkpoints or args.output.with_suffix("")).run_all(runs)
+        Worker(image_set, table, args.checkpoints).run_all(runs)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -45,7 +45,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="the table, a .csv file")
     parser.add_argument("--images", type=Path, help="cifar16: zip or folder of CIFAR-10 at 32x32")
     parser.add_argument("--kept", type=Path, help="cifar16: .npy file of the images at 16x16, made if it is not there")
-    parser.add_argument("--checkpoints", type=Path, help="folder of the checkpoints; by default beside the table")
+    parser.add_argument("--checkpoints", type=Path, default=Path("runs/learning_curves"), help="their folder")
     parser.add_argument("--modules", nargs="+", default=list(MODULES), help="modules, in this order")
     parser.add_argument("--estimators", nargs="+", help="estimators; by default all of the set")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")

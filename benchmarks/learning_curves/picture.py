@@ -12,7 +12,7 @@ from lit_knn.figures.style import dress, image_unit, log_values, look
 PANELS = {
     "fd_pixels": "Fréchet distance on pixels",
     "val_error": "error at held latents",
-    "gradient_variance": "gradient variance at fixed (z, t)",
+    "gradient_variance": "gradient variance at fixed (z, t); exact: 0",
 }
 
 
@@ -26,12 +26,13 @@ def picture(curves: Mapping[str, Curves], colours: list[str]) -> Figure:
     figure = Figure(figsize=(3.7 * len(PANELS), 2.7 * len(curves) + 0.5), layout="constrained")
     grid = figure.subplots(len(curves), len(PANELS), squeeze=False)
     for row, (module, own) in zip(grid, curves.items(), strict=True):
-        for axes, (name, title) in zip(row, PANELS.items(), strict=True):
+        for axes, name in zip(row, PANELS, strict=True):
             _draw(axes, own, name, colours)
-            axes.set_title(title if row is grid[0] else "")
         row[0].set_ylabel(module)
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    for axes, title in zip(grid[0], PANELS.values(), strict=True):
+        axes.set_title(title, fontsize="medium")
+    lines = {name: line for axes in grid.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
     return figure
 
 
