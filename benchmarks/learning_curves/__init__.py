@@ -1,0 +1,1 @@
+"""Learning curves of training modules by estimator: many small trainings, their table and picture."""

@@ -1,0 +1,61 @@
+"""Learning curves of EDM, flow matching, iCT and ECT by estimator: Fréchet distance, error and gradient variance.
+
+    python -m benchmarks.learning_curves --output benchmarks/results/learning_curves_digits_cpu.csv
+    python -m benchmarks.learning_curves --set cifar16 --images cifar10.zip --kept cifar16.npy --output x.csv
+
+The command trains every run that the table lacks, one after the other, and adds its rows. Interrupted, it goes on with
+the same command: from the last checkpoint, or on another machine from the runs in the table. Several processes with the
+same command share the runs. ECT starts from the EDM run of the same seed with one-sample targets.
+`--report` trains nothing: it draws the picture and writes the tables beside the file.
+"""
+
+import argparse
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.learning_curves.grid import ESTIMATORS, MODULES, runs_of
+from benchmarks.learning_curves.report import report
+from benchmarks.learning_curves.sets import Lengths, cifar16, digits
+from benchmarks.learning_curves.table import CurveTable
+from benchmarks.learning_curves.worker import Worker
+from lit_knn.errors import told_in_one_line
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train the missing runs, or report those in the table."""
+    args = parse(arguments)
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    with told_in_one_line():
+        table = CurveTable(args.output)
+        if args.report:
+            print(report(table))
+            return
+        image_set = digits() if args.set == "digits" else cifar16(args.images, args.kept)
+        changed = {name: value for name in Lengths._fields if (value := getattr(args, name)) is not None}
+        image_set = replace(image_set, lengths=image_set.lengths._replace(**changed).checked())
+        runs = runs_of(args.set, args.modules, args.estimators, args.seeds)
+        Worker(image_set, table, args.checkpoints).run_all(runs)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=list(ESTIMATORS), default="digits")
+    parser.add_argument("--output", type=Path, required=True, help="the table, a .csv file")
+    parser.add_argument("--images", type=Path, help="cifar16: zip or folder of CIFAR-10 at 32x32")
+    parser.add_argument("--kept", type=Path, help="cifar16: .npy file of the images at 16x16, made if it is not there")
+    parser.add_argument("--checkpoints", type=Path, default=Path("runs/learning_curves"), help="their folder")
+    parser.add_argument("--modules", nargs="+", default=list(MODULES), help="modules, in this order")
+    parser.add_argument("--estimators", nargs="+", help="estimators; by default all of the set")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    for name in Lengths._fields:
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, help="instead of the set's, see Lengths in sets.py"
+        )
+    parser.add_argument("--report", action="store_true", help="only write tables and picture of the rows")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

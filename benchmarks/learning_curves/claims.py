@@ -1,0 +1,74 @@
+"""Published claims about better targets, judged by paired differences over seeds."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.learning_curves.statistics import Curves, Interval
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "not told"
+LOWER, EQUAL = "lower", "equal"
+PLAIN, NEIGHBOURS = "OneSample", ("KNN", "SubspaceKNN")
+# On a large set the subspace estimator stands for the closed form, of which it has little error.
+CLOSED_FORM = ("Exact", "SubspaceKNN")
+
+
+class Judged(NamedTuple):
+    """A claim, the estimators that it compares, their difference and the verdict.
+
+    Attributes:
+        source: who claims it.
+        claim: what is claimed, in words.
+        pair: the estimators, first minus second.
+        difference: its t-interval; for means of logarithms a ratio is e to the power of it.
+        verdict: `HOLDS`, `FAILS` or `OPEN`.
+    """
+
+    source: str
+    claim: str
+    pair: tuple[str, str]
+    difference: Interval
+    verdict: str
+
+
+def judge(curves: Curves) -> list[Judged]:
+    """Judge the claims for one module; pairs without two common seeds are left out."""
+    return [each for each in _claims(curves) if each.difference.seeds > 1]
+
+
+def _claims(curves: Curves) -> Iterator[Judged]:
+    last, course = curves.last("fd_pixels"), mean_logarithm(curves, "fd_pixels")
+    if PLAIN not in curves.estimators or len(curves.estimators) < 2:
+        return
+    for name in [each for each in curves.estimators if each in NEIGHBOURS]:
+        yield _compared(curves, "the paper", "better samples at the end", last, name, PLAIN, LOWER)
+        yield _compared(curves, "the paper", "faster convergence (mean ln fd_pixels)", course, name, PLAIN, LOWER)
+    claim = "stochastic and closed-form targets end equal"
+    for name in [each for each in curves.estimators if each in CLOSED_FORM]:
+        yield _compared(curves, "2506.03719", claim, last, PLAIN, name, EQUAL)
+    yield from _best_variance(curves)
+
+
+def _best_variance(curves: Curves) -> Iterator[Judged]:
+    """Judge whether another estimator has better samples than the one with the least variance of the gradient."""
+    variance = {name: curves.band(name, "variance_ratio")[1][-1] for name in curves.estimators}
+    least = min(variance, key=lambda name: variance[name])
+    others = [name for name in curves.estimators if name != least]
+    best = min(others, key=lambda name: curves.band(name, "fd_pixels")[1][-1])
+    claim = "the least variance is not the best sample"
+    yield _compared(curves, "2605.09235", claim, curves.last("fd_pixels"), best, least, LOWER)
+
+
+def _compared(
+    curves: Curves, source: str, claim: str, value: Callable[[str, int], float], one: str, other: str, claimed: str
+) -> Judged:
+    difference = curves.difference(value, one, other)
+    # An interval around 0 does not show that two are equal: it bounds how much they may differ.
+    wanted = {LOWER: {-1: HOLDS, 0: OPEN, 1: FAILS}, EQUAL: {-1: FAILS, 0: "no difference told", 1: FAILS}}
+    return Judged(source, claim, (one, other), difference, wanted[claimed][difference.sign])
+
+
+def mean_logarithm(curves: Curves, name: str) -> Callable[[str, int], float]:
+    """Return a function of (estimator, seed): the mean of ln(column) over the measurements, its level over training."""
+    return lambda estimator, seed: float(np.log(curves.column(estimator, seed, name)).mean())

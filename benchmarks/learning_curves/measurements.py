@@ -1,0 +1,96 @@
+"""What is measured in a run: the error at held latents, the Fréchet distance, and the variance of the gradient."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.learning_curves.gradients import GradientMoments, flat_gradient, gradient_moments
+from benchmarks.learning_curves.kinds import REPEATS, SOURCES, Kind, Latents
+from benchmarks.learning_curves.sets import Lengths
+from lit_knn.estimators import Estimator, MonteCarlo, OneSample
+from lit_knn.metrics import Pixels
+from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+from lit_knn.theory.noise import Process, under_process
+from lit_knn.training.base import EstimatorTraining
+
+# The two parts of the keys of latents: no latent of the error is one of the gradient.
+HELD, PAIRS = 0, 1
+
+
+class Measurements:
+    """The measurements of one kind of module on one set. All runs have the same latents, sources, seeds and noise.
+
+    Args:
+        kind: the kind of module.
+        reference: the set.
+        lengths: numbers of latents, samples and repeats.
+    """
+
+    def __init__(self, kind: Kind, reference: ReferenceSet, lengths: Lengths) -> None:
+        self.kind, self.lengths = kind, lengths
+        self.held = kind.latents(reference, lengths.held, HELD)
+        self.wanted = kind.exact_output(self.held, kind.exact().bind(reference))
+        self.pairs = kind.latents(reference, lengths.pairs, PAIRS)
+        self.sources = posterior_sources(reference, kind.process, self.pairs, lengths.repeats)
+        self.pixels = Pixels()
+        self.real = image_statistics(reference, self.pixels)
+
+    @torch.no_grad()
+    def error(self, module: EstimatorTraining) -> float:
+        """Compute the mean error of the network at the held latents, per dimension."""
+        return self.kind.errors(module, self.held, self.wanted).mean().item()
+
+    def distances(self, module: EstimatorTraining) -> dict[str, float]:
+        """Compute `fd_pixels` of samples with the seeds 0, 1, …, and of each half of them."""
+        samples = torch.cat([module.sample(seeds) for seeds in torch.arange(self.lengths.samples).split(128)])
+        half = len(samples) // 2
+        parts = {"fd_pixels": samples, "fd_first_half": samples[:half], "fd_second_half": samples[half:]}
+        return {
+            name: frechet_distance_of_statistics(image_statistics(part, self.pixels), self.real)
+            for name, part in parts.items()
+        }
+
+    def gradients(self, module: Any, estimator: Estimator) -> GradientMoments:
+        """Compute mean and variance of the gradient at the fixed pairs, with targets of `estimator`.
+
+        Repeat r has the r-th source of each pair, drawn from the exact posterior, and its own randomness.
+        """
+        own, module.estimator = module.estimator, estimator
+        try:
+            return gradient_moments(self._gradient(module, repeat) for repeat in range(self.lengths.repeats))
+        finally:
+            module.estimator = own
+
+    def _gradient(self, module: Any, repeat: int) -> Tensor:
+        generator = keyed_generator("cpu", repeat, REPEATS)
+
+        def objective() -> Tensor:
+            loss = self.kind.losses(module, self.pairs, self.sources[:, repeat], generator)
+            return module.objective(loss, self.pairs.x)
+
+        return flat_gradient(objective, module.parameters())
+
+    def gradient_row(self, module: EstimatorTraining) -> dict[str, float]:
+        """Return the moments for the run's estimator, and the variance of one-sample targets at the same weights."""
+        own = self.gradients(module, module.estimator)
+        plain = own if isinstance(module.estimator, OneSample) else self.gradients(module, OneSample())
+        return {
+            "gradient_variance": own.variance,
+            "gradient_variance_se": own.variance_se,
+            "gradient_norm_sq": own.norm_sq,
+            "one_sample_variance": plain.variance,
+        }
+
+
+def posterior_sources(reference: ReferenceSet, process: Process, latents: Latents, repeats: int) -> Tensor:
+    """Draw images from the exact posterior of each latent, Eq. 2 (eq:posterior): (B, repeats, *shape).
+
+    At a fixed z the source of z is random, and this is its distribution. Given a source from it, the one-sample target
+    is unbiased.
+    """
+    estimator = MonteCarlo(n=repeats).bind(reference)
+    generator = keyed_generator("cpu", len(latents.z), repeats, SOURCES)
+    return reference.gather(under_process(estimator.posterior_ids, process)(latents.z, latents.t, generator))

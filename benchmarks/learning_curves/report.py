@@ -1,0 +1,130 @@
+"""Tables and picture of the learning curves, from the rows alone."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from benchmarks.common import markdown
+from benchmarks.learning_curves.claims import judge
+from benchmarks.learning_curves.grid import ESTIMATORS, MODULES
+from benchmarks.learning_curves.picture import picture
+from benchmarks.learning_curves.statistics import Curves, Interval
+from benchmarks.learning_curves.table import CurveTable
+from lit_knn.atomic_files import written_whole
+from lit_knn.errors import InputError
+from lit_knn.figures.save import save_figure
+
+FINAL = {
+    "fd_pixels": "fd_pixels",
+    "val_error": "error at held latents",
+    "val_loss": "own loss",
+    "variance_ratio": "gradient variance / one-sample's",
+    "relative_noise": "gradient noise / norm",
+    "cpu_seconds": "CPU s",
+}
+
+
+def report(table: CurveTable) -> str:
+    """Write STEM.md and STEM.png beside the table, and return the text of the tables.
+
+    Raises:
+        InputError: the table has no rows, or rows of several sets.
+    """
+    rows = table.load()
+    names = {str(row["set"]) for row in rows}
+    if len(names) != 1:
+        raise InputError(f"--report: {table.path} must have the rows of one set, it has {sorted(names) or 'none'}")
+    estimators = list(ESTIMATORS[names.pop()])
+    modules = [module for module in MODULES if any(row["module"] == module for row in rows)]
+    curves = {m: Curves([row for row in rows if row["module"] == m], estimators) for m in modules}
+    text = "\n\n".join([_claims(curves), *(_of_module(module, own) for module, own in curves.items())])
+    with written_whole(table.path.with_suffix(".md")) as partial:
+        partial.write_text(f"{text}\n")
+    save_figure(picture(curves, estimators), table.path.with_suffix(""))
+    return text
+
+
+def _claims(curves: Mapping[str, Curves]) -> str:
+    lines = [["claim", "of", "module", "difference", "value", "verdict"]]
+    for module, own in curves.items():
+        for each in judge(own):
+            one, other = each.pair
+            cells = [f"{one} − {other}", _told(each.difference), f"{each.verdict} ({each.difference.seeds} seeds)"]
+            lines.append([each.claim, each.source, module, *cells])
+    about = (
+        "Claims, judged by paired differences over seeds of `fd_pixels` with a 95 % t-interval (no correction for "
+        "their number). A claim holds, or does not hold, if the interval lies on one side of 0."
+    )
+    return f"{about}\n\n{markdown(lines)}" if len(lines) > 1 else f"{about} No pair has two common seeds yet."
+
+
+def _of_module(module: str, curves: Curves) -> str:
+    images = int(curves.band(curves.estimators[0], "images")[0][-1])
+    seconds = curves.common_seconds()
+    parts = [
+        f"## {module}, {images:,} images",
+        "Mean ± standard deviation over seeds, at the last step:",
+        _final(curves),
+        f"At an equal time of the processor, {seconds:.0f} s:",
+        _equal_time(curves, seconds),
+        "Paired differences over seeds at the last step, with a 95 % t-interval; bold if it excludes 0. Share: the "
+        "part of the images after which `fd_pixels` is as low as the first estimator's at the end.",
+        _differences(curves),
+        f"Noise of one `fd_pixels`, from halves of its samples: {_noise(curves):.2g}.",
+    ]
+    return "\n\n".join(parts)
+
+
+def _final(curves: Curves) -> str:
+    lines = [["estimator", "seeds", *FINAL.values()]]
+    for estimator in curves.estimators:
+        cells = [_spread(curves, estimator, curves.last(name)) for name in FINAL]
+        lines.append([estimator, str(len(curves.seeds(estimator))), *cells])
+    return markdown(lines)
+
+
+def _equal_time(curves: Curves, seconds: float) -> str:
+    names = ("fd_pixels", "val_error")
+    lines = [["estimator", *(FINAL[name] for name in names)]]
+    for estimator in curves.estimators:
+        lines.append([estimator, *(_spread(curves, estimator, curves.at_seconds(name, seconds)) for name in names)])
+    return markdown(lines)
+
+
+def _differences(curves: Curves) -> str:
+    names = ("fd_pixels", "val_error")
+    lines = [["difference", *(FINAL[name] for name in names), "share"]]
+    first, *_, last = curves.estimators
+    pairs = [(each, first) for each in curves.estimators[1:]]
+    pairs += [(each, last) for each in curves.estimators[1:-1]]
+    share = curves.images_to_reach("fd_pixels", first)
+    for one, other in pairs:
+        if not curves.seeds(one, other):
+            continue
+        cells = [_told(curves.difference(curves.last(name), one, other)) for name in names]
+        lines.append([f"{one} − {other}", *cells, _spread(curves, one, share) if other == first else ""])
+    return markdown(lines)
+
+
+def _noise(curves: Curves) -> float:
+    """Return the root mean square over runs at the last step."""
+    last = curves.last("fd_noise")
+    values = [last(estimator, seed) for estimator in curves.estimators for seed in curves.seeds(estimator)]
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def _spread(curves: Curves, estimator: str, value: Callable[[str, int], float]) -> str:
+    values = np.array([value(estimator, seed) for seed in curves.seeds(estimator)])
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return "not reached"
+    some = "" if len(known) == len(values) else f" ({len(known)} of {len(values)})"
+    return f"{known.mean():.4g}" + (f" ± {known.std(ddof=1):.2g}" if len(known) > 1 else "") + some
+
+
+def _told(found: Interval) -> str:
+    if math.isinf(found.half_width):
+        return f"{found.mean:+.3g} (one seed)"
+    text = f"{found.mean:+.3g} ± {found.half_width:.2g}"
+    return f"**{text}**" if found.sign else text

@@ -1,0 +1,116 @@
+"""Summaries of the rows over seeds: means, paired differences with t-intervals, and images needed to reach a value."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+from lit_knn.results import Row
+
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean over seeds with the half-width of its t-interval at `CONFIDENCE`."""
+
+    mean: float
+    half_width: float
+    seeds: int
+
+    @property
+    def sign(self) -> int:
+        """−1 or 1 if the interval excludes 0, or 0: then the data do not tell the sign."""
+        return int(np.sign(self.mean)) if abs(self.mean) > self.half_width else 0
+
+
+class Curves:
+    """The rows of one module on one set.
+
+    Attributes:
+        estimators: their names, in order.
+    """
+
+    def __init__(self, rows: Sequence[Row], estimators: Sequence[str]) -> None:
+        self._rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for row in sorted(rows, key=lambda row: row["step"]):
+            self._rows.setdefault((str(row["estimator"]), int(row["seed"])), []).append(derived(row))
+        self.estimators = [name for name in estimators if any(own == name for own, _ in self._rows)]
+
+    def seeds(self, *estimators: str) -> list[int]:
+        """Return the seeds that all these estimators have."""
+        own = [{seed for name, seed in self._rows if name == estimator} for estimator in estimators]
+        return sorted(set.intersection(*own))
+
+    def column(self, estimator: str, seed: int, name: str) -> np.ndarray:
+        """Return a column of one run over its steps."""
+        return np.array([row[name] for row in self._rows[estimator, seed]], float)
+
+    def band(self, estimator: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return images seen, and mean and standard deviation over seeds (NaN for one) of a column."""
+        runs = np.stack([self.column(estimator, seed, name) for seed in self.seeds(estimator)])
+        spread = runs.std(0, ddof=1) if len(runs) > 1 else np.full(runs.shape[1], np.nan)
+        return self.column(estimator, self.seeds(estimator)[0], "images"), runs.mean(0), spread
+
+    def last(self, name: str) -> Callable[[str, int], float]:
+        """Return a function of (estimator, seed): the column at the last step."""
+        return lambda estimator, seed: float(self.column(estimator, seed, name)[-1])
+
+    def common_seconds(self) -> float:
+        """Return the processor's time that every run reached."""
+        return min(float(self.column(*run, "cpu_seconds")[-1]) for run in self._rows)
+
+    def at_seconds(self, name: str, seconds: float) -> Callable[[str, int], float]:
+        """Return a function of (estimator, seed): ln-linear interpolation of a column at a processor time."""
+
+        def value(estimator: str, seed: int) -> float:
+            times, values = (self.column(estimator, seed, column) for column in ("cpu_seconds", name))
+            return float(np.exp(np.interp(seconds, times, np.log(values))))
+
+        return value
+
+    def images_to_reach(self, name: str, baseline: str) -> Callable[[str, int], float]:
+        """Return a function of (estimator, seed): the share of the baseline's images after which a run is as good.
+
+        The goal is the last value of the baseline's run of the same seed. A run that does not reach it has NaN. Between
+        two measurements the logarithm is linear. The time before the first measurement is not resolved.
+        """
+
+        def value(estimator: str, seed: int) -> float:
+            goal = self.last(name)(baseline, seed)
+            images, values = (self.column(estimator, seed, column) for column in ("images", name))
+            below = np.flatnonzero(values <= goal)
+            if not len(below):
+                return math.nan
+            first = below[0]
+            if first == 0:
+                return float(images[0] / images[-1])
+            logs = np.log(values[first - 1 : first + 1])
+            share = (logs[0] - math.log(goal)) / (logs[0] - logs[1])
+            return float((images[first - 1] + share * (images[first] - images[first - 1])) / images[-1])
+
+        return value
+
+    def difference(self, value: Callable[[str, int], float], one: str, other: str) -> Interval:
+        """Compare two estimators by the differences of runs with the same seed."""
+        return interval([value(one, seed) - value(other, seed) for seed in self.seeds(one, other)])
+
+
+def derived(row: Row) -> dict[str, Any]:
+    """Add columns to a row: the noise of `fd_pixels`, and ratios of the gradient's variance."""
+    variance, plain = float(row["gradient_variance"]), float(row["one_sample_variance"])
+    # Two halves differ by √2 times the noise of one, which is √2 times the noise of the whole.
+    noise = abs(float(row["fd_first_half"]) - float(row["fd_second_half"])) / 2
+    norm = math.sqrt(max(float(row["gradient_norm_sq"]), 0.0))
+    relative = math.sqrt(variance) / norm if norm else math.nan
+    return {**row, "fd_noise": noise, "variance_ratio": variance / plain, "relative_noise": relative}
+
+
+def interval(differences: Sequence[float]) -> Interval:
+    """Return the t-interval of the mean of independent numbers; one number has an infinite interval."""
+    values = np.array([value for value in differences if not math.isnan(value)])
+    if len(values) < 2:
+        return Interval(float(values.mean()) if len(values) else math.nan, math.inf, len(values))
+    quantile = student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    return Interval(float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values))), len(values))

@@ -1,0 +1,86 @@
+"""The table of all runs: finished runs are never repeated, and rows of other settings are refused."""
+
+import fcntl
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.learning_curves.grid import Run
+from lit_knn.atomic_files import locked
+from lit_knn.errors import InputError
+from lit_knn.results import ResultsTable, Row, write_rows
+
+COLUMNS: Mapping[str, type] = {
+    "set": str,
+    "module": str,
+    "estimator": str,
+    "seed": int,
+    "step": int,
+    "images": int,
+    "images_before": int,
+    "cpu_seconds": float,
+    "seconds": float,
+    "estimator_seconds": float,
+    "val_loss": float,
+    "val_error": float,
+    "fd_pixels": float,
+    "fd_first_half": float,
+    "fd_second_half": float,
+    "gradient_variance": float,
+    "gradient_variance_se": float,
+    "gradient_norm_sq": float,
+    "one_sample_variance": float,
+    "settings": str,
+    "hardware": str,
+}
+KEY = ("set", "module", "estimator", "seed", "step")
+
+
+class CurveTable(ResultsTable):
+    """Rows of the runs. Several processes may add runs to one file at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, COLUMNS, KEY)
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def finished(self) -> dict[Run, str]:
+        """Return the runs in the file with the fingerprint of their settings. A run's rows are written together."""
+        return {run_of(row): str(row["settings"]) for row in self.load()}
+
+    def check(self, settings: Mapping[Run, str]) -> None:
+        """Raise InputError if a run in the file has other settings than this command would give it."""
+        for run, known in self.finished().items():
+            if settings.get(run, known) != known:
+                raise InputError(
+                    f"--output {self.path}: {run} has the settings {known}, this command's are {settings[run]}: give "
+                    "another file, or the options of that run"
+                )
+
+    def add(self, run: Run, rows: Iterable[Row]) -> None:
+        """Add the rows of a finished run, if the file does not have them."""
+        with locked(self.path):
+            if run not in self.finished():
+                write_rows(self.path, [*self.load(), *({name: row[name] for name in COLUMNS} for row in rows)])
+
+    @contextmanager
+    def claimed(self, run: Run, finished_too: bool = False) -> Iterator[bool]:
+        """Yield whether this process may do the run: no other process is at it, and it is not finished.
+
+        With `finished_too`, a finished run may be done again, because its checkpoint is not on this machine.
+
+        The system frees the claim when a process ends, so an interrupted run is free again.
+        """
+        folder = self.path.with_name(f".{self.path.stem}.claims")
+        folder.mkdir(exist_ok=True)
+        with (folder / str(run)).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield finished_too or run not in self.finished()
+
+
+def run_of(row: Row) -> Run:
+    """Return the run of a row."""
+    return Run(str(row["set"]), str(row["module"]), str(row["estimator"]), int(row["seed"]))

@@ -1,0 +1,128 @@
+"""Trains one run of the grid and returns its rows."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from benchmarks.learning_curves.grid import ESTIMATORS, Run
+from benchmarks.learning_curves.kinds import INITIAL_WEIGHTS
+from benchmarks.learning_curves.measurements import Measurements
+from benchmarks.learning_curves.modules import KINDS
+from benchmarks.learning_curves.sets import ImageSet
+from callbacks.last_checkpoint import LastCheckpoint
+from lit_knn.data.modules import Images, Labels, ReferenceDataModule
+from lit_knn.reference import ReferenceSet
+from lit_knn.results import Row
+from lit_knn.rng import keyed_default_rng
+from lit_knn.trainer import Trainer
+from lit_knn.training.kept_checkpoints import LAST_NAME
+
+
+class Loaded(ReferenceDataModule):
+    """Data whose reference set, with its index, all runs of a process share.
+
+    Args:
+        reference: the set.
+    """
+
+    def __init__(self, reference: ReferenceSet, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.reference = reference
+
+    def load(self) -> tuple[Images, Labels]:
+        """See `ReferenceDataModule.load`; never called, because the reference set exists."""
+        raise NotImplementedError
+
+
+class Measure(pl.Callback):
+    """Measures at each validation: samples and error with the averaged weights, the gradient with the current ones.
+
+    Attributes:
+        rows: the rows so far.
+    """
+
+    def __init__(self, measurements: Measurements) -> None:
+        self.measurements = measurements
+        self.rows: list[Row] = []
+        self._cpu_seconds, self._since = 0.0, math.nan  # NaN while the clock stands
+
+    def _elapsed(self) -> float:
+        return self._cpu_seconds + (0.0 if math.isnan(self._since) else time.process_time() - self._since)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to go on: the rows and the time so far."""
+        return {"rows": self.rows, "cpu_seconds": self._elapsed()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after these rows."""
+        self.rows, self._cpu_seconds = list(state_dict["rows"]), state_dict["cpu_seconds"]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock of the processor's time."""
+        self._since = time.process_time()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop the clock for the measurements."""
+        self._cpu_seconds, self._since = self._elapsed(), math.nan
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Begin a row. The averaged weights stay in the network until the callback that averages runs."""
+        trained = pl_module.training_time()
+        self.rows.append(
+            {
+                "step": trainer.global_step,
+                "images": pl_module.images_seen,
+                "cpu_seconds": round(self._cpu_seconds, 2),
+                "seconds": round(trained.seconds, 2),
+                "estimator_seconds": round(trained.estimator_seconds, 2),
+                "val_error": self.measurements.error(pl_module),
+                **self.measurements.distances(pl_module),
+            }
+        )
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """End the row. The current weights are back, and the clock of the training still stands."""
+        self.rows[-1]["val_loss"] = trainer.callback_metrics["val/loss"].item()
+        self.rows[-1] |= self.measurements.gradient_row(pl_module)
+        self._since = time.process_time()
+
+
+def train(
+    run: Run,
+    image_set: ImageSet,
+    measurements: Measurements,
+    reference: ReferenceSet,
+    folder: Path,
+    start: Path | None = None,
+) -> list[Row]:
+    """Train a run, or go on from its last checkpoint in `folder`; return one row per measurement.
+
+    Args:
+        run: the run.
+        image_set: its set.
+        measurements: what to measure.
+        reference: the images of the set.
+        folder: where its checkpoint is kept.
+        start: the checkpoint that a module tunes, or None.
+    """
+    lengths = image_set.lengths
+    with keyed_default_rng(torch.device("cpu"), run.seed, INITIAL_WEIGHTS):
+        net = image_set.net()
+    module = KINDS[run.module].make(net, ESTIMATORS[run.set][run.estimator](), run.seed, lengths.steps, start)
+    data = Loaded(reference, batch_size=lengths.batch_size, seed=run.seed, val_images=lengths.held)
+    measure, every = Measure(measurements), lengths.steps // lengths.measurements
+    # Lightning orders callbacks so that the checkpoint after a validation holds its row.
+    last = LastCheckpoint(every_n_steps=every, dirpath=str(folder))
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_steps=lengths.steps, max_epochs=-1,
+        val_check_interval=every, check_val_every_n_epoch=None,
+        num_sanity_val_steps=0, inference_mode=False, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[measure, last],
+    )  # fmt: skip
+    begun = folder / LAST_NAME
+    trainer.fit(module, data, ckpt_path=str(begun) if begun.exists() else None)
+    return measure.rows

@@ -1,0 +1,103 @@
+"""One worker: it trains the runs that the table lacks and that no other process is training."""
+
+import time
+from collections import deque
+from pathlib import Path
+
+import torch
+
+from benchmarks.learning_curves.grid import ESTIMATORS, Run
+from benchmarks.learning_curves.measurements import Measurements
+from benchmarks.learning_curves.modules import KINDS
+from benchmarks.learning_curves.sets import ImageSet
+from benchmarks.learning_curves.table import CurveTable
+from benchmarks.learning_curves.training import train
+from lit_knn.results import Row
+from lit_knn.settings import describe, fingerprint
+from lit_knn.training.kept_checkpoints import LAST_NAME
+from lit_knn.training.times import hardware_name
+
+SECONDS_BETWEEN_LOOKS = 20
+
+
+class Worker:
+    """Trains runs of one set.
+
+    Args:
+        image_set: the set.
+        table: where the rows go.
+        folder: where the checkpoints are.
+    """
+
+    def __init__(self, image_set: ImageSet, table: CurveTable, folder: Path) -> None:
+        self.image_set, self.table, self.folder = image_set, table, folder
+        self.reference = image_set.reference()
+        self._measurements: dict[str, Measurements] = {}
+
+    def settings(self, run: Run) -> str:
+        """Return the fingerprint of everything that a run's numbers depend on, except its name in the table."""
+        lengths, kind = self.image_set.lengths, KINDS[run.module]
+        net = {name: list(tensor.shape) for name, tensor in self.image_set.net().state_dict().items()}
+        parts = [self.reference.fingerprint(), lengths._asdict(), describe(self.image_set.index), net]
+        parts += [describe(ESTIMATORS[run.set][run.estimator]()), kind.options(lengths.steps)]
+        return fingerprint([*parts, self.settings(before(run))] if kind.tunes else parts)
+
+    def run_all(self, runs: list[Run]) -> None:
+        """Train the missing runs in this order. A run that tunes another one waits until that one has ended.
+
+        Raises:
+            InputError: the table has rows of a run with other settings.
+        """
+        self.table.check({run: self.settings(run) for run in runs})
+        waiting, idle = deque(runs), 0
+        while waiting:
+            run = waiting.popleft()
+            if self._may_start(run):
+                with self.table.claimed(run) as mine:
+                    if mine:
+                        self._train(run)
+                idle = 0
+            else:
+                waiting.append(run)
+                idle += 1
+            if idle > len(waiting):
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                idle = 0
+
+    def _may_start(self, run: Run) -> bool:
+        """Whether the run that this one tunes has ended. Train it here if nobody else does."""
+        if run in self.table.finished() or not KINDS[run.module].tunes or self._ended(before(run)):
+            return True
+        with self.table.claimed(before(run), finished_too=True) as mine:
+            if mine and not self._ended(before(run)):
+                self._train(before(run))
+        return self._ended(before(run))
+
+    def _checkpoint(self, run: Run) -> Path:
+        return self.folder / f"{run}-{self.settings(run)}" / LAST_NAME
+
+    def _ended(self, run: Run) -> bool:
+        path = self._checkpoint(run)
+        if not path.exists():
+            return False
+        return bool(torch.load(path, weights_only=True, mmap=True)["global_step"] == self.image_set.lengths.steps)
+
+    def _train(self, run: Run) -> None:
+        kind, lengths, start = KINDS[run.module], self.image_set.lengths, time.process_time()
+        if run.module not in self._measurements:
+            self._measurements[run.module] = Measurements(kind, self.reference, lengths)
+        tuned = self._checkpoint(before(run)) if kind.tunes else None
+        measurements, folder = self._measurements[run.module], self._checkpoint(run).parent
+        rows = train(run, self.image_set, measurements, self.reference, folder, tuned)
+        more: Row = {
+            "images_before": lengths.steps * lengths.batch_size if kind.tunes else 0,
+            "settings": self.settings(run),
+            "hardware": hardware_name(torch.device("cpu"), 1),
+        }
+        self.table.add(run, [{**run._asdict(), **row, **more} for row in rows])
+        print(f"{run}: {time.process_time() - start:.0f} s of CPU", flush=True)
+
+
+def before(run: Run) -> Run:
+    """Return the run whose network a tuning run starts from."""
+    return run._replace(module="EDM", estimator="OneSample")
