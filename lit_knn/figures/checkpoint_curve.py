@@ -19,11 +19,17 @@ def checkpoint_curve(points: Sequence[tuple[int, float]], best: tuple[int, float
     """
     unit, divisor = image_unit(points[-1][0])
     label = f"best: {best[1]:.4g} at {best[0]:,} images"
-    return _curve(points, best, divisor, f"Training images seen ({unit})", metric, title, label)
+    figure = _curve(points, best, divisor, f"Training images seen ({unit})", metric, title, label)
+    if min(value for _, value in points) > 0:
+        log_values(figure.axes[0])
+    return figure
 
 
 def average_curve(points: Sequence[tuple[float, float]], best: tuple[float, float], metric: str, title: str) -> Figure:
-    """Draw the metric of each average over its relative length, and mark the best one; see `checkpoint_curve`."""
+    """Draw the metric of each average over its relative length, and mark the best one; see `checkpoint_curve`.
+
+    The axis of the metric is linear, because the values differ little.
+    """
     label = f"best: {best[1]:.4g} at {best[0]:g}"
     return _curve(points, best, 1, "Relative length of the average", metric, title, label)
 
@@ -43,7 +49,5 @@ def _curve(
     axes.plot(best[0] / divisor, best[1], "*", color=COLOURS[1], markersize=14, label=label)
     dress(axes, xlabel=xlabel, ylabel=TITLES.get(metric, metric))
     axes.set_title(title, fontsize=10)
-    if min(value for _, value in points) > 0:
-        log_values(axes)
     axes.legend()
     return figure
