@@ -111,14 +111,16 @@ def train(module: str, estimator: str, setting: Setting) -> dict[str, float]:
     return {"seconds": clock.cpu_seconds / setting.steps, "estimator_share": share, "bytes": peak.bytes - before}
 
 
-def measure(estimators: Sequence[str], setting: Setting, rounds: int) -> Rows:
-    """Train all modules in turn, with each estimator; one row for each of both."""
+def measure(
+    estimators: Sequence[str], setting: Setting, rounds: int, run: Callable[..., tuple[Any, Any]] = in_own_process
+) -> Rows:
+    """Train all modules in turn, with each estimator; one row for each of both. `run` starts a process."""
     rows: Rows = []
     for estimator in estimators:
         seen: dict[str, list[dict[str, float]]] = {module: [] for module in MODULES}
         for _ in range(rounds):
             for module, readings in seen.items():
-                readings.append(in_own_process(train, module, estimator, setting)[0])
+                readings.append(run(train, module, estimator, setting)[0])
         least = {m: {key: min(r[key] for r in readings) for key in readings[0]} for m, readings in seen.items()}
         for module, values in least.items():
             ratios = {f"{key}_ratio": values[key] / least[FIRST][key] for key in ("seconds", "bytes")}

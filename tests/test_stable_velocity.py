@@ -16,6 +16,7 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import STF, ByClass, Exact, OneSample, Switched
 from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import NoisyLatents
+from lit_knn.metrics.measure import posterior_source
 from lit_knn.reference import ReferenceSet
 from lit_knn.settings import describe
 from main import main
@@ -152,6 +153,18 @@ def test_resampled_sources_come_from_the_class_and_take_the_bias_away():
         for row in rows:
             biased = row["mu_bias_sq_corrected"] > 5 * row["mu_bias_sq_corrected_se"]
             assert biased != resampled, row["estimator"]
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+def test_resampled_sources_have_the_posterior_of_the_class(hflip):
+    data = ReferenceSet(pixels(12, (1, 4, 4)), hflip=hflip, labels=torch.arange(12) % 3)
+    z, labels = torch.zeros(3, 1, 4, 4), torch.tensor([2, 0, 1])
+    source = posterior_source(data, z, 3.0, 4000, (0,), labels)
+    drawn = torch.stack([source(repeat) for repeat in range(4000)])
+    found = data.locate(drawn.reshape(-1, 1, 4, 4))
+    assert torch.equal(data.labels[found].reshape(4000, 3), labels.expand(4000, 3))
+    # Monte Carlo's error of a mean of 4,000 images is about 0.01.
+    torch.testing.assert_close(drawn.mean(0).double(), enumerate_class_mean(data, z, 3.0, labels), rtol=0, atol=0.04)
 
 
 def test_data_without_labels_are_refused():
