@@ -123,12 +123,11 @@ class ConsistencyTraining(EstimatorTraining):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """See `EstimatorTraining.on_load_checkpoint`; also refuses a checkpoint of another preconditioning."""
-        saved = checkpoint.get("hyper_parameters", {})
         # Modules whose function is the identity at 0 have no option sigma_min.
-        theirs = {"sigma_data": saved.get("sigma_data"), "sigma_min": saved.get("sigma_min", 0.0)}
-        for name, value in theirs.items() if "sigma_data" in saved else ():
-            ours = getattr(self.consistency_function, name)
-            if value != ours:
+        saved = {"sigma_min": 0.0, **checkpoint.get("hyper_parameters", {})}
+        for name in ("sigma_min", "sigma_data"):
+            value, ours = saved.get(name), getattr(self.consistency_function, name)
+            if "sigma_data" in saved and value != ours:
                 raise InputError(
                     f"the checkpoint is of another preconditioning: {name} is {value} in the checkpoint, {ours} in "
                     f"{self.owner}"
