@@ -1,5 +1,7 @@
 """LitFlow: target velocities, parameterisations, the loss, training from end to end, and what it refuses."""
 
+import re
+
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -22,6 +24,7 @@ from lit_knn.solvers import euler_step
 from lit_knn.theory.noise import LINEAR_PROCESS, pf_ode_velocity, under_process
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.time_distributions import LogitNormalTimes, UniformTimes
+from tests.command_lines import ROOT
 from tests.flows import (
     gaussian_velocity,
     log_density_of_gaussian,
@@ -292,6 +295,15 @@ def test_a_checkpoint_is_an_estimator_and_a_flow(trained):
     mean = scaled - of_items(tau, z).float() * velocity
     torch.testing.assert_close(Network(path).posterior_mean(z, sigma), mean, rtol=1e-4, atol=1e-4)
     assert Network(path, fp16=True).posterior_mean(z, sigma).dtype == torch.float32
+
+
+def test_the_example_of_the_page_runs(trained, monkeypatch):
+    monkeypatch.chdir(trained[1].parent)
+    page = (ROOT / "docs" / "flow.md").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    names = {}
+    exec(compile(snippet, "flow.md", "exec"), names)
+    assert names["denoiser"](torch.zeros(1, 1, 8, 8), torch.ones(1)).shape == (1, 1, 8, 8)
 
 
 def load(path, model):

@@ -75,7 +75,7 @@ def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
     for name, options in (("fixed", []), ("adaptive", adaptive)):
         places = ["--trainer.logger.save_dir", name, "--data.predict_samples", "3"]
         main(["predict", *TINY, *options, *places, "--ckpt_path", str(path)])
-        assert len(list(Path(name).rglob("*.png"))) == 3
+        assert len(list(Path(name).rglob("00*.png"))) == 3
 
 
 def test_a_checkpoint_of_another_parameterisation_is_refused_in_one_line(tmp_path, capsys):

@@ -74,7 +74,7 @@ class Recorded(pl.Callback):
         (LitICT, {}, {"dropout": 0.1}, {}),
         (LitEDM, {}, {"dropout": 0.1}, {"accumulate_grad_batches": 2}),
         (LitEDM, {"augmentation": GeometricAugmentation(0.4)}, {"augment_dim": 9}, {}),
-        (LitFlow, {"augmentation": GeometricAugmentation(0.4)}, {"augment_dim": 9}, {"gradient_clip_val": 1.0}),
+        (LitFlow, {"augmentation": GeometricAugmentation(0.4)}, {"augment_dim": 9}, {}),
         (LitICT, {"class_conditional": True}, {"num_classes": 10}, {"precision": "bf16-mixed"}),
     ],
 )
