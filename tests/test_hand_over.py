@@ -237,6 +237,19 @@ def test_the_weights_make_the_round_trip(runs):
         assert all(torch.equal(stored["state_dict"][prefix + name], value) for name, value in weights.items())
 
 
+def test_another_layout_in_memory_gives_the_same_images(runs, tmp_path):
+    # NetworkSpeed lays weights out channels last; `predict` copies them into a network with the usual layout.
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint = torch.load(last(runs["edm"][0]), weights_only=True)
+    for name, value in checkpoint["state_dict"].items():
+        if value.ndim == 4:
+            checkpoint["state_dict"][name] = value.to(memory_format=torch.channels_last)
+    torch.save(checkpoint, last(tmp_path))
+    model = lit_knn.load(tmp_path)
+    assert torch.equal(model.sample(SEEDS, 2), lit_knn.load(runs["edm"][0]).sample(SEEDS, 2))
+    assert all(value.is_contiguous() for value in model.parameters())
+
+
 def test_loading_and_sampling_load_neither_lightning_nor_faiss(runs):
     run, _, exported = runs["edm_classes"]
     code = (

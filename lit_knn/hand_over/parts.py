@@ -43,8 +43,12 @@ def build(parts: Parts, net: nn.Module | None = None) -> GenerativeModel:
         raise InputError(f"kind must be one of {', '.join(KINDS)}, got {kind!r:.80}")
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise InputError(f"options must be a dict, got {options!r:.80}")
-    made = net if net is not None else _network(description.get("architecture"), weights)
-    if net is not None:
+    if net is None:
+        # Training may have laid the weights out channels last. PyTorch rounds otherwise with another layout.
+        plain = {name: value.contiguous() for name, value in weights.items()}
+        made = _network(description.get("architecture"), plain)
+    else:
+        made = net
         load_weights(net, weights)
     try:
         model = KINDS[kind].around(made, description.get("image_shape"), **options)  # type: ignore[arg-type]
