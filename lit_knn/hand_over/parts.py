@@ -44,7 +44,7 @@ def build(parts: Parts, net: nn.Module | None = None) -> GenerativeModel:
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise InputError(f"options must be a dict, got {options!r:.80}")
     if net is None:
-        # Weights may be laid out channels last, or lie at an address that is not aligned: PyTorch then rounds otherwise.
+        # PyTorch rounds otherwise where weights are laid out channels last, or lie at an address that is not aligned.
         plain = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
         made = _network(description.get("architecture"), plain)
     else:
