@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.generative_models.base import GenerativeModel, check_numbers, checked_steps
+from lit_knn.generative_models.base import GenerativeModel, check_numbers
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling import consistency_sampler, seeded_noise
 
@@ -88,7 +88,7 @@ class ConsistencyModel(GenerativeModel):
         return consistency_sampler(function, torch.stack(noise), sigmas, self.network.sigma_min)
 
     def _checked_steps(self, num_steps: int | None) -> int:
-        steps, most = checked_steps(num_steps), len(self.sampling_sigmas)
-        if steps > most:
-            raise InputError(f"sample: num_steps={steps} must be from 1 to the number of sampling_sigmas, {most}")
-        return steps
+        most = len(self.sampling_sigmas)
+        if type(num_steps) is not int or not 1 <= num_steps <= most:
+            raise InputError(f"sample: num_steps={num_steps} must be from 1 to the number of sampling_sigmas, {most}")
+        return num_steps

@@ -69,8 +69,7 @@ def read_exported(path: str | os.PathLike[str]) -> Parts:
     text = metadata.get("model", "")
     try:
         description = json.loads(text) if len(text) <= MOST_CHARACTERS else None
-        # Tensors of the file lie at any address. PyTorch rounds otherwise where they are not aligned.
-        weights = {name: value.clone() for name, value in load_file(path).items()}
+        weights = load_file(path)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{os.fspath(path)} holds no description of its model") from error
     except (OSError, SafetensorError) as error:

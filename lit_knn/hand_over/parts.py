@@ -44,8 +44,8 @@ def build(parts: Parts, net: nn.Module | None = None) -> GenerativeModel:
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise InputError(f"options must be a dict, got {options!r:.80}")
     if net is None:
-        # Training may have laid the weights out channels last. PyTorch rounds otherwise with another layout.
-        plain = {name: value.contiguous() for name, value in weights.items()}
+        # PyTorch rounds otherwise where weights are laid out channels last, or lie at an address that is not aligned.
+        plain = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
         made = _network(description.get("architecture"), plain)
     else:
         made = net
