@@ -31,6 +31,15 @@ def _quiet_and_deterministic():
         yield
 
 
+@pytest.fixture(autouse=True)
+def _leaves_no_checkpoints():
+    # Lightning's default: a fit without a callback for checkpoints writes them into the current folder.
+    folder = Path.cwd() / "checkpoints"
+    there = folder.exists()
+    yield
+    assert there or not folder.exists(), f"the test left {folder}: give enable_checkpointing=False or a folder"
+
+
 @contextmanager
 def _stand_in_gpu():
     from tests.pretend_cuda import PretendCuda, install_fake_faiss_gpu

@@ -50,6 +50,8 @@ ESTIMATORS = {
     "Wiener": lambda: Wiener(32),
 }
 GPU = {**TRAINER, "accelerator": "gpu", "devices": 1}
+# Without this, a fit with no callback for checkpoints leaves them in the current folder.
+UNSAVED = {**GPU, "enable_checkpointing": False}
 
 
 def net(**options):
@@ -95,7 +97,7 @@ def test_no_step_between_two_logs_waits(stand_in, kind, options, net_options, tr
 def test_no_step_of_consistency_tuning_waits(stand_in, tmp_path):
     # In the first stage some levels r are 0 and some are not.
     recorded = Recorded(stand_in, 2, 5)
-    trainer = pl.Trainer(**{**GPU, "max_steps": 6, "log_every_n_steps": 8}, callbacks=[recorded])
+    trainer = pl.Trainer(**{**UNSAVED, "max_steps": 6, "log_every_n_steps": 8}, callbacks=[recorded])
     model = LitECT(KNN(64, 16), write_start(tmp_path / "start.ckpt", net()), net(dropout=0.1), stage_steps=3)
     trainer.fit(model, Digits(batch_size=64, index=TorchIndex()))
     assert recorded.seen.ops > 0
@@ -105,7 +107,7 @@ def test_no_step_of_consistency_tuning_waits(stand_in, tmp_path):
 @pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS)
 def test_no_estimator_makes_a_step_wait(stand_in, make):
     recorded = Recorded(stand_in, 2, 4)
-    trainer = pl.Trainer(**{**GPU, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
+    trainer = pl.Trainer(**{**UNSAVED, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
     trainer.fit(LitEDM(net(), make()), Digits(batch_size=64, index=TorchIndex()))
     assert recorded.seen.ops > 0
     assert recorded.seen.syncs == 0, recorded.seen.report()
@@ -114,7 +116,7 @@ def test_no_estimator_makes_a_step_wait(stand_in, make):
 @pytest.mark.parametrize("make", [Exact, lambda: KNN(32, 16), lambda: STF(16), ESTIMATORS["Switched"]])
 def test_no_class_makes_a_step_wait(stand_in, make):
     recorded = Recorded(stand_in, 2, 4)
-    trainer = pl.Trainer(**{**GPU, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
+    trainer = pl.Trainer(**{**UNSAVED, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
     trainer.fit(LitICT(net(num_classes=10), make(), class_conditional=True), Digits(batch_size=64))
     assert recorded.seen.syncs == 0, recorded.seen.report()
 
@@ -154,7 +156,7 @@ def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, logs, to
 
 @pytest.mark.gpu
 def test_a_validation_tells_what_is_not_finite():
-    options = {**GPU, "limit_val_batches": 1, "val_check_interval": 5, "enable_checkpointing": False}
+    options = {**UNSAVED, "limit_val_batches": 1, "val_check_interval": 5}
     trainer = pl.Trainer(**options, max_steps=9)
     with pytest.raises(NonFiniteLossError, match="not finite at step 3"):
         trainer.fit(LitEDM(Breaks(call=4), OneSample(), lr_ramp_up_images=0), Digits(batch_size=32, val_images=32))
@@ -209,7 +211,7 @@ class HalfBad(Estimator):
 
 @pytest.mark.gpu
 def test_an_estimate_that_is_not_finite_is_told_with_its_step(tmp_path):
-    trainer = pl.Trainer(**{**GPU, "max_steps": 9}, enable_checkpointing=False)
+    trainer = pl.Trainer(**UNSAVED, max_steps=9)
     with pytest.raises(InputError, match="HalfBad: the estimate of the posterior mean is not finite at step 2"):
         trainer.fit(LitEDM(Breaks(call=99), HalfBad()), Digits(batch_size=32))
 
