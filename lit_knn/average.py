@@ -39,8 +39,12 @@ def read_snapshot(path: Path) -> Snapshot:
         raise InputError(f"{path} is no snapshot of averages, which callbacks.PowerAverages writes")
     lengths, averages = snapshot["lengths"], snapshot["averages"]
     whole = isinstance(lengths, list) and isinstance(averages, list) and len(lengths) == len(averages)
-    if not whole or not all(isinstance(value, Tensor) for each in averages for value in each.values()):
+    if not whole or not all(_is_average(each) for each in averages):
         raise InputError(f"{path} is no snapshot of averages: it has not one average for each length")
+    if any(_shapes(each) != _shapes(averages[0]) for each in averages):
+        raise InputError(f"{path} is no snapshot of averages: they are of different architectures")
+    if not all(type(length) in (int, float) for length in lengths):
+        raise InputError(f"{path} is no snapshot of averages: its lengths are not numbers")
     with prefixed(f"{path}"):
         checked_lengths(lengths)
     return snapshot
@@ -63,8 +67,16 @@ def read_snapshots(paths: Mapping[int, Path]) -> list[Snapshot]:
     return snapshots
 
 
+def _is_average(weights: object) -> bool:
+    return isinstance(weights, dict) and all(isinstance(value, Tensor) for value in weights.values())
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in weights.items()}
+
+
 def _difference(first: Snapshot, other: Snapshot) -> str | None:
-    shapes = [{name: tuple(v.shape) for name, v in s["averages"][0].items()} for s in (first, other)]
+    shapes = [_shapes(snapshot["averages"][0]) for snapshot in (first, other)]
     names = (name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
     return next(
         (f"{name} is {shapes[1].get(name, 'absent')}, not {shapes[0].get(name, 'absent')}" for name in names), None
@@ -85,6 +97,9 @@ def average(snapshots: Sequence[Snapshot], weights: Iterable[float]) -> dict[str
 
     Returns:
         Tensors by name, of the stored type; those stored in 16 bits are float32.
+
+    Raises:
+        InputError: a sum is not finite.
     """
     averages = list(itertools.chain.from_iterable(snapshot["averages"] for snapshot in snapshots))
     summed = {}
@@ -95,6 +110,8 @@ def average(snapshots: Sequence[Snapshot], weights: Iterable[float]) -> dict[str
         total = torch.zeros(last.shape, dtype=torch.float64)
         for weight, each in zip(weights, averages, strict=True):
             total.add_(each[name].double(), alpha=float(weight))
+        if not total.isfinite().all():
+            raise InputError(f"average: the sum of {name} is not finite, because a snapshot is not")
         summed[name] = total.to(torch.float32 if last.element_size() < 4 else last.dtype)
     return summed
 
@@ -174,6 +191,8 @@ def main(args: Sequence[str] | None = None) -> None:
         taken = next((path for path in files if path.exists()), None)
         if taken is not None:
             raise InputError(f"{taken} is there already; nothing is overwritten, give another --output")
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"--output {folder} is a file, not a folder")
         snapshots = read_snapshots(paths)
     fits = [fit_length(snapshots, length) for length in lengths]
     last = snapshots[-1]

@@ -1,5 +1,6 @@
 """Snapshots of averages in trainings, and `python main.py average`, which makes averages of other lengths from them."""
 
+import math
 import os
 import re
 import shutil
@@ -154,6 +155,12 @@ def other_architecture(path):
     change(path, averages=averages)
 
 
+def other_averages(path, alter):
+    averages = torch.load(path, weights_only=True)["averages"]
+    alter(averages[1], next(name for name, value in averages[1].items() if value.is_floating_point()))
+    change(path, averages=averages)
+
+
 BAD = {
     "no snapshots": (lambda run: shutil.rmtree(run / "snapshots"), [], "has no snapshots of averages"),
     "not a run": (lambda run: (run / "config.yaml").unlink(), [], r"config\.yaml does not exist; give the folder of a"),
@@ -187,6 +194,29 @@ BAD = {
         [],
         "it has not one average for each length",
     ),
+    "numbers as averages": (
+        lambda run: change(run / "snapshots" / "images_seen=64.ckpt", averages=[1, 2]),
+        [],
+        "it has not one average for each length",
+    ),
+    "lengths of text": (
+        lambda run: change(run / "snapshots" / "images_seen=64.ckpt", lengths=["a", "b"]),
+        [],
+        "its lengths are not numbers",
+    ),
+    "averages of two networks": (
+        lambda run: other_averages(run / "snapshots" / "images_seen=64.ckpt", lambda each, name: each.pop(name)),
+        [],
+        "no snapshot of averages: they are of different architectures",
+    ),
+    "not finite": (
+        lambda run: other_averages(
+            run / "snapshots" / "images_seen=64.ckpt", lambda each, name: each[name].mul_(math.nan)
+        ),
+        [],
+        "average: the sum of .* is not finite, because a snapshot is not",
+    ),
+    "a file as folder": (None, ["--output", __file__], "--output .*test_power_averages.py is a file, not a folder"),
 }
 
 
