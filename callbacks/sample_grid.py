@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.figures import image_grid
 from lit_knn.metrics.features import are_pictures
+from lit_knn.training.base import EstimatorTraining
 from lit_knn.training.run import save_picture
 
 
@@ -28,6 +29,15 @@ class SampleGrid(pl.Callback):
         self.num_samples = num_samples
         self.num_steps = tuple(num_steps)
         self.last_paths: list[Path] = []
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check that the model can take these numbers of steps, before the training instead of at a validation."""
+        if not isinstance(pl_module, EstimatorTraining) or pl_module.image_shape is None:
+            return
+        model = pl_module.generative_model()
+        for steps in self.num_steps:
+            with prefixed("SampleGrid"):
+                model.check_steps(model.num_steps if steps is None else steps)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sample with the averaged weights. They stay in the network until the EMA callback runs."""

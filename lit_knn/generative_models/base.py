@@ -2,7 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -62,6 +63,10 @@ class GenerativeModel(nn.Module):
     def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
         """Draw one image per seed, see `sample`; the arguments are checked."""
 
+    def check_steps(self, num_steps: int | None) -> None:
+        """Raise InputError if the sampler cannot take this number of steps; None is for one that chooses its own."""
+        checked_steps(num_steps)
+
     @property
     def num_classes(self) -> int:
         """Number of classes, 0 if the network is unconditional."""
@@ -92,9 +97,10 @@ class GenerativeModel(nn.Module):
                 seeds.
 
         Raises:
-            InputError: a class that the network does not know, another number of classes than seeds, an impossible
-                number of steps.
+            InputError: no seed or an impossible one, a class that the network does not know, another number of classes
+                than seeds, an impossible number of steps.
         """
+        _check_seeds(seeds)
         steps = self.num_steps if num_steps is None else num_steps
         return self.draw(seeds, steps, self.labels(seeds, class_label))
 
@@ -143,6 +149,16 @@ def checked_steps(num_steps: object) -> int:
     if type(num_steps) is not int or num_steps < 1:
         raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r:.80}")
     return num_steps
+
+
+def _check_seeds(seeds: object) -> None:
+    """Raise InputError if these are not some non-negative integers; a tensor may have any type of integers."""
+    if isinstance(seeds, Tensor):
+        found = [] if seeds.is_floating_point() or seeds.dim() != 1 else seeds.tolist()
+    else:
+        found = list(seeds) if isinstance(seeds, Iterable) else []
+    if not found or not all(isinstance(seed, Integral) and int(seed) >= 0 for seed in found):
+        raise InputError(f"sample: seeds must be non-negative integers, at least one, got {seeds!r:.80}")
 
 
 def _checked_shape(shape: object) -> tuple[int, ...]:

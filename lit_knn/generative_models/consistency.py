@@ -79,6 +79,10 @@ class ConsistencyModel(GenerativeModel):
         """The raw network under the preconditioning."""
         return self.network.net
 
+    def check_steps(self, num_steps: int | None) -> None:
+        """See `GenerativeModel.check_steps`."""
+        self._checked_steps(num_steps)
+
     def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
         """See `GenerativeModel.draw`."""
         num_steps = self._checked_steps(num_steps)

@@ -95,9 +95,13 @@ class FlowModel(GenerativeModel):
         sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
         return FlowDenoiser(self.network)(z, sigma, class_label)
 
+    def check_steps(self, num_steps: int | None) -> None:
+        """See `GenerativeModel.check_steps`."""
+        check_steps(self.sampler, self.times, num_steps)
+
     def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
         """See `GenerativeModel.draw`."""
-        check_steps(self.sampler, self.times, num_steps)
+        self.check_steps(num_steps)
 
         def start(chosen: Sequence[int] | Tensor) -> tuple[Tensor, Velocity]:
             noise = seeded_noise(chosen, self.image_shape, device=self.device)
