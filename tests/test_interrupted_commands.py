@@ -138,10 +138,13 @@ def test_last_is_looked_for_where_the_logger_of_the_options_writes(logger):
 
 
 def test_last_is_of_a_run_with_the_same_estimator(capsys):
+    Path("own.yaml").write_text("class_path: lit_knn.estimators.StratifiedKNN\ninit_args: {k: 16, n: 8}\n")
     fit(2)
-    fit(3, "--model.estimator.n", "8")
-    fit(4, "--ckpt_path", "last")
-    assert yaml.safe_load(Path("runs/demo/version_2/config.yaml").read_text())["ckpt_path"] == str(last(0))
+    fit(3, "--model.estimator", "own.yaml")
+    for version, resumed, options in ((2, 0, []), (3, 1, ["--model.estimator", "own.yaml"])):
+        fit(4, "--ckpt_path", "last", *options)
+        config = yaml.safe_load(Path(f"runs/demo/version_{version}/config.yaml").read_text())
+        assert config["ckpt_path"] == str(last(resumed))
     line = refused(capsys, "fit", "--ckpt_path", "last", "--model.estimator", "StratifiedKNN")
     assert "found none; it needs a whole last.ckpt of a run with this name, model and estimator" in line
 

@@ -14,13 +14,15 @@ from lit_knn.errors import InputError
 
 LARGEST = 2**63 - 1
 """Largest integer that PyTorch and NumPy hold."""
+# The parser notes here from which file a group of options was read, which says nothing about the options.
+FILE_NOTE = "__path__"
 
 
 def as_dict(value: Any) -> Any:
-    """Turn the parser's namespaces into dictionaries, also those in lists."""
+    """Turn the parser's namespaces into dictionaries, also those in lists, without its notes of the files read."""
     if isinstance(value, (Namespace, dict)):
         inner = vars(value) if isinstance(value, Namespace) else value
-        return {name: as_dict(part) for name, part in inner.items()}
+        return {name: as_dict(part) for name, part in inner.items() if name != FILE_NOTE}
     return [as_dict(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
