@@ -29,7 +29,7 @@ from lit_knn.command_line.memory_check import check_fits
 from lit_knn.command_line.messages import is_lost, message_of, quiet_threads
 from lit_knn.command_line.option_values import as_dict, check_values
 from lit_knn.command_line.trainer_options import check_processes, check_trainer_options, explain
-from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, printable
+from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, prefixed, printable
 from lit_knn.run_folder import config_of_run
 from lit_knn.trainer import Trainer
 from lit_knn.training.checkpoint_io import read_training
@@ -126,17 +126,27 @@ class CLI(LightningCLI):
         """Check what the run resumes from and what it would overwrite, before anything long begins."""
         trainer: Any = self.trainer
         trainer.check_fit(self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
-        self._checkpoint = None  # Lightning reads it again.
+        self._check_checkpoint()
         check_fits(self.trainer, self.model, self.datamodule)
 
     def before_validate(self) -> None:
-        """Check that data and estimators fit into the memory, before anything long begins."""
+        """Check the checkpoint, and that data and estimators fit into the memory, before anything long begins."""
+        self._check_checkpoint()
         check_fits(self.trainer, self.model, self.datamodule)
 
     def before_predict(self) -> None:
-        """Check the same if the data is sampled from; a trained module samples without its estimator."""
+        """Check the same, the memory only if the data is sampled from: a trained module needs no estimator for it."""
+        self._check_checkpoint()
         if not getattr(self.model, "needs_checkpoint", True):
             check_fits(self.trainer, self.model, self.datamodule)
+
+    def _check_checkpoint(self) -> None:
+        """Check that the checkpoint's weights are for this model, and let go of them; Lightning reads them again."""
+        checkpoint, self._checkpoint = self._checkpoint, None
+        check = getattr(self.model, "check_checkpoint", None)
+        if checkpoint is not None and check is not None:
+            with prefixed(f"--ckpt_path {self.config[self.subcommand].ckpt_path}"):
+                check(checkpoint)
 
     def before_instantiate_classes(self) -> None:
         """Make `predict` keep no samples in memory, because the writer saves them."""

@@ -11,7 +11,7 @@ from lit_knn.edm_checkpoint import load_network_to_tune
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.sampling import EDM_GRID
-from lit_knn.schedules import TuningSchedule, euclidean, log_normal_sigmas
+from lit_knn.schedules import TuningSchedule, check_log_normal, euclidean, log_normal_sigmas
 from lit_knn.solvers import heun_step
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.consistency import ConsistencyTraining
@@ -90,6 +90,8 @@ class LitECT(ConsistencyTraining):
     ) -> None:
         with prefixed("LitECT"):
             schedule = TuningSchedule(q, k, b, stage_steps, stages)
+            schedule.check_reaches(EDM_GRID.sigma_max)
+            check_log_normal(P_mean, P_std)
         check_metric("LitECT", metric)
         net = started_network(start, net, sigma_data)
         conditioning = Conditioning("LitECT", net, class_conditional, sampling_class)

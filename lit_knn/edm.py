@@ -1,6 +1,7 @@
 """EDM diffusion models (Karras et al. 2022) trained towards the posterior mean of any estimator: Table 2."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +10,9 @@ from lit_knn.errors import prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.generative_models import DiffusionModel
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.schedules import NoiseGrid, log_normal_sigmas
+from lit_knn.schedules import NoiseGrid, check_log_normal, log_normal_sigmas
 from lit_knn.training.augmentation import GeometricAugmentation
-from lit_knn.training.base import check_positive, checked_grid
+from lit_knn.training.base import check_positive, check_preconditioning, checked_grid
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.regression import PosteriorRegression
 
@@ -93,6 +94,7 @@ class LitEDM(PosteriorRegression):
         check_positive("LitEDM", P_std=P_std, sigma_data=sigma_data, sampling_steps=sampling_steps)
         with prefixed("LitEDM"):
             grid.descending(sampling_steps)
+            check_log_normal(P_mean, P_std)
 
     @property
     def network(self) -> nn.Module:
@@ -120,6 +122,11 @@ class LitEDM(PosteriorRegression):
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
         """Return EDM's loss: the sum over pixels, then the mean over items."""
         return loss.mean() * x[0].numel()
+
+    def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """See `EstimatorTraining.check_checkpoint`; also refuses another preconditioning."""
+        super().check_checkpoint(checkpoint)
+        check_preconditioning("LitEDM", checkpoint.get("hyper_parameters", {}), sigma_data=self.denoiser.sigma_data)
 
     def generative_model(self) -> DiffusionModel:
         """See `EstimatorTraining.generative_model`."""

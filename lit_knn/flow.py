@@ -1,6 +1,6 @@
 """Flow matching (Lipman et al. 2022) trained towards the velocity of any estimator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from lit_knn.generative_models.flow import check_steps
 from lit_knn.nets.flow import FlowNetwork, VelocityOutput
 from lit_knn.theory.noise import LINEAR_PROCESS, pf_ode_velocity
 from lit_knn.training.augmentation import GeometricAugmentation
+from lit_knn.training.base import check_positive
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.plug_ins import check_solver
 from lit_knn.training.regression import PosteriorRegression
@@ -94,6 +95,8 @@ class LitFlow(PosteriorRegression):
         if self.sampler.solver is not None:
             check_solver("LitFlow", self.sampler.solver, self.process)
         self.check_training_options()
+        if sampling_steps is not None:
+            check_positive("LitFlow", sampling_steps=sampling_steps)
         with prefixed("LitFlow"):
             check_steps(self.sampler, self.grid, sampling_steps, "sampling_steps")
 
@@ -129,11 +132,11 @@ class LitFlow(PosteriorRegression):
         super().on_save_checkpoint(checkpoint)
         checkpoint[FLOW_KEY] = self.flow.description()
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """See `EstimatorTraining.on_load_checkpoint`. Refuses a checkpoint of another parameterisation."""
+    def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """See `EstimatorTraining.check_checkpoint`; also refuses another parameterisation."""
         own, saved = self.flow.description(), checkpoint.get(FLOW_KEY)
         if saved is None:
             raise InputError("the checkpoint is not of LitFlow: it does not tell the parameterisation of a flow")
         if saved != own:
             raise InputError(f"the checkpoint is of another parameterisation: {saved}, but the model has {own}")
-        super().on_load_checkpoint(checkpoint)
+        super().check_checkpoint(checkpoint)

@@ -17,6 +17,8 @@ from lit_knn.errors import InputError
 MOST_LEVELS = 2**24
 # Networks compute in float32. In a smaller relative gap, t and r would be the same number to them.
 SMALLEST_GAP = 2.0**-23
+# Draws of a standard normal distribution are nearer to 0: beyond it there is a probability of 2e-19.
+FARTHEST_DRAW = 9
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(a (B, *shape), b (B, *shape)) -> distance of each item (B,)."""
@@ -168,6 +170,17 @@ def log_normal_sigmas(
     return (P_mean + P_std * normal).exp()
 
 
+def check_log_normal(P_mean: float, P_std: float) -> None:
+    """Raise InputError if `log_normal_sigmas` could draw a level that float32, and so no network, can hold."""
+    limits, reach = torch.finfo(torch.float32), FARTHEST_DRAW * abs(P_std)
+    if not math.log(limits.tiny) <= P_mean - reach <= P_mean + reach <= math.log(limits.max):
+        raise InputError(
+            f"P_mean={P_mean} and P_std={P_std} draw noise levels beyond the range of float32: P_mean ± "
+            f"{FARTHEST_DRAW}·P_std must be within {math.ceil(math.log(limits.tiny))} and "
+            f"{math.floor(math.log(limits.max))}"
+        )
+
+
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
     """iCT's number of grid points N(k), from s0 + 1 to s1 + 1. It is one more than the number of intervals.
 
@@ -252,6 +265,14 @@ class TuningSchedule:
     def stage(self, step: int) -> int:
         """Return the stage a of a training step, which counts from 0."""
         return min(step // self.steps + 1, self.stages)
+
+    def check_reaches(self, highest: float) -> None:
+        """Raise InputError if r = 0 at all t up to `highest`, even in the last stage: r would never approach t."""
+        if not self.teacher_level(torch.tensor([highest], dtype=torch.float64), self.stages).item() > 0:
+            raise InputError(
+                f"q={self.q}, k={self.k}, b={self.b} and stages={self.stages} leave r = 0 at all t up to "
+                f"{highest:g} in the last stage, so r never approaches t: raise q or stages, or lower k"
+            )
 
     def teacher_level(self, t: Tensor, stage: int) -> Tensor:
         """Return r for t (B,) float64, 0 <= r < t, in a stage."""

@@ -249,7 +249,8 @@ def test_checkpoint_of_another_net_is_refused_in_one_line(capsys):
     with pytest.raises(SystemExit):
         fit_demo(*args)
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: the checkpoint is of another architecture: consistency_function.net.")
+    assert error.startswith(f"error: --ckpt_path {args[1]}: the checkpoint is of another architecture: ")
+    assert error.endswith("in the model; the checkpoint is of a consistency model")
 
 
 def test_ctrl_c_saves_the_last_checkpoint_and_the_run_resumes(monkeypatch):

@@ -281,6 +281,8 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_without_its_start(tmp_path)
         ("b", math.inf, "b must be at least 0 and finite"),
         ("stage_steps", 0, "stage_steps and stages must be at least 1, got 0"),
         ("stages", 24, "q=2.0 and stages=24 leave r within float32's rounding of t"),
+        ("k", 1e300, "k=1e[+]300, .* leave r = 0 at all t up to 80 in the last stage, so r never approaches t"),
+        ("P_mean", 1000.0, "P_mean=1000.0 and P_std=2.0 draw noise levels beyond the range of float32"),
         ("lr", 0.0, "lr must be above 0"),
         ("P_std", -1.0, "P_std must be above 0"),
         ("ema_decay", 1.0, r"ema_decay must be in \[0, 1\)"),

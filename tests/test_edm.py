@@ -373,6 +373,16 @@ def test_a_class_conditional_model_samples_a_class_of_the_seed_or_the_chosen_one
     assert classes([7, 1234], sampling_class=3).tolist() == [3, 3]
 
 
+def test_a_checkpoint_of_another_sigma_data_or_net_is_refused():
+    saved = {"state_dict": LitEDM(unet(), OneSample()).state_dict(), "hyper_parameters": {"sigma_data": 0.5}}
+    LitEDM(unet(), OneSample()).check_checkpoint(saved)
+    with pytest.raises(InputError, match=r"preconditioning: sigma_data is 0.5 in the checkpoint, 0.4 in LitEDM"):
+        LitEDM(unet(), OneSample(), sigma_data=0.4).check_checkpoint(saved)
+    saved["generative_model"] = {"kind": "flow"}
+    with pytest.raises(InputError, match=r"another architecture: .*; the checkpoint is of a flow model"):
+        LitEDM(ConstantNet(), OneSample()).check_checkpoint(saved)
+
+
 def test_classes_that_do_not_fit_are_refused():
     def model(num_classes, **options):
         return LitEDM(ConstantNet(num_classes), OneSample(), **options)

@@ -339,7 +339,7 @@ def test_a_checkpoint_of_another_parameterisation_is_refused(trained, tmp_path):
         ({"lr": 0.0}, "lr must be above 0"),
         ({"ema_half_life_images": 0}, "ema_half_life_images must be above 0"),
         ({"lr_ramp_up_images": -1}, "lr_ramp_up_images must be at least 0"),
-        ({"sampling_steps": 0}, "num_steps must be an integer of at least 1, got 0"),
+        ({"sampling_steps": 0}, "sampling_steps must be above 0, got 0"),
         ({"sampling_steps": None}, "sampling_steps is null, but FixedSteps needs a number of steps"),
         ({"sampler": AdaptiveSteps()}, "sampling_steps=50, but AdaptiveSteps chooses its steps: set it to null"),
         (
@@ -366,6 +366,13 @@ def test_a_grid_of_samples_of_the_samplers_own_steps(tmp_path):
     assert model.sample([1]).shape == (1, 1, 8, 8)
     with pytest.raises(InputError, match="num_steps=4, but AdaptiveSteps chooses its steps"):
         model.sample([1], 4)
+
+
+def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_first_step(tmp_path):
+    model = LitFlow(unet(), OneSample(), sampler=AdaptiveSteps(), sampling_steps=None)
+    with pytest.raises(InputError, match="SampleGrid: num_steps=18, but AdaptiveSteps chooses its steps"):
+        train(model, Digits(batch_size=32), 1, callbacks=[SampleGrid(4, (18,))])
+    assert model.images_seen == 0
 
 
 def test_the_solver_of_the_sampler_is_used():

@@ -81,7 +81,7 @@ def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
 def test_a_checkpoint_of_another_parameterisation_is_refused_in_one_line(tmp_path, capsys):
     _, path = fit(tmp_path / "edm", LitEDM(net(), OneSample()), 1)
     line = refusal_of(["validate", *TINY, "--ckpt_path", str(path)], capsys)
-    assert "the checkpoint is not of LitFlow" in line
+    assert line.startswith(f"error: --ckpt_path {path}: the checkpoint is not of LitFlow")
     main(["fit", *TINY, "--model.output", "lit_knn.nets.flow.DataOutput", "--trainer.logger.save_dir", "data"])
     path, _ = weights("data")
     line = refusal_of(["predict", *TINY, "--ckpt_path", str(path)], capsys)

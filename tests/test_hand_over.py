@@ -133,6 +133,12 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
             model.sample(SEEDS, class_label=label)
 
 
+@pytest.mark.parametrize("seeds", [[], [-1], [0, 1.5], 3, torch.tensor([0.0]), torch.tensor([[1]])])
+def test_impossible_seeds_are_refused(seeds, runs):
+    with pytest.raises(InputError, match="sample: seeds must be non-negative integers, at least one, got "):
+        lit_knn.load(runs["edm"][0]).sample(seeds)
+
+
 def test_an_unconditional_model_has_no_class_and_refuses_impossible_steps(runs):
     consistency, diffusion = lit_knn.load(runs["ict"][0]), lit_knn.load(runs["edm"][0])
     for model in (consistency, diffusion):
@@ -467,9 +473,11 @@ def entry(name, new):
         (net_option("blocks", 10**9), "UNet.blocks=1000000000 is more than"),
         (net_option("multipliers", [1] * 5000), "at 5000 resolutions are more than"),
         (net_option("multipliers", "12"), "UNet.multipliers must be a number or a list of numbers"),
+        (net_option("in_channels", float("nan")), "UNet.in_channels must not be NaN"),
+        (net_option("multipliers", [float("nan")]), "UNet.multipliers must not be NaN"),
         (net_option("channels", 16), "the weights do not fit the architecture"),
         (net_option("channels", 8.5), "cannot have the options"),
-        (net_option("dropout", float("nan")), r"dropout must be in \[0, 1\)"),
+        (net_option("dropout", float("nan")), "dropout must not be NaN"),
         (lambda metadata, model: model["architecture"]["options"].pop("blocks"), "UNet needs the option blocks"),
     ],
 )

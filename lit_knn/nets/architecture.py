@@ -93,7 +93,9 @@ def _constructor(architecture: Mapping[str, Any], weights: Mapping[str, Tensor])
     def make() -> nn.Module:
         try:
             return KNOWN[name](**options)
-        except (TypeError, RuntimeError) as error:  # RuntimeError: a size that no tensor can have.
+        except InputError:
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a size that no tensor can have.
             raise InputError(f"architecture: {name} cannot have the options {options!r:.300}") from error
 
     return make
@@ -103,6 +105,8 @@ def _check_option(name: str, value: object) -> None:
     numbers = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
         raise InputError(f"{name} must be a number or a list of numbers, got {value!r:.80}")
+    if any(number != number for number in numbers):  # NaN would pass every comparison that follows.
+        raise InputError(f"{name} must not be NaN")
 
 
 def _check_size(name: str, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """The base of all training modules: it binds the estimator, averages weights, logs and writes checkpoints."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lit_knn.checkpoint_file import MODEL_KEY
 from lit_knn.deferred_checks import DeferredChecks, first_of, refuse
@@ -183,8 +184,9 @@ class EstimatorTraining(pl.LightningModule):
                 raise
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise InputError(f"the net does not accept images of shape {shape}: {reason}") from error
-        if output.shape != trial.shape:
-            raise InputError(f"the net maps images of shape {shape} to {tuple(output.shape[1:])}")
+        got = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+        if got != tuple(shape):
+            raise InputError(f"the net maps images of shape {shape} to {got}")
 
     def _check_image_shape(self, shape: tuple[int, ...]) -> None:
         """Store the image shape. If both the data and a checkpoint give a shape, the two must be equal."""
@@ -361,13 +363,26 @@ class EstimatorTraining(pl.LightningModule):
             model = self.generative_model()
             checkpoint[MODEL_KEY] = {**model.description(), "prefix": prefix_of(self, model.net)}
 
+    def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Check that the weights of a checkpoint mean the same in this module; nothing is loaded.
+
+        Raises:
+            InputError: the checkpoint is of another architecture; in subclasses, also of another parameterisation.
+        """
+        told = checkpoint.get(MODEL_KEY)
+        kind = told.get("kind") if isinstance(told, Mapping) else None
+        _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), kind)
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Load the counters. Refuse a checkpoint of another architecture before its weights are loaded."""
-        _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}))
+        """Load the counters. Refuse a checkpoint as `check_checkpoint` does, before its weights are loaded."""
+        self.check_checkpoint(checkpoint)
         self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
         self._loaded_step = checkpoint.get("global_step", 0)
         before = checkpoint.get("training_time", {})
-        self._time_before_resuming = TrainingTime(**{**before, "hardware": tuple(before.get("hardware", ()))})
+        try:
+            self._time_before_resuming = TrainingTime(**{**before, "hardware": tuple(before.get("hardware", ()))})
+        except TypeError as error:
+            raise InputError(f"the checkpoint's training_time is not readable: {first_line(error)}") from error
         if checkpoint.get("image_shape") is not None:
             self._check_image_shape(checkpoint["image_shape"])
         if self._trainer is not None and self.trainer.state.fn == "fit":
@@ -403,11 +418,24 @@ def checked_grid(owner: str, sigma_min: float, sigma_max: float, rho: float) -> 
         raise InputError(f"{owner}: {error}") from error
 
 
-def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) -> None:
+    """Raise InputError for the first value that differs from the one among a checkpoint's options, if it is there."""
+    for name, ours in own.items():
+        if saved.get(name, ours) != ours:
+            raise InputError(
+                f"the checkpoint is of another preconditioning: {name} is {saved[name]} in the checkpoint, {ours} in "
+                f"{owner}"
+            )
+
+
+def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor], kind: str | None) -> None:
     """Raise InputError for the first parameter that is missing, unexpected or of another shape."""
     for name in [*own, *saved]:
+        if name in own and is_lazy(own[name]):
+            continue  # It gets its shape from the first batch.
         ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
         if ours != theirs:
             raise InputError(
                 f"the checkpoint is of another architecture: {name} is {theirs} in the checkpoint, {ours} in the model"
+                + ("" if kind is None else f"; the checkpoint is of a {kind} model")
             )

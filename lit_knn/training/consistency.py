@@ -1,7 +1,7 @@
 """What the consistency models share: the loss between two noise levels, the optimiser and few-step sampling."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
 from lit_knn.schedules import Metric, NoiseGrid, consistency_weight
 from lit_knn.theory.noise import forward_noise
-from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive
+from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive, check_preconditioning
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.plug_ins import check_net, check_solver
 
@@ -121,15 +121,11 @@ class ConsistencyTraining(EstimatorTraining):
             self.consistency_function, shape, list(h.sampling_sigmas), h.predict_steps, h.sampling_class
         )
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """See `EstimatorTraining.on_load_checkpoint`; also refuses a checkpoint of another preconditioning."""
+    def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """See `EstimatorTraining.check_checkpoint`; also refuses another preconditioning."""
+        super().check_checkpoint(checkpoint)
+        saved = checkpoint.get("hyper_parameters", {})
         # Modules whose function is the identity at 0 have no option sigma_min.
-        saved = {"sigma_min": 0.0, **checkpoint.get("hyper_parameters", {})}
-        for name in ("sigma_min", "sigma_data"):
-            value, ours = saved.get(name), getattr(self.consistency_function, name)
-            if "sigma_data" in saved and value != ours:
-                raise InputError(
-                    f"the checkpoint is of another preconditioning: {name} is {value} in the checkpoint, {ours} in "
-                    f"{self.owner}"
-                )
-        super().on_load_checkpoint(checkpoint)
+        saved = {"sigma_min": 0.0, **saved} if "sigma_data" in saved else {}
+        function = self.consistency_function
+        check_preconditioning(self.owner, saved, sigma_min=function.sigma_min, sigma_data=function.sigma_data)
