@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
-from lit_knn.flow_checkpoint import FLOW_KEY
 from lit_knn.flow_sampling import FixedSteps, FlowSampler
 from lit_knn.generative_models import FlowModel
 from lit_knn.generative_models.flow import check_steps
@@ -19,6 +18,9 @@ from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.plug_ins import check_solver
 from lit_knn.training.regression import PosteriorRegression
 from lit_knn.training.time_distributions import TimeDistribution, UniformTimes
+
+# Place of the parameterisation in a checkpoint.
+FLOW_KEY = "flow"
 
 
 class LitFlow(PosteriorRegression):
