@@ -91,7 +91,7 @@ class LitECT(ConsistencyTraining):
         with prefixed("LitECT"):
             schedule = TuningSchedule(q, k, b, stage_steps, stages)
         check_metric("LitECT", metric)
-        net = started_network(start, net, sigma_data)
+        net = _started_network(start, net, sigma_data)
         conditioning = Conditioning("LitECT", net, class_conditional, sampling_class)
         super().__init__(net, estimator, solver, metric, EDM_GRID, conditioning, sigma_data, 0.0)
         # A path object among the options would make a checkpoint that no safe reader opens.
@@ -126,7 +126,7 @@ class LitECT(ConsistencyTraining):
         return {"train/stage": float(self.stage)}
 
 
-def started_network(start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float) -> nn.Module:
+def _started_network(start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float) -> nn.Module:
     """Return `net` with the weights of `start`, or the architecture that this file stores; see `LitECT`."""
     augment_dim = getattr(net, "augment_dim", 0)
     if augment_dim:
