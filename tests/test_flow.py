@@ -361,6 +361,8 @@ def test_a_grid_of_samples_of_the_samplers_own_steps(tmp_path):
     assert model.sample([1]).shape == (1, 1, 8, 8)
     with pytest.raises(InputError, match="num_steps=4, but AdaptiveSteps chooses its steps"):
         model.sample([1], 4)
+    with pytest.raises(InputError, match=r"SampleGrid: num_samples=4 and num_steps=\[None, 0\] must be at least 1"):
+        SampleGrid(4, (None, 0))
 
 
 def test_the_solver_of_the_sampler_is_used():
