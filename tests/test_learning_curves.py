@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -264,6 +265,23 @@ def test_exact_targets_have_no_gradient_variance_and_others_less_than_one_sample
     assert min(stf.variance, knn.variance) > 0
     assert max(stf.variance, knn.variance) < plain.variance
     assert type(module.estimator) is OneSample
+
+
+def test_samples_have_other_noise_for_each_seed_and_the_same_for_all_estimators():
+    class Recorder:
+        def __init__(self, seed):
+            self.hparams, self.seen = SimpleNamespace(seed=seed), []
+
+        def sample(self, seeds):
+            self.seen += seeds.tolist()
+            return torch.randn(len(seeds), 1, 2, 2)
+
+    measurements = Measurements(KINDS["EDM"], tiny_set(), LENGTHS._replace(samples=200))
+    first, again, second = Recorder(0), Recorder(0), Recorder(1)
+    for each in (first, again, second):
+        measurements.distances(each)
+    assert first.seen == again.seen == list(range(200))
+    assert second.seen == list(range(200, 400))
 
 
 def test_moments_are_those_of_numpy():

@@ -56,8 +56,8 @@ def _claims(curves: Mapping[str, Curves]) -> str:
     about = (
         "Claims, judged by paired differences over seeds of `fd_pixels` with a 95 % t-interval (no correction for "
         "their number; where the best of several estimators is compared, its interval is widened by Bonferroni's "
-        "rule). A claim holds, or does not hold, if the interval lies on one side of 0. All samples are made from the "
-        "same noise, so an interval tells how a difference varies with the training, not with the noise."
+        "rule). A claim holds, or does not hold, if the interval lies on one side of 0. Training and noise of "
+        "the samples vary with the seed, so an interval covers both; the latents of the errors are the same for all."
     )
     return f"{about}\n\n{markdown(lines)}" if len(lines) > 1 else f"{about} No pair has two common seeds yet."
 
