@@ -22,7 +22,7 @@ class LitECT(ConsistencyTraining):
     """Consistency tuning of a trained EDM network, with the score of any estimator. Defaults are ECT's for CIFAR-10.
 
     The student is evaluated at (z, t), ln t ~ N(P_mean, P_std²). The stop-gradient teacher is evaluated at (ẑ, r); ẑ is
-    one solver step down the PF-ODE from z. In the first stage r is 0 at small t, where the target is the estimated
+    one solver step down the PF-ODE from z. In the first stages r is 0 at small t, where the target is the estimated
     posterior mean itself, as in the training of the EDM network; from stage to stage r approaches t
     (`lit_knn.schedules.TuningSchedule`).
 
