@@ -41,16 +41,13 @@ def weights(folder):
     return path, torch.load(path, weights_only=True)
 
 
-def test_two_ranks_train_with_a_whole_and_a_sharded_set(tmp_path):
-    seen = []
-    kept = ["--trainer.callbacks", "callbacks.LastCheckpoint", "--trainer.limit_val_batches", "0"]
-    for sharded in ("false", "true"):
-        places = ["--data.sharded", sharded, "--trainer.logger.save_dir", tmp_path / sharded]
-        run_main(["fit", *TINY, *kept, *places], ranks=2)
-        seen.append(weights(tmp_path / sharded)[1])
-    assert seen[0]["images_seen"] == 2 * 2 * 32
-    for name, value in seen[0]["state_dict"].items():
-        torch.testing.assert_close(seen[1]["state_dict"][name], value, rtol=1e-3, atol=1e-5)
+def test_two_ranks_train_with_half_of_the_images_each(tmp_path):
+    # tests/test_ddp.py compares half of the images on each rank with all images on both.
+    kept = ["--trainer.callbacks", "callbacks.LastCheckpoint", "--model.augmentation.p", "0.4"]
+    run_main(["fit", *TINY, *kept, "--data.sharded", "true", "--trainer.logger.save_dir", tmp_path], ranks=2)
+    checkpoint = weights(tmp_path)[1]
+    assert checkpoint["images_seen"] == 2 * 2 * 32
+    assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
 
 
 def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
