@@ -24,7 +24,7 @@ class NetworkSpeed(pl.Callback):
         backend: backend of `torch.compile`.
 
     Raises:
-        InputError: an unknown backend; at `setup`, a model without a network `net` or `model` under preconditioning.
+        InputError: an unknown backend; at `setup`, a model without `network`, its raw network.
     """
 
     def __init__(self, compile: bool = True, channels_last: bool = True, backend: str = "inductor") -> None:
@@ -46,7 +46,7 @@ class NetworkSpeed(pl.Callback):
 
 
 def _network(pl_module: pl.LightningModule) -> nn.Module:
-    for owner, name in (("consistency_function", "net"), ("denoiser", "model"), ("flow", "model")):
-        if hasattr(pl_module, owner):
-            return getattr(getattr(pl_module, owner), name)
-    raise InputError(f"NetworkSpeed: {type(pl_module).__name__} has no network")
+    network = getattr(pl_module, "network", None)
+    if not isinstance(network, nn.Module):
+        raise InputError(f"NetworkSpeed: {type(pl_module).__name__} has no network")
+    return network

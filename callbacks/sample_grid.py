@@ -22,7 +22,7 @@ class SampleGrid(pl.Callback):
     """
 
     def __init__(self, num_samples: int = 64, num_steps: tuple[int | None, ...] = (1, 2)) -> None:
-        if num_samples < 1 or not num_steps or min(steps or 1 for steps in num_steps) < 1:
+        if num_samples < 1 or not num_steps or any(steps is not None and steps < 1 for steps in num_steps):
             raise InputError(
                 f"SampleGrid: num_samples={num_samples} and num_steps={list(num_steps)} must be at least 1"
             )

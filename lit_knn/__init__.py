@@ -8,7 +8,7 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `images`: files of images on a disk; `prepare`: the command that makes one file of many.
 - `solvers`, `schedules`, `sampling`, `flow_sampling`: steps of the ODE, noise levels, samplers.
 - `index`: neighbour search; `reference`: the data set that estimators average over, whole or in shards.
-- `nets`: networks; `edm_checkpoint`: the one door to files of networks; `flow_checkpoint`: also to those of flows.
+- `nets`: networks; `edm_checkpoint`: reads and converts the files of EDM networks.
 - `generative_models`: trained networks with their samplers; `hand_over`: `lit_knn.load(path)` reads them from any file.
 - `estimators`: the plug-ins, which all estimate the posterior mean.
 - `metrics`: measurements; `figures`: their pictures.

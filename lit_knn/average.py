@@ -6,10 +6,11 @@ is nearest to the wanted one is written as a checkpoint (arXiv 2312.02696, Sec. 
 
 import argparse
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
@@ -88,12 +89,12 @@ def profiles(snapshots: Sequence[Snapshot]) -> list[Profile]:
     return [Profile(exponent(length), s["images_seen"]) for s in snapshots for length in s["lengths"]]
 
 
-def average(snapshots: Sequence[Snapshot], weights: Iterable[float]) -> dict[str, Tensor]:
+def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
     """Sum the averages in the snapshots, in float64. Integers, such as counts in a buffer, are those of the last one.
 
     Args:
         snapshots: snapshots of one architecture.
-        weights: the weight of each of their averages.
+        weights: the weight of each of their averages, (n,).
 
     Returns:
         Tensors by name, of the stored type; those stored in 16 bits are float32.

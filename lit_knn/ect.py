@@ -22,7 +22,7 @@ class LitECT(ConsistencyTraining):
     """Consistency tuning of a trained EDM network, with the score of any estimator. Defaults are ECT's for CIFAR-10.
 
     The student is evaluated at (z, t), ln t ~ N(P_mean, P_std²). The stop-gradient teacher is evaluated at (ẑ, r); ẑ is
-    one solver step down the PF-ODE from z. In the first stage r is 0 at small t, where the target is the estimated
+    one solver step down the PF-ODE from z. In the first stages r is 0 at small t, where the target is the estimated
     posterior mean itself, as in the training of the EDM network; from stage to stage r approaches t
     (`lit_knn.schedules.TuningSchedule`).
 
@@ -93,7 +93,7 @@ class LitECT(ConsistencyTraining):
             schedule.check_reaches(EDM_GRID.sigma_max)
             check_log_normal(P_mean, P_std)
         check_metric("LitECT", metric)
-        net = started_network(start, net, sigma_data)
+        net = _started_network(start, net, sigma_data)
         conditioning = Conditioning("LitECT", net, class_conditional, sampling_class)
         super().__init__(net, estimator, solver, metric, EDM_GRID, conditioning, sigma_data, 0.0)
         # A path object among the options would make a checkpoint that no safe reader opens.
@@ -128,7 +128,7 @@ class LitECT(ConsistencyTraining):
         return {"train/stage": float(self.stage)}
 
 
-def started_network(start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float) -> nn.Module:
+def _started_network(start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float) -> nn.Module:
     """Return `net` with the weights of `start`, or the architecture that this file stores; see `LitECT`."""
     augment_dim = getattr(net, "augment_dim", 0)
     if augment_dim:

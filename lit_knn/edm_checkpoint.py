@@ -8,9 +8,9 @@ out.safetensors` converts a published pickle. No code of a file is run.
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,6 @@ SIGMAS = ("sigma_min", "sigma_max", "sigma_data")
 AUGMENTATION_WEIGHTS = ("model.map_augment.weight", "model.embedding.augmentation.weight")
 # In the published networks, the names of buffers end in one of these words.
 BUFFERS = ("resample_filter", "freqs")
-
-Wrapped = TypeVar("Wrapped", bound=nn.Module)
 
 
 # Networks
@@ -116,44 +114,18 @@ def denoiser_of(
     fp16: bool,
 ) -> EDMPrecond:
     """Make the denoiser of what `load_network_parts` read; see `load_network`."""
-    sigma_data = config.get("sigma_data", 0.5)
-
-    def preconditioned(net: nn.Module) -> EDMPrecond:
-        check_sigma("sigma_data", sigma_data)
-        return EDMPrecond(net, sigma_data, fp16)
-
-    return filled(path, config, state_dict, net, preconditioned)
-
-
-def filled(
-    path: str | os.PathLike[str],
-    config: Mapping[str, Any],
-    state_dict: Mapping[str, Tensor],
-    net: nn.Module | None,
-    wrap: Callable[[nn.Module], Wrapped],
-) -> Wrapped:
-    """Fill a wrapped network with the weights of a file.
-
-    Args:
-        path: the file, for messages.
-        config: the architecture that the file stores.
-        state_dict: the weights, named "model.*".
-        net: the architecture, or None for the file's.
-        wrap: makes a module that has the network as `model`.
-
-    Raises:
-        InputError: the file stores no architecture and `net` is None; the weights do not fit it.
-    """
     if net is None and not {"model_type", "architecture"} & config.keys():
         raise InputError(f"{os.fspath(path)} does not tell its architecture: give net")
     try:
         with naming(path):
-            wrapped = wrap(_network_of(config, state_dict) if net is None else net)
-        wrapped.load_state_dict(state_dict, assign=net is None)
+            sigma_data = config.get("sigma_data", 0.5)
+            check_sigma("sigma_data", sigma_data)
+            denoiser = EDMPrecond(_network_of(config, state_dict) if net is None else net, sigma_data, fp16)
+        denoiser.load_state_dict(state_dict, assign=net is None)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{os.fspath(path)} does not fit the architecture: {reason}") from error
-    return (wrapped.float() if net is None else wrapped).eval().requires_grad_(False)
+    return (denoiser.float() if net is None else denoiser).eval().requires_grad_(False)
 
 
 def _network_of(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> nn.Module:
@@ -244,20 +216,19 @@ def read_own_checkpoint(path: str | os.PathLike[str]) -> Parts:
     """
     checkpoint = read_checkpoint_file(path)
     with naming(path):
-        return parts_of_own(checkpoint)
+        return _parts_of_own(checkpoint)
 
 
-def parts_of_own(checkpoint: dict[Any, Any], prefix: str = OWN_PREFIX, owner: str = "LitEDM") -> Parts:
-    """Return the parts of the network whose weights have this prefix. See `read_own_checkpoint`."""
+def _parts_of_own(checkpoint: dict[Any, Any]) -> Parts:
     if not isinstance(checkpoint.get("state_dict"), dict):
         raise InputError("no state_dict in the checkpoint")
     state_dict = {
-        MODEL_PREFIX + name.removeprefix(prefix): value
+        MODEL_PREFIX + name.removeprefix(OWN_PREFIX): value
         for name, value in checkpoint["state_dict"].items()
-        if isinstance(name, str) and name.startswith(prefix) and isinstance(value, Tensor)
+        if isinstance(name, str) and name.startswith(OWN_PREFIX) and isinstance(value, Tensor)
     }
     if not state_dict:
-        raise InputError(f"no parameters named {prefix}*: not a checkpoint of {owner}")
+        raise InputError(f"no parameters named {OWN_PREFIX}*: not a checkpoint of LitEDM")
     hparams, stored = (checkpoint.get(name, {}) for name in ("hyper_parameters", "network_config"))
     if not isinstance(hparams, dict) or not isinstance(stored, dict):
         raise InputError("hyper_parameters and network_config must be dicts")

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
-from lit_knn.flow_checkpoint import FLOW_KEY
 from lit_knn.flow_sampling import FixedSteps, FlowSampler
 from lit_knn.generative_models import FlowModel
 from lit_knn.generative_models.flow import check_steps
@@ -21,13 +20,17 @@ from lit_knn.training.plug_ins import check_solver
 from lit_knn.training.regression import PosteriorRegression
 from lit_knn.training.time_distributions import TimeDistribution, UniformTimes
 
+# Place of the parameterisation in a checkpoint.
+FLOW_KEY = "flow"
+
 
 class LitFlow(PosteriorRegression):
     """Flow matching: v(z, τ) is fitted to E[ε − x | z] = (z − μ̂)/τ, where z = (1 − τ)x + τε.
 
     μ̂ is the estimator's posterior mean at z/(1 − τ) and noise level σ = τ/(1 − τ). With `OneSample` this is plain
-    conditional flow matching (arXiv 2210.02747), whose target is ε − x. With `UniformSNIS` and `Exact` it is explicit
-    or closed-form flow matching (arXiv 2506.03719). All have the same minimiser.
+    conditional flow matching (arXiv 2210.02747), whose target is ε − x. With `STF` and `Exact` it is the empirical and
+    the closed-form flow matching of arXiv 2506.03719. These three have the same minimiser. An estimator with a bias,
+    such as `UniformSNIS`, has another one.
 
     The loss is the squared error of the velocity, averaged over pixels and items, whatever the network puts out.
     `LitEDM` tells how augmented items get their target. `TimeDistribution` has the rule for τ → 0 and τ → 1.

@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError, first_line
+from lit_knn.schedules import check_num_steps
 from lit_knn.solvers import PosteriorMean, euler_step, heun_step
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item
 
@@ -20,19 +21,32 @@ Start = Callable[[Seeds], tuple[Tensor, Velocity]]
 """seeds (B,) -> standard normal noise (B, *shape) and the velocity (z (B, *shape), tau (B,) float64) -> (B, *shape)."""
 
 
-class TimeRange(Protocol):
-    """The times of a sampler; see `lit_knn.training.time_distributions.TimeDistribution`."""
+class TimeSpan:
+    """Times τ of a flow from low to high; the noise level at τ is τ/(1 − τ).
 
-    @property
-    def low(self) -> float:
-        """Smallest time that a sampler evaluates."""
+    Args:
+        low: smallest time that a sampler evaluates.
+        high: time at which a sampler starts.
 
-    @property
-    def high(self) -> float:
-        """Time at which a sampler starts."""
+    Raises:
+        InputError: not 0 < low < high < 1.
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        if not 0 < low < high < 1:
+            raise InputError(f"{type(self).__name__}: need 0 < low < high < 1, got low={low} and high={high}")
+        self.low = low
+        self.high = high
 
     def descending(self, num_steps: int) -> Tensor:
-        """Times from `high` to `low`, without 0."""
+        """Times of a sampler: `num_steps` equal steps from `high` to 0, without 0 and the times below `low`; float64.
+
+        Raises:
+            InputError: as `check_num_steps`.
+        """
+        check_num_steps(num_steps)
+        times = torch.linspace(self.high, 0, num_steps + 1, dtype=torch.float64)[:-1]
+        return times[times >= self.low]
 
 
 class FlowSampler(ABC):
@@ -49,7 +63,7 @@ class FlowSampler(ABC):
     """One step of the sampler, if it is a step of `lit_knn.solvers`."""
 
     @abstractmethod
-    def __call__(self, start: Start, seeds: Seeds, times: TimeRange, num_steps: int | None) -> Tensor:
+    def __call__(self, start: Start, seeds: Seeds, times: TimeSpan, num_steps: int | None) -> Tensor:
         """Draw one image per seed, (B, *shape) float32.
 
         Args:
@@ -70,7 +84,7 @@ class FixedSteps(FlowSampler):
     def __init__(self, solver: Callable = heun_step) -> None:
         self.solver = solver
 
-    def __call__(self, start: Start, seeds: Seeds, times: TimeRange, num_steps: int | None) -> Tensor:
+    def __call__(self, start: Start, seeds: Seeds, times: TimeSpan, num_steps: int | None) -> Tensor:
         """See `FlowSampler.__call__`."""
         assert num_steps is not None
         assert self.solver is not None
@@ -108,7 +122,7 @@ class AdaptiveSteps(FlowSampler):
         self.atol = atol
         self.pilot = pilot
 
-    def __call__(self, start: Start, seeds: Seeds, times: TimeRange, num_steps: int | None) -> Tensor:
+    def __call__(self, start: Start, seeds: Seeds, times: TimeSpan, num_steps: int | None) -> Tensor:
         """See `FlowSampler.__call__`."""
         assert num_steps is None
         noise, velocity = start(range(self.pilot))

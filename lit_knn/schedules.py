@@ -69,10 +69,9 @@ class NoiseGrid:
         """Levels for a sampler, (num_steps,) float64. A single level is sigma_max.
 
         Raises:
-            InputError: num_steps is not an integer of at least 1.
+            InputError: as `check_num_steps`.
         """
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-            raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r}")
+        check_num_steps(num_steps)
         return self.ascending(max(num_steps, 2)).flip(0)[:num_steps]
 
     def bands(self, count: int) -> Tensor:
@@ -80,37 +79,12 @@ class NoiseGrid:
         return torch.linspace(math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64).exp()
 
 
-@dataclass(frozen=True)
-class TimeSpan:
-    """Times τ of a flow from low to high; the noise level at τ is τ/(1 − τ).
-
-    Attributes:
-        low: smallest time that a sampler evaluates.
-        high: time at which a sampler starts.
-
-    Raises:
-        InputError: not 0 < low < high < 1.
-    """
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low < self.high < 1:
-            raise InputError(f"need 0 < low < high < 1, got low={self.low} and high={self.high}")
-
-    def descending(self, num_steps: int) -> Tensor:
-        """Times of a sampler: `num_steps` equal steps from `high` to 0, without 0 and the times below `low`; float64.
-
-        Raises:
-            InputError: num_steps is not an integer from 1 to `MOST_LEVELS`.
-        """
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-            raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r}")
-        if num_steps > MOST_LEVELS:
-            raise InputError(f"num_steps must be at most {MOST_LEVELS}, got {num_steps}")
-        times = torch.linspace(self.high, 0, num_steps + 1, dtype=torch.float64)[:-1]
-        return times[times >= self.low]
+def check_num_steps(num_steps: object) -> None:
+    """Raise InputError if a sampler's number of steps is not an integer from 1 to `MOST_LEVELS`."""
+    if type(num_steps) is not int or num_steps < 1:
+        raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r:.80}")
+    if num_steps > MOST_LEVELS:
+        raise InputError(f"num_steps must be at most {MOST_LEVELS}, got {num_steps}")
 
 
 def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:

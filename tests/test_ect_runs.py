@@ -28,7 +28,7 @@ def logged(args):
 
 
 def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(start):
-    steps = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "1"]
+    steps = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
     main(["fit", *logged(steps), "--model.start", str(start), "--model.predict_steps", "2"])
     (path,) = Path("runs").rglob("last.ckpt")
     kept = shutil.copy(path, "kept.ckpt")

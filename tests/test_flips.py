@@ -11,7 +11,7 @@ from main import make_cli
 from tests.config_files import CONFIGS, RUNS, resolved
 from tests.image_files import write_cifar10
 
-FLIPPED = ["table1/ict.yaml", "table1/ict_stf.yaml", "table1/ict_knn.yaml", "figure4/cifar10.yaml"]
+FLIPPED = ["flow/cifar10.yaml", "table1/ict.yaml", "table1/ict_stf.yaml", "table1/ict_knn.yaml", "figure4/cifar10.yaml"]
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_knn.edm import LitEDM
-from lit_knn.estimators import KNN, OneSample
+from lit_knn.estimators import KNN
 from lit_knn.flow import LitFlow
 from lit_knn.results import read_rows
 from main import main
@@ -31,10 +30,10 @@ def flow(**options):
 
 
 def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(tmp_path):
-    _, whole = fit(tmp_path / "whole", flow(), 5)
-    status, path = fit(tmp_path / "cut", flow(), 5, at=At(2, "on_after_backward", interrupt))
+    _, whole = fit(tmp_path / "whole", flow(), 3)
+    status, path = fit(tmp_path / "cut", flow(), 3, at=At(1, "on_after_backward", interrupt))
     assert status == 130
-    assert_same(fit(tmp_path / "resumed", flow(), 5, path)[1], whole)
+    assert_same(fit(tmp_path / "resumed", flow(), 3, path)[1], whole)
 
 
 def weights(folder):
@@ -42,16 +41,13 @@ def weights(folder):
     return path, torch.load(path, weights_only=True)
 
 
-def test_two_ranks_train_with_a_whole_and_a_sharded_set(tmp_path):
-    seen = []
-    kept = ["--trainer.callbacks", "callbacks.LastCheckpoint", "--trainer.limit_val_batches", "0"]
-    for sharded in ("false", "true"):
-        places = ["--data.sharded", sharded, "--trainer.logger.save_dir", tmp_path / sharded]
-        run_main(["fit", *TINY, *kept, *places], ranks=2)
-        seen.append(weights(tmp_path / sharded)[1])
-    assert seen[0]["images_seen"] == 2 * 2 * 32
-    for name, value in seen[0]["state_dict"].items():
-        torch.testing.assert_close(seen[1]["state_dict"][name], value, rtol=1e-3, atol=1e-5)
+def test_two_ranks_train_with_half_of_the_images_each(tmp_path):
+    # tests/test_ddp.py compares half of the images on each rank with all images on both.
+    kept = ["--trainer.callbacks", "callbacks.LastCheckpoint", "--model.augmentation.p", "0.4"]
+    run_main(["fit", *TINY, *kept, "--data.sharded", "true", "--trainer.logger.save_dir", tmp_path], ranks=2)
+    checkpoint = weights(tmp_path)[1]
+    assert checkpoint["images_seen"] == 2 * 2 * 32
+    assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
 
 
 def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
@@ -76,16 +72,10 @@ def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
         places = ["--trainer.logger.save_dir", name, "--data.predict_samples", "3"]
         main(["predict", *TINY, *options, *places, "--ckpt_path", str(path)])
         assert len(list(Path(name).rglob("00*.png"))) == 3
-
-
-def test_a_checkpoint_of_another_parameterisation_is_refused_in_one_line(tmp_path, capsys):
-    _, path = fit(tmp_path / "edm", LitEDM(net(), OneSample()), 1)
-    line = refusal_of(["validate", *TINY, "--ckpt_path", str(path)], capsys)
-    assert line.startswith(f"error: --ckpt_path {path}: the checkpoint is not of LitFlow")
-    main(["fit", *TINY, "--model.output", "lit_knn.nets.flow.DataOutput", "--trainer.logger.save_dir", "data"])
-    path, _ = weights("data")
-    line = refusal_of(["predict", *TINY, "--ckpt_path", str(path)], capsys)
-    assert "another parameterisation: {'output': 'DataOutput'}, but the model has {'output': 'VelocityOutput'}" in line
+    other = ["--model.output", "lit_knn.nets.flow.DataOutput"]
+    line = refusal_of(["predict", *TINY, *other, "--ckpt_path", str(path)], capsys)
+    assert line.startswith(f"error: --ckpt_path {path}: the checkpoint is of ")
+    assert "another parameterisation: {'output': 'VelocityOutput'}, but the model has {'output': 'DataOutput'}" in line
 
 
 @pytest.mark.parametrize(
@@ -93,9 +83,7 @@ def test_a_checkpoint_of_another_parameterisation_is_refused_in_one_line(tmp_pat
     [
         (["--model.times.low", "0"], "UniformTimes: need 0 < low < high < 1, got low=0.0 and high=0.9999"),
         (["--model.sampler.solver", "os.system"], "LitFlow: solver=system does not take the arguments z, t, t_next"),
-        (["--model.output", "lit_knn.nets.flow.SpeedOutput"], "SpeedOutput"),
         (["--model.output", "lit_knn.nets.UNet"], "output"),
-        (["--model.sampler", "lit_knn.flow_sampling.NoSteps"], "NoSteps"),
         (["--model.sampling_steps", "null"], "sampling_steps is null, but FixedSteps needs a number of steps"),
     ],
 )

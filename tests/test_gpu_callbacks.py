@@ -40,6 +40,7 @@ MEASURING = {
 TRAINING = {
     "CheckpointByImages": {"every_n_images": 32},
     "LastCheckpoint": {},
+    "PowerAverages": {"every_n_images": 32},
     "NetworkSpeed": {"compile": False},  # The stand-in cannot compile.
     "RunRecord": {},
     "RunSummary": {},
@@ -112,6 +113,7 @@ def test_callbacks_of_training_do_their_work():
     names = {path.name for path in (folder / "checkpoints").iterdir()}
     assert "last.ckpt" in names
     assert len(names) == 4
+    assert len(list((folder / "snapshots").iterdir())) == 3
     (row,) = numbers(folder, "fidelity.csv")
     assert {"fd_pixels", "kid", "precision", "recall"} <= row.keys()
 

@@ -26,7 +26,7 @@ LAYERS = (
     ("reference",),
     ("nets",),
     ("generative_models", "edm_checkpoint"),
-    ("hand_over", "flow_checkpoint"),
+    ("hand_over",),
     ("estimators",),
     ("metrics",),
     ("figures",),

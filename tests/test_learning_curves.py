@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,9 +22,11 @@ from benchmarks.learning_curves.kinds import Latents
 from benchmarks.learning_curves.measurements import Measurements, posterior_sources
 from benchmarks.learning_curves.modules import KINDS
 from benchmarks.learning_curves.sets import Lengths, averaged
-from benchmarks.learning_curves.statistics import Curves, interval
+from benchmarks.learning_curves.statistics import Curves, derived, interval
 from benchmarks.learning_curves.table import CurveTable
 from lit_knn.estimators import KNN, STF, Exact, ExactFloat64, OneSample
+from lit_knn.metrics import Pixels
+from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import EDM_PROCESS, LINEAR_PROCESS, forward_noise
 
@@ -264,6 +267,23 @@ def test_exact_targets_have_no_gradient_variance_and_others_less_than_one_sample
     assert type(module.estimator) is OneSample
 
 
+def test_samples_have_other_noise_for_each_seed_and_the_same_for_all_estimators():
+    class Recorder:
+        def __init__(self, seed):
+            self.hparams, self.seen = SimpleNamespace(seed=seed), []
+
+        def sample(self, seeds):
+            self.seen += seeds.tolist()
+            return torch.randn(len(seeds), 1, 2, 2)
+
+    measurements = Measurements(KINDS["EDM"], tiny_set(), LENGTHS._replace(samples=200))
+    first, again, second = Recorder(0), Recorder(0), Recorder(1)
+    for each in (first, again, second):
+        measurements.distances(each)
+    assert first.seen == again.seen == list(range(200))
+    assert second.seen == list(range(200, 400))
+
+
 def test_moments_are_those_of_numpy():
     g = torch.randn(6, 5, dtype=torch.float64)
     found = gradient_moments(g)
@@ -315,6 +335,9 @@ def test_intervals_are_those_of_scipy_over_paired_seeds():
     assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(tuple(wanted))
     assert found.sign == -1
     assert interval([1.0, -1.1, 0.2]).sign == 0
+    chosen = curves.difference(curves.last("fd_pixels"), "Exact", "OneSample", comparisons=5)
+    wider = ttest_rel(a, b).confidence_interval(0.99)
+    assert (chosen.mean - chosen.half_width, chosen.mean + chosen.half_width) == pytest.approx(tuple(wider))
 
 
 def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
@@ -326,8 +349,23 @@ def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
     assert share("KNN", 0) == 0.5  # the first measurement
     assert np.isnan(share("STF", 0))
     assert curves.at_seconds("fd_pixels", 15.0)("OneSample", 0) == pytest.approx(4)
+    assert np.isnan(curves.at_seconds("fd_pixels", 9.0)("OneSample", 0))  # before the first measurement
     assert curves.last("fd_noise")("KNN", 0) == pytest.approx(0.1)
     assert curves.last("relative_noise")("KNN", 0) == pytest.approx(0.5)
+
+
+def test_the_limit_of_the_distance_of_true_samples_is_near_zero():
+    generator = np.random.default_rng(0)
+    whole = torch.as_tensor(generator.uniform(-1, 1, (5000, 1, 2, 4)), dtype=torch.float32)
+    real, samples = image_statistics(ReferenceSet(whole), Pixels()), whole[:200]
+    distances = [
+        frechet_distance_of_statistics(image_statistics(part, Pixels()), real)
+        for part in (samples, samples[:100], samples[100:])
+    ]
+    names = ("fd_pixels", "fd_first_half", "fd_second_half")
+    (row,) = made_rows({("Exact", 0): (1,)})
+    limit = derived(row | dict(zip(names, distances, strict=True)))["fd_limit"]
+    assert abs(limit) < 0.3 * distances[0]
 
 
 def test_claims_are_judged_by_the_side_of_their_intervals():

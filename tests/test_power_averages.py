@@ -19,7 +19,7 @@ from lit_knn.theory.power_average import exponent
 from lit_knn.training.kept_checkpoints import kept_checkpoints, kept_snapshots, snapshots_in
 from main import main
 from tests.command_lines import ROOT, refusal_of
-from tests.interrupted_runs import At, assert_same, edm, fit, ict, interrupt, tensors
+from tests.interrupted_runs import At, assert_same, assert_same_numbers, edm, fit, interrupt, tensors
 from tests.ranks import run_main
 
 BATCH, STEPS, EVERY = 32, 24, 64
@@ -242,26 +242,20 @@ def snapshots(*folders):
     return {name: tensors({**c, "training_time": None}) for name, c in contents.items()}
 
 
-def same(ours, theirs):
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(v, theirs[k]) if isinstance(v, torch.Tensor) else v == theirs[k] for k, v in ours.items()
-    )
-
-
-@pytest.mark.parametrize(("make", "options"), [(edm, {"accumulate_grad_batches": 2}), (ict, {})])
-def test_a_resumed_run_has_the_snapshots_of_the_uninterrupted_one(make, options, tmp_path):
+def test_a_resumed_run_has_the_snapshots_of_the_uninterrupted_one(tmp_path):
     def run(name, *args, **more):
         tracked = PowerAverages([0.05, 0.2], every_n_images=900)
-        return fit(tmp_path / name, make(), 9, *args, callbacks=[tracked], **options, **more)[1]
+        return fit(tmp_path / name, edm(), 6, *args, callbacks=[tracked], accumulate_grad_batches=2, **more)[1]
 
     whole = run("whole")
-    first = run("a", at=At(4, "on_after_backward", interrupt))
+    first = run("a", at=At(3, "on_after_backward", interrupt))
     second = run("b", first)
     assert_same(second, whole)
     expected, found = snapshots(tmp_path / "whole"), snapshots(tmp_path / "a", tmp_path / "b")
     assert len(expected) >= 4
     assert found.keys() == expected.keys()
-    assert all(same(found[name], expected[name]) for name in expected)
+    for name in expected:
+        assert_same_numbers(found[name], expected[name])
 
 
 def leave(folder, *seen, resumed_from=None):

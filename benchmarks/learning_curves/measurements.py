@@ -21,7 +21,11 @@ HELD, PAIRS = 0, 1
 
 
 class Measurements:
-    """The measurements of one kind of module on one set. All runs have the same latents, sources, seeds and noise.
+    """The measurements of one kind of module on one set. All runs have the same latents, sources and their draws.
+
+    The noise of samples is the same for all estimators and another one for each seed of the training. So the difference
+    of two estimators varies over seeds with the noise, too, and its t-interval covers it. For EDM's digits the
+    difference of two estimators has a standard deviation of about 0.06 over sets of 384 samples of the same networks.
 
     Args:
         kind: the kind of module.
@@ -44,8 +48,9 @@ class Measurements:
         return self.kind.errors(module, self.held, self.wanted).mean().item()
 
     def distances(self, module: EstimatorTraining) -> dict[str, float]:
-        """Compute `fd_pixels` of samples with the seeds 0, 1, …, and of each half of them."""
-        samples = torch.cat([module.sample(seeds) for seeds in torch.arange(self.lengths.samples).split(128)])
+        """Compute `fd_pixels` of samples, and of each half of them. The k-th seed has the k-th set of noise."""
+        numbers = torch.arange(self.lengths.samples) + module.hparams.seed * self.lengths.samples
+        samples = torch.cat([module.sample(seeds) for seeds in numbers.split(128)])
         half = len(samples) // 2
         parts = {"fd_pixels": samples, "fd_first_half": samples[:half], "fd_second_half": samples[half:]}
         return {

@@ -17,6 +17,7 @@ from lit_knn.figures.save import save_figure
 
 FINAL = {
     "fd_pixels": "fd_pixels",
+    "fd_limit": "limit of fd_pixels",
     "val_error": "error at held latents",
     "val_loss": "own loss",
     "variance_ratio": "gradient variance / one-sample's",
@@ -54,7 +55,9 @@ def _claims(curves: Mapping[str, Curves]) -> str:
             lines.append([each.claim, each.source, module, *cells])
     about = (
         "Claims, judged by paired differences over seeds of `fd_pixels` with a 95 % t-interval (no correction for "
-        "their number). A claim holds, or does not hold, if the interval lies on one side of 0."
+        "their number; where the best of several estimators is compared, its interval is widened by Bonferroni's "
+        "rule). A claim holds, or does not hold, if the interval lies on one side of 0. Training and noise of "
+        "the samples vary with the seed, so an interval covers both; the latents of the errors are the same for all."
     )
     return f"{about}\n\n{markdown(lines)}" if len(lines) > 1 else f"{about} No pair has two common seeds yet."
 
@@ -64,7 +67,8 @@ def _of_module(module: str, curves: Curves) -> str:
     seconds = curves.common_seconds()
     parts = [
         f"## {module}, {images:,} images",
-        "Mean ± standard deviation over seeds, at the last step:",
+        "Mean ± standard deviation over seeds, at the last step. `fd_pixels` has the bias of few samples, which "
+        "is nearly the same for all; its limit for many samples is twice it less the mean of its halves:",
         _final(curves),
         f"At an equal time of the processor, {seconds:.0f} s:",
         _equal_time(curves, seconds),
@@ -88,7 +92,8 @@ def _equal_time(curves: Curves, seconds: float) -> str:
     names = ("fd_pixels", "val_error")
     lines = [["estimator", *(FINAL[name] for name in names)]]
     for estimator in curves.estimators:
-        lines.append([estimator, *(_spread(curves, estimator, curves.at_seconds(name, seconds)) for name in names)])
+        values = (curves.at_seconds(name, seconds) for name in names)
+        lines.append([estimator, *(_spread(curves, estimator, value, "not measured") for value in values)])
     return markdown(lines)
 
 
@@ -114,11 +119,11 @@ def _noise(curves: Curves) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
 
 
-def _spread(curves: Curves, estimator: str, value: Callable[[str, int], float]) -> str:
+def _spread(curves: Curves, estimator: str, value: Callable[[str, int], float], missing: str = "not reached") -> str:
     values = np.array([value(estimator, seed) for seed in curves.seeds(estimator)])
     known = values[~np.isnan(values)]
     if not len(known):
-        return "not reached"
+        return missing
     some = "" if len(known) == len(values) else f" ({len(known)} of {len(values)})"
     return f"{known.mean():.4g}" + (f" ± {known.std(ddof=1):.2g}" if len(known) > 1 else "") + some
 

@@ -62,11 +62,14 @@ class Curves:
         return min(float(self.column(*run, "cpu_seconds")[-1]) for run in self._rows)
 
     def at_seconds(self, name: str, seconds: float) -> Callable[[str, int], float]:
-        """Return a function of (estimator, seed): ln-linear interpolation of a column at a processor time."""
+        """Return a function of (estimator, seed): ln-linear interpolation of a column at a processor time.
+
+        A run has NaN before its first measurement, because its value there is not known.
+        """
 
         def value(estimator: str, seed: int) -> float:
             times, values = (self.column(estimator, seed, column) for column in ("cpu_seconds", name))
-            return float(np.exp(np.interp(seconds, times, np.log(values))))
+            return float(np.exp(np.interp(seconds, times, np.log(values), left=np.nan)))
 
         return value
 
@@ -92,25 +95,38 @@ class Curves:
 
         return value
 
-    def difference(self, value: Callable[[str, int], float], one: str, other: str) -> Interval:
-        """Compare two estimators by the differences of runs with the same seed."""
-        return interval([value(one, seed) - value(other, seed) for seed in self.seeds(one, other)])
+    def difference(self, value: Callable[[str, int], float], one: str, other: str, comparisons: int = 1) -> Interval:
+        """Compare two estimators by the differences of runs with the same seed; see `interval`."""
+        return interval([value(one, seed) - value(other, seed) for seed in self.seeds(one, other)], comparisons)
 
 
 def derived(row: Row) -> dict[str, Any]:
-    """Add columns to a row: the noise of `fd_pixels`, and ratios of the gradient's variance."""
+    """Add columns to a row: noise and limit of `fd_pixels`, and ratios of the gradient's variance.
+
+    The limit, `fd_limit`, is for infinitely many samples. The bias of few samples is nearly inverse to their number
+    (arXiv 1911.07023), so half of them have twice the bias.
+    """
     variance, plain = float(row["gradient_variance"]), float(row["one_sample_variance"])
     # Two halves differ by √2 times the noise of one, which is √2 times the noise of the whole.
-    noise = abs(float(row["fd_first_half"]) - float(row["fd_second_half"])) / 2
+    first, second = float(row["fd_first_half"]), float(row["fd_second_half"])
+    noise = abs(first - second) / 2
+    limit = 2 * float(row["fd_pixels"]) - (first + second) / 2
     norm = math.sqrt(max(float(row["gradient_norm_sq"]), 0.0))
     relative = math.sqrt(variance) / norm if norm else math.nan
-    return {**row, "fd_noise": noise, "variance_ratio": variance / plain, "relative_noise": relative}
+    added = {"fd_noise": noise, "fd_limit": limit, "variance_ratio": variance / plain, "relative_noise": relative}
+    return {**row, **added}
 
 
-def interval(differences: Sequence[float]) -> Interval:
-    """Return the t-interval of the mean of independent numbers; one number has an infinite interval."""
+def interval(differences: Sequence[float], comparisons: int = 1) -> Interval:
+    """Return the t-interval of the mean of independent numbers; one number has an infinite interval.
+
+    Args:
+        differences: the numbers; NaN is left out.
+        comparisons: number of intervals from which this one was chosen by its data. By Bonferroni's rule all of them
+            together hold the true means at `CONFIDENCE`.
+    """
     values = np.array([value for value in differences if not math.isnan(value)])
     if len(values) < 2:
         return Interval(float(values.mean()) if len(values) else math.nan, math.inf, len(values))
-    quantile = student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    quantile = student.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
     return Interval(float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values))), len(values))

@@ -18,8 +18,8 @@ from lit_knn.data.modules import Images, Labels, ReferenceDataModule
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import Row
 from lit_knn.rng import keyed_default_rng
+from lit_knn.run_folder import LAST_NAME
 from lit_knn.trainer import Trainer
-from lit_knn.training.kept_checkpoints import LAST_NAME
 
 
 class Loaded(ReferenceDataModule):

@@ -13,8 +13,8 @@ from benchmarks.learning_curves.sets import ImageSet
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.training import train
 from lit_knn.results import Row
+from lit_knn.run_folder import LAST_NAME
 from lit_knn.settings import describe, fingerprint
-from lit_knn.training.kept_checkpoints import LAST_NAME
 from lit_knn.training.times import hardware_name
 
 SECONDS_BETWEEN_LOOKS = 20

@@ -14,13 +14,18 @@ def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.Li
     Only sizes that are known count, so that a run is refused only if it cannot work. `plan` also counts the others.
 
     Raises:
-        InputError: they do not fit; the size of the data cannot be read.
+        InputError: they do not fit.
     """
-    stored = datamodule.stored() if isinstance(datamodule, ReferenceDataModule) else None
-    if stored is None or not isinstance(datamodule, ReferenceDataModule):
+    if not isinstance(datamodule, ReferenceDataModule):
         return
     device = trainer.strategy.root_device
-    _, loaded, on_device, held, building = data_parts(trainer, model, datamodule, stored, device)
+    try:
+        stored = datamodule.stored()
+        if stored is None:
+            return
+        _, loaded, on_device, held, building = data_parts(trainer, model, datamodule, stored, device)
+    except InputError:
+        return  # What cannot be read, or does not fit the set, is told where it is loaded or bound.
     parts = [part for part in (loaded if device.type == "cpu" else on_device, *held) if not part.about]
     host = [part for part in (loaded, *building) if not part.passing]
     ranks = trainer.world_size // trainer.num_nodes

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.flow_checkpoint import load_denoiser
+from lit_knn.hand_over.loading import load_denoiser
 
 
 class Network(Estimator):

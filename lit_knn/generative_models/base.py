@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lit_knn.errors import InputError
 from lit_knn.nets.architecture import architecture_of
 from lit_knn.sampling import seeded_classes
+from lit_knn.schedules import check_num_steps
 
 
 class GenerativeModel(nn.Module):
@@ -40,7 +41,9 @@ class GenerativeModel(nn.Module):
         super().__init__()
         self.network = network
         self.image_shape = _checked_shape(image_shape)
-        self.num_steps = None if num_steps is None else checked_steps(num_steps)
+        if num_steps is not None:
+            check_num_steps(num_steps)
+        self.num_steps = num_steps
         if sampling_class is not None:
             _check_class("sampling_class", sampling_class, self.num_classes)
         self.sampling_class = sampling_class
@@ -65,7 +68,7 @@ class GenerativeModel(nn.Module):
 
     def check_steps(self, num_steps: int | None) -> None:
         """Raise InputError if the sampler cannot take this number of steps; None is for one that chooses its own."""
-        checked_steps(num_steps)
+        check_num_steps(num_steps)
 
     @property
     def num_classes(self) -> int:
@@ -142,13 +145,6 @@ def check_numbers(**options: object) -> None:
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise InputError(f"{name} must be a positive number, got {value!r:.80}")
-
-
-def checked_steps(num_steps: object) -> int:
-    """Return the number of steps; raise InputError if it is not an integer of at least 1."""
-    if type(num_steps) is not int or num_steps < 1:
-        raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r:.80}")
-    return num_steps
 
 
 def _check_seeds(seeds: object) -> None:

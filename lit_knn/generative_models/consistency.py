@@ -40,15 +40,7 @@ class ConsistencyModel(GenerativeModel):
         check_numbers(sigma_data=network.sigma_data)
         if network.sigma_min != 0:  # With 0, the function has EDM's preconditioning.
             check_numbers(sigma_min=network.sigma_min)
-        if not isinstance(sampling_sigmas, list | tuple) or not sampling_sigmas:
-            raise InputError(f"sampling_sigmas must be a list of noise levels, got {sampling_sigmas!r:.80}")
-        for sigma in sampling_sigmas:
-            check_numbers(sampling_sigmas=sigma)
-        if any(high <= low for high, low in pairwise([*sampling_sigmas, network.sigma_min])):
-            raise InputError(
-                f"sampling_sigmas={list(sampling_sigmas)!r:.80} must descend and stay above "
-                f"sigma_min={network.sigma_min}"
-            )
+        check_sampling_sigmas(sampling_sigmas, network.sigma_min)
         self.sampling_sigmas = [float(sigma) for sigma in sampling_sigmas]
         self._checked_steps(num_steps)
 
@@ -96,3 +88,15 @@ class ConsistencyModel(GenerativeModel):
         if type(num_steps) is not int or not 1 <= num_steps <= most:
             raise InputError(f"sample: num_steps={num_steps} must be from 1 to the number of sampling_sigmas, {most}")
         return num_steps
+
+
+def check_sampling_sigmas(sampling_sigmas: object, sigma_min: float) -> None:
+    """Raise InputError if the levels of multi-step sampling are not numbers that descend and stay above sigma_min."""
+    if not isinstance(sampling_sigmas, list | tuple) or not sampling_sigmas:
+        raise InputError(f"sampling_sigmas must be a list of noise levels, got {sampling_sigmas!r:.80}")
+    for sigma in sampling_sigmas:
+        check_numbers(sampling_sigmas=sigma)
+    if any(high <= low for high, low in pairwise([*sampling_sigmas, sigma_min])):
+        raise InputError(
+            f"sampling_sigmas={list(sampling_sigmas)!r:.80} must descend and stay above sigma_min={sigma_min}"
+        )

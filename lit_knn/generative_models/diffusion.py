@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.generative_models.base import GenerativeModel, check_numbers, checked_steps
+from lit_knn.generative_models.base import GenerativeModel, check_numbers
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
@@ -38,7 +38,7 @@ class DiffusionModel(GenerativeModel):
         super().__init__(network, image_shape, num_steps, sampling_class)
         check_numbers(sigma_data=network.sigma_data)
         self.grid = NoiseGrid() if grid is None else grid
-        self.grid.descending(checked_steps(num_steps))
+        self.grid.descending(num_steps)
 
     @classmethod
     def around(
@@ -80,4 +80,5 @@ class DiffusionModel(GenerativeModel):
     def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
         """See `GenerativeModel.draw`."""
         noise = seeded_noise(seeds, self.image_shape, device=self.device)
-        return heun_sampler(partial(self.network, class_label=class_label), noise, checked_steps(num_steps), self.grid)
+        assert num_steps is not None
+        return heun_sampler(partial(self.network, class_label=class_label), noise, num_steps, self.grid)

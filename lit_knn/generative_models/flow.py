@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps, FlowSampler, TimeRange, Velocity
+from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps, FlowSampler, TimeSpan, Velocity
 from lit_knn.generative_models.base import GenerativeModel, check_numbers
 from lit_knn.nets.flow import OUTPUTS, FlowDenoiser, FlowNetwork
 from lit_knn.sampling import seeded_noise
-from lit_knn.schedules import TimeSpan
 from lit_knn.solvers import euler_step, heun_step
 
 # A file can name these samplers and solvers alone.
@@ -40,7 +39,7 @@ class FlowModel(GenerativeModel):
         self,
         network: FlowNetwork,
         image_shape: Sequence[int],
-        times: TimeRange,
+        times: TimeSpan,
         sampler: FlowSampler | None = None,
         num_steps: int | None = 50,
         sampling_class: int | None = None,
@@ -111,7 +110,7 @@ class FlowModel(GenerativeModel):
         return self.sampler(start, seeds, self.times, num_steps)
 
 
-def check_steps(sampler: FlowSampler, times: TimeRange, num_steps: int | None, option: str = "num_steps") -> None:
+def check_steps(sampler: FlowSampler, times: TimeSpan, num_steps: int | None, option: str = "num_steps") -> None:
     """Raise InputError if the sampler cannot take this number of steps; None is for one that chooses its own."""
     name = type(sampler).__name__
     if sampler.chooses_steps:

@@ -5,12 +5,15 @@ from pathlib import Path
 
 from torch import nn
 
-from lit_knn.edm_checkpoint import denoiser_of, load_network_parts
+from lit_knn.checkpoint_file import MODEL_KEY, read_checkpoint_file
+from lit_knn.edm_checkpoint import denoiser_of, load_network, load_network_parts
 from lit_knn.errors import prefixed
-from lit_knn.generative_models import DiffusionModel, GenerativeModel
+from lit_knn.generative_models import DiffusionModel, FlowModel, GenerativeModel
 from lit_knn.hand_over.checkpoints import read_checkpoint_parts
 from lit_knn.hand_over.exported import FORMAT, WEIGHTS_NAME, metadata_of, read_exported
 from lit_knn.hand_over.parts import build
+from lit_knn.nets.flow import FlowDenoiser
+from lit_knn.nets.precond import EDMPrecond
 from lit_knn.run_folder import last_checkpoint
 from lit_knn.schedules import NoiseGrid
 
@@ -40,6 +43,28 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Generati
         return _published(file, net)
     with prefixed(os.fspath(file)):
         return build(parts, net)
+
+
+def load_denoiser(
+    path: str | os.PathLike[str], net: nn.Module | None = None, fp16: bool = False
+) -> EDMPrecond | FlowDenoiser:
+    """Make the denoiser D(z, σ) of a network file: one that `load_network` reads, or a checkpoint of `LitFlow`.
+
+    Args:
+        path: the file.
+        net: the architecture, for a `.ckpt` that does not store it; its weights are replaced.
+        fp16: compute the network in float16.
+
+    Raises:
+        InputError: as `load_network`, or as `load`.
+    """
+    if Path(path).suffix == ".ckpt" and Path(path).is_file():
+        told = read_checkpoint_file(path, mmap=True).get(MODEL_KEY)
+        if isinstance(told, dict) and told.get("kind") == FlowModel.kind:
+            model = load(path, net)
+            assert isinstance(model, FlowModel)
+            return FlowDenoiser(model.network, fp16).eval()
+    return load_network(path, net, fp16)
 
 
 def find_file(path: str | os.PathLike[str]) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lit_knn.checkpoint_file import MODEL_KEY
@@ -48,7 +48,7 @@ class EstimatorTraining(pl.LightningModule):
     """Trains a network on targets from an estimator; subclasses define the loss and the sampler.
 
     Every random draw is a function of (seed, rank, batch number), so a resumed run repeats the uninterrupted one.
-    Subclasses call `save_hyperparameters` with at least `seed`, and implement `losses`, `evaluate_network`,
+    Subclasses call `save_hyperparameters` with at least `seed`, and implement `losses`, `network`, `evaluate_network`,
     `generative_model` and `average_decay`.
 
     Args:
@@ -94,6 +94,11 @@ class EstimatorTraining(pl.LightningModule):
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
         """Return the scalar to minimise, from losses (B,) and items x (B, *shape). The default is the mean loss."""
         return loss.mean()
+
+    @property
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """The raw network, without its preconditioning or its parameterisation."""
 
     @abstractmethod
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:

@@ -2,15 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.generative_models import ConsistencyModel
+from lit_knn.generative_models.consistency import check_sampling_sigmas
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
 from lit_knn.schedules import Metric, NoiseGrid, consistency_weight
@@ -76,12 +76,8 @@ class ConsistencyTraining(EstimatorTraining):
                 f"{self.owner}: predict_steps={h.predict_steps} must be between 1 and the number of sampling_sigmas, "
                 f"{len(h.sampling_sigmas)}"
             )
-        sigma_min = self.consistency_function.sigma_min
-        if any(not high > low for high, low in pairwise([*h.sampling_sigmas, sigma_min])):
-            raise InputError(
-                f"{self.owner}: sampling_sigmas={list(h.sampling_sigmas)} must descend and stay above "
-                f"sigma_min={sigma_min}"
-            )
+        with prefixed(self.owner):
+            check_sampling_sigmas(h.sampling_sigmas, self.consistency_function.sigma_min)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Use RAdam, as iCT and ECT do."""
@@ -90,6 +86,11 @@ class ConsistencyTraining(EstimatorTraining):
     def average_decay(self) -> float:
         """The option `ema_decay`; iCT and ECT keep it constant."""
         return self.hparams.ema_decay
+
+    @property
+    def network(self) -> nn.Module:
+        """The network inside the consistency function."""
+        return self.consistency_function.net
 
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
         """Evaluate the consistency function."""

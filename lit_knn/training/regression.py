@@ -83,11 +83,6 @@ class PosteriorRegression(EstimatorTraining):
 
     # Subclasses define these
 
-    @property
-    @abstractmethod
-    def network(self) -> nn.Module:
-        """The raw network, without its preconditioning or its parameterisation."""
-
     @abstractmethod
     def draw_times(self, size: int, generator: torch.Generator) -> Tensor:
         """Draw the times t of `process` for `size` items, (size,) float64, on the generator's device."""

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.schedules import TimeSpan
+from lit_knn.flow_sampling import TimeSpan
 
 
-class TimeDistribution(ABC):
+class TimeDistribution(TimeSpan, ABC):
     """A distribution of times τ, cut to low <= τ <= high. A subclass implements `cdf` and its inverse, `quantile`.
 
     The ends keep float32 exact enough: a velocity is (z − μ)/τ, so rounding of z, 6e-8, becomes 6e-8/τ. That is 6e-4 at
@@ -27,10 +27,7 @@ class TimeDistribution(ABC):
     """
 
     def __init__(self, low: float, high: float) -> None:
-        if not 0 < low < high < 1:
-            raise InputError(f"{type(self).__name__}: need 0 < low < high < 1, got low={low} and high={high}")
-        self.low = low
-        self.high = high
+        super().__init__(low, high)
         before, after = self.cdf(torch.tensor([low, high], dtype=torch.float64)).tolist()
         if not before < after:
             raise InputError(f"{type(self).__name__}: there is no probability between low={low} and high={high}")
@@ -57,10 +54,6 @@ class TimeDistribution(ABC):
     def noise_range(self) -> tuple[float, float]:
         """Return the noise levels σ = τ/(1 − τ) of the ends."""
         return self.low / (1 - self.low), self.high / (1 - self.high)
-
-    def descending(self, num_steps: int) -> Tensor:
-        """Times of a sampler, see `TimeSpan.descending`."""
-        return TimeSpan(self.low, self.high).descending(num_steps)
 
 
 class UniformTimes(TimeDistribution):
