@@ -2,11 +2,13 @@
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from lit_knn.errors import InputError
 from lit_knn.figures import figure4
 from lit_knn.figures.figure4.__main__ import main
 from lit_knn.figures.figure4.curves import Curve, read_curves
+from lit_knn.figures.style import log_values
 from lit_knn.results import write_rows
 
 
@@ -111,3 +113,21 @@ def test_what_cannot_be_drawn_is_said_in_one_line(runs, tmp_path, capsys):
     assert "the run must have callbacks.Fidelity" in complaint(str(runs[2]))
     (runs[3] / "config.yaml").write_text("model: 3")
     assert "tells no model.init_args.estimator" in complaint(str(runs[3]))
+
+
+@pytest.mark.parametrize("values", [(0.064, 0.074), (0.5, 1.2), (0.3, 700.0)])
+def test_the_numbers_of_a_logarithmic_axis_differ(values):
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([1, 2], values)
+    log_values(axes)
+    figure.canvas.draw()
+    low, high = axes.get_ylim()
+    ticks = zip(axes.yaxis.get_ticklocs(), axes.yaxis.get_majorticklabels(), strict=True)
+    minor = zip(axes.yaxis.get_ticklocs(minor=True), axes.yaxis.get_minorticklabels(), strict=True)
+    shown = [
+        (place, label.get_text()) for place, label in (*ticks, *minor) if low <= place <= high and label.get_text()
+    ]
+    assert len(shown) >= 2
+    for place, text in shown:
+        assert float(text.replace("−", "-")) == pytest.approx(place, rel=1e-6)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
 
 # These colours differ in print and for the colour-blind (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c8c")
@@ -34,8 +34,11 @@ def dress(axes: Axes, log: str = "", **labels: Any) -> None:
 def log_values(axes: Axes) -> None:
     """Make the vertical axis logarithmic, and number it between the powers of ten if there is room."""
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
     for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+        # Over a short range the numbers differ in their second digit, which LogFormatter leaves out.
+        short = FuncFormatter(lambda value, _: f"{value:.3g}")
+        set_formatter(short if high < 3 * low else LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     axes.grid(True, which="minor", axis="y", color="0.9", linewidth=0.6)
 
 
