@@ -5,7 +5,8 @@
 
 The command trains every run that the table lacks, one after the other, and adds its rows. Interrupted, it goes on with
 the same command: from the last checkpoint, or on another machine from the runs in the table. Several processes with the
-same command share the runs. ECT starts from the EDM run of the same seed with one-sample targets.
+same command share the runs; each computes on one thread. ECT starts from the EDM run of the same seed with one-sample
+targets.
 `--report` trains nothing: it draws the picture and writes the tables beside the file.
 """
 
@@ -13,6 +14,8 @@ import argparse
 import logging
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from benchmarks.learning_curves.grid import ESTIMATORS, MODULES, runs_of
 from benchmarks.learning_curves.report import report
@@ -31,6 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
         if args.report:
             print(report(table))
             return
+        # With another number of threads, sums are rounded otherwise, and rows of different processes would not compare.
+        torch.set_num_threads(1)
         image_set = digits() if args.set == "digits" else cifar16(args.images, args.kept)
         changed = {name: value for name in Lengths._fields if (value := getattr(args, name)) is not None}
         image_set = replace(image_set, lengths=image_set.lengths._replace(**changed).checked())
