@@ -1,4 +1,4 @@
-"""The application: `python main.py fit|validate|predict|plan -c configs/….yaml`, `… best|export|report` of runs."""
+"""The application: `python main.py fit|validate|predict|plan -c configs/….yaml`, `… best|average|export|report`."""
 
 import lit_knn.startup  # isort: skip  # First, because the other imports take seconds, in which one may press Ctrl-C.
 

@@ -58,7 +58,7 @@ ESTIMATORS: dict[str, Callable[[], Estimator]] = {"OneSample": OneSample, "STF":
 
 
 class Setting(NamedTuple):
-    """What all modules share: the device, the size of images, network and batch, and the numbers of steps."""
+    """Settings that all modules share: the device, the size of images, network and batch, and the numbers of steps."""
 
     device: str
     threads: int

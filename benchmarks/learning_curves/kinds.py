@@ -1,4 +1,4 @@
-"""What the learning curves know of a training module: how to make it, its loss at fixed latents, its exact target."""
+"""Describes a training module to the learning curves: how to make it, its loss at fixed latents, its exact target."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -34,7 +34,7 @@ class Kind(ABC):
     exact: type[ExactFloat64] = Exact
     """The estimator behind `exact_output`."""
     tunes = False
-    """Whether a run starts from the end of the EDM run of the same seed with one-sample targets."""
+    """Tells whether a run starts from the end of the EDM run of the same seed with one-sample targets."""
 
     @abstractmethod
     def options(self, steps: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is measured in a run: the error at held latents, the Fréchet distance, and the variance of the gradient."""
+"""Measures a run: the error at held latents, the Fréchet distance, and the variance of the gradient."""
 
 from typing import Any
 

@@ -65,7 +65,7 @@ class Worker:
                 idle = 0
 
     def _may_start(self, run: Run) -> bool:
-        """Whether the run that this one tunes has ended. Train it here if nobody else does."""
+        """Train the run that this one tunes, if nobody else does. Tells whether that run has ended."""
         if run in self.table.finished() or not KINDS[run.module].tunes or self._ended(before(run)):
             return True
         with self.table.claimed(before(run), finished_too=True) as mine:

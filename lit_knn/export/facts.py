@@ -1,4 +1,4 @@
-"""What is known of a training, from its checkpoint and the files in its folder, without paths of the machine."""
+"""Collects the facts of a training from its checkpoint and the files in its folder, without paths of the machine."""
 
 import ntpath
 import os
@@ -18,7 +18,7 @@ from lit_knn.training.resumption import RUN_KEY
 
 # The trainer's other options change nothing about the weights.
 OF_THE_TRAINER = ("max_steps", "precision", "devices", "num_nodes", "accumulate_grad_batches", "gradient_clip_val")
-# What a checkpoint tells of the data, by the names in the card.
+# These facts of the data are in a checkpoint; the card gives them these names.
 OF_THE_DATA = {"images": "images", "data": "hash", "shards": "hash of the shards", "labels": "hash of the labels"}
 # An absolute path within a text. A URL or a relative path has a letter, a dot or a colon before its first slash.
 ABSOLUTE_PATH = re.compile(r"""(?<![\w/\\.:~-])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'",;]+)+[/\\]?""")

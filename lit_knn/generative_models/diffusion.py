@@ -75,7 +75,7 @@ class DiffusionModel(GenerativeModel):
     def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
         """Return the denoised E[x|z,σ] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
         sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
-        return self.network(z, sigma.expand(len(z)), class_label)
+        return self.network(z, sigma, class_label)
 
     def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
         """See `GenerativeModel.draw`."""
