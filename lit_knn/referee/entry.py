@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -180,7 +181,7 @@ def _copies(estimator: Estimator, index: Index | None) -> tuple[Estimator, Index
 
 def _values(arguments: Sequence[str], option: str) -> list[str]:
     """Return the values of an option, given as `--option value` or `--option=value`."""
-    separate = [value for key, value in zip(arguments, arguments[1:], strict=False) if key == option]
+    separate = [value for key, value in pairwise(arguments) if key == option]
     return separate + [text.partition("=")[2] for text in arguments if text.startswith(f"{option}=")]
 
 

@@ -1,6 +1,7 @@
 """The protocol: one estimator is measured on one case, in turns with the reference estimator, in one process."""
 
-import copy
+import contextlib
+import pickle
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -219,8 +220,9 @@ def run(entry: Entry, loaded: LoadedCase, data: Path | None, options: Options) -
 
 def copy_of_set(reference: ReferenceSet, index: Index) -> ReferenceSet:
     """Return a set of the same images with its own index, and without what other estimators have kept in it."""
-    made = ReferenceSet(reference.images, index, reference.hflip, reference.labels, reference.given_sha256)
-    return copy.copy(made)
+    # The set has expanded the labels to mirrored images.
+    labels = None if reference.labels is None else reference.labels[: len(reference.images)]
+    return ReferenceSet(reference.images, index, reference.hflip, labels, reference.given_sha256)
 
 
 def memory_of(entry: Entry, case_name: str, data: Path | None, batch: int) -> int | str:
@@ -253,10 +255,8 @@ def peak_mib(
 
 def reset_peak() -> None:
     """Forget the peak of this process's memory, which reading the images may have set."""
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
 
 
 def _times(own: list[float], plain: list[float], latents: int) -> dict[str, float]:

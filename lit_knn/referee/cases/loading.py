@@ -74,9 +74,9 @@ def load_case(case: Case, data: Path | None, latents: int | None, cache: Path | 
     x, noise = case.draw(reference, number)
     if recorded is not None and number >= RECORDED_LATENTS:
         _compare_latents(case, recorded, x, noise)
-    path = (cache or default_cache()) / f"{case.name}-{number}-{fingerprint[:12]}.npz"
     key = hash_of(noisy(x, noise, t).numpy() for t in case.levels)
     key = hashlib.sha256(f"{fingerprint} {case.levels} {key}".encode()).hexdigest()
+    path = (cache or default_cache()) / f"{case.name}-{number}-{key[:12]}.npz"
     exact = exact_means.cached(path, key, case.levels)
     if exact is None:
         exact = exact_means.compute(reference, x, noise, case.levels)
