@@ -274,7 +274,7 @@ def test_entries_by_class_path_config_and_own_file(tmp_path):
         assert isinstance(made, kind)
         assert settings.items() <= made.settings().items()
         assert settings.items() <= json.loads(entry.settings)["init_args"].items()
-    assert (entry.origin, entry.note, entry.name) == ("own file", "a test", f"{path}:Mine(k=9, n=256)")
+    assert (entry.origin, entry.note, entry.name) == ("own file", "a test", f"{path}:Mine(k=9)")
     for name in ("zero", "Centre"):
         entry = entry_from_arguments(["--estimator", f"{path}:{name}"])
         assert isinstance(entry.make()[0], Estimator)

@@ -20,6 +20,7 @@ from lit_knn.errors import InputError, first_line
 from lit_knn.estimators import Estimator
 from lit_knn.index import FaissIndex, Index
 from lit_knn.reference import Reference
+from lit_knn.settings import TellsSettings
 
 ADAPTERS = "lit_knn.referee.adapters"
 Mean = Callable[[Tensor, Tensor, torch.Generator], Tensor]
@@ -131,9 +132,9 @@ def from_arguments(arguments: Sequence[str]) -> tuple[Estimator, Index]:
 def _entry(made: Estimator, index: Index | None, kind: str, name: str | None, make: Any) -> Entry:
     settings: dict[str, Any] = {"class_path": kind}
     if not isinstance(made, OwnCallable):
-        settings["init_args"] = _plain(made.settings())
+        settings["init_args"] = _plain(made.given())
     if index is not None:
-        settings["index"] = {"class_path": _kind_name(type(index)), "init_args": _plain(index.settings())}
+        settings["index"] = {"class_path": _kind_name(type(index)), "init_args": _plain(index.given())}
     inside = _kind_name(type(made))
     origin = "own file" if not inside.startswith("lit_knn.") or isinstance(made, OwnCallable) else "lit_knn"
     origin = "adapter" if inside.startswith(ADAPTERS) else origin
@@ -163,8 +164,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
-    if hasattr(value, "settings"):
-        return {"class_path": _kind_name(type(value)), "init_args": _plain(value.settings())}
+    if isinstance(value, TellsSettings):
+        return {"class_path": _kind_name(type(value)), "init_args": _plain(value.given())}
     return str(value)
 
 

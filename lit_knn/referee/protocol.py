@@ -18,6 +18,7 @@ from lit_knn.errors import InputError, first_line
 from lit_knn.estimators import KNN, Estimator
 from lit_knn.estimators.sampled import CertifiedEstimator
 from lit_knn.index import FaissIndex, Index
+from lit_knn.index.faiss_parts import use_threads
 from lit_knn.memory import process_bytes
 from lit_knn.metrics import error_terms, mean_and_error, share_and_error
 from lit_knn.metrics.latents import ESTIMATOR_STREAM
@@ -200,6 +201,7 @@ def run(entry: Entry, loaded: LoadedCase, data: Path | None, options: Options) -
             raise InputError(f"--{option} must be at least {least}, got {value}")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+        use_threads(options.threads)
     estimator, index = entry.make()
     images, began = copy_of_set(loaded.reference, index), time.perf_counter()
     bound = estimator.bind(images) if estimator.needs_reference else estimator
