@@ -43,7 +43,7 @@ class OwnCallable(Estimator):
     def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`. Makes the object of a class."""
         super().bind(reference)
-        if inspect.isclass(self.target):
+        if self.function is None:
             self.function = self.target(reference)
         return self
 

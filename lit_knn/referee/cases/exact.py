@@ -5,7 +5,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -107,7 +107,7 @@ def cached(path: Path, key: str, levels: tuple[float, ...]) -> ExactMeans | None
 def keep(path: Path, key: str, exact: ExactMeans) -> None:
     """Write the means, their errors and their hash."""
     arrays = [mean.numpy() for mean in exact.means.values()]
-    content = {f"mean{i}": array for i, array in enumerate(arrays)}
-    facts = {"key": np.array(key), "sha256": np.array(hash_of(iter(arrays)))}
+    content: dict[str, Any] = {f"mean{i}": array for i, array in enumerate(arrays)}
+    content |= {"key": np.array(key), "sha256": np.array(hash_of(iter(arrays)))}
     with written_whole(path) as partial:
-        np.savez(partial, errors=np.array(list(exact.errors.values())), **facts, **content)
+        np.savez(partial, errors=np.array(list(exact.errors.values())), **content)

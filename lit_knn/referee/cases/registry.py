@@ -8,7 +8,12 @@ from lit_knn.referee.cases import generated
 from lit_knn.referee.cases.case import Case
 
 CIFAR10_RECIPE = "a zip or folder of the 50,000 training images, or prepared ones (python -m lit_knn.prepare)"
-CIFAR10: dict[str, Any] = {"shape": (50_000, 3, 32, 32), "levels": (1, 2, 3, 5, 7, 10, 20, 80), "latents": 256, "repeats": 4}
+CIFAR10: dict[str, Any] = {
+    "shape": (50_000, 3, 32, 32),
+    "levels": (1, 2, 3, 5, 7, 10, 20, 80),
+    "latents": 256,
+    "repeats": 4,
+}
 LEVELS64 = (2, 5, 10, 20, 40, 80)
 
 _ALL = (
