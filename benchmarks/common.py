@@ -1,9 +1,7 @@
 """Shared parts of the benchmarks: data, entries, child processes, tables and output files."""
 
 import math
-import multiprocessing
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,17 +9,14 @@ import torch
 from torch import Tensor
 
 from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator
 from lit_knn.images.arrays import read_array_file
 from lit_knn.images.files import read_image_files
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
-from lit_knn.memory import process_bytes
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import write_rows
-
-SECONDS_BETWEEN_SAMPLES = 0.05
 
 Rows = list[dict[str, Any]]
 
@@ -56,33 +51,6 @@ def prepared_set(path: Path, index: Index | None = None) -> ReferenceSet:
     """Make a reference set from a prepared file, whose images stay mapped on disk."""
     prepared = read_prepared(path)
     return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.sha256)
-
-
-def in_own_process(work: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]]:
-    """Run `work(*args)` in its own process; return its result and the peaks of the process's memory in MiB.
-
-    Raises:
-        InputError: the process failed; it has printed the reason.
-    """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, work, args))
-    process.start()
-    assert process.pid is not None
-    peak = private = 0
-    while process.is_alive() and not receiver.poll(SECONDS_BETWEEN_SAMPLES):
-        peak = max(peak, process_bytes("VmHWM", process.pid))
-        private = max(private, process_bytes("RssAnon", process.pid))
-    if not receiver.poll():
-        raise InputError(f"{args[0]} failed with status {process.exitcode}, see above")
-    result = receiver.recv()
-    process.join()
-    return result, {"peak_mib": peak // 2**20, "private_mib": private // 2**20}
-
-
-def _send(sender: Connection, work: Callable[..., Any], args: Sequence[Any]) -> None:
-    with told_in_one_line():
-        sender.send(work(*args))
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

@@ -24,7 +24,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.common import Entry, Output, Rows, cell, in_own_process, load, markdown
+from benchmarks.common import Entry, Output, Rows, cell, load, markdown
+from lit_knn.child_process import in_own_process
 from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import (
     KNN,
@@ -44,7 +45,7 @@ from lit_knn.figures import save_figure
 from lit_knn.figures.style import dress, look
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.memory import process_bytes
-from lit_knn.metrics import MeanAndError, mean_and_error
+from lit_knn.metrics import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
 from lit_knn.reference import ReferenceSet
@@ -122,18 +123,6 @@ def measure(images: Tensor, args: argparse.Namespace) -> Rows:
 def seconds(values: dict[str, Tensor], args: argparse.Namespace) -> float:
     """Return the seconds of a call."""
     return values[TIME].mean().item() * args.batch / 1000
-
-
-def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
-    """Return the ratio mean(values) / mean(of) and its standard error. `values` and `of` are (B,), at the same latents.
-
-    To first order the error of the ratio is the mean of values − share·of; NaN if the mean of `of` is 0.
-    """
-    whole = of.mean().item()
-    if whole == 0:
-        return MeanAndError(math.nan, math.nan)
-    share = values.mean().item() / whole
-    return MeanAndError(share, mean_and_error(values - share * of).standard_error / whole)
 
 
 def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:

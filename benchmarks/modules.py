@@ -21,11 +21,12 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from benchmarks.common import Output, Rows, in_own_process, markdown
+from benchmarks.common import Output, Rows, markdown
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.training import Images
 from benchmarks.sharded import Peak
 from benchmarks.step_clock import StepClock
+from lit_knn.child_process import in_own_process
 from lit_knn.ect import LitECT
 from lit_knn.edm import LitEDM
 from lit_knn.errors import told_in_one_line

@@ -25,8 +25,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common import Entry, Output, Rows, in_own_process, markdown, prepared_set
+from benchmarks.common import Entry, Output, Rows, markdown, prepared_set
 from benchmarks.scale_entries import PLAIN, Truth, entries, measure, measure_truth
+from lit_knn.child_process import in_own_process
 from lit_knn.errors import InputError, told_in_one_line
 
 

@@ -3,7 +3,8 @@
 Each line imports from the lines above it alone; `tests/test_layers.py` holds that. `docs/architecture.md` draws it.
 
 - `startup`, `errors`, `rng`, `settings`, `atomic_files`, `stopwatch`, `memory`, `deferred_checks`, `distributed`,
-  `results`: small tools; `checkpoint_file`: reads checkpoints safely; `run_folder`: names the files of a run.
+  `child_process`, `versions`, `results`: small tools; `checkpoint_file`: reads checkpoints safely; `run_folder`: names
+  the files of a run.
 - `theory`: the paper as pure functions; `linalg`: number types, integer products, principal components.
 - `images`: files of images on a disk; `prepare`: the command that makes one file of many.
 - `solvers`, `schedules`, `sampling`, `flow_sampling`: steps of the ODE, noise levels, samplers.
@@ -11,7 +12,7 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `nets`: networks; `edm_checkpoint`: reads and converts the files of EDM networks.
 - `generative_models`: trained networks with their samplers; `hand_over`: `lit_knn.load(path)` reads them from any file.
 - `estimators`: the plug-ins, which all estimate the posterior mean.
-- `metrics`: measurements; `figures`: their pictures.
+- `metrics`: measurements; `figures`: their pictures; `referee`: the benchmark of anybody's estimators on frozen cases.
 - `data`: data modules; `training`: what the training modules share.
 - `ict`, `ect`, `edm`, `flow`, `lit_estimator`: the Lightning modules.
 - `planning`, `best_checkpoint`, `export`, `average`, `report`, `trainer`: the commands `plan`, `best`, `export`,

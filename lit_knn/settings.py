@@ -39,6 +39,10 @@ class TellsSettings:
         made._arguments = {name: copy.copy(v) if type(v) in (list, dict) else v for name, v in arguments.items()}
         return made
 
+    def given(self) -> dict[str, Any]:
+        """Return the constructor's arguments as they were given; None stands for a default."""
+        return dict(self._arguments or {})
+
     def settings(self) -> dict[str, Any]:
         """Return the settings that results depend on: the constructor's arguments, with their current values."""
         recorded, own = self._arguments or {}, vars(self)

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 # The list goes from the bottom layer to the top. A module may import from its own folder and from earlier lines. A name
 # is a folder or a file of `lit_knn`. A new file in a folder needs no entry, a new folder does.
 LAYERS = (
-    ("startup", "errors", "rng", "atomic_files", "stopwatch", "memory", "deferred_checks"),
-    ("distributed",),
+    ("startup", "errors", "rng", "atomic_files", "stopwatch", "memory", "deferred_checks", "versions"),
+    ("distributed", "child_process"),
     ("results", "settings", "checkpoint_file", "run_folder"),
     ("theory", "linalg", "images"),
     ("prepare",),
@@ -30,6 +30,7 @@ LAYERS = (
     ("estimators",),
     ("metrics",),
     ("figures",),
+    ("referee",),
     ("data",),
     ("training",),
     ("ict", "ect", "edm", "flow", "lit_estimator"),

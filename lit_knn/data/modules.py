@@ -13,6 +13,7 @@ from lit_knn.data.batches import ReferenceBatches
 from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError
 from lit_knn.images.arrays import array_file_shape, read_array_file
+from lit_knn.images.digits import read_digits
 from lit_knn.images.files import count_image_files, read_image_files
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
@@ -204,10 +205,7 @@ class Digits(ReferenceDataModule):
 
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`; the values 0..16 are spread over 0..255."""
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        return np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None], digits.target
+        return read_digits()
 
     def stored(self) -> Stored:
         """See `ReferenceDataModule.stored`."""

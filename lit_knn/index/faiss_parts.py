@@ -25,6 +25,11 @@ def import_faiss() -> Any:
     return faiss
 
 
+def use_threads(number: int) -> None:
+    """Let searches use so many threads. FAISS has its own pool, which PyTorch's setting does not reach."""
+    import_faiss().omp_set_num_threads(number)
+
+
 def reason(error: RuntimeError) -> str:
     """Return FAISS's message without the C++ signature in front of it."""
     return str(error).rsplit(": ", 1)[-1].strip()

@@ -8,6 +8,7 @@ from lit_knn.metrics.estimator_error import (
     bias_share,
     error_terms,
     mean_and_error,
+    share_and_error,
 )
 from lit_knn.metrics.features import DINOv2, EfficientNetLite0, FeatureExtractor, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import (
@@ -63,4 +64,5 @@ __all__ = [
     "memorisation",
     "nearest_images",
     "precision_recall",
+    "share_and_error",
 ]

@@ -56,6 +56,18 @@ def mean_and_error(values: Tensor) -> MeanAndError:
     return MeanAndError(values.mean().item(), (values.std() / len(values) ** 0.5).item())
 
 
+def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
+    """Return the ratio mean(values) / mean(of) and its standard error. `values` and `of` are (B,), at the same latents.
+
+    To first order the error of the ratio is the mean of values − share·of; NaN if the mean of `of` is 0.
+    """
+    whole = of.mean().item()
+    if whole == 0:
+        return MeanAndError(math.nan, math.nan)
+    share = values.mean().item() / whole
+    return MeanAndError(share, mean_and_error(values - share * of).standard_error / whole)
+
+
 def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: MeanAndError) -> MeanAndError:
     """Compute the share of the MSE that is squared bias: a ratio of means over latents, with its standard error.
 

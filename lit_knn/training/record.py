@@ -4,11 +4,9 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,9 @@ from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.memory import process_bytes
 from lit_knn.training.times import TrainingTime
+from lit_knn.versions import package_versions, revision
 
 RECORD_NAME = "run.json"
-# The packages whose versions can change the numbers of a run.
-PACKAGES = (
-    *("lit-knn", "torch", "torchvision", "pytorch-lightning", "numpy", "faiss-gpu", "faiss-cpu", "torchmetrics"),
-    *("torch-fidelity", "jsonargparse"),
-)
 
 
 @dataclass
@@ -54,9 +48,9 @@ class Record:
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     wall_seconds: float = 0.0
     resumed_from: str | None = None
-    revision: str | None = field(default_factory=lambda: revision())
+    revision: str | None = field(default_factory=revision)
     python: str = field(default_factory=platform.python_version)
-    packages: dict[str, str] = field(default_factory=lambda: package_versions())
+    packages: dict[str, str] = field(default_factory=package_versions)
     data: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
     time: TrainingTime = field(default_factory=TrainingTime)
@@ -95,27 +89,3 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error!r}") from error
     return record
-
-
-def package_versions() -> dict[str, str]:
-    """Return the version of each installed package of `PACKAGES`."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def revision() -> str | None:
-    """Return the Git revision of the program's checkout, with `-dirty` if files were changed; None without Git."""
-    checkout = Path(__file__).parents[2]
-    # A folder of packages may lie inside a checkout of something else.
-    if not (checkout / ".git").exists():
-        return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
-        return None

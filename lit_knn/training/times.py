@@ -1,12 +1,10 @@
 """The time that a training took, summed over its resumed parts, and its hardware."""
 
-import platform
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-CPU_INFO = Path("/proc/cpuinfo")
+from lit_knn.versions import processor_name
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,5 @@ def hardware_name(device: torch.device, processes: int) -> str:
 
 
 def _processor() -> str:
-    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     threads = torch.get_num_threads()
-    return f"{names[0] if names else platform.machine()} ({threads} thread{'s' if threads > 1 else ''})"
+    return f"{processor_name()} ({threads} thread{'s' if threads > 1 else ''})"

@@ -1,0 +1,94 @@
+"""A case: a data set, noise levels and the seed of the latents. All of it is frozen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+from lit_knn.index import Index
+from lit_knn.referee.cases.files import reference_from
+from lit_knn.reference import ReferenceSet
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of the referee.
+
+    Attributes:
+        name: its name.
+        about: the data, in a few words.
+        shape: (N, *shape) of the stored images.
+        levels: noise levels t.
+        latents: number of latents z at each level.
+        repeats: R, calls of a random estimator at each latent.
+        make: makes the images; None if the user names a copy by `--data`.
+        hflip: whether mirrored images count, too.
+        recipe: how to get the images; for cases without `make`.
+        seed: seed of the latents.
+    """
+
+    name: str
+    about: str
+    shape: tuple[int, ...]
+    levels: tuple[float, ...]
+    latents: int
+    repeats: int
+    make: Callable[[], np.ndarray] | None = None
+    hflip: bool = False
+    recipe: str = ""
+    seed: int = 0
+
+    @property
+    def N(self) -> int:
+        """Number of images, mirrored ones included."""
+        return self.shape[0] * (2 if self.hflip else 1)
+
+    @property
+    def k(self) -> int:
+        """Neighbours of the reference estimator."""
+        return min(2048, self.N // 4)
+
+    @property
+    def n(self) -> int:
+        """Draws of the reference estimator."""
+        return min(256, self.N // 4)
+
+    def reference_set(self, data: Path | None, index: Index | None = None) -> ReferenceSet:
+        """Make or read the images.
+
+        Raises:
+            InputError: `data` is missing, not asked for, cannot be read, or has another shape.
+        """
+        if self.make is not None:
+            if data is not None:
+                raise InputError(f"--data {data}: case {self.name} makes its own data")
+            return ReferenceSet(self.make(), index, self.hflip)
+        if data is None:
+            raise InputError(f"case {self.name} needs --data PATH: {self.recipe}")
+        reference = reference_from(data.expanduser(), index, self.hflip)
+        stored = tuple(reference.images.shape)
+        if stored != self.shape or reference.images.dtype != torch.uint8:
+            wanted = f"{self.shape} of uint8"
+            raise InputError(
+                f"--data {data}: case {self.name} has images {wanted}, got {stored} {reference.images.dtype}"
+            )
+        return reference
+
+    def draw(self, reference: ReferenceSet, number: int) -> tuple[Tensor, Tensor]:
+        """Return the images x and the noise ε of the first `number` latents, (number, *shape), float64.
+
+        Images are drawn without replacement. NumPy draws both: the normal numbers of PyTorch depend on the CPU.
+        """
+        ids = np.random.default_rng([self.seed, 0]).permutation(reference.N)[:number]
+        x = reference.gather(torch.from_numpy(ids)).double()
+        noise = [np.random.default_rng([self.seed, 1 + i]).standard_normal(reference.shape) for i in range(number)]
+        return x, torch.from_numpy(np.stack(noise))
+
+
+def noisy(x: Tensor, noise: Tensor, t: float) -> Tensor:
+    """Return z = x + t ε, rounded once to float32."""
+    return (x + t * noise).float()

@@ -1,0 +1,113 @@
+"""The exact posterior means of a case: computed once in float64, checked by a second method, and kept."""
+
+import hashlib
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_knn.atomic_files import written_whole
+from lit_knn.estimators import ExactFloat64
+from lit_knn.metrics.progress import progress_bar
+from lit_knn.referee.cases.case import noisy
+from lit_knn.reference import ReferenceSet, to_model_space
+
+# The second method reads about so many numbers at each noise level.
+CHECKED_NUMBERS = 10**9
+MOST_CHECKED = 16
+BATCH = 128
+CHUNK = 2**22
+
+
+class ExactMeans(NamedTuple):
+    """Exact posterior means at the latents of a case.
+
+    Attributes:
+        means: t -> (latents, *shape), float64.
+        errors: t -> squared error per dimension: the difference from the second method.
+    """
+
+    means: dict[float, Tensor]
+    errors: dict[float, float]
+
+
+def hash_of(arrays: Iterator[np.ndarray]) -> str:
+    """Return the SHA-256 of the bytes of some arrays."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def second_method(reference: ReferenceSet, z: Tensor, t: float) -> Tensor:
+    """Compute E[x|z,t], Eq. 8, (B, *shape), from differences z − x and NumPy's sums, all in float64.
+
+    It shares no code with `ExactFloat64`, which multiplies matrices.
+    """
+    images = reference.images
+    rows = max(CHUNK // reference.d, 1)
+    parts = range(0, len(images), rows)
+    means = []
+    for one in z.double().flatten(1).numpy():
+
+        def chunks() -> Iterator[np.ndarray]:
+            for start in parts:
+                x = to_model_space(images[start : start + rows]).double()
+                yield x.flatten(1).numpy()
+                if reference.hflip:
+                    yield x.flip(-1).flatten(1).numpy()
+
+        sq_dist = [np.square(one - x).sum(1) for x in chunks()]
+        least = min(part.min() for part in sq_dist)
+        weights = [np.exp((least - part) / (2 * t * t)) for part in sq_dist]
+        total = sum(part.sum() for part in weights)
+        means.append(sum(part @ x for part, x in zip(weights, chunks(), strict=True)) / total)
+    return torch.from_numpy(np.stack(means)).reshape(z.shape)
+
+
+def compute(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple[float, ...]) -> ExactMeans:
+    """Compute the exact means by `ExactFloat64`, and compare the first few with the second method."""
+    exact = ExactFloat64().bind(reference)
+    checked = min(max(CHECKED_NUMBERS // (reference.N * reference.d), 1), MOST_CHECKED, len(x))
+    means, errors = {}, {}
+    with progress_bar(len(levels) * len(x), "exact means", " z") as bar:
+        for t in levels:
+            z = noisy(x, noise, t)
+            parts = []
+            for part in z.double().split(BATCH):
+                parts.append(exact.posterior_mean(part, t))
+                bar.update(len(part))
+            means[t] = torch.cat(parts)
+            difference = means[t][:checked] - second_method(reference, z[:checked], t)
+            errors[t] = difference.flatten(1).square().mean(1).max().item()
+    return ExactMeans(means, errors)
+
+
+def cached(path: Path, key: str, levels: tuple[float, ...]) -> ExactMeans | None:
+    """Read means that `keep` wrote under the same key; None if there are none. A damaged file is computed anew."""
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays, errors = [file[f"mean{i}"] for i in range(len(levels))], file["errors"].tolist()
+            if str(file["key"]) != key or str(file["sha256"]) != hash_of(iter(arrays)):
+                raise ValueError("other hashes")
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        warnings.warn(f"{path} is damaged ({error}); the exact means are computed anew", stacklevel=2)
+        return None
+    means = {t: torch.from_numpy(array) for t, array in zip(levels, arrays, strict=True)}
+    return ExactMeans(means, dict(zip(levels, errors, strict=True)))
+
+
+def keep(path: Path, key: str, exact: ExactMeans) -> None:
+    """Write the means, their errors and their hash."""
+    arrays = [mean.numpy() for mean in exact.means.values()]
+    content: dict[str, Any] = {f"mean{i}": array for i, array in enumerate(arrays)}
+    content |= {"key": np.array(key), "sha256": np.array(hash_of(iter(arrays)))}
+    with written_whole(path) as partial:
+        np.savez(partial, errors=np.array(list(exact.errors.values())), **content)

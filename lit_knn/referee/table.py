@@ -1,0 +1,90 @@
+"""The table of results: its columns, and the version of the protocol."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lit_knn.atomic_files import locked
+from lit_knn.errors import InputError
+from lit_knn.memory import machine_bytes
+from lit_knn.results import read_rows, write_rows
+from lit_knn.versions import package_versions, processor_name, revision
+
+PROTOCOL = 1
+"""Version of the protocol. Rows of different versions are not comparable."""
+
+COLUMNS = (
+    *("protocol", "case", "data", "N", "d", "name", "settings", "origin", "note", "t"),
+    *("mse", "mse_se", "bias_sq", "bias_sq_se", "variance", "variance_se", "score_mse", "score_mse_se"),
+    *("mse_ratio", "mse_ratio_se", "exact_error"),
+    *("ms", "ms_low", "ms_high", "reference_ms", "time_ratio", "time_ratio_low", "time_ratio_high", "ms_one"),
+    *("setup_seconds", "peak_mib", "certified_mse", "certified_share", "certified_spread"),
+    *("repeats_itself", "seeded", "global_random", "mutates", "needs_source", "batch_gap", "small_t", "float16"),
+    *("latents", "repeats", "batch", "threads", "python", "torch", "numpy", "faiss", "lit_knn"),
+    *("cpu", "cores", "memory_gb", "date"),
+)
+MACHINE = ("cpu", "cores", "memory_gb")
+IDENTITY = ("case", "name", "settings", "batch", "threads", *MACHINE)
+"""Rows that agree in these columns are measurements of the same thing; the later ones replace the earlier ones."""
+
+Rows = list[dict[str, Any]]
+
+
+def surroundings() -> dict[str, Any]:
+    """Return the columns about programs, machine and date."""
+    packages = package_versions()
+    faiss = [name for name in ("faiss-gpu", "faiss-cpu") if name in packages]
+    memory = machine_bytes()
+    return {
+        "python": platform.python_version(),
+        "torch": packages.get("torch", ""),
+        "numpy": packages.get("numpy", ""),
+        "faiss": packages[faiss[0]] if faiss else "",
+        "lit_knn": revision() or packages.get("lit-knn", ""),
+        "cpu": processor_name(),
+        "cores": os.cpu_count(),
+        "memory_gb": "" if memory is None else round(memory / 2**30),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Read a table of results; a file that does not exist has no rows.
+
+    Raises:
+        InputError: it is no table of results, or of another protocol.
+    """
+    if not path.exists():
+        return []
+    try:
+        rows = read_rows(path)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no table of results: it is not text in UTF-8") from error
+    for row in rows:
+        if row.get("protocol", "") != str(PROTOCOL):
+            found = repr(row["protocol"]) if "protocol" in row else "none"
+            raise InputError(f"{path}: the protocol of its rows is {found}, this version's is '{PROTOCOL}'")
+    if rows and (missing := [name for name in COLUMNS if name not in rows[0]]):
+        raise InputError(f"{path}: the column {missing[0]} is missing, so it is no table of results")
+    return rows
+
+
+def check_fits(path: Path, case: str, data: str) -> None:
+    """Refuse a table that cannot take rows of a case with these data, before they are measured."""
+    for row in read_table(path):
+        if row["case"] == case and row["data"] != data:
+            raise InputError(f"{path}: its rows of case {case} are of the data {row['data']}, these are {data}")
+
+
+def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add rows to a table. They replace rows of the same `IDENTITY`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path):
+        for row in rows:
+            check_fits(path, row["case"], row["data"])
+        new = {tuple(str(row[name]) for name in IDENTITY) for row in rows}
+        kept = [row for row in read_table(path) if tuple(row[name] for name in IDENTITY) not in new]
+        write_rows(path, [{name: row[name] for name in COLUMNS} for row in (*kept, *rows)])

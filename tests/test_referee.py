@@ -1,0 +1,346 @@
+"""The referee: it judges estimators of known error rightly, refuses bad ones, and freezes its cases."""
+
+import csv
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, Estimator, ExactFloat64, ExactInt8, OneSample
+from lit_knn.referee.__main__ import main
+from lit_knn.referee.cases import CASES, load_case
+from lit_knn.referee.cases import exact as exact_means
+from lit_knn.referee.cases.loading import RECORDED, record, recorded_data
+from lit_knn.referee.entry import entry_from_arguments, entry_of
+from lit_knn.referee.protocol import Options, run
+from lit_knn.referee.table import COLUMNS, add_rows, read_table
+from lit_knn.reference import ReferenceSet
+from lit_knn.settings import TellsSettings
+
+SHIFT, SPREAD = 0.02, 0.05
+QUICK = Options(repeats=4, memory=False)
+OWN_FILE = """
+import torch
+from lit_knn.estimators import KNN
+
+class Mine(KNN):
+    referee_note = "a test"
+
+class Centre:
+    def __init__(self, reference):
+        self.mean = reference.gather(torch.arange(reference.N)).mean(0)
+
+    def __call__(self, z, t, generator):
+        assert t.shape == (len(z),)
+        return self.mean.expand_as(z) * 1
+
+def zero(z, t, generator):
+    return torch.zeros_like(z)
+
+def broken(z, t, generator):
+    return z.flatten(1)
+"""
+
+
+class Noisy(ExactFloat64):
+    """The exact mean plus a constant and noise: its squared bias is shift², its variance spread²."""
+
+    deterministic = False
+
+    def __init__(self, shift=SHIFT, spread=SPREAD):
+        self.shift, self.spread = shift, spread
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        noise = torch.randn(z.shape, generator=generator)
+        return super()._posterior_mean(z.double(), t, x_source, generator) + self.shift + self.spread * noise
+
+
+class HidesThatItNeedsASource(OneSample):
+    uses_source = False
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def loaded(cache):
+    case = replace(CASES["digits"], levels=(0.5, 2, 10))
+    return load_case(replace(case, name="short"), None, 32, cache)
+
+
+def measured(estimator, loaded, options=QUICK):
+    return run(entry_of(estimator), loaded, None, options)
+
+
+def test_known_errors_are_found_within_their_standard_errors(loaded):
+    for row in measured(Noisy(), loaded):
+        # 32 latents x 4 repeats x 64 dimensions: the variance is known to about 2 per cent.
+        for name, truth in [("variance", SPREAD**2), ("bias_sq", SHIFT**2), ("mse", SHIFT**2 + SPREAD**2)]:
+            value, error = float(row[name]), float(row[f"{name}_se"])
+            assert abs(value - truth) < 4 * error, name
+            assert error < 0.1 * (SHIFT**2 + SPREAD**2)
+        t = float(row["t"])
+        assert float(row["score_mse"]) == pytest.approx(float(row["mse"]) / t**4, rel=1e-4)
+        assert (row["repeats_itself"], row["seeded"], row["needs_source"]) == ("yes", "yes", "no")
+        assert row["batch_gap"] == "" == row["certified_mse"]
+
+
+def test_the_exact_estimator_has_no_error_and_the_reference_ratio_one(loaded):
+    for row in measured(ExactFloat64(), loaded):
+        # Its estimate is rounded to float32.
+        assert float(row["mse"]) < 1e-14
+        assert float(row["exact_error"]) < 1e-20
+        assert float(row["variance"]) == 0
+        assert (row["seeded"], row["repeats_itself"]) == ("no", "yes")
+        assert float(row["batch_gap"]) < 1e-14
+    case = loaded.case
+    for row in measured(KNN(case.k, case.n), loaded):
+        assert row["mse_ratio"] == "1"
+        assert float(row["ms_low"]) <= float(row["ms"]) <= float(row["ms_high"])
+        # The variance of Eq. 12 with the draws' own weights is the error to first order.
+        assert 0.5 < float(row["certified_share"]) < 2
+
+
+def test_a_source_is_drawn_from_the_posterior(loaded):
+    # One draw from the posterior has no bias, and its variance is the posterior's.
+    rows = {row["t"]: row for row in measured(OneSample(), loaded, replace(QUICK, repeats=16))}
+    assert rows["2"]["needs_source"] == "yes"
+    for row in rows.values():
+        assert abs(float(row["bias_sq"])) < 4 * float(row["bias_sq_se"]) + 1e-12
+    z, mu = loaded.z(2), loaded.exact.means[2]
+    images = loaded.reference.gather(torch.arange(loaded.reference.N)).double().flatten(1)
+    weights = torch.softmax(-torch.cdist(z.double().flatten(1), images).square() / 8, dim=1)
+    variance = (weights @ images.square() - mu.flatten(1).square()).mean().item()
+    assert float(rows["2"]["variance"]) == pytest.approx(variance, rel=0.2)
+
+
+def shape(z, t, generator):
+    return z.flatten(1)
+
+
+def nan(z, t, generator):
+    return z * torch.nan
+
+
+def numbers(z, t, generator):
+    return [0.0] * len(z)
+
+
+def torch_global(z, t, generator):
+    return torch.randn_like(z)
+
+
+def numpy_global(z, t, generator):
+    return z * 0 + np.random.rand()  # noqa: NPY002
+
+
+def python_global(z, t, generator):
+    return z * 0 + random.random()
+
+
+def mutates_z(z, t, generator):
+    return z.mul_(0.5)
+
+
+def mutates_t(z, t, generator):
+    t += 1
+    return z * 0
+
+
+def fails(z, t, generator):
+    raise RuntimeError("no such thing\nmore")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "told"),
+    [
+        (shape, "must be a tensor"),
+        (nan, "not finite"),
+        (numbers, "got list"),
+        (torch_global, "global random numbers"),
+        (numpy_global, "global random numbers"),
+        (python_global, "global random numbers"),
+        (mutates_z, "changes its argument z or t"),
+        (mutates_t, "changes its argument z or t"),
+        (fails, "RuntimeError: no such thing"),
+        (HidesThatItNeedsASource(), "x_source"),
+        (KNN(5000, 4), "5000"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_bad_estimator_is_refused_in_one_line(loaded, estimator, told):
+    with pytest.raises(InputError, match=told) as caught:
+        measured(estimator, loaded)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+def test_the_second_method_agrees_with_the_first(hflip, monkeypatch):
+    monkeypatch.setattr(exact_means, "CHUNK", 600)  # Several chunks.
+    images = torch.randint(0, 256, (50, 1, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    reference = ReferenceSet(images, hflip=hflip)
+    z = torch.randn(3, 1, 4, 5, generator=torch.Generator().manual_seed(1))
+    for t in (0.05, 0.7, 9.0):
+        exact = ExactFloat64().bind(reference).posterior_mean(z.double(), t)
+        assert (exact_means.second_method(reference, z, t) - exact).abs().max() < 1e-10
+
+
+def test_latents_do_not_depend_on_their_number(loaded, cache):
+    fewer = load_case(loaded.case, None, 4, cache)
+    for t in loaded.case.levels:
+        assert torch.equal(fewer.z(t), loaded.z(t)[:4])
+        # z = x + t ε, with unit noise.
+        assert ((loaded.z(t) - loaded.x) / t).std().item() == pytest.approx(1, rel=0.05)
+
+
+def test_means_are_kept_and_damage_is_noticed(loaded, cache, monkeypatch):
+    (path,) = cache.glob("short-32-*.npz")
+    monkeypatch.setattr(exact_means, "compute", None)
+    again = load_case(loaded.case, None, 32, cache)
+    assert all(torch.equal(again.exact.means[t], loaded.exact.means[t]) for t in loaded.case.levels)
+    assert again.exact.errors == loaded.exact.errors
+    monkeypatch.undo()
+    kept = path.read_bytes()
+    path.write_bytes(kept[:-200])
+    with pytest.warns(UserWarning, match="computed anew"):
+        load_case(loaded.case, None, 32, cache)
+    assert len(path.read_bytes()) == len(kept)
+
+
+@pytest.mark.parametrize("name", ["digits", "toy2d", "gmm64"])
+def test_the_recorded_cases_are_what_they_were(name, cache):
+    # The data, latents and means of this machine are compared with the recorded ones inside.
+    loaded = load_case(CASES[name], None, 8, cache)
+    (known,) = recorded_data(CASES[name])
+    assert known["data"] == loaded.reference.fingerprint()
+    assert max(known["exact_error"].values()) < 1e-18
+
+
+def test_other_data_latents_and_means_are_noticed(cache, monkeypatch, tmp_path, capsys):
+    from lit_knn.referee.cases import loading
+
+    case = replace(CASES["digits"], levels=(0.5, 2))
+    known = record(load_case(replace(case, name="other"), None, 8, cache))
+    monkeypatch.setattr(loading, "RECORDED", tmp_path)
+
+    def load(recorded, case):
+        (tmp_path / "digits.json").write_text(json.dumps([recorded]))
+        return load_case(case, None, 8, cache)
+
+    load(known, case)
+    moved = {t: [value + 1e-6 for value in values] for t, values in known["means"].items()}
+    for change in ({"data": "0" * 64}, {"latents": "0" * 64}, {"means": moved}):
+        with pytest.raises(InputError, match="case digits"):
+            load(known | change, case)
+    # A copy that the user names may be another one, and a line says so.
+    images = case.make()
+    np.save(tmp_path / "copy.npy", images)
+    named = replace(case, make=None)
+    (tmp_path / "digits.json").write_text(json.dumps([known | {"data": "0" * 64}]))
+    load_case(named, tmp_path / "copy.npy", 8, cache)
+    assert "not comparable" in capsys.readouterr().err
+    with pytest.raises(InputError, match="needs --data"):
+        load_case(named, None, 8, cache)
+    np.save(tmp_path / "less.npy", images[:9])
+    with pytest.raises(InputError, match=r"less\.npy"):
+        load_case(named, tmp_path / "less.npy", 8, cache)
+
+
+def test_every_recorded_file_belongs_to_a_case():
+    for path in RECORDED.glob("*.json"):
+        case = CASES[path.stem]
+        for known in json.loads(path.read_text()):
+            assert known["N"] == case.N
+            assert list(known["means"]) == [f"{t:g}" for t in case.levels]
+
+
+def test_entries_by_class_path_config_and_own_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_FILE)
+    for arguments, kind, settings in [
+        (["--estimator", "KNN", "--estimator.k", "7"], KNN, {"k": 7}),
+        (["--estimator", "configs/estimators/knn.yaml", "--estimator.n", "3"], KNN, {"n": 3}),
+        (["--estimator=lit_knn.estimators.ExactInt8", "--index", "TorchIndex"], ExactInt8, {}),
+        (["--estimator", f"{path}:Mine", "--estimator.k=9"], KNN, {"k": 9}),
+    ]:
+        entry = entry_from_arguments(arguments)
+        made, _ = entry.make()
+        assert isinstance(made, kind)
+        assert settings.items() <= made.settings().items()
+        assert settings.items() <= json.loads(entry.settings)["init_args"].items()
+    assert (entry.origin, entry.note, entry.name) == ("own file", "a test", f"{path}:Mine(k=9)")
+    for name in ("zero", "Centre"):
+        entry = entry_from_arguments(["--estimator", f"{path}:{name}"])
+        assert isinstance(entry.make()[0], Estimator)
+        assert json.loads(entry.settings) == {"class_path": f"{path}:{name}"}
+
+
+def table_of(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_command_adds_and_replaces_rows(tmp_path, cache, capsys):
+    own = tmp_path / "mine.py"
+    own.write_text(OWN_FILE)
+    output = tmp_path / "results.csv"
+    common = ["--case", "digits", "--output", str(output), "--cache", str(cache), "--latents", "8", "--repeats", "2"]
+    main([*common, "--no_memory", "--estimator", f"{own}:Centre"])
+    main(["run", *common, "--no_memory", "--estimator", f"{own}:zero", "--name", "nothing"])
+    main([*common, "--no_memory", "--estimator", f"{own}:Centre"])
+    rows = table_of(output)
+    assert list(rows[0]) == list(COLUMNS)
+    assert [row["name"] for row in rows] == 6 * ["nothing"] + 6 * [f"{own}:Centre"]
+    # At large t the posterior mean is the centre of the data.
+    assert float(rows[-1]["mse"]) < 1e-2 < float(rows[5]["mse"])
+    assert "set-up" in capsys.readouterr().out
+    for arguments, told in [
+        (["--estimator", f"{own}:broken"], "must be a tensor"),
+        (["--estimator", f"{own}:absent"], "has no class or function absent"),
+        (["--estimator", "absent.py:Mine"], "no such file"),
+        (["--estimator", f"{own}:zero", "--estimator.k", "3"], "only a subclass of Estimator"),
+        (["--estimator", "NoSuch"], "--estimator"),
+        ([], "--estimator is missing"),
+        (["--estimator", "KNN", "--estimator.q", "3"], "q"),
+        (["--estimator", "KNN", "--colour", "3"], "--colour: no such option"),
+        (["--estimator", "OneSample", "--case", "absent"], "no such case"),
+        (["--estimator", "OneSample", "--case", "cifar10"], "needs --data"),
+        (["--estimator", "OneSample", "--data", "absent.zip"], "makes its own data"),
+        (["--estimator", "OneSample", "--case", "cifar10", "--data", str(tmp_path / "no.zip")], "no.zip"),
+        (["--estimator", "OneSample", "--latents", "1"], "--latents 1"),
+        (["--estimator", "OneSample", "--repeats", "1"], "--repeats"),
+    ]:
+        with pytest.raises(SystemExit):
+            main([*common, "--no_memory", *arguments])
+        err = capsys.readouterr().err
+        assert told in err, arguments
+        assert err.count("\n") == 1
+    assert table_of(output) == rows
+
+
+def test_a_table_of_another_protocol_or_data_is_refused(tmp_path):
+    path = tmp_path / "results.csv"
+    row = dict.fromkeys(COLUMNS, "") | {"protocol": "1", "case": "digits", "data": "a", "name": "x"}
+    add_rows(path, [row])
+    assert read_table(path) == [row]
+    with pytest.raises(InputError, match="of the data a, these are b"):
+        add_rows(path, [row | {"data": "b"}])
+    path.write_text(path.read_text().replace("\n1,", "\n0,"))
+    with pytest.raises(InputError, match="protocol of its rows is '0'"):
+        add_rows(path, [row])
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="protocol of its rows is none"):
+        read_table(path)
+
+
+def test_the_cases_are_listed(capsys):
+    main(["cases"])
+    text = capsys.readouterr().out
+    assert all(f"{name}: " in text for name in CASES)
+    assert issubclass(Estimator, TellsSettings)
