@@ -1,0 +1,1 @@
+"""The referee: one benchmark of posterior-mean estimators, ours and other people's."""

@@ -24,7 +24,7 @@ class Origin(NamedTuple):
     Attributes:
         repository: address to clone.
         commit: hash of the commit.
-        files: SHA-256 of the text of each file that computes, by its path in the checkout; line ends count as "\\n".
+        files: SHA-256 of the text of each file that computes, by its path in the checkout; line ends do not count.
         folder: folder of the checkout that its modules are imported from.
     """
 

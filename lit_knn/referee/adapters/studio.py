@@ -99,7 +99,7 @@ class _Studio(DDPMAdapter):
             model = made(data, str(self.reference.device), num_steps=1, params={**paths, **self._params()})
             # The index and a copy of the images would be written only to be deleted.
             if hasattr(module, "save_optimal_index"):
-                module.save_optimal_index = lambda *_: None
+                vars(module)["save_optimal_index"] = lambda *_: None
             model.train(data)
         return model
 
@@ -110,6 +110,7 @@ class StudioOptimal(_Studio):
     Args:
         checkout: folder of a checkout of Analytic Diffusion Studio.
         num_neighbors: images averaged per z; null for their 2000, or N if that is less.
+        rows: latents per call of its code, which holds an array (rows, num_neighbors, d) in float32.
     """
 
     referee_note = (
@@ -119,9 +120,10 @@ class StudioOptimal(_Studio):
     model, class_name = "optimal", "OptimalDenoiser"
     num_neighbors = Count(2000, IMAGES)
 
-    def __init__(self, checkout: str, num_neighbors: int | None = None) -> None:
+    def __init__(self, checkout: str, num_neighbors: int | None = None, rows: int = LATENTS) -> None:
         super().__init__(checkout)
         self.num_neighbors = num_neighbors
+        self.rows = check_count(type(self).__name__, "rows", rows)
 
     def _params(self) -> dict[str, Any]:
         return {"num_neighbors": self.num_neighbors}
