@@ -151,7 +151,8 @@ def test_line_ends_of_windows_make_no_other_version(tmp_path):
     adapter(str(tmp_path))
 
 
-def test_two_checkouts_with_the_same_names_do_not_meet_and_leave_no_trace(tmp_path):
+def test_two_checkouts_with_the_same_names_do_not_meet_and_leave_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     body = "class KNNDenoiser:\n    def __init__(self, *a, **k): pass\n"
     body += "    def __call__(self, z, s, x=None): return z * 0 + {}"
     made = [knn_score(tmp_path / str(i), body.format(i))(str(tmp_path / str(i)), k=2) for i in (3, 5)]
