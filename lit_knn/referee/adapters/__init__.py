@@ -1,0 +1,24 @@
+"""Other people's estimators, run from checkouts that the user names. No line of their code is here.
+
+`docs/referee_adapters.md` tells which versions they need and what they really compute.
+"""
+
+from lit_knn.referee.adapters.adapter import Adapter
+from lit_knn.referee.adapters.golddiff import GoldDiff
+from lit_knn.referee.adapters.knn_score import KNNScore, KNNScoreSTF
+from lit_knn.referee.adapters.pspc import PSPCEmpirical, PSPCSquare
+from lit_knn.referee.adapters.stf import STFTarget
+from lit_knn.referee.adapters.studio import StudioOptimal, StudioPCALocality, StudioWiener
+
+__all__ = [
+    "Adapter",
+    "GoldDiff",
+    "KNNScore",
+    "KNNScoreSTF",
+    "PSPCEmpirical",
+    "PSPCSquare",
+    "STFTarget",
+    "StudioOptimal",
+    "StudioPCALocality",
+    "StudioWiener",
+]

@@ -1,0 +1,83 @@
+"""The denoiser of GoldDiff (github.com/shangxinyi/GoldDiff)."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lit_knn.errors import InputError
+from lit_knn.estimators.counts import check_count
+from lit_knn.referee.adapters.adapter import check_square
+from lit_knn.referee.adapters.checkout import Load, Origin
+from lit_knn.referee.adapters.studio import LATENTS, LOADER_BATCH, DDPMAdapter, bundle
+
+# Its configurations for CIFAR-10 and MNIST set k_min = N/20 and k_max = N/10.
+MIN_SHARE, MAX_SHARE = 20, 10
+
+
+class GoldDiff(DDPMAdapter):
+    """The denoiser `ours` of GoldDiff. It needs torchvision.
+
+    It holds arrays (rows, k_max, d) in float32, and costs O(k·d²) per z.
+
+    Args:
+        checkout: folder of a checkout of shangxinyi/GoldDiff.
+        k_min: images averaged at small t; null for N/20, as in its configurations.
+        k_max: images averaged at large t, and found by the coarse search; null for N/10.
+        low_res_dim: side of the small images of the coarse search; 0 for half of the images' side.
+        mask_threshold: see `StudioPCALocality`; 0.03 for CIFAR-10.
+        rows: latents per call of its code.
+    """
+
+    origin = Origin(
+        "https://github.com/shangxinyi/GoldDiff",
+        "4c0ba1dcff74f84b4c6d8ead2c3ebc812bbfc786",
+        {
+            "methods/base.py": "c13b5874a93d71563f6317de46a97c8b3603288034baa60a154c80dfd9d6cb40",
+            "methods/ours.py": "3441731a9d28de588d7adcac26d792d76f422503b54513fd3752e0c2b1477c09",
+            "services/wiener.py": "3592b10368b938d13d71f67686f296b8dfb294297d5550064981d82b8ac3b675",
+        },
+    )
+    referee_note = (
+        "Per pixel, a softmax over k images of distances in a neighbourhood of correlated pixels; the k are the "
+        "nearest of a random subset of the images, which at large t has only k_max of them; the rest has weight 0."
+    )
+
+    def __init__(
+        self,
+        checkout: str,
+        k_min: int | None = None,
+        k_max: int | None = None,
+        low_res_dim: int = 0,
+        mask_threshold: float = 0.02,
+        rows: int = LATENTS,
+    ) -> None:
+        super().__init__(checkout)
+        name = type(self).__name__
+        for option, value in (("k_min", k_min), ("k_max", k_max)):
+            if value is not None:
+                check_count(name, option, value)
+        self.k_min, self.k_max = k_min, k_max
+        self.low_res_dim, self.mask_threshold = low_res_dim, mask_threshold
+        self.rows = check_count(name, "rows", rows)
+
+    def _make(self, load: Load) -> Any:
+        check_square(self)
+        data = bundle(self.reference, LOADER_BATCH)
+        with TemporaryDirectory() as folder:
+            params = {
+                "wiener_path": str(Path(folder) / "new"),
+                "k_min": self._share("k_min", self.k_min, MIN_SHARE),
+                "k_max": self._share("k_max", self.k_max, MAX_SHARE),
+                "low_res_dim": self.low_res_dim,
+                "mask_threshold": self.mask_threshold,
+            }
+            model = load("methods.ours").OursDenoiser(data, str(self.reference.device), num_steps=1, params=params)
+            model.train(data)
+        return model
+
+    def _share(self, option: str, given: int | None, share: int) -> int:
+        """Return a given number of images, or N/share. Their code would take down a larger number than N."""
+        N = self.reference.N
+        if given is not None and given > N:
+            raise InputError(f"GoldDiff: {option}={given} is more than the {N} images of the reference set")
+        return max(N // share, 1) if given is None else given

@@ -1,0 +1,63 @@
+"""The target of the stable target field by its authors (github.com/Newbeeer/stf)."""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+from lit_knn.estimators.counts import DEFAULT_N, IMAGES, Count
+from lit_knn.referee.adapters.adapter import Adapter
+from lit_knn.referee.adapters.checkout import Load, Origin
+
+
+class STFTarget(Adapter):
+    """`EDMLoss.stf_targets` of the authors of STF, with their reference batch: B sources, then n − B other images.
+
+    The images other than the sources are drawn without repetition, as their data loader draws them in an epoch. Their
+    code imports SciPy.
+
+    Args:
+        checkout: folder of a checkout of Newbeeer/stf.
+        n: size of the reference batch, their `rbatch`; null for 256. Theirs are 512 to 4,096.
+    """
+
+    origin = Origin(
+        "https://github.com/Newbeeer/stf",
+        "7a9f2deb7583a9f39c65066411fcee92bdd9cdc4",
+        {"training/loss.py": "172ef7d46ac56f9071136517ec01ba128eb63b9fd1e84bb334ae4e11ef918190"},
+    )
+    referee_note = (
+        "Self-normalised average over one reference batch of n images that all z of a batch share and that begins with "
+        "the sources of all of them; the weights are computed in float32."
+    )
+    uses_source = True
+
+    n = Count(DEFAULT_N, IMAGES)
+
+    def __init__(self, checkout: str, n: int | None = None) -> None:
+        super().__init__(checkout)
+        self.n = n
+
+    def _stand_ins(self) -> dict[str, ModuleType]:
+        # Their decorator, which stores source text in pickles, needs more packages and computes nothing.
+        package, persistence = ModuleType("torch_utils"), ModuleType("torch_utils.persistence")
+        vars(persistence)["persistent_class"] = lambda cls: cls
+        vars(package)["persistence"] = persistence
+        return {"torch_utils": package, "torch_utils.persistence": persistence}
+
+    def _make(self, load: Load) -> Any:
+        return load("training.loss").EDMLoss()
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        if x_source is None:
+            raise InputError("STFTarget: needs x_source, its reference batch begins with the sources")
+        if len(z) > self.n:
+            raise InputError(f"STFTarget: a batch of {len(z)} needs n >= {len(z)}, its sources; n={self.n}")
+        drawn = torch.randperm(self.reference.N, generator=generator, device=z.device)[: self.n - len(z)]
+        batch = torch.cat([x_source.float(), self.reference.take(drawn)])
+        with self._running(generator):
+            return self.theirs.stf_targets(t.float(), z.float(), batch).reshape(z.shape)

@@ -1,0 +1,337 @@
+"""Adapters of other people's estimators: refusals, isolation and processes on checkouts that the tests write.
+
+Where `LIT_KNN_CHECKOUTS` names the folder of real checkouts, their code is tested against ours.
+"""
+
+import copy
+import hashlib
+import os
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import adapters as benchmark
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, STF, ExactFloat64
+from lit_knn.referee.adapters import (
+    GoldDiff,
+    KNNScore,
+    KNNScoreSTF,
+    PSPCEmpirical,
+    PSPCSquare,
+    STFTarget,
+    StudioOptimal,
+    StudioPCALocality,
+    StudioWiener,
+)
+from lit_knn.referee.adapters.checkout import Checkout, Origin
+from lit_knn.referee.adapters.levels import OneLevelScheduler, alpha_bar, by_level, level_of
+from lit_knn.reference import ReferenceSet
+from lit_knn.theory.noise import VP
+from tests.toys import noisy, pixels
+
+CHECKOUTS = os.environ.get("LIT_KNN_CHECKOUTS")
+needs_checkouts = pytest.mark.skipif(CHECKOUTS is None, reason="LIT_KNN_CHECKOUTS names no folder of checkouts")
+FOLDERS = {
+    KNNScore: "knn-score",
+    KNNScoreSTF: "knn-score",
+    STFTarget: "stf",
+    StudioOptimal: "analytic-diffusion-studio",
+    StudioWiener: "analytic-diffusion-studio",
+    StudioPCALocality: "analytic-diffusion-studio",
+    GoldDiff: "GoldDiff",
+    PSPCEmpirical: "pspc",
+    PSPCSquare: "pspc",
+}
+ARGUMENTS = {PSPCSquare: {"patch_sizes": [6, 3]}}
+
+# A denoiser in the form of the Studio's: the exact mean of x under z' = √ᾱ·x + √(1−ᾱ)·ε, from a data loader.
+DENOISER = """
+import torch
+from diffusers import DDIMScheduler
+from tqdm import tqdm
+from local_diffusion.sums import softmax_mean
+
+class OptimalDenoiser:
+    def __init__(self, dataset, device, num_steps, params):
+        self.scheduler = DDIMScheduler(beta_start=0.0001)
+    def train(self, dataset):
+        from local_diffusion.late import flattened
+        self.x = torch.cat([flattened(part) for part in tqdm(dataset.dataloader, desc="x")])
+    def denoise(self, latents, timestep):
+        a = self.scheduler.alphas_cumprod[int(timestep)]
+        return softmax_mean(latents, self.x, a)
+"""
+SUMS = """
+import torch
+def softmax_mean(z, x, a):
+    sq_dist = torch.cdist(z.flatten(1).double(), a.sqrt() * x.double()).square()
+    return (torch.softmax(-sq_dist / (2 * (1 - a)), 1) @ x.double()).reshape(z.shape).float()
+"""
+
+
+def write(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
+
+
+def version_of(adapter, folder, files, root="."):
+    """A subclass of an adapter that expects the files which this writes."""
+    origin = Origin("https://example.org/theirs", "0" * 40, write(folder, files), root)
+    return type(adapter.__name__, (adapter,), {"origin": origin})
+
+
+def studio(folder, denoiser=DENOISER):
+    package = "src/local_diffusion"
+    late = "def flattened(x):\n    return x.flatten(1)\n"
+    files = {f"{package}/models/optimal.py": denoiser, f"{package}/sums.py": SUMS, f"{package}/late.py": late}
+    return version_of(StudioOptimal, folder, files, "src")
+
+
+def knn_score(folder, body):
+    return version_of(KNNScore, folder, {"training/denoisers.py": body})
+
+
+def reference(shape=(3, 6, 6), N=60):
+    return ReferenceSet(pixels(N, shape))
+
+
+def latents(reference, t, count=7):
+    return noisy(reference.gather(torch.arange(count)), t)
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("adapter", FOLDERS, ids=lambda adapter: adapter.__name__)
+def test_a_missing_or_other_checkout_is_refused_in_one_line(adapter, tmp_path):
+    arguments = ARGUMENTS.get(adapter, {})
+    with pytest.raises(InputError, match=r"/nowhere is no folder; expected a checkout of https://github\.com/") as told:
+        adapter(f"{tmp_path}/nowhere", **arguments)
+    assert "\n" not in str(told.value)
+    name = next(iter(adapter.origin.files))
+    with pytest.raises(InputError, match=f"{name} is missing; expected .* at commit {adapter.origin.commit[:12]}"):
+        adapter(str(tmp_path), **arguments)
+    write(tmp_path, dict.fromkeys(adapter.origin.files, "# another version"))
+    with pytest.raises(InputError, match=f"{name} has SHA-256 [0-9a-f]+, not {adapter.origin.files[name][:12]}"):
+        adapter(str(tmp_path), **arguments)
+    assert adapter.referee_note.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import no_such_package_", r"needs the package no_such_package_, which is not installed"),
+        ("import training.other", r"has no module training.other: it is not complete"),
+        ("def", r"cannot be imported: SyntaxError"),
+        ("x = 1", r"fails: AttributeError"),
+        ("class KNNDenoiser:\n    def __init__(self, *a, **k): raise RuntimeError('first\\nsecond')", r"Error: first$"),
+    ],
+)
+def test_code_that_fails_is_told_in_one_line(body, message, tmp_path):
+    made = knn_score(tmp_path, body)(str(tmp_path), k=2)
+    before = sys.path[:], set(sys.modules)
+    with pytest.raises(InputError, match=message) as told:
+        made.bind(reference())
+    assert "\n" not in str(told.value)
+    assert (sys.path, set(sys.modules)) == before
+
+
+def test_line_ends_of_windows_make_no_other_version(tmp_path):
+    adapter = knn_score(tmp_path, "x = 1\ny = 2\n")
+    (tmp_path / "training/denoisers.py").write_bytes(b"x = 1\r\ny = 2\r\n")
+    adapter(str(tmp_path))
+
+
+def test_two_checkouts_with_the_same_names_do_not_meet_and_leave_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    body = "class KNNDenoiser:\n    def __init__(self, *a, **k): pass\n"
+    body += "    def __call__(self, z, s, x=None): return z * 0 + {}"
+    made = [knn_score(tmp_path / str(i), body.format(i))(str(tmp_path / str(i)), k=2) for i in (3, 5)]
+    before = sys.path[:], dict(sys.modules), dict(sys.path_importer_cache)
+    mine = sys.modules["training"] = object()
+    try:
+        own = reference()
+        z = latents(own, 1.0)
+        for estimator in made:
+            estimator.bind(own)
+        for value, estimator in zip((3, 5), made, strict=True):
+            assert (estimator.posterior_mean(z, 1.0) == value).all()
+        assert sys.modules["training"] is mine
+    finally:
+        del sys.modules["training"]
+    assert (sys.path, dict(sys.modules), dict(sys.path_importer_cache)) == before
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_stand_ins_are_seen_by_the_checkout_alone(tmp_path):
+    import tqdm
+
+    digests = write(tmp_path, {"a.py": "import tqdm\nfrom importlib.util import find_spec\nspec = find_spec('tqdm')"})
+    stand_in = type(sys)("tqdm")
+    stand_in.__spec__ = tqdm.__spec__
+    with Checkout("me", str(tmp_path), Origin("", "", digests)).importing({"tqdm": stand_in}) as load:
+        assert load("a").tqdm is stand_in
+    assert sys.modules["tqdm"] is tqdm
+
+
+def test_levels_are_those_of_the_variance_preserving_process():
+    times = torch.linspace(0.001, 1, 200, dtype=torch.float64)
+    process = VP()
+    levels = process.sigma(times)
+    assert torch.allclose(alpha_bar(levels), process.scale(times).square(), rtol=1e-12)
+    assert torch.allclose(level_of(alpha_bar(levels)), levels, rtol=1e-9)
+    assert torch.allclose(alpha_bar(levels).sqrt() * levels, process.noise_std(times), rtol=1e-12)
+    scheduler = OneLevelScheduler(beta_start=0.1)
+    scale = scheduler.set_level(torch.tensor(3.0))
+    assert scale**2 == pytest.approx(0.1)
+    assert scheduler.alphas_cumprod[0] == pytest.approx(0.1)
+    assert (scheduler.alphas_cumprod[0] * torch.ones(2)).dtype == torch.float32
+
+
+def test_each_level_of_a_batch_is_computed_alone_in_small_groups():
+    seen = []
+
+    def mean(z, t):
+        seen.append((t.item(), len(z)))
+        return z * t
+
+    z, t = torch.randn(7, 2), torch.tensor([1.0, 2, 1, 2, 1, 1, 3])
+    assert torch.equal(by_level(z, t, 3, mean), z * t[:, None])
+    assert sorted(seen) == [(1.0, 1), (1.0, 3), (2.0, 2), (3.0, 1)]
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+def test_a_denoiser_of_ddpm_gives_the_mean_of_our_process(hflip, tmp_path):
+    own = ReferenceSet(pixels(60, (3, 6, 6)), hflip=hflip)
+    estimator = studio(tmp_path)(str(tmp_path), 60).bind(own)
+    z = latents(own, torch.tensor([0.002, 0.1, 0.5, 1, 2, 5, 80]))
+    t = torch.tensor([0.002, 0.1, 0.5, 1, 2, 5, 80])
+    exact = ExactFloat64().bind(own).posterior_mean(z, t)
+    assert torch.allclose(estimator.posterior_mean(z, t), exact, atol=1e-5)
+    assert torch.equal(copy.deepcopy(estimator).posterior_mean(z, t), estimator.posterior_mean(z, t))
+    assert estimator.posterior_mean(z.half(), t).dtype == torch.float16
+
+
+def test_draws_follow_the_generator_and_leave_the_global_ones_alone(tmp_path):
+    body = "import torch\nclass KNNDenoiser:\n    def __init__(self, *a, **k): pass\n"
+    body += "    def __call__(self, z, s, x=None): return torch.randn_like(z)"
+    own = reference()
+    estimator = knn_score(tmp_path, body)(str(tmp_path), k=2).bind(own)
+    z, state = latents(own, 1.0), torch.get_rng_state()
+    first, again, other = (estimator.posterior_mean(z, 1.0, generator=rng(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_images_that_the_code_cannot_take_are_refused(tmp_path):
+    made = knn_score(tmp_path, "")(str(tmp_path), k=2)
+    with pytest.raises(InputError, match=r"KNNScore: its code needs uint8 images, got torch\.float32"):
+        made.bind(ReferenceSet(torch.randn(20, 1, 4, 4)))
+    with pytest.raises(InputError, match=r"needs square images \(C, H, H\), got \(3, 6, 5\)"):
+        studio(tmp_path / "s")(str(tmp_path / "s"), 60).bind(reference((3, 6, 5)))
+
+
+def test_the_benchmark_refuses_a_folder_without_checkouts_and_unknown_entries(tmp_path):
+    with pytest.raises(InputError, match=f"checkout={tmp_path}/GoldDiff is no folder"):
+        benchmark.main([str(tmp_path), "--images", "20", "--latents", "2", "--levels", "1", "--entries", "GoldDiff"])
+    with pytest.raises(InputError, match="--entries: Nobody is none of KNN, "):
+        benchmark.main([str(tmp_path), "--entries", "Nobody"])
+
+
+def theirs(adapter, **arguments):
+    return adapter(str(Path(CHECKOUTS) / FOLDERS[adapter]), **ARGUMENTS.get(adapter, {}), **arguments)
+
+
+def errors(estimator, own, t, count=60, **options):
+    """The squared error per dimension of each latent."""
+    x = own.gather(torch.arange(count))
+    z = noisy(x, t)
+    mean = estimator.bind(own).posterior_mean(z, t, x_source=x, generator=rng(), **options)
+    return (mean.double() - ExactFloat64().bind(own).posterior_mean(z.double(), t)).square().flatten(1).mean(1)
+
+
+@needs_checkouts
+@pytest.mark.parametrize("adapter", FOLDERS, ids=lambda adapter: adapter.__name__)
+def test_their_code_runs_twice_alike_and_leaves_no_trace(adapter):
+    own = ReferenceSet(pixels(120, (3, 6, 6)))
+    x = own.gather(torch.arange(5))
+    t = torch.tensor([0.1, 0.5, 1.0, 1.0, 5.0])
+    z = noisy(x, t)
+    given, state, path, modules = z.clone(), torch.get_rng_state(), sys.path[:], set(sys.modules)
+    python, cwd = random.getstate(), sorted(Path.cwd().iterdir())
+    estimator = theirs(adapter).bind(own)
+    first, again = (estimator.posterior_mean(z, t, x_source=x, generator=rng()) for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(z, given)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (sys.path, random.getstate(), sorted(Path.cwd().iterdir())) == (path, python, cwd)
+    scoped = {"training", "torch_utils", "dnnlib", "local_diffusion", "methods", "services", "pspc", "data_src"}
+    assert not {name.partition(".")[0] for name in set(sys.modules) - modules} & scoped
+
+
+@needs_checkouts
+@pytest.mark.parametrize("t", [0.1, 1.0, 5.0])
+def test_their_exact_means_and_filter_are_ours(t):
+    own = ReferenceSet(pixels(120, (3, 6, 6)))
+    assert errors(theirs(PSPCEmpirical), own, t).max() < 1e-10
+    assert errors(theirs(PSPCSquare), own, 60.0).max() < 1e-10
+    assert errors(theirs(StudioOptimal, num_neighbors=120), own, t).max() < 1e-9
+    x = own.gather(torch.arange(9))
+    z = noisy(x, t)
+    data = own.gather(torch.arange(120)).flatten(1).double().numpy()
+    covariance = np.cov(data.T)
+    gain = covariance @ np.linalg.inv(covariance + t**2 * np.eye(own.d))
+    expected = data.mean(0) + (z.flatten(1).double().numpy() - data.mean(0)) @ gain.T
+    found = theirs(StudioWiener).bind(own).posterior_mean(z, t).flatten(1)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@needs_checkouts
+def test_their_sampling_estimators_err_as_ours_do():
+    own = ReferenceSet(pixels(300, (3, 6, 6)))
+    for t in (1.0, 3.0):
+        knn = errors(theirs(KNNScore, k=64, n=32), own, t).mean()
+        assert knn == pytest.approx(errors(KNN(64, 32), own, t).mean(), rel=0.5)
+        own_stf = errors(STF(32), own, t).mean()
+        assert errors(theirs(KNNScoreSTF, n=32, shared=False), own, t).mean() == pytest.approx(own_stf, rel=0.5)
+        assert errors(theirs(STFTarget, n=64), own, t).mean() < 2 * own_stf
+
+
+@needs_checkouts
+def test_the_benchmark_tells_failures_in_the_table(capsys):
+    arguments = ["--images", "40", "--latents", "3", "--levels", "0.5", "2", "--entries", "KNN"]
+    benchmark.main([CHECKOUTS, *arguments])
+    told = capsys.readouterr().out
+    assert "N=40, d=64, 3 latents" in told
+    assert told.count("| 1 |") == 2
+    assert "k=1 | 3 | RuntimeError: invalid multinomial" in told
+
+
+@needs_checkouts
+def test_what_their_code_does_beside_the_paper():
+    own = ReferenceSet(pixels(64, (3, 6, 6)))
+    mean = own.gather(torch.arange(64)).mean(0)
+    z = latents(own, 0.5)
+    # With one image a batch, the average of softmaxes over batches is the mean of the data.
+    single = theirs(StudioPCALocality, loader_batch=1).bind(own).posterior_mean(z, 0.5)
+    assert torch.allclose(single, mean.expand_as(single), atol=1e-4)
+    with pytest.raises(InputError, match="fails: RuntimeError"):
+        theirs(KNNScore, k=1).bind(own).posterior_mean(z, 0.5)
+    with pytest.raises(InputError, match=r"fails: RuntimeError.*negative"):
+        theirs(KNNScoreSTF, n=6).bind(own).posterior_mean(z, 0.5, x_source=z)
+    with pytest.raises(InputError, match="a batch of 7 needs n >= 7"):
+        theirs(STFTarget, n=6).bind(own).posterior_mean(z, 0.5, x_source=z)
+    # A batch as large as their n leaves only the source, whose weight is 1 / (1 + 1e-6).
+    x = own.gather(torch.arange(7))
+    only = theirs(KNNScoreSTF, n=7).bind(own).posterior_mean(z, 0.5, x_source=x)
+    assert torch.allclose(only.double(), x.double() / (1 + 1e-6), atol=1e-7)
