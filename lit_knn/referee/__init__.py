@@ -1,0 +1,1 @@
+"""Measures any estimator of the posterior mean on frozen cases, beside a reference estimator."""
