@@ -15,7 +15,15 @@ def command(entry: Entry) -> str | None:
         return None
     if not isinstance(settings, dict) or not isinstance(settings.get("class_path"), str):
         return None
-    words = ["python", "-m", "lit_knn.referee", "run", "--case", entry.facts["case"], *_options("--estimator", settings)]
+    words = [
+        "python",
+        "-m",
+        "lit_knn.referee",
+        "run",
+        "--case",
+        entry.facts["case"],
+        *_options("--estimator", settings),
+    ]
     return shlex.join([*words, "--name", entry.name])
 
 

@@ -16,8 +16,8 @@ RANKING = (
     "those that only front 1 beats, and so on. The table is sorted by front, then by time. Time is the mean over t of "
     "the ratio to the reference estimator's in the same process, with the fastest and the slowest repeat. Worst error "
     f"is the largest error ratio over t; errors below {ROUNDING:g} per dimension are rounding and count as equal. The "
-    "columns at t have the ratio of the mean squared errors, ± one standard error; bold ones are on the Pareto front of error "
-    "against time at that t. A mean that cannot be told from 0 is a limit, as in < 1e-9."
+    "columns at t have the ratio of the mean squared errors, ± one standard error; bold ones are on the Pareto front of "
+    "error against time at that t. A mean that cannot be told from 0 is a limit, as in < 1e-9."
 )
 
 
@@ -49,7 +49,9 @@ def measured(results: Results) -> Items:
     """List what was measured, how, where and when."""
     facts = results.facts
     dates = [date[:10] for date in results.distinct("date")]
-    known = [value for entry in results.entries for t in entry.rows if (value := entry.value(t, "exact_error")) == value]
+    known = [
+        value for entry in results.entries for t in entry.rows if (value := entry.value(t, "exact_error")) == value
+    ]
     items = [
         ("Data:", f"N = {_commas(facts['N'])}, d = {_commas(facts['d'])}, fingerprint {facts['data']}"),
         ("Noise levels:", f"t = {', '.join(map(numbers.level, results.levels))}"),
@@ -86,7 +88,7 @@ def certificates(results: Results, entries: Sequence[Ranked]) -> list[Block]:
     """Return the section on certificates, if an entry certifies its error."""
     table = tables.certificate_table(results, entries)
     said = (
-        "Some estimators state the squared error of each estimate. The table has the stated over the actual mean error: "
+        "Some estimators state the squared error of each estimate. The table has the stated over the actual error: "
         "1 is honest, less promises too much. The spread is that of this ratio over the latents."
     )
     return [Heading(3, "Certified errors"), Paragraph(said), table] if table else []
@@ -121,7 +123,9 @@ def settings(results: Results, entries: Sequence[Ranked]) -> list[Block]:
 
 def _settings(entry: Entry) -> list[Block]:
     facts = entry.facts
-    how = f"Measured on {facts['date'] or 'an unknown date'} with lit_knn {facts['lit_knn'] or 'of an unknown revision'}."
+    how = (
+        f"Measured on {facts['date'] or 'an unknown date'} with lit_knn {facts['lit_knn'] or 'of an unknown revision'}."
+    )
     again = command(entry)
     try:
         text = json.dumps(json.loads(facts["settings"]), indent=2, ensure_ascii=False)
@@ -139,7 +143,11 @@ def _machine(results: Results, machine: tuple[str, ...]) -> str:
     cpu, cores, memory, threads = machine
     own = [entry for entry in results.entries if entry.machine == machine]
     times = [ms for entry in own for t in entry.rows if (ms := entry.value(t, "reference_ms")) == ms]
-    took = f"; the reference estimator takes {numbers.ratio(min(times))} to {numbers.ratio(max(times))} ms per z" if times else ""
+    took = (
+        f"; the reference estimator takes {numbers.ratio(min(times))} to {numbers.ratio(max(times))} ms per z"
+        if times
+        else ""
+    )
     return f"{cpu or 'unknown CPU'}, {cores} cores, {memory} GB, {threads} threads{took}"
 
 

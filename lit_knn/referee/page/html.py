@@ -15,7 +15,8 @@ body { margin: 0 auto; max-width: 80rem; padding: 1rem 1.2rem 4rem; color: var(-
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.7rem; } h2 { margin-top: 3rem; border-bottom: 1px solid var(--line); } h3 { margin-top: 2rem; }
 p, ul { max-width: 50rem; } ul { padding-left: 1.2rem; }
-img { display: block; width: 100%; max-width: 70rem; height: auto; background: #fff; border-radius: 4px; margin: 1rem 0; }
+img { display: block; width: 100%; max-width: 70rem; height: auto; background: #fff; border-radius: 4px;
+  margin: 1rem 0; }
 .scroll { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: 0.85rem; line-height: 1.25; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.3rem 0.55rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line); }
@@ -50,8 +51,8 @@ def html(blocks: Sequence[Block]) -> str:
     body = "\n".join(map(_block, blocks))
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n<body>\n'
-        f"{body}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
+        f"<body>\n{body}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
@@ -79,13 +80,15 @@ def _block(block: Block) -> str:
 
 def _table(table: Table) -> str:
     left = [name in table.left for name in table.header]
-    head = "".join(f"<th{_class(is_left)}>{escape(name)}</th>" for name, is_left in zip(table.header, left, strict=True))
+    head = "".join(
+        f"<th{_class(is_left)}>{escape(name)}</th>" for name, is_left in zip(table.header, left, strict=True)
+    )
     rows = "\n".join(
-        f"<tr>{''.join(_cell(cell, is_left) for cell, is_left in zip(row, left, strict=True))}</tr>" for row in table.rows
+        f"<tr>{''.join(_cell(cell, is_left) for cell, is_left in zip(row, left, strict=True))}</tr>"
+        for row in table.rows
     )
-    return (
-        f'<div class="scroll">\n<table>\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>'
-    )
+    inside = f"<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{rows}\n</tbody>"
+    return f'<div class="scroll">\n<table>\n{inside}\n</table>\n</div>'
 
 
 def _cell(cell: Cell, left: bool) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 
-# Places around a point, (right, up) in units of the label's size. The diagonal ones come first, because the front leaves
-# its points upwards and to the right.
+# Places around a point, (right, up) in units of the label's size. Diagonal ones come first, because the front leaves its
+# points upwards and to the right.
 NEAR = ((1, 1), (-1, -1), (1, -1), (-1, 1), (-1, 0), (0, -1), (1, 0), (0, 1))
 DISTANCES = (1.0, 1.8, 2.8, 4.0)
 Box = tuple[float, float, float, float]

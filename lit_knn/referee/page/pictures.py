@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from lit_knn.figures.style import COLOURS, dress, look
 from lit_knn.referee.page import numbers
@@ -69,8 +69,8 @@ def ratio_over_t(results: Results, entries: Sequence[Ranked]) -> Figure:
         axes.set_title(_shortened(f"{ranked.number}  {ranked.entry.name}"), fontsize=8, loc="left")
         axes.xaxis.set_major_locator(FixedLocator(_spread_levels(results.levels)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.level(value)))
-        axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(labelsize=7)
+        axes.minorticks_off()
     for axes in panels.flat[len(entries) :]:
         axes.set_visible(False)
     bottom, top = panels.flat[0].get_ylim()
@@ -110,6 +110,7 @@ def _draw_panel(axes: Axes, points: Sequence[Point], title: str, ylabel: str) ->
     axes.xaxis.label.set_size(8)
     axes.yaxis.label.set_size(8)
     axes.tick_params(labelsize=7.5)
+    axes.minorticks_off()
     for _, time, (low, high), error, standard_error, kind in points:
         axes.errorbar(
             time,
@@ -158,12 +159,24 @@ def _legends(figure: Figure, entries: Sequence[Ranked]) -> None:
     """Name the numbers, and the origins by colour and marker."""
     kinds = [kind for kind in ORIGINS if any(_kind(ranked) == kind for ranked in entries)]
     names = [
-        Line2D([], [], linestyle="none", label=_shortened(f"{ranked.number}  {ranked.entry.name}", 48), color=_colour(_kind(ranked)))
+        Line2D(
+            [],
+            [],
+            linestyle="none",
+            label=_shortened(f"{ranked.number}  {ranked.entry.name}", 48),
+            color=_colour(_kind(ranked)),
+        )
         for ranked in entries
     ]
-    origins = [Line2D([], [], **look(list(ORIGINS).index(kind)) | {"linestyle": "none"}, label=ORIGINS[kind]) for kind in kinds]
+    origins = [
+        Line2D([], [], **look(list(ORIGINS).index(kind)) | {"linestyle": "none"}, label=ORIGINS[kind]) for kind in kinds
+    ]
     origins.append(Line2D([], [], color=FRONT_COLOUR, label="Pareto front"))
-    if any(entry.value(t, "mse") < ROUNDING for ranked in entries for t, entry in ((t, ranked.entry) for t in ranked.entry.rows)):
+    if any(
+        entry.value(t, "mse") < ROUNDING
+        for ranked in entries
+        for t, entry in ((t, ranked.entry) for t in ranked.entry.rows)
+    ):
         origins.append(Line2D([], [], linestyle="none", label=f"errors below {ROUNDING:g} are drawn at {ROUNDING:g}"))
     common = {"frameon": False, "fontsize": 8}
     figure.legend(handles=origins, loc="outside upper center", ncols=len(origins), **common)

@@ -14,14 +14,14 @@ MACHINE = ("cpu", "cores", "memory_gb", "threads")
 ENTRY = ("name", "settings", "origin", *MACHINE, "batch")
 CASE = ("case", "data", "N", "d")
 # Columns that hold a number or nothing. The others hold text.
-NUMBERS = tuple(
+NUMBERS = (
     "t mse mse_se bias_sq bias_sq_se variance variance_se score_mse score_mse_se mse_ratio mse_ratio_se exact_error ms"
     " ms_low ms_high reference_ms time_ratio time_ratio_low time_ratio_high ms_one setup_seconds peak_mib certified_mse"
-    " certified_share certified_spread".split()
+    " certified_share certified_spread"
 )
-TEXTS = tuple(
-    "protocol case data N d name settings origin note repeats_itself seeded global_random mutates needs_source batch_gap"
-    " small_t float16 latents repeats batch threads python torch numpy faiss lit_knn cpu cores memory_gb date".split()
+TEXTS = (
+    "protocol case data N d name settings origin note repeats_itself seeded global_random mutates needs_source"
+    " batch_gap small_t float16 latents repeats batch threads python torch numpy faiss lit_knn cpu cores memory_gb date"
 )
 
 
@@ -96,7 +96,8 @@ def read_results(paths: Sequence[Path]) -> list[Results]:
     Where an entry was measured at the same noise level more than once, the row of the latest date counts.
 
     Raises:
-        InputError: a file cannot be read, has no rows, lacks a column, has another protocol or a value that is no number.
+        InputError: a file has no rows, lacks a column, has another protocol, or a value that is no number.
+        OSError: a file cannot be read.
     """
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for path in paths:
@@ -125,7 +126,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
         raise InputError(f"{path} is no table of results: it is not text in UTF-8") from error
     if not rows:
         raise InputError(f"{path} has no results")
-    lacking = [name for name in (*NUMBERS, *TEXTS) if name not in rows[0]]
+    lacking = [name for name in f"{NUMBERS} {TEXTS}".split() if name not in rows[0]]
     if lacking:
         raise InputError(f"{path} lacks the column {lacking[0]}, so it is no table of results of the referee")
     for line, row in enumerate(rows, start=2):
@@ -136,7 +137,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _check_numbers(row: dict[str, str], place: str) -> None:
-    for name in NUMBERS:
+    for name in NUMBERS.split():
         try:
             value = float(row[name] or "nan")
         except ValueError as error:
