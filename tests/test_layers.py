@@ -30,6 +30,7 @@ LAYERS = (
     ("estimators",),
     ("metrics",),
     ("figures",),
+    ("referee",),
     ("data",),
     ("training",),
     ("ict", "ect", "edm", "flow", "lit_estimator"),

@@ -16,7 +16,7 @@ RANKING = (
     "those that only front 1 beats, and so on. The table is sorted by front, then by time. Time is the mean over t of "
     "the ratio to the reference estimator's in the same process, with the fastest and the slowest repeat. Worst error "
     f"is the largest error ratio over t; errors below {ROUNDING:g} per dimension are rounding and count as equal. The "
-    "columns at t have the ratio of the mean squared errors, ± one standard error; bold ones are on the Pareto front of "
+    "columns at t have the ratio of the mean squared errors, ± one standard error; bold: on the Pareto front of "
     "error against time at that t. A mean that cannot be told from 0 is a limit, as in < 1e-9."
 )
 

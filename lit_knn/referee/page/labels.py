@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 
-# Places around a point, (right, up) in units of the label's size. Diagonal ones come first, because the front leaves its
+# Places around a point, (right, up) in units of the label's size. Diagonal ones come first: the front leaves its
 # points upwards and to the right.
 NEAR = ((1, 1), (-1, -1), (1, -1), (-1, 1), (-1, 0), (0, -1), (1, 0), (0, 1))
 DISTANCES = (1.0, 1.8, 2.8, 4.0)
@@ -31,7 +31,7 @@ def label_points(axes: Axes, points: Sequence[tuple[float, float, str, str]], si
         costs = [_cost(box, taken, inside) for box in boxes]
         best = costs.index(min(costs))
         taken.append(boxes[best])
-        offset = [(candidates[best][i] - spot[i]) / scale for i in range(2)]
+        offset = ((candidates[best][0] - spot[0]) / scale, (candidates[best][1] - spot[1]) / scale)
         line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 1}
         axes.annotate(
             text,

@@ -107,10 +107,12 @@ def _overall_points(results: Results, entries: Sequence[Ranked]) -> list[Point]:
 def _draw_panel(axes: Axes, points: Sequence[Point], title: str, ylabel: str) -> None:
     dress(axes, log="xy", xlabel="time, of the reference's", ylabel=ylabel)
     axes.set_title(title, fontsize=10)
-    axes.xaxis.label.set_size(8)
-    axes.yaxis.label.set_size(8)
+    axes.xaxis.label.set_fontsize(8)
+    axes.yaxis.label.set_fontsize(8)
     axes.tick_params(labelsize=7.5)
     axes.minorticks_off()
+    # The limits are set later. Before that, a single point would make them equal.
+    axes.autoscale(False)
     for _, time, (low, high), error, standard_error, kind in points:
         axes.errorbar(
             time,
@@ -200,8 +202,7 @@ def _curve(results: Results, ranked: Ranked) -> tuple[list[float], list[float], 
             continue
         reach = _reach(ranked.entry.value(t, "mse_ratio_se"))
         rows.append((t, share, max(share - reach, 0.1 * share), share + reach))
-    t, share, low, high = ([row[i] for row in rows] for i in range(4))
-    return t, share, low, high
+    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], [row[3] for row in rows]
 
 
 def _spread_levels(levels: Sequence[float]) -> list[float]:
