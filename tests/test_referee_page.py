@@ -310,12 +310,14 @@ def test_what_is_unusual_is_said_in_words(tmp_path):
 
 def test_the_command_repeats_the_settings(tmp_path):
     index = {"class_path": "lit_knn.index.FaissIndex", "init_args": {"factory": "SQ8", "lossless": True}}
-    settings = {"class_path": "my file.py:Mine", "init_args": {"k": 64, "index": index, "n": None}}
+    inside = {"class_path": "lit_knn.estimators.KNN", "init_args": {"n": None}}
+    settings = {"class_path": "my file.py:Mine", "init_args": {"k": 64, "estimator": inside}, "index": index}
     (entry,) = results_of(tmp_path, [row(settings=json.dumps(settings))]).entries
     assert command(entry) == (
         "python -m lit_knn.referee run --case digits --estimator 'my file.py:Mine' --estimator.k 64 "
-        "--estimator.index lit_knn.index.FaissIndex --estimator.index.factory SQ8 --estimator.index.lossless true "
-        "--estimator.n null --name KNN"
+        "--estimator.estimator lit_knn.estimators.KNN --estimator.estimator.n null "
+        "--index lit_knn.index.FaissIndex --index.factory SQ8 --index.lossless true "
+        "--batch 32 --repeats 4 --threads 2 --name KNN"
     )
 
 

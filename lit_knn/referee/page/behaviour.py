@@ -11,8 +11,11 @@ ANSWERS = (
     ("repeats_itself", "yes", "the same generator does not give the same estimate"),
     ("global_random", "no", "draws from global random generators"),
     ("mutates", "no", "changes z or t"),
-    ("needs_source", "no", "needs the image that z was made from"),
 )
+SOURCE = {
+    "yes": "needs the image that z was made from",
+    "uses it": "uses the image that z was made from, if it is given",
+}
 # The column, the largest number that is usual, and what is said of a larger one.
 SIZES = (
     ("batch_gap", ROUNDING, "batches of one latent and of {batch} differ by an MSE of {value}"),
@@ -30,6 +33,7 @@ def unusual(entry: Entry) -> list[str]:
     """List what is unusual about an entry, in words; empty if nothing is."""
     facts = entry.facts
     said = [words for column, usual, words in ANSWERS if facts[column] not in ("", usual)]
+    said += [SOURCE[facts["needs_source"]]] if facts["needs_source"] in SOURCE else []
     if facts["seeded"] == "no" and facts["global_random"] == "yes":
         said.append("ignores the generator that it is given")
     for column, usual_size, words in SIZES:

@@ -89,7 +89,7 @@ def certificates(results: Results, entries: Sequence[Ranked]) -> list[Block]:
     table = tables.certificate_table(results, entries)
     said = (
         "Some estimators state the squared error of each estimate. The table has the stated over the actual error: "
-        "1 is honest, less promises too much. The spread is that of this ratio over the latents."
+        "1 is honest, less promises too much. The spread is the standard deviation of the stated errors over the latents, of their mean."
     )
     return [Heading(3, "Certified errors"), Paragraph(said), table] if table else []
 
@@ -123,9 +123,8 @@ def settings(results: Results, entries: Sequence[Ranked]) -> list[Block]:
 
 def _settings(entry: Entry) -> list[Block]:
     facts = entry.facts
-    how = (
-        f"Measured on {facts['date'] or 'an unknown date'} with lit_knn {facts['lit_knn'] or 'of an unknown revision'}."
-    )
+    when, revision = facts["date"] or "an unknown date", facts["lit_knn"] or "of an unknown revision"
+    how = f"Measured on {when} with lit_knn {revision}. Cases of images that are not in the package also need --data."
     again = command(entry)
     try:
         text = json.dumps(json.loads(facts["settings"]), indent=2, ensure_ascii=False)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from lit_knn.referee.page import numbers
 from lit_knn.referee.page.blocks import Cell, Table
-from lit_knn.referee.page.front import Ranked
+from lit_knn.referee.page.front import ROUNDING, Ranked
 from lit_knn.referee.page.results import Entry, Results
 
 # A square that may be negative is told from 0 by two standard errors, other means by one.
@@ -58,6 +58,8 @@ def certificate_table(results: Results, entries: Sequence[Ranked]) -> Table | No
 
     def cell(entry: Entry, t: float) -> Cell:
         share, spread = entry.value(t, "certified_share"), entry.value(t, "certified_spread")
+        if entry.value(t, "mse") < ROUNDING:
+            return Cell("rounding", key=math.nan)
         return Cell(numbers.ratio(share), "" if math.isnan(spread) else f"spread {numbers.ratio(spread)}", key=share)
 
     return _by_level(results, certified, cell) if certified else None
