@@ -89,7 +89,8 @@ def certificates(results: Results, entries: Sequence[Ranked]) -> list[Block]:
     table = tables.certificate_table(results, entries)
     said = (
         "Some estimators state the squared error of each estimate. The table has the stated over the actual error: "
-        "1 is honest, less promises too much. The spread is the standard deviation of the stated errors over the latents, of their mean."
+        "1 is honest, less promises too much. The spread is the standard deviation of the stated errors over the "
+        "latents, of their mean."
     )
     return [Heading(3, "Certified errors"), Paragraph(said), table] if table else []
 
@@ -147,7 +148,7 @@ def _machine(results: Results, machine: tuple[str, ...]) -> str:
         if times
         else ""
     )
-    return f"{cpu or 'unknown CPU'}, {cores} cores, {memory} GB, {threads} threads{took}"
+    return f"{cpu or 'unknown CPU'}, {cores} cores, {memory} GB, threads used: {threads}{took}"
 
 
 def _all(results: Results, column: str) -> str:
