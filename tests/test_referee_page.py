@@ -1,0 +1,326 @@
+"""The page of the referee: Pareto front, formats, and what a reader finds in Markdown, HTML and pictures."""
+
+import csv
+import json
+import math
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib.container import ErrorbarContainer
+
+from lit_knn.errors import InputError
+from lit_knn.referee.page import numbers, write, write_page
+from lit_knn.referee.page.behaviour import unusual
+from lit_knn.referee.page.blocks import Picture
+from lit_knn.referee.page.command import command
+from lit_knn.referee.page.front import pareto_front, ranked
+from lit_knn.referee.page.markdown import escaped, markdown
+from lit_knn.referee.page.pictures import error_against_time, ratio_over_t
+from lit_knn.referee.page.results import NUMBERS, TEXTS, read_results
+from lit_knn.referee.page.tables import error_table, ranking
+
+# A void element of HTML has no closing tag.
+VOID = {"meta", "img", "br"}
+
+
+def row(name="KNN", t=1.0, mse=1e-4, time=1.0, **changes):
+    """One row of a table, with `mse` relative to a reference estimator of error 1e-3."""
+    settings = {"class_path": "lit_knn.estimators.KNN", "init_args": {"k": 64}}
+    measured = {"mse": mse, "bias_sq": mse / 2, "variance": mse / 2, "score_mse": mse / t**4, "mse_ratio": mse / 1e-3}
+    return (
+        dict.fromkeys(f"{NUMBERS} {TEXTS}".split(), "")
+        | {"protocol": "1", "case": "digits", "data": "0123456789ab", "N": 1797, "d": 64, "name": name, "t": t}
+        | {"settings": json.dumps(settings), "origin": "lit_knn", "cpu": "some CPU", "cores": 2, "memory_gb": 8}
+        | {key: value for name, of in measured.items() for key, value in ((name, of), (f"{name}_se", of / 10))}
+        | {
+            "time_ratio": time,
+            "time_ratio_low": 0.9 * time,
+            "time_ratio_high": 1.2 * time,
+            "reference_ms": 2,
+            "ms": 2 * time,
+        }
+        | {"repeats_itself": "yes", "seeded": "yes", "global_random": "no", "mutates": "no", "needs_source": "no"}
+        | {"latents": 64, "repeats": 4, "batch": 32, "threads": 2, "date": "2026-01-02"}
+        | changes
+    )
+
+
+def table(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def results_of(tmp_path, rows):
+    (results,) = read_results([table(tmp_path / "results.csv", rows)])
+    return results
+
+
+class Page(HTMLParser):
+    """Reads a page of HTML, and checks that every tag is closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text, self.links = [], [], "", []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_front_holds_the_points_that_no_other_beats(seed):
+    draw = random.Random(seed)
+    # Few values make many ties and equal points.
+    points = [(draw.randint(0, 6), draw.choice([math.nan, *range(7)])) for _ in range(draw.randint(0, 30))]
+
+    def beaten(point):
+        return any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+
+    expected = [not math.isnan(point[1]) and not beaten(point) for point in points]
+    assert pareto_front(points) == expected
+
+
+def test_places_are_fronts_of_the_rest_and_incomplete_entries_come_last(tmp_path):
+    rows = [row("slow", mse=1e-5, time=9), row("fast", mse=1e-2, time=0.1), row("beaten", mse=1e-2, time=0.2)]
+    rows += [row("beaten twice", mse=1e-2, time=0.3), row("failed", mse=math.nan, time=0.01)]
+    order = ranked(results_of(tmp_path, rows))
+    assert [(r.entry.name, r.place) for r in order] == [
+        ("fast", 1),
+        ("slow", 1),
+        ("beaten", 2),
+        ("beaten twice", 3),
+        ("failed", None),
+    ]
+    assert [r.front for r in order] == [{1.0}, {1.0}, set(), set(), set()]
+
+
+def test_rounding_errors_count_as_equal_and_do_not_decide(tmp_path):
+    # At t = 1 all are exact to rounding, the reference, too. At t = 2 the ratio is 0.1 for both.
+    rows = [row(n, 1.0, mse, time, mse_ratio=mse / 1e-20) for n, mse, time in (("fast", 1e-18, 1), ("slow", 1e-30, 2))]
+    rows += [row("fast", 2.0, 1e-4, 1), row("slow", 2.0, 1e-4, 2)]
+    fast, slow = ranked(results_of(tmp_path, rows))
+    assert (fast.entry.name, fast.place, slow.place) == ("fast", 1, 2)
+    assert fast.error == slow.error == pytest.approx(0.1)
+    assert fast.front == {1.0, 2.0}
+    assert slow.front == set()
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "ratio"),
+    [
+        (2.94e-7, "2.9e-7", "2.9e-7"),
+        (0.0, "0", "0"),
+        (0.474, "4.7e-1", "0.47"),
+        (0.996, "1.0e0", "1.0"),
+        (9.96, "1.0e1", "10"),
+        (638.0, "6.4e2", "640"),
+        (3.6e11, "3.6e11", "3.6e11"),
+        (math.nan, "–", "–"),
+    ],
+)
+def test_numbers_have_two_digits(value, error, ratio):
+    assert (numbers.error(value), numbers.ratio(value)) == (error, ratio)
+
+
+def test_a_mean_that_is_not_told_from_0_is_a_limit(tmp_path):
+    # The bias is told from 0 by two standard errors, and may be negative; the MSE by one.
+    rows = [
+        row("negative", bias_sq=-1e-6, bias_sq_se=2e-6),
+        row("unsure", bias_sq=3e-6, bias_sq_se=2e-6, mse=1e-6, mse_se=2e-6),
+        row("sure", bias_sq=5e-6, bias_sq_se=2e-6, time=2),
+        row("unknown error", mse_se="", bias_sq_se="", time=3),
+    ]
+    results = results_of(tmp_path, rows)
+    entries = ranked(results)
+
+    def cells(column):
+        return {r[1].text: (r[2].text, r[2].small) for r in error_table(results, entries, column).rows}
+
+    assert cells("bias_sq") == {
+        "negative": ("< 4.0e-6", ""),
+        "unsure": ("< 7.0e-6", ""),
+        "sure": ("5.0e-6", "± 2.0e-6"),
+        "unknown error": ("5.0e-5", ""),
+    }
+    assert cells("mse")["unsure"] == ("< 5.0e-6", "")
+    assert cells("mse")["sure"] == ("1.0e-4", "± 1.0e-5")
+
+
+def test_files_merge_machines_are_told_apart_and_later_rows_win(tmp_path):
+    first = table(
+        tmp_path / "a.csv", [row(mse=1e-5), row(mse=2e-5, date="2026-03-01"), row(mse=3e-5, date="2026-02-01")]
+    )
+    second = table(tmp_path / "b.csv", [row(cpu="another CPU"), row(case="toy2d")])
+    digits, toy2d = read_results([first, second])
+    assert [r.case for r in (digits, toy2d)] == ["digits", "toy2d"]
+    assert [entry.value(1.0, "mse") for entry in digits.entries] == [2e-5, 1e-4]
+    assert digits.older == 2
+    assert {r[1].small for r in ranking(digits, ranked(digits)).rows} == {"machine A", "machine B"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"protocol": "99"}, "line 2 is of protocol '99'"),
+        ({"mse": "little"}, "mse is 'little', which is no number"),
+        ({"t": 0}, "t is '0', not a positive number"),
+    ],
+)
+def test_bad_tables_are_refused_in_one_line(tmp_path, changes, words):
+    path = table(tmp_path / "results.csv", [row() | changes])
+    with pytest.raises(InputError, match=re.escape(words)) as refused:
+        write_page([path], tmp_path / "page")
+    assert str(refused.value).startswith(str(path))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_tables_without_rows_or_columns_are_refused(tmp_path):
+    short = row()
+    del short["mse_ratio_se"]
+    with pytest.raises(InputError, match="lacks the column mse_ratio_se"):
+        read_results([table(tmp_path / "short.csv", [short])])
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(InputError, match="has no results"):
+        read_results([tmp_path / "empty.csv"])
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00a,b\n\x80")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_results([tmp_path / "binary.csv"])
+
+
+def test_the_page_holds_every_entry_escaped_and_is_complete(tmp_path):
+    hostile = "<script>alert('*1*')</script> | $x$ `code`"
+    rows = [row(name, t, mse, time) for t in (1.0, 5.0) for name, mse, time in (("KNN", 1e-3, 1), (hostile, 1e-4, 2))]
+    for one in rows[1::2]:
+        one |= {
+            "origin": "adapter",
+            "note": "a | b\n<b>c</b>",
+            "settings": "{```}",
+            "certified_share": 0.9,
+            "mutates": "yes",
+        }
+    written = write_page([table(tmp_path / "results.csv", rows)], tmp_path / "out" / "page")
+    assert [path.name for path in written] == ["page.md", "page.html", "page.png", "page_over_t.png"]
+    assert all(path.stat().st_size for path in written)
+    html = written[1].read_text()
+    page = Page(html)
+    assert hostile in page.text
+    assert page.tags.count("script") == 1  # The page's own, which sorts.
+    assert page.tags.count("img") == 2
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
+    for words in ("Certified errors", "changes z or t", "a | b", "python -m lit_knn.referee run --case digits"):
+        assert words in page.text
+    text = written[0].read_text()
+    assert "<script>" not in text
+    assert escaped(hostile) in text
+    assert "![Error against time, digits](page.png)" in text
+    assert text.count("<details>") == text.count("</details>") == page.tags.count("details")
+    # Rows of a table have the cells of their header.
+    lines = [re.sub(r"\\.", "", line) for line in text.splitlines()]
+    tables = "\n".join(line if line.startswith("| ") else "" for line in lines).split("\n\n")
+    for part in filter(None, (part.strip() for part in tables)):
+        assert len({line.count("|") for line in part.splitlines()}) == 1
+    # A page made again is the same.
+    assert write_page([tmp_path / "results.csv"], tmp_path / "out" / "page")
+    assert written[1].read_text() == html
+
+
+def test_several_cases_have_pictures_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "_save", lambda figure, path, alt: path.touch() or Picture(alt, path.name, b""))
+    rows = [row(case="digits"), row(case="toy 2d"), row(case="toy 2d", data="ba9876543210")]
+    names = {path.name for path in write_page([table(tmp_path / "results.csv", rows)], tmp_path / "page")}
+    pictures = {f"page_{case}{end}.png" for case in ("digits", "toy_2d_2", "toy_2d_3") for end in ("", "_over_t")}
+    assert names == {"page.md", "page.html"} | pictures
+
+
+def test_pictures_have_a_panel_for_each_level_error_bars_and_the_front(tmp_path):
+    rows = [
+        row(n, t, mse, time) for t in (1.0, 5.0) for n, mse, time in (("a", 1e-2, 1), ("b", 1e-4, 2), ("c", 1e-3, 3))
+    ]
+    results = results_of(tmp_path, rows)
+    figure = error_against_time(results, ranked(results))
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in panels] == ["all noise levels", "t = 1", "t = 5"]
+    for axes in panels[1:]:
+        bars = [container for container in axes.containers if isinstance(container, ErrorbarContainer)]
+        assert len(bars) == 3
+        (time,), (mse,) = bars[0].lines[0].get_data()
+        (across,), (up,) = (lines.get_segments() for lines in bars[0].lines[2])
+        assert across[:, 0] == pytest.approx([0.9 * time, 1.2 * time])
+        assert up[:, 1] == pytest.approx([0.9 * mse, 1.1 * mse])
+        (front,) = [line for line in axes.lines if line.get_label() == "Pareto front"]
+        # The step falls from the top at the fastest, then at each entry on the front; "c" is beaten by "b".
+        assert list(front.get_xdata())[:3] == [1, 1, 2]
+        assert list(front.get_ydata())[1:] == [1e-2, 1e-4, 1e-4]
+        assert {text.get_text() for text in axes.texts} == {"1", "2", "3"}
+    assert len([axes for axes in ratio_over_t(results, ranked(results)).axes if axes.get_visible()]) == 3
+
+
+def test_empty_columns_leave_pictures_and_pages_in_order(tmp_path):
+    empty = dict.fromkeys(NUMBERS.split()[1:], "")
+    rows = [
+        row("only one level", 1.0),
+        row("known", 1.0, time=2),
+        row("known", 5.0, time=2, time_ratio_low="", mse_se=""),
+    ]
+    rows += [row("nothing", 5.0) | empty]
+    results = results_of(tmp_path, rows)
+    entries = ranked(results)
+    for figure in (error_against_time(results, entries), ratio_over_t(results, entries)):
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            assert all(map(math.isfinite, (*axes.get_xlim(), *axes.get_ylim())))
+    assert "nan" not in markdown([ranking(results, entries)])
+
+
+def test_what_is_unusual_is_said_in_words(tmp_path):
+    changes = {
+        "global_random": "yes",
+        "needs_source": "yes",
+        "batch_gap": "3e-4",
+        "small_t": "it has NaN",
+        "float16": "1e-4",
+    }
+    usual, strange = results_of(tmp_path, [row("usual", batch_gap="1e-15"), row("strange", **changes)]).entries
+    assert unusual(usual) == []
+    assert unusual(strange) == [
+        "draws from global random generators",
+        "needs the image that z was made from",
+        "batches of one latent and of 32 differ by an MSE of 3.0e-4",
+        "a hundredth of the smallest t: it has NaN",
+    ]
+
+
+def test_the_command_repeats_the_settings(tmp_path):
+    index = {"class_path": "lit_knn.index.FaissIndex", "init_args": {"factory": "SQ8", "lossless": True}}
+    inside = {"class_path": "lit_knn.estimators.KNN", "init_args": {"n": None}}
+    settings = {"class_path": "my file.py:Mine", "init_args": {"k": 64, "estimator": inside}, "index": index}
+    (entry,) = results_of(tmp_path, [row(settings=json.dumps(settings))]).entries
+    assert command(entry) == (
+        "python -m lit_knn.referee run --case digits --estimator 'my file.py:Mine' --estimator.k 64 "
+        "--estimator.estimator lit_knn.estimators.KNN --estimator.estimator.n null "
+        "--index lit_knn.index.FaissIndex --index.factory SQ8 --index.lossless true "
+        "--batch 32 --repeats 4 --threads 2 --name KNN"
+    )
+
+
+def test_the_page_needs_a_name(tmp_path):
+    with pytest.raises(InputError, match="--output"):
+        write_page([table(tmp_path / "results.csv", [row()])], Path("/"))
