@@ -71,6 +71,16 @@ class CLI(LightningCLI):
 
     _checkpoint: dict[str, Any] | None = None
 
+    def __init__(self, *args: Any, called: str | None = None, **kwargs: Any) -> None:
+        self._called = called
+        super().__init__(*args, **kwargs)
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """Add options only to the subcommand that is called, if it is known: otherwise every start is twice as long."""
+        if self._called in (None, subcommand):
+            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        return self.init_parser(**kwargs)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Make `--seed_everything` also set the random streams of the model and the order of the data."""
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
@@ -191,9 +201,11 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         "average RUN --ema LENGTH...` makes averages of the weights of a run, after it; `main.py export RUN FOLDER` "
         "writes a trained model for others."
     )
+    given = sys.argv[1:] if args is None else list(args)
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
+        called=given[0] if run and given and given[0] in CLI.subcommands() else None,
         trainer_class=Trainer,
         subclass_mode_model=True,
         subclass_mode_data=True,

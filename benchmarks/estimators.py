@@ -8,7 +8,7 @@ the mean squared error per dimension of each posterior mean against the exact on
 (Eq. 15, eq:mse), and its ratio to the plain method's error at the same latents, both ± one standard error over the
 latents. It also has the time of a call: estimators take turns, and the first call of each is not timed. Peak memory is
 measured in a separate process for each estimator. `--output` also writes STEM.csv, STEM.md, and STEM.png and .pdf,
-error against time.
+error against time. A CPU without instructions for 8-bit integers has no row of `ExactInt8`.
 
 `--scaling` measures the time of a call at these numbers of images: the first ones, or also mirrored and shifted copies.
 """
@@ -44,6 +44,7 @@ from lit_knn.estimators import (
 from lit_knn.figures import save_figure
 from lit_knn.figures.style import dress, look
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
+from lit_knn.linalg.split import multiplies_int8
 from lit_knn.memory import process_bytes
 from lit_knn.metrics import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
@@ -51,13 +52,14 @@ from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
 from lit_knn.reference import ReferenceSet
 
 PLAIN = "KNN, FAISS Flat"
+INT8 = "Exact, int8, 3 digits"
 SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact")
 LEAST_SHOWN = 1e-13
 
 
 def entries(k: int, n: int) -> dict[str, Entry]:
-    """Return the estimators by name, the plain method first."""
-    return {
+    """Return the estimators by name that this machine can run, the plain method first."""
+    all_entries = {
         PLAIN: Entry(lambda: KNN(k, n), lambda _: FaissIndex()),
         "KNN stratified, FAISS Flat": Entry(lambda: StratifiedKNN(k, n), lambda _: FaissIndex()),
         "KNN, TorchIndex": Entry(lambda: KNN(k, n), lambda _: TorchIndex()),
@@ -70,9 +72,12 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         "MonteCarlo": Entry(lambda: MonteCarlo(n)),
         "Wiener": Entry(Wiener),
         "Exact": Entry(Exact),
-        "Exact, int8, 3 digits": Entry(lambda: ExactInt8(3)),
+        INT8: Entry(lambda: ExactInt8(3)),
         "Exact, float64": Entry(ExactFloat64),
     }
+    if not multiplies_int8(torch.device("cpu")):
+        del all_entries[INT8]
+    return all_entries
 
 
 def bound(entry: Entry, images: Tensor) -> Estimator:

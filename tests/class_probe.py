@@ -1,7 +1,4 @@
-"""One rank of a distributed run that uses its own classes: python -m tests.class_probe RANK FOLDER."""
-
-import sys
-from pathlib import Path
+"""One rank of a distributed run that uses its own classes."""
 
 import torch
 import torch.distributed as dist
@@ -11,8 +8,8 @@ from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 
 
-def main(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def main(rank, ranks, folder, how):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     images = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     index = FaissIndex("IVF2,Flat", cache_dir=str(folder / "cache"))
     reference = ReferenceSet(images, index, labels=torch.arange(60) % 3)
@@ -22,7 +19,3 @@ def main(rank, folder):
         means.append(Exact().bind(reference.classes[label]).posterior_mean(torch.zeros(1, 3), 1.0))
     torch.save(means, folder / f"rank_{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

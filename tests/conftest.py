@@ -1,9 +1,14 @@
 import json
+import os
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
+
+# Tensors in tests are tiny: a second thread costs more waiting time than it saves. Libraries read this when they are
+# loaded, here and in the processes that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
@@ -19,7 +24,6 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("repeatable")
-# Tensors in tests are tiny: a second thread costs more waiting time than it saves.
 torch.set_num_threads(1)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 SECONDS = 120
 SERVER = multiprocessing.get_context("forkserver")
-PROBES = ["tests.index_probe", "tests.sharded_probe", "tests.ddp_probe", "tests.signal_probe"]
+PROBES = ["tests.class_probe", "tests.index_probe", "tests.sharded_probe", "tests.ddp_probe", "tests.signal_probe"]
 SERVER.set_forkserver_preload(["main", "callbacks", "tests.ranks", *PROBES])
 
 

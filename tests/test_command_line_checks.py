@@ -10,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_only
 
+import main
 from lit_knn.command_line.arguments import check_linked, with_joined_negatives
 from lit_knn.command_line.config_files import check_config_files
 from lit_knn.command_line.interruption import interrupted
@@ -25,6 +26,18 @@ from tests.image_files import refusal
 def test_negative_numbers_belong_to_the_option_before_them(number):
     assert with_joined_negatives(["fit", "--model.lr", number, "--x"]) == ["fit", f"--model.lr={number}", "--x"]
     assert with_joined_negatives(["fit", "--model.lr=1", number]) == ["fit", "--model.lr=1", number]
+
+
+@pytest.mark.parametrize(
+    ("args", "number"), [(["fit", "--model.lr", "x"], 1), (["--nope", "fit"], 5), (["nope"], 5), ([], 5)]
+)
+def test_only_the_options_of_the_called_command_are_added(args, number, monkeypatch):
+    added = []
+    original = main.CLI.add_arguments_to_parser
+    monkeypatch.setattr(main.CLI, "add_arguments_to_parser", lambda *a: added.append(1) or original(*a))
+    with pytest.raises((Exception, SystemExit)):
+        main.make_cli(args)
+    assert len(added) == number
 
 
 @pytest.mark.parametrize("option", ["--model.seed", "--data.seed", "--data.init_args.seed", "--model.seed=3"])

@@ -2,10 +2,10 @@
 
 import csv
 import math
+import multiprocessing
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +24,7 @@ from benchmarks.learning_curves.modules import KINDS
 from benchmarks.learning_curves.sets import Lengths, averaged
 from benchmarks.learning_curves.statistics import Curves, derived, interval
 from benchmarks.learning_curves.table import CurveTable
+from benchmarks.learning_curves.training import Measure
 from lit_knn.estimators import KNN, STF, Exact, ExactFloat64, OneSample
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
@@ -82,16 +83,19 @@ def test_a_finished_run_is_not_repeated_and_a_missing_one_is_made_again_the_same
 def test_an_interrupted_run_goes_on_from_its_checkpoint(table, tmp_path):
     path = tmp_path / "x.csv"
     run = ["--modules", "EDM", "--estimators", "KNN"]
-    program = (
-        "import os, signal\n"
-        "from benchmarks.learning_curves import training, __main__\n"
-        "def stop(self, trainer, *_):\n"
-        "    if trainer.global_step == 1:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "training.Measure.on_train_batch_start = stop\n"
-        f"__main__.main({['--output', str(path), '--checkpoints', str(tmp_path / 'x'), *TINY, *run]!r})\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == -signal.SIGKILL
+
+    def stop(self, trainer, *_):
+        if trainer.global_step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed():
+        Measure.on_train_batch_start = stop
+        curves_command(path, *run)
+
+    child = multiprocessing.get_context("fork").Process(target=killed)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     assert not path.exists()
     (checkpoint,) = tmp_path.glob("x/digits-EDM-KNN-0-*/last.ckpt")
     kept = torch.load(checkpoint, weights_only=True)

@@ -84,11 +84,11 @@ class Recorded(pl.Callback):
 )
 def test_no_step_between_two_logs_waits(stand_in, kind, options, net_options, trainer_options, tmp_path):
     recorded = Recorded(stand_in, 2, 7)
-    data = Digits(batch_size=300)  # an epoch ends after five batches
     callbacks = [recorded, StepProgressBar(), LastCheckpoint(dirpath=str(tmp_path)), PowerAverages()]
     shown = {"enable_progress_bar": True, "log_every_n_steps": 8, "default_root_dir": tmp_path}
+    shown["limit_train_batches"] = 5  # steps 2 to 7 hold the end of an epoch
     trainer = pl.Trainer(**{**GPU, **shown, **trainer_options}, max_steps=8, callbacks=callbacks)
-    trainer.fit(kind(net(**net_options), OneSample(), **options), data)
+    trainer.fit(kind(net(**net_options), OneSample(), **options), Digits(batch_size=16))
     assert recorded.seen.ops > 0
     assert recorded.seen.syncs == 0, recorded.seen.report()
     assert trainer.current_epoch > 0
@@ -99,7 +99,7 @@ def test_no_step_of_consistency_tuning_waits(stand_in, tmp_path):
     recorded = Recorded(stand_in, 2, 5)
     trainer = pl.Trainer(**{**UNSAVED, "max_steps": 6, "log_every_n_steps": 8}, callbacks=[recorded])
     model = LitECT(KNN(64, 16), write_start(tmp_path / "start.ckpt", net()), net(dropout=0.1), stage_steps=3)
-    trainer.fit(model, Digits(batch_size=64, index=TorchIndex()))
+    trainer.fit(model, Digits(batch_size=16, index=TorchIndex()))
     assert recorded.seen.ops > 0
     assert recorded.seen.syncs == 0, recorded.seen.report()
 
@@ -108,7 +108,7 @@ def test_no_step_of_consistency_tuning_waits(stand_in, tmp_path):
 def test_no_estimator_makes_a_step_wait(stand_in, make):
     recorded = Recorded(stand_in, 2, 4)
     trainer = pl.Trainer(**{**UNSAVED, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
-    trainer.fit(LitEDM(net(), make()), Digits(batch_size=64, index=TorchIndex()))
+    trainer.fit(LitEDM(net(), make()), Digits(batch_size=16, index=TorchIndex()))
     assert recorded.seen.ops > 0
     assert recorded.seen.syncs == 0, recorded.seen.report()
 
@@ -117,7 +117,7 @@ def test_no_estimator_makes_a_step_wait(stand_in, make):
 def test_no_class_makes_a_step_wait(stand_in, make):
     recorded = Recorded(stand_in, 2, 4)
     trainer = pl.Trainer(**{**UNSAVED, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
-    trainer.fit(LitICT(net(num_classes=10), make(), class_conditional=True), Digits(batch_size=64))
+    trainer.fit(LitICT(net(num_classes=10), make(), class_conditional=True), Digits(batch_size=16))
     assert recorded.seen.syncs == 0, recorded.seen.report()
 
 
