@@ -19,8 +19,9 @@ from lit_knn.referee.page.command import command
 from lit_knn.referee.page.front import pareto_front, ranked
 from lit_knn.referee.page.markdown import escaped, markdown
 from lit_knn.referee.page.pictures import error_against_time, ratio_over_t
-from lit_knn.referee.page.results import NUMBERS, TEXTS, read_results
+from lit_knn.referee.page.results import NUMBERS, read_results
 from lit_knn.referee.page.tables import error_table, ranking
+from lit_knn.referee.table import COLUMNS
 
 # A void element of HTML has no closing tag.
 VOID = {"meta", "img", "br"}
@@ -31,7 +32,7 @@ def row(name="KNN", t=1.0, mse=1e-4, time=1.0, **changes):
     settings = {"class_path": "lit_knn.estimators.KNN", "init_args": {"k": 64}}
     measured = {"mse": mse, "bias_sq": mse / 2, "variance": mse / 2, "score_mse": mse / t**4, "mse_ratio": mse / 1e-3}
     return (
-        dict.fromkeys(f"{NUMBERS} {TEXTS}".split(), "")
+        dict.fromkeys(COLUMNS, "")
         | {"protocol": "1", "case": "digits", "data": "0123456789ab", "N": 1797, "d": 64, "name": name, "t": t}
         | {"settings": json.dumps(settings), "origin": "lit_knn", "cpu": "some CPU", "cores": 2, "memory_gb": 8}
         | {key: value for name, of in measured.items() for key, value in ((name, of), (f"{name}_se", of / 10))}
@@ -178,7 +179,7 @@ def test_files_merge_machines_are_told_apart_and_later_rows_win(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"protocol": "99"}, "line 2 is of protocol '99'"),
+        ({"protocol": "99"}, "the protocol of its rows is '99'"),
         ({"mse": "little"}, "mse is 'little', which is no number"),
         ({"t": 0}, "t is '0', not a positive number"),
     ],
@@ -195,10 +196,10 @@ def test_bad_tables_are_refused_in_one_line(tmp_path, changes, words):
 def test_tables_without_rows_or_columns_are_refused(tmp_path):
     short = row()
     del short["mse_ratio_se"]
-    with pytest.raises(InputError, match="lacks the column mse_ratio_se"):
+    with pytest.raises(InputError, match="column mse_ratio_se is missing"):
         read_results([table(tmp_path / "short.csv", [short])])
     (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(InputError, match="has no results"):
+    with pytest.raises(InputError, match="no results"):
         read_results([tmp_path / "empty.csv"])
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00a,b\n\x80")
     with pytest.raises(InputError, match="UTF-8"):

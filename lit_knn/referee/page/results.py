@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lit_knn.errors import InputError
-from lit_knn.results import read_rows
+from lit_knn.referee.table import read_table
 
-PROTOCOL = "1"
 MACHINE = ("cpu", "cores", "memory_gb", "threads")
 # The identity of an entry, apart from its case.
 ENTRY = ("name", "settings", "origin", *MACHINE, "batch")
@@ -18,10 +17,6 @@ NUMBERS = (
     "t mse mse_se bias_sq bias_sq_se variance variance_se score_mse score_mse_se mse_ratio mse_ratio_se exact_error ms"
     " ms_low ms_high reference_ms time_ratio time_ratio_low time_ratio_high ms_one setup_seconds peak_mib certified_mse"
     " certified_share certified_spread"
-)
-TEXTS = (
-    "protocol case data N d name settings origin note repeats_itself seeded global_random mutates needs_source"
-    " batch_gap small_t float16 latents repeats batch threads python torch numpy faiss lit_knn cpu cores memory_gb date"
 )
 
 
@@ -120,18 +115,10 @@ def _grouped(rows: list[dict[str, str]]) -> Results:
 
 def _rows(path: Path) -> list[dict[str, str]]:
     """Read and check the rows of one file."""
-    try:
-        rows = read_rows(path)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no table of results: it is not text in UTF-8") from error
+    rows = read_table(path)
     if not rows:
-        raise InputError(f"{path} has no results")
-    lacking = [name for name in f"{NUMBERS} {TEXTS}".split() if name not in rows[0]]
-    if lacking:
-        raise InputError(f"{path} lacks the column {lacking[0]}, so it is no table of results of the referee")
+        raise InputError(f"{path} does not exist or has no results")
     for line, row in enumerate(rows, start=2):
-        if row["protocol"] != PROTOCOL:
-            raise InputError(f"{path}: line {line} is of protocol {row['protocol']!r}; this page reads {PROTOCOL!r}")
         _check_numbers(row, f"{path}: line {line}")
     return rows
 
