@@ -25,8 +25,6 @@ from lit_knn.theory.warp import Warp
 # Images that together have less than this share of the proposal are left out. They hold the same share of the posterior
 # on average. The squared error of leaving them out is at most this share times a squared distance in the data.
 NEGLIGIBLE_SHARE = 1e-8
-# Size of a piece relative to other work arrays. On a CPU a larger piece would need fresh memory at each use.
-PIECE_FACTOR = 2
 # Minimum number of latents per piece. With fewer, reading the coordinates takes longer than multiplying them.
 MIN_ROWS = 32
 # Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
@@ -150,8 +148,8 @@ class SubspaceKNN(CertifiedEstimator):
         """Choose the images of each z from the posterior given P'z alone."""
         projection = self._projection()
         y = projection.components.project(z)
-        # The largest array of a piece is (b, N) in float64. Use few pieces, because each reads all coordinates twice.
-        rows_of_piece = max(PIECE_FACTOR * work_bytes(z.device) // (8 * self.reference.N), MIN_ROWS)
+        # The largest array of a piece is (b, N) in float32. Use few pieces, because each reads all coordinates twice.
+        rows_of_piece = max(work_bytes(z.device) // (4 * self.reference.N), MIN_ROWS)
         num_pieces = max(-(-len(z) // rows_of_piece), 1)
         log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
         pieces = [

@@ -1,6 +1,6 @@
 """Searches in long rows that neither sort nor cumulate all values.
 
-To find n of N values, both functions first look at about √(N·n) blocks, and then at the values in n chosen blocks.
+To find n of N values, they first look at about √(N·n) blocks, and then at the values in n chosen blocks.
 """
 
 import math

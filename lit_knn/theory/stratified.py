@@ -12,9 +12,11 @@ from torch import Tensor
 
 from lit_knn.theory.blocks import cumulated, largest
 
-# Exponents of this size and below count as −∞. float32 could not hold their values with all digits, and processors
-# take up to 20 times longer for them.
+# Smaller exponents count as −∞. float32 could not hold the results with all digits, and processors take up to 20 times
+# longer for them.
 LEAST_EXPONENT = -86.0
+# exp(LEAST_EXPONENT) is below this value in any rounding.
+LEAST_VALUE = math.exp(LEAST_EXPONENT) * (1 + 1e-5)
 
 
 class StratifiedDraws(NamedTuple):
@@ -56,8 +58,7 @@ def stratified_draws(
     """
     log_top, top = largest(log_q, n)
     maximum = log_top[:, :1]
-    rest = log_q.sub_(maximum).clamp_(min=LEAST_EXPONENT).exp_()
-    torch.threshold_(rest, math.exp(LEAST_EXPONENT) * (1 + 1e-5), 0.0)
+    rest = _exp(log_q, maximum)
     log_top = (log_top - maximum).double()
     p_top = log_top.exp()
     q_top = p_top / cumulated(rest, n).total
@@ -71,6 +72,11 @@ def stratified_draws(
     is_kept = torch.arange(n, device=rest.device) < kept.unsqueeze(1)
     rest.scatter_(1, top, p_top.masked_fill_(is_kept, 0.0).float())
     return systematic_draws(top, kept, used, rest, rest, generator)[0]
+
+
+def _exp(log_q: Tensor, maximum: Tensor) -> Tensor:
+    """Compute exp(log_q − maximum) in place, (B, N). Results that float32 cannot hold with all digits are 0."""
+    return torch.threshold_(log_q.sub_(maximum).clamp_(min=LEAST_EXPONENT).exp_(), LEAST_VALUE, 0.0)
 
 
 def systematic_draws(
