@@ -61,7 +61,7 @@ def stratified_draws(
     rest = _exp(log_q, maximum)
     log_top = (log_top - maximum).double()
     p_top = log_top.exp()
-    q_top = p_top / cumulated(rest, n).total
+    q_top = p_top / rest.sum(1, keepdim=True)
     used = num_used(log_top, rest.shape[1], log_negligible)
     if m is None:
         # If n = N, every image is kept. Rounding must not make some images random.
