@@ -68,11 +68,14 @@ def test_in_long_rows_each_image_is_drawn_as_often_as_its_probability_says(every
     assert (draws.ids.sort(1).values.diff(dim=1) > 0).all()
 
 
-@pytest.mark.parametrize(("kept", "some_left"), [(170, True), (180, False)])
-def test_values_that_float32_cannot_hold_are_never_drawn(kept, some_left):
-    # Neighbours differ by e^0.5, so e^-85 is left after 170 images. All logarithms of a row may be shifted.
-    log_q = -0.5 * torch.arange(400.0) + torch.tensor([[-1e3], [0.0], [1e3]])
-    draws = stratified_draws(log_q.clone(), 300, torch.full((3,), -1e9), kept)
-    assert draws.sampled.any(1).tolist() == 3 * [some_left]
-    assert (draws.ids[draws.sampled] <= 172).all()
-    assert draws.log_correction[draws.sampled].isfinite().all()
+@pytest.mark.parametrize(("kept", "only_the_next"), [(149, False), (174, True)])
+def test_values_that_float32_cannot_hold_are_never_drawn(every_u, kept, only_the_next):
+    # Neighbours differ by e^0.5, so the images from number 173 on are below e^-86. All logarithms may be shifted. The
+    # images of all places, of which one is drawn here, have their exact values.
+    log_q = -0.5 * torch.arange(400.0) + torch.tensor([-1e3, 0.0, 1e3]).repeat_interleave(50)[:, None]
+    with every_u(150):
+        draws = stratified_draws(log_q.clone(), kept + 1, torch.full((150,), -1e9), kept)
+    drawn = draws.ids[draws.sampled]
+    assert len(drawn) == 150
+    assert (drawn == kept).all() == only_the_next
+    assert (drawn >= kept).all()
