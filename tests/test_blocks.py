@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_knn.theory.blocks import cumulated, largest
+from lit_knn.theory.blocks import Cumulated, largest
 from lit_knn.theory.stratified import stratified_draws
 
 SIZES = pytest.mark.parametrize(("N", "n"), [(1, 1), (7, 7), (10, 3), (99, 3), (1000, 8), (5003, 256), (4096, 1)])
@@ -42,7 +42,7 @@ def test_columns_are_those_of_a_cumulative_sum(N, n, spread):
     values[:, ::3] = 0.0
     values[:, -1] = 1.0
     cdf = values.double().cumsum(1)
-    found = cumulated(values, n)
+    found = Cumulated(values, n)
     torch.testing.assert_close(found.total, cdf[:, -1:], rtol=1e-6, atol=0)
     # These are middles of the largest steps, so that rounding cannot matter.
     wanted = values.topk(n, dim=1).indices

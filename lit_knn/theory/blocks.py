@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 
+# Smaller blocks do not pay.
+LEAST_BLOCK = 4
+
+
 def largest(values: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Find the n largest values of each row (B, N), in decreasing order, and their columns: (B, n) each."""
     N = values.shape[1]
@@ -27,28 +31,23 @@ def largest(values: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return found, columns.gather(1, place)
 
 
-def cumulated(values: Tensor, n: int) -> "Cumulated":
-    """Prepare rows of values (B, N), at least 0, for searches for n heights in their cumulative sum."""
-    size = _block_size(values.shape[1], n)
-    whole = values.shape[1] // size * size
-    sums = [values[:, :whole].unflatten(1, (-1, size)).sum(2)]
-    if whole < values.shape[1]:
-        sums.append(values[:, whole:].sum(1, keepdim=True))
-    return Cumulated(values, torch.cat(sums, 1).double(), size)
-
-
 class Cumulated:
     """The cumulative sum of rows of values, known after each block of neighbouring columns.
 
     Args:
         values: (B, N), at least 0.
-        sums: (B, S), float64, the sums of the blocks.
-        size: number of columns of a block.
+        n: number of heights that will be searched in each row, for the size of the blocks.
     """
 
-    def __init__(self, values: Tensor, sums: Tensor, size: int) -> None:
-        self.values, self.sums, self.size = values, sums, size
-        self.cdf = sums.cumsum(1)
+    def __init__(self, values: Tensor, n: int) -> None:
+        self.values, N = values, values.shape[1]
+        self.size = _block_size(N, n)
+        self.sums = values
+        if self.size > 1:
+            whole = N // self.size * self.size
+            sums, left = values[:, :whole].unflatten(1, (-1, self.size)).sum(2), values[:, whole:]
+            self.sums = torch.cat([sums, left.sum(1, keepdim=True)], 1)
+        self.cdf = self.sums.cumsum(1, dtype=torch.float64)
 
     @property
     def total(self) -> Tensor:
@@ -59,7 +58,9 @@ class Cumulated:
         """Find the first columns at which the sum exceeds `heights` (B, n), float64: (B, n)."""
         N = self.values.shape[1]
         block = torch.searchsorted(self.cdf, heights, right=True).clamp_(max=self.sums.shape[1] - 1)
-        mass = self.sums.gather(1, block)
+        if self.size == 1:
+            return block
+        mass = self.sums.gather(1, block).double()
         # Blocks are summed in the type of the values. A share of a block is safe from the rounding of its sum.
         share = (heights - self.cdf.gather(1, block) + mass) / mass
         columns = block.unsqueeze(2) * self.size + torch.arange(self.size, device=block.device)
@@ -70,5 +71,9 @@ class Cumulated:
 
 
 def _block_size(N: int, n: int) -> int:
-    """Return the number of columns of a block for which blocks and searched columns are fewest. N // size >= n."""
-    return max(math.isqrt(N // n), 1)
+    """Return the number of columns of a block for which blocks and searched columns are fewest. N // size >= n.
+
+    For short rows it is 1, because their blocks would not be worth the additional operations.
+    """
+    size = math.isqrt(N // n)
+    return size if size >= LEAST_BLOCK else 1

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.theory.blocks import cumulated, largest
+from lit_knn.theory.blocks import Cumulated, largest
 
 # Smaller exponents count as −∞. float32 could not hold the results with all digits, and processors take up to 20 times
 # longer for them.
@@ -97,7 +97,7 @@ def systematic_draws(
     """
     place = torch.arange(top.shape[1], device=rest.device)
     is_kept, is_used = place < kept.unsqueeze(1), place < used.unsqueeze(1)
-    cdf = cumulated(rest, top.shape[1])
+    cdf = Cumulated(rest, top.shape[1])
     mass, num_drawn = cdf.total, (used - kept).clamp_(min=1).unsqueeze(1)
     u = torch.rand(len(rest), 1, dtype=torch.float64, device=rest.device, generator=generator)
     heights = (u + place).sub_(kept.unsqueeze(1)).div_(num_drawn).mul_(mass)
