@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-
 # Smaller blocks do not pay.
 LEAST_BLOCK = 4
 
