@@ -1,6 +1,7 @@
 """Error, time and memory of the estimators on a data set, as ratios to the plain method in the same run.
 
     python -m benchmarks.estimators --data PATH [--t 1 3 10 20 80] [--batch 128] [--repeats 4] [--output STEM]
+    python -m benchmarks.estimators --data PATH --estimators "SubspaceKNN, r=512" Exact
     python -m benchmarks.estimators --data PATH --scaling 12500 25000 50000 100000 200000 [--output STEM]
 
 The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. The Markdown output has
@@ -80,6 +81,12 @@ def entries(k: int, n: int) -> dict[str, Entry]:
     return all_entries
 
 
+def chosen(args: argparse.Namespace) -> dict[str, Entry]:
+    """Return the entries that `--estimators` names; the plain method, which ratios refer to, is always there."""
+    every = entries(args.k, args.n)
+    return {name: entry for name, entry in every.items() if name in (PLAIN, *args.estimators)}
+
+
 def bound(entry: Entry, images: Tensor) -> Estimator:
     """Make the estimator of an entry, and bind it to a new set of `images` with the index of the entry."""
     return entry.estimator().bind(ReferenceSet(images, index=entry.make_index()))
@@ -109,7 +116,7 @@ def measure(images: Tensor, args: argparse.Namespace) -> Rows:
 
     Columns: `mse` and `share`, its ratio to the plain method's, with standard errors (`_se`), and `seconds` per call.
     """
-    estimators = {name: bound(entry, images) for name, entry in entries(args.k, args.n).items()}
+    estimators = {name: bound(entry, images) for name, entry in chosen(args).items()}
     exact = ExactFloat64().bind(ReferenceSet(images))
     rows: Rows = []
     for t in args.t:
@@ -132,8 +139,9 @@ def seconds(values: dict[str, Tensor], args: argparse.Namespace) -> float:
 
 def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
     """Measure each entry's peak resident memory in its own process, in MiB, less the peak with the images alone."""
-    alone, *peaks = (in_own_process(peak_memory, name, args)[0] for name in (None, *entries(args.k, args.n)))
-    return {name: peak - alone for name, peak in zip(entries(args.k, args.n), peaks, strict=True)}
+    names = list(chosen(args))
+    alone, *peaks = (in_own_process(peak_memory, name, args)[0] for name in (None, *names))
+    return {name: peak - alone for name, peak in zip(names, peaks, strict=True)}
 
 
 def peak_memory(name: str | None, args: argparse.Namespace) -> int:
@@ -141,7 +149,7 @@ def peak_memory(name: str | None, args: argparse.Namespace) -> int:
     images = load(args.data)
     z, x = NoisyLatents(ReferenceSet(images), args.batch, 0).batch(range(args.batch), 10.0)
     if name is not None:
-        bound(entries(args.k, args.n)[name], images).posterior_mean(z, 10.0, x_source=x)
+        bound(chosen(args)[name], images).posterior_mean(z, 10.0, x_source=x)
     # ru_maxrss is of no use here: in a child process it starts at the size of the parent.
     return process_bytes("VmHWM") // 2**20
 
@@ -207,9 +215,9 @@ def scaling(images: Tensor, args: argparse.Namespace) -> Rows:
     rows: Rows = []
     for N in args.scaling:
         some = resized(images, N)
-        estimators = {name: bound(entries(args.k, args.n)[name], some) for name in SCALED}
+        estimators = {name: bound(entry, some) for name, entry in chosen(args).items() if name in SCALED}
         found = [timed_errors(estimators, some, t, args, None) for t in args.t]
-        for name in SCALED:
+        for name in estimators:
             time = sum(seconds(values[name], args) for values in found) / len(found)
             rows.append({"N": N, "estimator": name, "seconds": time})
         print(f"N={N} measured", file=sys.stderr, flush=True)
@@ -219,7 +227,8 @@ def scaling(images: Tensor, args: argparse.Namespace) -> Rows:
 def scaling_table(rows: Rows) -> str:
     """Make a Markdown table of the seconds at each N and the slope of a straight line through them."""
     sizes = list(dict.fromkeys(float(row["N"]) for row in rows))
-    times = {name: [float(row["seconds"]) for row in rows if row["estimator"] == name] for name in SCALED}
+    names = dict.fromkeys(row["estimator"] for row in rows)
+    times = {name: [float(row["seconds"]) for row in rows if row["estimator"] == name] for name in names}
     slopes = {name: np.polyfit(sizes, time, 1)[0] * 1e6 for name, time in times.items()}
     lines = [["estimator", *(f"N = {N:g}" for N in sizes), "ms per 1,000 images", "of plain"]]
     for name, time in times.items():
@@ -238,6 +247,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4, help="calls averaged, each with new latents")
     parser.add_argument("--k", type=int, default=2048, help="neighbours")
     parser.add_argument("--n", type=int, default=256, help="images gathered")
+    names = list(entries(1, 1))
+    parser.add_argument("--estimators", nargs="+", choices=names, default=names, help="which, besides the plain one")
     parser.add_argument("--scaling", type=int, nargs="+", help="numbers of images")
     parser.add_argument("--output", type=Path, help="stem of the files to write")
     args = parser.parse_args()

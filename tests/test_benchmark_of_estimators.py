@@ -40,7 +40,7 @@ def test_a_share_of_nothing_is_unknown():
 
 def test_every_estimator_is_measured_with_standard_errors(tmp_path):
     images = torch.randint(0, 256, (600, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    args = argparse.Namespace(k=100, n=16, t=[0.1, 12.0], batch=8, repeats=2)
+    args = argparse.Namespace(k=100, n=16, t=[0.1, 12.0], batch=8, repeats=2, estimators=list(entries(100, 16)))
     rows = measure(images, args)
     by_name = {(row["estimator"], row["t"]): row for row in rows}
     assert {name for name, _ in by_name} == set(entries(100, 16))

@@ -45,7 +45,7 @@ CASES = {
     "KNN, SubspaceIndex": (lambda: KNN(k=512).bind(reference(SubspaceIndex(64))), 74),
     "KNN, source": (lambda: KNN(k=512, include_source=True).bind(reference()), 108),
     "StratifiedKNN": (lambda: StratifiedKNN(k=512).bind(reference()), 136),
-    "SubspaceKNN": (lambda: SubspaceKNN(r=64).bind(reference()), 114),
+    "SubspaceKNN": (lambda: SubspaceKNN(r=64).bind(reference()), 116),
     "Wiener": (lambda: Wiener(r=64).bind(reference()), 32),
     "OneSample": (OneSample, 22),
 }

@@ -19,14 +19,12 @@ from lit_knn.reference.components import projection_of
 from lit_knn.reference.gathered import fuses
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import unnormalised_log_likelihood
-from lit_knn.theory.stratified import stratified_draws
+from lit_knn.theory.stratified import StratifiedDraws, stratified_draws
 from lit_knn.theory.warp import Warp
 
 # Images that together have less than this share of the proposal are left out. They hold the same share of the posterior
 # on average. The squared error of leaving them out is at most this share times a squared distance in the data.
 NEGLIGIBLE_SHARE = 1e-8
-# Size of a piece relative to other work arrays. On a CPU a larger piece would need fresh memory at each use.
-PIECE_FACTOR = 2
 # Minimum number of latents per piece. With fewer, reading the coordinates takes longer than multiplying them.
 MIN_ROWS = 32
 # Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
@@ -150,8 +148,8 @@ class SubspaceKNN(CertifiedEstimator):
         """Choose the images of each z from the posterior given P'z alone."""
         projection = self._projection()
         y = projection.components.project(z)
-        # The largest array of a piece is (b, N) in float64. Use few pieces, because each reads all coordinates twice.
-        rows_of_piece = max(PIECE_FACTOR * work_bytes(z.device) // (8 * self.reference.N), MIN_ROWS)
+        # The largest array of a piece is (b, N) in float32. Use few pieces, because each reads all coordinates twice.
+        rows_of_piece = max(work_bytes(z.device) // (4 * self.reference.N), MIN_ROWS)
         num_pieces = max(-(-len(z) // rows_of_piece), 1)
         log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
         pieces = [
@@ -183,7 +181,20 @@ class SubspaceKNN(CertifiedEstimator):
         rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * self._largest_norm(projection) / noise
         log_negligible = log_share - 2 * rounding.double()
         draws = stratified_draws(log_q, self.n, log_negligible, self.m, generator)
-        return SubspaceDraws(*draws[:4], _mean_of_rest(draws.rest, coordinates))
+        return SubspaceDraws(*draws[:4], self._rest_mean(draws, coordinates))
+
+    def _rest_mean(self, draws: StratifiedDraws, coordinates: Tensor) -> Tensor:
+        """Average the coordinates (N, r) over the rest of each row that draws from it: (B, r); 0 for the other rows."""
+        if coordinates.is_cuda:
+            # The number of these rows is not known to the host.
+            return _mean_of_rest(draws.rest, coordinates)
+        draws_some = draws.sampled.any(1)
+        mean = coordinates.new_zeros(len(draws_some), coordinates.shape[1], dtype=torch.float32)
+        if draws_some.all():
+            return _mean_of_rest(draws.rest, coordinates)
+        if draws_some.any():
+            mean[draws_some] = _mean_of_rest(draws.rest[draws_some], coordinates)
+        return mean
 
     def _largest_norm(self, projection: Projection) -> Tensor:
         """Return the largest norm of an image in coordinates, a scalar. It is computed once."""
@@ -194,8 +205,7 @@ class SubspaceKNN(CertifiedEstimator):
         """Return the known error of the mean of y that the choice of drawn images causes: (b, r), float32."""
         projection, sampled = self._projection(), draws.sampled
         count = sampled.sum(1, keepdim=True)
-        drawn = projection.coordinates[draws.ids].float()
-        mean = torch.bmm(sampled.float().unsqueeze(1), drawn).squeeze(1).div_(count.clamp_(min=1))
+        mean = _sums_of_drawn(draws.ids, sampled, projection.coordinates).div_(count.clamp_(min=1))
         share = (weights * sampled).sum(1, keepdim=True).float()
         # `share` is 0 if nothing is drawn.
         return share * (mean - draws.rest_mean)
@@ -231,6 +241,14 @@ class SubspaceKNN(CertifiedEstimator):
         variance = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), squares).clamp(min=0)
         untold = (draws.used == self.n) & (self.m == self.n < self.reference.N)
         return torch.where(untold, math.inf, variance / self.reference.d)
+
+
+def _sums_of_drawn(ids: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
+    """Sum the coordinates (N, r) of each row's drawn images, `ids` (B, n) where `sampled`: (B, r), float32."""
+    if coordinates.dtype == torch.float32:
+        # This operation reads the coordinates in place.
+        return torch.nn.functional.embedding_bag(ids, coordinates, mode="sum", per_sample_weights=sampled.float())
+    return torch.bmm(sampled.float().unsqueeze(1), coordinates[ids].float()).squeeze(1)
 
 
 def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:

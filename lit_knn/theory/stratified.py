@@ -10,6 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_knn.theory.blocks import Cumulated, largest
+
+# Smaller exponents count as −∞. float32 could not hold the results with all digits, and processors take up to 20 times
+# longer for them.
+LEAST_EXPONENT = -86.0
+# exp(LEAST_EXPONENT) is below this value in any rounding.
+LEAST_VALUE = math.exp(LEAST_EXPONENT) * (1 + 1e-5)
+
 
 class StratifiedDraws(NamedTuple):
     """n drawn images per row. The last places of a row may be unused.
@@ -48,12 +56,12 @@ def stratified_draws(
         m: number of images to keep; None keeps those that n draws without repetition are sure to contain.
         generator: on the device of `log_q`.
     """
-    log_top, top = log_q.topk(n, dim=1)
+    log_top, top = largest(log_q, n)
     maximum = log_top[:, :1]
-    rest = log_q.sub_(maximum).exp_()
+    rest = _exp(log_q, maximum)
     log_top = (log_top - maximum).double()
     p_top = log_top.exp()
-    q_top = p_top / rest.sum(1, keepdim=True, dtype=torch.float64)
+    q_top = p_top / rest.sum(1, keepdim=True)
     used = num_used(log_top, rest.shape[1], log_negligible)
     if m is None:
         # If n = N, every image is kept. Rounding must not make some images random.
@@ -64,6 +72,11 @@ def stratified_draws(
     is_kept = torch.arange(n, device=rest.device) < kept.unsqueeze(1)
     rest.scatter_(1, top, p_top.masked_fill_(is_kept, 0.0).float())
     return systematic_draws(top, kept, used, rest, rest, generator)[0]
+
+
+def _exp(log_q: Tensor, maximum: Tensor) -> Tensor:
+    """Compute exp(log_q − maximum) in place, (B, N). Results that float32 cannot hold with all digits are 0."""
+    return torch.threshold_(log_q.sub_(maximum).clamp_(min=LEAST_EXPONENT).exp_(), LEAST_VALUE, 0.0)
 
 
 def systematic_draws(
@@ -84,12 +97,12 @@ def systematic_draws(
     """
     place = torch.arange(top.shape[1], device=rest.device)
     is_kept, is_used = place < kept.unsqueeze(1), place < used.unsqueeze(1)
-    cdf = rest.cumsum(1, dtype=torch.float64)
-    mass, num_drawn = cdf[:, -1:], (used - kept).clamp_(min=1).unsqueeze(1)
+    cdf = Cumulated(rest, top.shape[1])
+    mass, num_drawn = cdf.total, (used - kept).clamp_(min=1).unsqueeze(1)
     u = torch.rand(len(rest), 1, dtype=torch.float64, device=rest.device, generator=generator)
     heights = (u + place).sub_(kept.unsqueeze(1)).div_(num_drawn).mul_(mass)
     # Unused and kept places have heights outside the distribution.
-    drawn = torch.searchsorted(cdf, heights, right=True).clamp_(max=rest.shape[1] - 1)
+    drawn = cdf.columns(heights)
     # Reject columns of probability 0: rounding can hit them, and an underflowed rest has only such columns.
     drawn_q = image_q.gather(1, drawn).double()
     # Kept places are used.
