@@ -1,0 +1,327 @@
+"""The cascade estimator: few components of all images choose candidates, more components of these choose images."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from lit_knn.estimators.base import Holdings
+from lit_knn.estimators.counts import COMPONENTS, IMAGES, Count
+from lit_knn.estimators.drawn_images import DrawnImages
+from lit_knn.estimators.subspace_knn import NEGLIGIBLE_SHARE, SubspaceKNN
+from lit_knn.linalg.pca import Projection
+from lit_knn.reference import Reference
+from lit_knn.reference.streaming import GPU_FACTOR
+from lit_knn.theory.blocked_draws import BLOCK, BlockedDraws, blocked_draws, tiled_mass
+from lit_knn.theory.stratified import stratified_draws
+
+DEFAULT_COARSE, DEFAULT_CANDIDATES = 128, 4096
+# Images per tile: the arrays of a tile stay in the CPU's cache during all passes over them.
+TILE = 8192
+# Bytes of the candidates' probabilities in all tiles. Few latents per piece would read all coarse coordinates too often.
+MASS_BYTES = 256 * 2**20
+# Bytes of candidates' coordinates that are gathered at a time on a CPU: the candidates of one latent.
+CANDIDATE_BYTES = 8 * 2**20
+# Components of the coarse stage's control variate. The first few hold most of the variance, and each costs a product.
+CONTROLLED = 32
+# The coarse stage has a control variate if its rest has at least this share. The mean of the rest is a difference of
+# two means, and for a small rest it would be rounded.
+LEAST_REST = 1e-3
+LEAST_NOISE = 1e-30
+
+
+class CascadeDraws(NamedTuple):
+    """`SubspaceDraws` of the last stage, and what the coarse stage did to them.
+
+    Attributes:
+        ids: (B, n).
+        log_correction: (B, n), float64, of both stages.
+        sampled: (B, n), bool, drawn by the last stage instead of kept.
+        used: (B,).
+        rest_mean: (B, r), mean of y over the last stage's rest of the candidates.
+        inclusion: (B, n), float64, probability of the candidate to be among the n images.
+        by_chance: (B, n), bool, whether the image became a candidate by chance.
+        number: (B,), number of candidates by chance.
+        share: (B,), float64, their share of the candidates' posterior given P'z.
+        coarse_mean: (B, r), exact mean of y over the coarse stage's rest; 0 beyond the controlled components.
+        coarse_excess: (B, r), known error of the mean of y that the choice of candidates causes.
+        spread: (B,), float64, mean of ‖y − coarse_mean‖² over candidates by chance, along the controlled components.
+    """
+
+    ids: Tensor
+    log_correction: Tensor
+    sampled: Tensor
+    used: Tensor
+    rest_mean: Tensor
+    inclusion: Tensor
+    by_chance: Tensor
+    number: Tensor
+    share: Tensor
+    coarse_mean: Tensor
+    coarse_excess: Tensor
+    spread: Tensor
+
+    def rows(self, rows: Tensor | slice, places: int) -> "CascadeDraws":
+        """Select some rows and their first places."""
+        cut = {name: getattr(self, name)[rows, :places] for name in _PLACES}
+        return CascadeDraws(**cut, **{name: getattr(self, name)[rows] for name in self._fields if name not in cut})
+
+
+_PLACES = ("ids", "log_correction", "sampled", "inclusion", "by_chance")
+
+
+class Coarse(NamedTuple):
+    """The first components of all images, in tiles for products of the rows of a batch.
+
+    Attributes:
+        tiles: (T, coarse + 1, c), float32: each column is an image's y and −‖y‖²/2. Columns beyond the N images have −1e30.
+        largest: largest ‖y‖, a scalar.
+    """
+
+    tiles: Tensor
+    largest: Tensor
+
+
+class CascadeKNN(SubspaceKNN):
+    """`SubspaceKNN` for large sets: a coarse stage chooses the candidates among which it draws.
+
+    The posterior of all images given their first few principal components is the mean of the posterior given more of
+    them. So optimal resampling represents the coarse posterior by a few thousand weighted candidates. Only these are
+    scored in all r components, and n of them are kept or drawn by the same rule. Exact likelihoods of the n images
+    over what they were drawn from are the weights. At both stages a control variate subtracts the known effect of the
+    drawing on the mean of y. `docs/cascade_knn.md` derives the estimator and its error.
+
+    The sampled parts are biased, O(1/n) and O(1/candidates), and consistent. Without more images than candidates, this
+    is `SubspaceKNN`.
+
+    Args:
+        r: principal components of the candidates; null for 512, or min(N, d) if that is less.
+        n: most images gathered per z; null for 256, or N if that is less.
+        coarse: principal components of all images; null for 128, or min(N, d) if that is less; at most r.
+        candidates: most candidates per z; null for 4,096, or N if that is less.
+
+    Raises:
+        InputError: a number < 1; at `bind`, r or coarse > min(N, d), or n or candidates > N.
+    """
+
+    coarse = Count(DEFAULT_COARSE, COMPONENTS)
+    candidates = Count(DEFAULT_CANDIDATES, IMAGES)
+
+    def __init__(
+        self, r: int | None = None, n: int | None = None, coarse: int | None = None, candidates: int | None = None
+    ) -> None:
+        super().__init__(r, None, n)
+        self.coarse, self.candidates = coarse, candidates
+
+    def bind(self, reference: Reference) -> Self:
+        """See `Estimator.bind`. Projects the images."""
+        super().bind(reference)
+        if not self._single_stage():
+            self._coarse()
+        return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        """See `Estimator.holds`. The estimator also holds the first coordinates of all images in float32."""
+        fine = super().holds(N, d, pixels, device)
+        coarse = CascadeKNN.coarse.within(self, N, d)
+        if CascadeKNN.candidates.within(self, N, d) >= N:
+            return fine
+        T, c = _tiling(N)
+        return Holdings(arrays={**fine.arrays, f"r={coarse} coordinates in tiles": 4 * T * c * (coarse + 1)})
+
+    def _single_stage(self) -> bool:
+        return self.candidates >= self.reference.N
+
+    def _coarse(self) -> Coarse:
+        projection, r = self._projection(), min(self.coarse, self.r)
+        return self.reference.cached(("tiles", self.r, r), lambda: _tiles(projection, r))
+
+    def _draw(
+        self, z: Tensor, t: Tensor, generator: torch.Generator | None, negligible_share: float = NEGLIGIBLE_SHARE
+    ) -> CascadeDraws:
+        if self._single_stage():
+            return super()._draw(z, t, generator, negligible_share)
+        projection, coarse = self._projection(), self._coarse()
+        y = projection.components.project(z)
+        log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
+        T, _, c = coarse.tiles.shape
+        budget = MASS_BYTES * (1 if z.device.type == "cpu" else GPU_FACTOR)
+        num_pieces = max(-(-len(z) * 4 * T * c // budget), 1)
+        pieces = [
+            self._draw_piece(projection, coarse, *rows, log_share, generator)
+            for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
+        ]
+        return CascadeDraws(*map(torch.cat, zip(*pieces, strict=True)))
+
+    def _draw_piece(
+        self,
+        projection: Projection,
+        coarse: Coarse,
+        y: Tensor,
+        t: Tensor,
+        log_share: float,
+        generator: torch.Generator | None,
+    ) -> CascadeDraws:
+        """Choose the images of some rows: candidates first, then n of them."""
+        first, coarse_mean = self._candidates(coarse, y, t, log_share, generator)
+        used = first.kept | first.sampled
+        ids = first.ids.where(used, first.ids[:, :1])
+        log_q, drawn_mean, square = self._score(projection, y, t, ids, first.sampled, coarse_mean.shape[1])
+        log_w = (log_q + first.log_correction).float()
+        share = (torch.softmax(log_w.double(), 1) * first.sampled).sum(1)
+        norm = y.norm(dim=1) * self._largest_norm(projection)
+        rounding = torch.finfo(torch.float32).eps * (norm / t.square()).double()
+        draws = stratified_draws(log_w, self.n, log_share - 2 * rounding, None, generator)
+        chosen = draws.ids
+        inclusion = (-draws.log_correction).exp().where(draws.sampled, 1.0).clamp(max=1.0)
+        number = first.sampled.sum(1)
+        # Without candidates by chance, and for a small rest, there is no control variate.
+        controlled = ((first.rest >= LEAST_REST) & (number > 0)).unsqueeze(1)
+        pad = (0, self.r - coarse_mean.shape[1])
+        excess = torch.where(controlled, share.float().unsqueeze(1) * (drawn_mean - coarse_mean), 0.0)
+        spread = square - 2 * (drawn_mean * coarse_mean).sum(1) + coarse_mean.square().sum(1)
+        return CascadeDraws(
+            ids.gather(1, chosen),
+            draws.log_correction + first.log_correction.gather(1, chosen),
+            draws.sampled,
+            draws.used,
+            self._mean_of_candidates(projection, ids, draws.rest),
+            inclusion,
+            first.sampled.gather(1, chosen),
+            number,
+            share,
+            torch.nn.functional.pad(coarse_mean, pad),
+            torch.nn.functional.pad(excess, pad),
+            spread.double().where(controlled.squeeze(1), 0.0),
+        )
+
+    def _candidates(
+        self, coarse: Coarse, y: Tensor, t: Tensor, log_share: float, generator: torch.Generator | None
+    ) -> tuple[BlockedDraws, Tensor]:
+        """Choose candidates from the posterior given the first components, and compute the exact mean over its rest."""
+        T, K, c = coarse.tiles.shape
+        y = y[:, : K - 1]
+        # Largest rounding error of a squared distance. With this variance at least, it changes no probability much.
+        least = torch.finfo(torch.float32).eps * y.norm(dim=1).double() * coarse.largest
+        noise = torch.maximum(t.square(), least).clamp_(min=LEAST_NOISE).unsqueeze(1).float()
+        query = torch.cat([y, torch.ones_like(noise)], 1) / noise
+        controlled = min(CONTROLLED, K - 1)
+        tiled = tiled_mass(
+            lambda i, part: torch.mm(query, coarse.tiles[i], out=part), T, len(y), c, y.device
+        )
+        total = tiled.block_mass().sum(1, keepdim=True)
+        along = torch.zeros(len(y), controlled, dtype=torch.float64, device=y.device)
+        for part, tile, scale in zip(tiled.mass, coarse.tiles, tiled.scale, strict=True):
+            along += (part @ tile[:controlled].T) * scale.unsqueeze(1)
+        keep = min(2 * self.n, self.candidates // 2, T * c // BLOCK)
+        log_negligible = log_share - 2 * least / noise.squeeze(1)
+        draws = blocked_draws(tiled, keep, self.candidates - keep, log_negligible, generator)
+        kept = (draws.mass[:, :keep] * draws.kept[:, :keep] / total).float().unsqueeze(1)
+        ids = draws.ids[:, :keep].where(draws.kept[:, :keep], 0)
+        of_kept = torch.bmm(kept, self._projection().coordinates[ids][..., :controlled].float()).squeeze(1)
+        rest = draws.rest.clamp(min=LEAST_REST).unsqueeze(1)
+        return draws, ((along / total - of_kept) / rest).float()
+
+    def _score(
+        self, projection: Projection, y: Tensor, t: Tensor, ids: Tensor, by_chance: Tensor, controlled: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Score candidates in all r components.
+
+        Returns:
+            log q up to a constant per row (b, p) float64, and over candidates by chance the mean of the first components
+            (b, controlled) and the mean of their squared norm (b,).
+        """
+        b, p = ids.shape
+        log_q = torch.empty(b, p, dtype=torch.float64, device=y.device)
+        mean, square = y.new_empty(b, controlled), y.new_empty(b)
+        weights = by_chance / by_chance.sum(1, keepdim=True).clamp(min=1)
+        for rows, own in _gathered(projection.coordinates, ids):
+            product = torch.bmm(own, y[rows].unsqueeze(2)).squeeze(2)
+            log_q[rows] = product.double() - projection.half_sq_norms[ids[rows]]
+            first, weight = own[..., :controlled], weights[rows]
+            mean[rows] = torch.bmm(weight.unsqueeze(1), first).squeeze(1)
+            square[rows] = (weight * first.square().sum(2)).sum(1)
+        return log_q / t.square().clamp(min=LEAST_NOISE).unsqueeze(1), mean, square
+
+    def _mean_of_candidates(self, projection: Projection, ids: Tensor, rest: Tensor) -> Tensor:
+        """Average the coordinates of each row's candidates (b, p) with weights `rest` (b, p): (b, r), 0 if all are 0."""
+        weights = rest / rest.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        coordinates = projection.coordinates
+        mean = torch.nn.functional.embedding_bag(
+            ids, coordinates, mode="sum", per_sample_weights=weights.to(coordinates.dtype)
+        )
+        return mean.float()
+
+    def _excess(self, weights: Tensor, draws: CascadeDraws) -> Tensor:
+        last = super()._excess(weights, draws)
+        return last if self._single_stage() else last + draws.coarse_excess
+
+    def _sq_error(
+        self, weights: Tensor, images: DrawnImages, mean: Tensor, excess: Tensor, draws: CascadeDraws
+    ) -> Tensor:
+        """Estimate the squared error per dimension, (b,), float64: the sum of the variances of both stages."""
+        if self._single_stage():
+            return super()._sq_error(weights, images, mean, excess, draws)
+        coarse_excess = self._projection().components.expand(draws.coarse_excess).view_as(excess)
+        last = super()._sq_error(weights, images, mean, excess - coarse_excess, draws)
+        return last + self._coarse_sq_error(weights, images, mean, coarse_excess, draws)
+
+    def _coarse_sq_error(
+        self, weights: Tensor, images: DrawnImages, mean: Tensor, excess: Tensor, draws: CascadeDraws
+    ) -> Tensor:
+        """Estimate the coarse stage's variance from those of its candidates that are among the n images.
+
+        A candidate by chance contributes c = w(x − μ̂) − π/s·P(y − E_q[y]). A sum over candidates is estimated by the sum
+        over the images, each divided by the probability of its inclusion; the image's weight is w over it.
+        """
+        projection, count = self._projection(), draws.number
+        weights = torch.where(draws.by_chance, weights, 0.0)
+        controlled = min(CONTROLLED, self.coarse, self.r)
+        along = projection.coordinates[draws.ids][..., :controlled].float()
+        centre = projection.components.project(mean)[:, :controlled].unsqueeze(1)
+        offset = along - draws.coarse_mean[:, :controlled].unsqueeze(1)
+        cross = torch.where(draws.by_chance, ((along - centre) * offset).sum(2), 0.0)
+        sq_dist = torch.where(draws.by_chance, images.sq_dist(mean), 0.0)
+        has_control = draws.spread > 0
+        share = torch.where(has_control, draws.share, 0.0) / count.clamp(min=1)
+        squares = (weights.square() * draws.inclusion * sq_dist - 2 * weights * share.unsqueeze(1) * cross).sum(1)
+        squares = squares + count * share.square() * draws.spread
+        total = (images.deviation(weights, mean) - excess).flatten(1)
+        centred = squares - total.double().square().sum(1) / count.clamp(min=1)
+        variance = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), squares).clamp(min=0)
+        return variance / self.reference.d
+
+
+def _gathered(coordinates: Tensor, ids: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield some rows and the coordinates of their ids (b, p), (rows, p, r) float32, in memory that is used again."""
+    p, r = ids.shape[1], coordinates.shape[1]
+    budget = CANDIDATE_BYTES * (1 if ids.device.type == "cpu" else GPU_FACTOR)
+    step = max(budget // (4 * p * r), 1)
+    out = coordinates.new_empty(min(step, len(ids)) * p, r)
+    for start in range(0, len(ids), step):
+        part = ids[start : start + step]
+        own = torch.index_select(coordinates, 0, part.flatten(), out=out[: part.numel()])
+        yield slice(start, start + len(part)), own.view(*part.shape, r).float()
+
+
+def _tiling(N: int) -> tuple[int, int]:
+    """Return the number of tiles and the images per tile."""
+    T = -(-N // TILE)
+    return T, -(-N // (T * BLOCK)) * BLOCK
+
+
+def _tiles(projection: Projection, r: int) -> Coarse:
+    """Copy the first r components of all images to tiles."""
+    coordinates = projection.coordinates
+    T, c = _tiling(len(coordinates))
+    tiles = torch.zeros(T, r + 1, c, device=coordinates.device)
+    tiles[:, r] = -1e30
+    largest = torch.zeros((), device=coordinates.device)
+    for tile, part in zip(tiles, coordinates.split(c), strict=True):
+        first = part[:, :r].float()
+        square = first.square().sum(1)
+        tile[:r, : len(first)], tile[r, : len(first)] = first.T, square / -2
+        largest = torch.maximum(largest, square.max().sqrt())
+    return Coarse(tiles, largest)
