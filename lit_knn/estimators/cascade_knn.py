@@ -6,11 +6,12 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag, pad
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import COMPONENTS, IMAGES, Count
 from lit_knn.estimators.drawn_images import DrawnImages
-from lit_knn.estimators.subspace_knn import NEGLIGIBLE_SHARE, SubspaceKNN
+from lit_knn.estimators.subspace_knn import LEAST_NOISE, NEGLIGIBLE_SHARE, TINY, SubspaceKNN
 from lit_knn.linalg.pca import Projection
 from lit_knn.reference import Reference
 from lit_knn.reference.streaming import GPU_FACTOR
@@ -20,16 +21,19 @@ from lit_knn.theory.stratified import stratified_draws
 DEFAULT_COARSE, DEFAULT_CANDIDATES = 128, 4096
 # Images per tile: the arrays of a tile stay in the CPU's cache during all passes over them.
 TILE = 8192
-# Bytes of the candidates' probabilities in all tiles. Few latents per piece would read all coarse coordinates too often.
+# Bytes of the candidates' probabilities in all tiles. Small pieces would read all coordinates too often.
 MASS_BYTES = 256 * 2**20
 # Bytes of candidates' coordinates that are gathered at a time on a CPU: the candidates of one latent.
 CANDIDATE_BYTES = 8 * 2**20
-# Components of the coarse stage's control variate. The first few hold most of the variance, and each costs a product.
-CONTROLLED = 32
+# Share of the coarse components that are enough at high noise levels, and that the coarse control variate corrects. The
+# first few hold most of the variance.
+LEADING = 4
+# A choice of components is enough if the logarithm of posterior over proposal has at most this variance, 2·V/t², where
+# V is the variance of the images outside them.
+ENOUGH = 1.0
 # The coarse stage has a control variate if its rest has at least this share. The mean of the rest is a difference of
 # two means, and for a small rest it would be rounded.
 LEAST_REST = 1e-3
-LEAST_NOISE = 1e-30
 
 
 class CascadeDraws(NamedTuple):
@@ -73,15 +77,28 @@ _PLACES = ("ids", "log_correction", "sampled", "inclusion", "by_chance")
 
 
 class Coarse(NamedTuple):
-    """The first components of all images, in tiles for products of the rows of a batch.
+    """The first components of all images, in tiles for products with the rows of a batch.
 
     Attributes:
-        tiles: (T, coarse + 1, c), float32: each column is an image's y and −‖y‖²/2. Columns beyond the N images have −1e30.
+        tiles: (T, coarse + 2, c), float32. A column is an image: its leading components, −‖y‖²/2 of them, its other
+            components, and −‖y‖²/2 of all. Columns beyond the N images have −1e30 in place of norms.
+        leading: number of leading components.
         largest: largest ‖y‖, a scalar.
+        outside: variance of the images outside the leading components, and outside all of them.
     """
 
     tiles: Tensor
+    leading: int
     largest: Tensor
+    outside: tuple[float, float]
+
+    def query(self, y: Tensor, noise: Tensor, all_components: bool) -> Tensor:
+        """Return the factors of the tiles' first rows that give log q: (b, rows), float32."""
+        one = torch.ones_like(noise)
+        parts = [y[:, : self.leading], one]
+        if all_components:
+            parts = [parts[0], torch.zeros_like(one), y[:, self.leading : self.tiles.shape[1] - 2], one]
+        return torch.cat(parts, 1) / noise
 
 
 class CascadeKNN(SubspaceKNN):
@@ -129,7 +146,7 @@ class CascadeKNN(SubspaceKNN):
         if CascadeKNN.candidates.within(self, N, d) >= N:
             return fine
         T, c = _tiling(N)
-        return Holdings(arrays={**fine.arrays, f"r={coarse} coordinates in tiles": 4 * T * c * (coarse + 1)})
+        return Holdings(arrays={**fine.arrays, f"r={coarse} coordinates in tiles": 4 * T * c * (coarse + 2)})
 
     def _single_stage(self) -> bool:
         return self.candidates >= self.reference.N
@@ -146,14 +163,16 @@ class CascadeKNN(SubspaceKNN):
         projection, coarse = self._projection(), self._coarse()
         y = projection.components.project(z)
         log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
-        T, _, c = coarse.tiles.shape
-        budget = MASS_BYTES * (1 if z.device.type == "cpu" else GPU_FACTOR)
-        num_pieces = max(-(-len(z) * 4 * T * c // budget), 1)
-        pieces = [
-            self._draw_piece(projection, coarse, *rows, log_share, generator)
-            for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
-        ]
-        return CascadeDraws(*map(torch.cat, zip(*pieces, strict=True)))
+        enough = 2 * coarse.outside[0] <= ENOUGH * t.square()
+        pieces, order = [], []
+        for all_components, level in ((False, enough), (True, ~enough)):
+            for rows in level.nonzero().flatten().split(_rows_of_piece(coarse)):
+                if len(rows):
+                    part = projection, coarse, y[rows], t[rows], all_components, log_share, generator
+                    pieces.append(self._draw_piece(*part))
+                    order.append(rows)
+        position = torch.cat(order).argsort()
+        return CascadeDraws(*(torch.cat(part)[position] for part in zip(*pieces, strict=True)))
 
     def _draw_piece(
         self,
@@ -161,11 +180,12 @@ class CascadeKNN(SubspaceKNN):
         coarse: Coarse,
         y: Tensor,
         t: Tensor,
+        all_components: bool,
         log_share: float,
         generator: torch.Generator | None,
     ) -> CascadeDraws:
         """Choose the images of some rows: candidates first, then n of them."""
-        first, coarse_mean = self._candidates(coarse, y, t, log_share, generator)
+        first, coarse_mean = self._candidates(coarse, y, t, all_components, log_share, generator)
         used = first.kept | first.sampled
         ids = first.ids.where(used, first.ids[:, :1])
         log_q, drawn_mean, square = self._score(projection, y, t, ids, first.sampled, coarse_mean.shape[1])
@@ -178,8 +198,9 @@ class CascadeKNN(SubspaceKNN):
         inclusion = (-draws.log_correction).exp().where(draws.sampled, 1.0).clamp(max=1.0)
         number = first.sampled.sum(1)
         # Without candidates by chance, and for a small rest, there is no control variate.
-        controlled = ((first.rest >= LEAST_REST) & (number > 0)).unsqueeze(1)
-        pad = (0, self.r - coarse_mean.shape[1])
+        low = 2 * coarse.outside[all_components] <= ENOUGH * t.square()
+        controlled = (low & (first.rest >= LEAST_REST) & (number > 0)).unsqueeze(1)
+        missing = (0, self.r - coarse_mean.shape[1])
         excess = torch.where(controlled, share.float().unsqueeze(1) * (drawn_mean - coarse_mean), 0.0)
         spread = square - 2 * (drawn_mean * coarse_mean).sum(1) + coarse_mean.square().sum(1)
         return CascadeDraws(
@@ -187,40 +208,44 @@ class CascadeKNN(SubspaceKNN):
             draws.log_correction + first.log_correction.gather(1, chosen),
             draws.sampled,
             draws.used,
-            self._mean_of_candidates(projection, ids, draws.rest),
+            _weighted_sum(projection.coordinates, ids, draws.rest / draws.rest.sum(1, keepdim=True).clamp_(min=TINY)),
             inclusion,
             first.sampled.gather(1, chosen),
             number,
             share,
-            torch.nn.functional.pad(coarse_mean, pad),
-            torch.nn.functional.pad(excess, pad),
+            pad(coarse_mean, missing),
+            pad(excess, missing),
             spread.double().where(controlled.squeeze(1), 0.0),
         )
 
     def _candidates(
-        self, coarse: Coarse, y: Tensor, t: Tensor, log_share: float, generator: torch.Generator | None
+        self,
+        coarse: Coarse,
+        y: Tensor,
+        t: Tensor,
+        all_components: bool,
+        log_share: float,
+        generator: torch.Generator | None,
     ) -> tuple[BlockedDraws, Tensor]:
         """Choose candidates from the posterior given the first components, and compute the exact mean over its rest."""
-        T, K, c = coarse.tiles.shape
-        y = y[:, : K - 1]
+        T, _, c = coarse.tiles.shape
         # Largest rounding error of a squared distance. With this variance at least, it changes no probability much.
         least = torch.finfo(torch.float32).eps * y.norm(dim=1).double() * coarse.largest
         noise = torch.maximum(t.square(), least).clamp_(min=LEAST_NOISE).unsqueeze(1).float()
-        query = torch.cat([y, torch.ones_like(noise)], 1) / noise
-        controlled = min(CONTROLLED, K - 1)
-        tiled = tiled_mass(
-            lambda i, part: torch.mm(query, coarse.tiles[i], out=part), T, len(y), c, y.device
-        )
+        query = coarse.query(y, noise, all_components)
+        tiles = coarse.tiles[:, : query.shape[1]]
+        tiled = tiled_mass(lambda i, part: torch.mm(query, tiles[i], out=part), T, len(y), c, y.device)
         total = tiled.block_mass().sum(1, keepdim=True)
-        along = torch.zeros(len(y), controlled, dtype=torch.float64, device=y.device)
-        for part, tile, scale in zip(tiled.mass, coarse.tiles, tiled.scale, strict=True):
-            along += (part @ tile[:controlled].T) * scale.unsqueeze(1)
+        along = torch.zeros(len(y), coarse.leading, dtype=torch.float64, device=y.device)
+        if (2 * coarse.outside[all_components] <= ENOUGH * t.square()).any():
+            for part, tile, scale in zip(tiled.mass, tiles, tiled.scale, strict=True):
+                along += (part @ tile[: coarse.leading].T) * scale.unsqueeze(1)
         keep = min(2 * self.n, self.candidates // 2, T * c // BLOCK)
         log_negligible = log_share - 2 * least / noise.squeeze(1)
         draws = blocked_draws(tiled, keep, self.candidates - keep, log_negligible, generator)
-        kept = (draws.mass[:, :keep] * draws.kept[:, :keep] / total).float().unsqueeze(1)
+        share_of_kept = torch.where(draws.kept, draws.mass / total, 0.0)[:, :keep].float()
         ids = draws.ids[:, :keep].where(draws.kept[:, :keep], 0)
-        of_kept = torch.bmm(kept, self._projection().coordinates[ids][..., :controlled].float()).squeeze(1)
+        of_kept = _weighted_sum(self._projection().coordinates, ids, share_of_kept)[:, : coarse.leading]
         rest = draws.rest.clamp(min=LEAST_REST).unsqueeze(1)
         return draws, ((along / total - of_kept) / rest).float()
 
@@ -230,8 +255,8 @@ class CascadeKNN(SubspaceKNN):
         """Score candidates in all r components.
 
         Returns:
-            log q up to a constant per row (b, p) float64, and over candidates by chance the mean of the first components
-            (b, controlled) and the mean of their squared norm (b,).
+            log q up to a constant per row (b, p) float64. Over candidates by chance: the mean of the first components
+            (b, controlled), and the mean of their squared norm (b,).
         """
         b, p = ids.shape
         log_q = torch.empty(b, p, dtype=torch.float64, device=y.device)
@@ -244,15 +269,6 @@ class CascadeKNN(SubspaceKNN):
             mean[rows] = torch.bmm(weight.unsqueeze(1), first).squeeze(1)
             square[rows] = (weight * first.square().sum(2)).sum(1)
         return log_q / t.square().clamp(min=LEAST_NOISE).unsqueeze(1), mean, square
-
-    def _mean_of_candidates(self, projection: Projection, ids: Tensor, rest: Tensor) -> Tensor:
-        """Average the coordinates of each row's candidates (b, p) with weights `rest` (b, p): (b, r), 0 if all are 0."""
-        weights = rest / rest.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-        coordinates = projection.coordinates
-        mean = torch.nn.functional.embedding_bag(
-            ids, coordinates, mode="sum", per_sample_weights=weights.to(coordinates.dtype)
-        )
-        return mean.float()
 
     def _excess(self, weights: Tensor, draws: CascadeDraws) -> Tensor:
         last = super()._excess(weights, draws)
@@ -273,12 +289,12 @@ class CascadeKNN(SubspaceKNN):
     ) -> Tensor:
         """Estimate the coarse stage's variance from those of its candidates that are among the n images.
 
-        A candidate by chance contributes c = w(x − μ̂) − π/s·P(y − E_q[y]). A sum over candidates is estimated by the sum
-        over the images, each divided by the probability of its inclusion; the image's weight is w over it.
+        A candidate by chance contributes c = w(x − μ̂) − π/s·P(y − E_q[y]). A sum over candidates is estimated by the
+        sum over the images, each divided by the probability of its inclusion; the image's weight is w over it.
         """
         projection, count = self._projection(), draws.number
         weights = torch.where(draws.by_chance, weights, 0.0)
-        controlled = min(CONTROLLED, self.coarse, self.r)
+        controlled = self._coarse().leading
         along = projection.coordinates[draws.ids][..., :controlled].float()
         centre = projection.components.project(mean)[:, :controlled].unsqueeze(1)
         offset = along - draws.coarse_mean[:, :controlled].unsqueeze(1)
@@ -295,15 +311,20 @@ class CascadeKNN(SubspaceKNN):
 
 
 def _gathered(coordinates: Tensor, ids: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield some rows and the coordinates of their ids (b, p), (rows, p, r) float32, in memory that is used again."""
+    """Yield some rows and the coordinates of their ids (b, p), (rows, p, r) float32, in bounded memory."""
     p, r = ids.shape[1], coordinates.shape[1]
     budget = CANDIDATE_BYTES * (1 if ids.device.type == "cpu" else GPU_FACTOR)
     step = max(budget // (4 * p * r), 1)
-    out = coordinates.new_empty(min(step, len(ids)) * p, r)
     for start in range(0, len(ids), step):
         part = ids[start : start + step]
-        own = torch.index_select(coordinates, 0, part.flatten(), out=out[: part.numel()])
+        # Bags of one image: unlike `index_select`, this reads ahead, and scattered rows are slow to come.
+        own = embedding_bag(part.reshape(-1, 1), coordinates, mode="sum")
         yield slice(start, start + len(part)), own.view(*part.shape, r).float()
+
+
+def _weighted_sum(coordinates: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Sum the coordinates of each row's ids (b, p) with weights (b, p): (b, r), float32."""
+    return embedding_bag(ids, coordinates, mode="sum", per_sample_weights=weights.to(coordinates.dtype)).float()
 
 
 def _tiling(N: int) -> tuple[int, int]:
@@ -312,16 +333,26 @@ def _tiling(N: int) -> tuple[int, int]:
     return T, -(-N // (T * BLOCK)) * BLOCK
 
 
+def _rows_of_piece(coarse: Coarse) -> int:
+    """Return how many latents' probabilities are held at a time."""
+    T, _, c = coarse.tiles.shape
+    budget = MASS_BYTES * (1 if coarse.tiles.device.type == "cpu" else GPU_FACTOR)
+    return max(budget // (4 * T * c), 1)
+
+
 def _tiles(projection: Projection, r: int) -> Coarse:
     """Copy the first r components of all images to tiles."""
-    coordinates = projection.coordinates
+    coordinates, components, leading = projection.coordinates, projection.components, max(r // LEADING, 1)
     T, c = _tiling(len(coordinates))
-    tiles = torch.zeros(T, r + 1, c, device=coordinates.device)
-    tiles[:, r] = -1e30
+    tiles = torch.zeros(T, r + 2, c, device=coordinates.device)
+    tiles[:, [leading, r + 1]] = -1e30
     largest = torch.zeros((), device=coordinates.device)
     for tile, part in zip(tiles, coordinates.split(c), strict=True):
-        first = part[:, :r].float()
-        square = first.square().sum(1)
-        tile[:r, : len(first)], tile[r, : len(first)] = first.T, square / -2
-        largest = torch.maximum(largest, square.max().sqrt())
-    return Coarse(tiles, largest)
+        own, square = tile[:, : len(part)], part[:, :r].float().square()
+        own[:leading], own[leading + 1 : -1] = part[:, :leading].T, part[:, leading:r].T
+        own[leading], own[-1] = square[:, :leading].sum(1) / -2, square.sum(1) / -2
+        largest = torch.maximum(largest, square.sum(1).max().sqrt())
+    d, known = len(components.mean), components.variances.double()
+    beyond = components.residual_variance * (d - len(known))
+    outside = known[leading:].sum().item() + beyond, known[r:].sum().item() + beyond
+    return Coarse(tiles, leading, largest, outside)

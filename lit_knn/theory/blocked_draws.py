@@ -66,7 +66,9 @@ class BlockedDraws(NamedTuple):
     rest: Tensor
 
 
-def tiled_mass(log_mass: Callable[[int, Tensor], object], tiles: int, b: int, c: int, device: torch.device) -> TiledMass:
+def tiled_mass(
+    log_mass: Callable[[int, Tensor], object], tiles: int, b: int, c: int, device: torch.device
+) -> TiledMass:
     """Compute a `TiledMass` tile by tile.
 
     Args:
@@ -123,7 +125,8 @@ def blocked_draws(
     flat = places.flatten(1).gather(1, order)
     _, b, c = tiled.mass.shape
     tile, within = flat // (b * c), flat % c
-    tiled.mass.view(-1)[flat[kept]] = 0.0
+    values = tiled.mass.view(-1)
+    values[flat] = values[flat].masked_fill_(kept, 0.0)
     block_mass.scatter_(1, blocks, tiled.of(places, blocks).sum(2))
     ids, drawn, rest = _systematic(tiled, block_mass, s, generator)
     sampled = (drawn > 0) & ~covered
