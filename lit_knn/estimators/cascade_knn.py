@@ -235,7 +235,6 @@ class CascadeKNN(SubspaceKNN):
         query = coarse.query(y, noise, all_components)
         tiles = coarse.tiles[:, : query.shape[1]]
         tiled = tiled_mass(lambda i, part: torch.mm(query, tiles[i], out=part), T, len(y), c, y.device)
-        total = tiled.block_mass().sum(1, keepdim=True)
         along = torch.zeros(len(y), coarse.leading, dtype=torch.float64, device=y.device)
         if (2 * coarse.outside[all_components] <= ENOUGH * t.square()).any():
             for part, tile, scale in zip(tiled.mass, tiles, tiled.scale, strict=True):
@@ -243,6 +242,7 @@ class CascadeKNN(SubspaceKNN):
         keep = min(2 * self.n, self.candidates // 2, T * c // BLOCK)
         log_negligible = log_share - 2 * least / noise.squeeze(1)
         draws = blocked_draws(tiled, keep, self.candidates - keep, log_negligible, generator)
+        total = draws.total.unsqueeze(1)
         share_of_kept = torch.where(draws.kept, draws.mass / total, 0.0)[:, :keep].float()
         ids = draws.ids[:, :keep].where(draws.kept[:, :keep], 0)
         of_kept = _weighted_sum(self._projection().coordinates, ids, share_of_kept)[:, : coarse.leading]

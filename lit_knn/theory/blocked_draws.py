@@ -33,17 +33,16 @@ class TiledMass(NamedTuple):
         return (self.sums * self.scale.unsqueeze(2)).transpose(0, 1).flatten(1)
 
     def places(self, blocks: Tensor) -> Tensor:
-        """Return where the images of some blocks (b, p) are in the flattened `mass`: (b, p, BLOCK)."""
-        _, b, c = self.mass.shape
-        tile, within = blocks // (c // BLOCK), blocks % (c // BLOCK)
+        """Return where some blocks (b, p) are among all rows of BLOCK numbers in `mass`, (b, p)."""
+        _, b, width = self.sums.shape
         row = torch.arange(b, device=blocks.device).unsqueeze(1)
-        start = (tile * b + row) * c + within * BLOCK
-        return start.unsqueeze(2) + torch.arange(BLOCK, device=blocks.device)
+        return (blocks // width * b + row) * width + blocks % width
 
-    def of(self, places: Tensor, blocks: Tensor) -> Tensor:
-        """Return the masses of the images at `places(blocks)`: (b, p, BLOCK), float64."""
-        scale = self.scale.T.gather(1, blocks // self.sums.shape[2])
-        return self.mass.view(-1)[places] * scale.unsqueeze(2)
+    def of(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `mass` of the images of some blocks (b, p), (b, p, BLOCK) float32, and their scales, (b, p, 1)."""
+        # A selection of rows is much faster than one of single numbers.
+        mass = self.mass.view(-1, BLOCK).index_select(0, self.places(blocks).flatten())
+        return mass.view(*blocks.shape, BLOCK), self.scale.T.gather(1, blocks // self.sums.shape[2]).unsqueeze(2)
 
 
 class BlockedDraws(NamedTuple):
@@ -56,6 +55,7 @@ class BlockedDraws(NamedTuple):
         kept: (b, K + s), bool, whether the image is kept.
         sampled: (b, K + s), bool, whether the image was drawn from the rest.
         rest: (b,), float64, share of the images that are not kept.
+        total: (b,), float64, mass of all images.
     """
 
     ids: Tensor
@@ -64,6 +64,7 @@ class BlockedDraws(NamedTuple):
     kept: Tensor
     sampled: Tensor
     rest: Tensor
+    total: Tensor
 
 
 def tiled_mass(
@@ -108,11 +109,12 @@ def blocked_draws(
     block_mass = tiled.block_mass()
     total = block_mass.sum(1, keepdim=True)
     blocks = block_mass.topk(keep, dim=1)[1]
-    places = tiled.places(blocks)
-    mass = tiled.of(places, blocks).flatten(1)
+    relative, scale = tiled.of(blocks)
+    mass = (relative * scale).flatten(1)
     top, order = mass.topk(keep, dim=1)
     # Sum what is left after each place from its small end, because differences of sums would round it.
-    outside = block_mass.scatter(1, blocks, 0.0).sum(1, keepdim=True) + mass.scatter(1, order, 0.0).sum(1, keepdim=True)
+    block_mass.scatter_(1, blocks, 0.0)
+    outside = block_mass.sum(1, keepdim=True) + mass.scatter(1, order, 0.0).sum(1, keepdim=True)
     later = torch.cat([top, outside], 1).flip(1).cumsum(1).flip(1)
     enough = later[:, 1:] <= total * log_negligible.exp().unsqueeze(1)
     number = torch.arange(keep, device=top.device)
@@ -122,24 +124,24 @@ def blocked_draws(
     needed = torch.cat([torch.ones_like(enough[:, :1]), ~enough[:, :-1]], 1).cumprod(1).bool()
     covered = enough.any(1, keepdim=True)
     kept = torch.where(covered, needed, sure)
-    flat = places.flatten(1).gather(1, order)
-    _, b, c = tiled.mass.shape
-    tile, within = flat // (b * c), flat % c
-    values = tiled.mass.view(-1)
+    block, offset = blocks.gather(1, order // BLOCK), order % BLOCK
+    values, flat = tiled.mass.view(-1), tiled.places(block) * BLOCK + offset
     values[flat] = values[flat].masked_fill_(kept, 0.0)
-    block_mass.scatter_(1, blocks, tiled.of(places, blocks).sum(2))
+    relative, scale = tiled.of(blocks)
+    block_mass.scatter_(1, blocks, (relative * scale).sum(2))
     ids, drawn, rest = _systematic(tiled, block_mass, s, generator)
     sampled = (drawn > 0) & ~covered
     base = (rest / s).log().unsqueeze(1)
     log_correction = torch.cat([torch.zeros_like(top), base - drawn.log()], 1)
     kept, sampled = torch.cat([kept, torch.zeros_like(sampled)], 1), torch.cat([torch.zeros_like(kept), sampled], 1)
     return BlockedDraws(
-        torch.cat([tile * c + within, ids], 1),
+        torch.cat([block * BLOCK + offset, ids], 1),
         log_correction.masked_fill_(~(kept | sampled), -math.inf),
         torch.cat([top, drawn], 1),
         kept,
         sampled,
         rest / total.squeeze(1),
+        total.squeeze(1),
     )
 
 
@@ -154,8 +156,7 @@ def _systematic(
     u = torch.rand(len(cdf), 1, dtype=torch.float64, device=cdf.device, generator=generator)
     heights = (u + torch.arange(s, device=cdf.device)) * (cdf[:, -1:] / s)
     blocks = torch.searchsorted(cdf, heights, right=True).clamp_(max=cdf.shape[1] - 1)
-    places = tiled.places(blocks)
-    mass = tiled.of(places, blocks)
-    within = heights - (cdf.gather(1, blocks) - block_mass.gather(1, blocks))
-    offset = (mass.cumsum(2) <= within.unsqueeze(2)).sum(2, keepdim=True).clamp_(max=BLOCK - 1)
-    return blocks * BLOCK + offset.squeeze(2), mass.gather(2, offset).squeeze(2), cdf[:, -1]
+    mass, scale = tiled.of(blocks)
+    within = (heights - (cdf.gather(1, blocks) - block_mass.gather(1, blocks))).unsqueeze(2) / scale
+    offset = (mass.cumsum(2) <= within).sum(2, keepdim=True).clamp_(max=BLOCK - 1)
+    return blocks * BLOCK + offset.squeeze(2), (mass.gather(2, offset) * scale).squeeze(2), cdf[:, -1]
