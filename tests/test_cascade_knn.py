@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import CascadeKNN, SubspaceKNN, cascade_knn
+from lit_knn.estimators import CascadeKNN, SubspaceKNN
+from lit_knn.linalg import tiles
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.components import projection_of
 from lit_knn.rng import keyed_generator
@@ -19,7 +20,7 @@ N, D, R, COARSE = 60, 12, 8, 4
 
 @pytest.fixture(autouse=True)
 def several_tiles(monkeypatch):
-    monkeypatch.setattr(cascade_knn, "TILE", 32)
+    monkeypatch.setattr(tiles, "TILE", 32)
 
 
 def small(reference, n=12, candidates=24, r=R, coarse=COARSE):
@@ -28,8 +29,8 @@ def small(reference, n=12, candidates=24, r=R, coarse=COARSE):
 
 def base_weights(every_u, log_q, keep, s, grid=2000):
     """The weights that each value of the random number gives to the images, (grid, N), in two tiles."""
-    tiles = log_q.float().expand(grid, -1).chunk(2, dim=1)
-    tiled = tiled_mass(lambda i, part: part.copy_(tiles[i]), 2, grid, len(log_q) // 2, log_q.device)
+    parts = log_q.float().expand(grid, -1).chunk(2, dim=1)
+    tiled = tiled_mass(lambda i, part: part.copy_(parts[i]), 2, grid, len(log_q) // 2, log_q.device)
     with every_u(grid):
         draws = blocked_draws(tiled, keep, s, torch.full((grid,), math.log(1e-12), dtype=torch.float64))
     base = log_q.double().softmax(0)[draws.ids] * draws.log_correction.exp()

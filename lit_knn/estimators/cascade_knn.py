@@ -2,103 +2,35 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
 from lit_knn.estimators.base import Holdings
+from lit_knn.estimators.cascade_draws import CascadeDraws, CoarseEffect
 from lit_knn.estimators.counts import COMPONENTS, IMAGES, Count
 from lit_knn.estimators.drawn_images import DrawnImages
-from lit_knn.estimators.subspace_knn import LEAST_NOISE, NEGLIGIBLE_SHARE, TINY, SubspaceKNN
+from lit_knn.estimators.subspace_knn import LEAST_NOISE, NEGLIGIBLE_SHARE, TINY, SubspaceDraws, SubspaceKNN
 from lit_knn.linalg.pca import Projection
+from lit_knn.linalg.tiles import Coarse, tiles_of, tiling
 from lit_knn.reference import Reference
 from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.blocked_draws import BLOCK, BlockedDraws, blocked_draws, tiled_mass
 from lit_knn.theory.stratified import stratified_draws
 
 DEFAULT_COARSE, DEFAULT_CANDIDATES = 128, 4096
-# Images per tile: the arrays of a tile stay in the CPU's cache during all passes over them.
-TILE = 8192
 # Bytes of the candidates' probabilities in all tiles. Small pieces would read all coordinates too often.
 MASS_BYTES = 256 * 2**20
 # Bytes of candidates' coordinates that are gathered at a time on a CPU: the candidates of one latent.
 CANDIDATE_BYTES = 8 * 2**20
-# Share of the coarse components that are enough at high noise levels, and that the coarse control variate corrects. The
-# first few hold most of the variance.
-LEADING = 4
 # A choice of components is enough if the logarithm of posterior over proposal has at most this variance, 2·V/t², where
 # V is the variance of the images outside them.
 ENOUGH = 1.0
 # The coarse stage has a control variate if its rest has at least this share. The mean of the rest is a difference of
 # two means, and for a small rest it would be rounded.
 LEAST_REST = 1e-3
-
-
-class CascadeDraws(NamedTuple):
-    """`SubspaceDraws` of the last stage, and what the coarse stage did to them.
-
-    Attributes:
-        ids: (B, n).
-        log_correction: (B, n), float64, of both stages.
-        sampled: (B, n), bool, drawn by the last stage instead of kept.
-        used: (B,).
-        rest_mean: (B, r), mean of y over the last stage's rest of the candidates.
-        inclusion: (B, n), float64, probability of the candidate to be among the n images.
-        by_chance: (B, n), bool, whether the image became a candidate by chance.
-        number: (B,), number of candidates by chance.
-        share: (B,), float64, their share of the candidates' posterior given P'z.
-        coarse_mean: (B, r), exact mean of y over the coarse stage's rest; 0 beyond the controlled components.
-        coarse_excess: (B, r), known error of the mean of y that the choice of candidates causes.
-        spread: (B,), float64, mean of ‖y − coarse_mean‖² over candidates by chance, along the controlled components.
-    """
-
-    ids: Tensor
-    log_correction: Tensor
-    sampled: Tensor
-    used: Tensor
-    rest_mean: Tensor
-    inclusion: Tensor
-    by_chance: Tensor
-    number: Tensor
-    share: Tensor
-    coarse_mean: Tensor
-    coarse_excess: Tensor
-    spread: Tensor
-
-    def rows(self, rows: Tensor | slice, places: int) -> "CascadeDraws":
-        """Select some rows and their first places."""
-        cut = {name: getattr(self, name)[rows, :places] for name in _PLACES}
-        return CascadeDraws(**cut, **{name: getattr(self, name)[rows] for name in self._fields if name not in cut})
-
-
-_PLACES = ("ids", "log_correction", "sampled", "inclusion", "by_chance")
-
-
-class Coarse(NamedTuple):
-    """The first components of all images, in tiles for products with the rows of a batch.
-
-    Attributes:
-        tiles: (T, coarse + 2, c), float32. A column is an image: its leading components, −‖y‖²/2 of them, its other
-            components, and −‖y‖²/2 of all. Columns beyond the N images have −1e30 in place of norms.
-        leading: number of leading components.
-        largest: largest ‖y‖, a scalar.
-        outside: variance of the images outside the leading components, and outside all of them.
-    """
-
-    tiles: Tensor
-    leading: int
-    largest: Tensor
-    outside: tuple[float, float]
-
-    def query(self, y: Tensor, noise: Tensor, all_components: bool) -> Tensor:
-        """Return the factors of the tiles' first rows that give log q: (b, rows), float32."""
-        one = torch.ones_like(noise)
-        parts = [y[:, : self.leading], one]
-        if all_components:
-            parts = [parts[0], torch.zeros_like(one), y[:, self.leading : self.tiles.shape[1] - 2], one]
-        return torch.cat(parts, 1) / noise
 
 
 class CascadeKNN(SubspaceKNN):
@@ -145,7 +77,7 @@ class CascadeKNN(SubspaceKNN):
         coarse = CascadeKNN.coarse.within(self, N, d)
         if CascadeKNN.candidates.within(self, N, d) >= N:
             return fine
-        T, c = _tiling(N)
+        T, c = tiling(N)
         return Holdings(arrays={**fine.arrays, f"r={coarse} coordinates in tiles": 4 * T * c * (coarse + 2)})
 
     def _single_stage(self) -> bool:
@@ -153,18 +85,19 @@ class CascadeKNN(SubspaceKNN):
 
     def _coarse(self) -> Coarse:
         projection, r = self._projection(), min(self.coarse, self.r)
-        return self.reference.cached(("tiles", self.r, r), lambda: _tiles(projection, r))
+        return self.reference.cached(("tiles", self.r, r), lambda: tiles_of(projection, r))
 
     def _draw(
         self, z: Tensor, t: Tensor, generator: torch.Generator | None, negligible_share: float = NEGLIGIBLE_SHARE
-    ) -> CascadeDraws:
+    ) -> SubspaceDraws:
         if self._single_stage():
             return super()._draw(z, t, generator, negligible_share)
         projection, coarse = self._projection(), self._coarse()
         y = projection.components.project(z)
         log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
         enough = 2 * coarse.outside[0] <= ENOUGH * t.square()
-        pieces, order = [], []
+        pieces: list[tuple[SubspaceDraws, CoarseEffect]] = []
+        order = []
         for all_components, level in ((False, enough), (True, ~enough)):
             for rows in level.nonzero().flatten().split(_rows_of_piece(coarse)):
                 if len(rows):
@@ -172,7 +105,10 @@ class CascadeKNN(SubspaceKNN):
                     pieces.append(self._draw_piece(*part))
                     order.append(rows)
         position = torch.cat(order).argsort()
-        return CascadeDraws(*(torch.cat(part)[position] for part in zip(*pieces, strict=True)))
+        draws, effects = (
+            [torch.cat(part)[position] for part in zip(*parts, strict=True)] for parts in zip(*pieces, strict=True)
+        )
+        return CascadeDraws.of(SubspaceDraws(*draws), CoarseEffect(*effects))
 
     def _draw_piece(
         self,
@@ -183,7 +119,7 @@ class CascadeKNN(SubspaceKNN):
         all_components: bool,
         log_share: float,
         generator: torch.Generator | None,
-    ) -> CascadeDraws:
+    ) -> tuple[SubspaceDraws, CoarseEffect]:
         """Choose the images of some rows: candidates first, then n of them."""
         first, coarse_mean = self._candidates(coarse, y, t, all_components, log_share, generator)
         used = first.kept | first.sampled
@@ -203,14 +139,12 @@ class CascadeKNN(SubspaceKNN):
         missing = (0, self.r - coarse_mean.shape[1])
         excess = torch.where(controlled, share.float().unsqueeze(1) * (drawn_mean - coarse_mean), 0.0)
         spread = square - 2 * (drawn_mean * coarse_mean).sum(1) + coarse_mean.square().sum(1)
-        return CascadeDraws(
-            ids.gather(1, chosen),
-            draws.log_correction + first.log_correction.gather(1, chosen),
-            draws.sampled,
-            draws.used,
-            _weighted_sum(projection.coordinates, ids, draws.rest / draws.rest.sum(1, keepdim=True).clamp_(min=TINY)),
-            inclusion,
+        rest = draws.rest / draws.rest.sum(1, keepdim=True).clamp_(min=TINY)
+        log_correction = draws.log_correction + first.log_correction.gather(1, chosen)
+        rest_mean = _weighted_sum(projection.coordinates, ids, rest)
+        return SubspaceDraws(ids.gather(1, chosen), log_correction, draws.sampled, draws.used, rest_mean), CoarseEffect(
             first.sampled.gather(1, chosen),
+            inclusion,
             number,
             share,
             pad(coarse_mean, missing),
@@ -270,40 +204,40 @@ class CascadeKNN(SubspaceKNN):
             square[rows] = (weight * first.square().sum(2)).sum(1)
         return log_q / t.square().clamp(min=LEAST_NOISE).unsqueeze(1), mean, square
 
-    def _excess(self, weights: Tensor, draws: CascadeDraws) -> Tensor:
+    def _excess(self, weights: Tensor, draws: SubspaceDraws) -> Tensor:
         last = super()._excess(weights, draws)
-        return last if self._single_stage() else last + draws.coarse_excess
+        return last + draws.coarse.excess if isinstance(draws, CascadeDraws) else last
 
     def _sq_error(
-        self, weights: Tensor, images: DrawnImages, mean: Tensor, excess: Tensor, draws: CascadeDraws
+        self, weights: Tensor, images: DrawnImages, mean: Tensor, excess: Tensor, draws: SubspaceDraws
     ) -> Tensor:
         """Estimate the squared error per dimension, (b,), float64: the sum of the variances of both stages."""
-        if self._single_stage():
+        if not isinstance(draws, CascadeDraws):
             return super()._sq_error(weights, images, mean, excess, draws)
-        coarse_excess = self._projection().components.expand(draws.coarse_excess).view_as(excess)
-        last = super()._sq_error(weights, images, mean, excess - coarse_excess, draws)
-        return last + self._coarse_sq_error(weights, images, mean, coarse_excess, draws)
+        of_coarse = self._projection().components.expand(draws.coarse.excess).view_as(excess)
+        last = super()._sq_error(weights, images, mean, excess - of_coarse, draws)
+        return last + self._coarse_sq_error(weights, images, mean, of_coarse, draws.ids, draws.coarse)
 
     def _coarse_sq_error(
-        self, weights: Tensor, images: DrawnImages, mean: Tensor, excess: Tensor, draws: CascadeDraws
+        self, weights: Tensor, images: DrawnImages, mean: Tensor, excess: Tensor, ids: Tensor, coarse: CoarseEffect
     ) -> Tensor:
         """Estimate the coarse stage's variance from those of its candidates that are among the n images.
 
         A candidate by chance contributes c = w(x − μ̂) − π/s·P(y − E_q[y]). A sum over candidates is estimated by the
         sum over the images, each divided by the probability of its inclusion; the image's weight is w over it.
         """
-        projection, count = self._projection(), draws.number
-        weights = torch.where(draws.by_chance, weights, 0.0)
-        controlled = self._coarse().leading
-        along = projection.coordinates[draws.ids][..., :controlled].float()
-        centre = projection.components.project(mean)[:, :controlled].unsqueeze(1)
-        offset = along - draws.coarse_mean[:, :controlled].unsqueeze(1)
-        cross = torch.where(draws.by_chance, ((along - centre) * offset).sum(2), 0.0)
-        sq_dist = torch.where(draws.by_chance, images.sq_dist(mean), 0.0)
-        has_control = draws.spread > 0
-        share = torch.where(has_control, draws.share, 0.0) / count.clamp(min=1)
-        squares = (weights.square() * draws.inclusion * sq_dist - 2 * weights * share.unsqueeze(1) * cross).sum(1)
-        squares = squares + count * share.square() * draws.spread
+        projection, count = self._projection(), coarse.number
+        weights = torch.where(coarse.by_chance, weights, 0.0)
+        leading = self._coarse().leading
+        along = projection.coordinates[ids][..., :leading].float()
+        centre = projection.components.project(mean)[:, :leading].unsqueeze(1)
+        offset = along - coarse.mean[:, :leading].unsqueeze(1)
+        cross = torch.where(coarse.by_chance, ((along - centre) * offset).sum(2), 0.0)
+        sq_dist = torch.where(coarse.by_chance, images.sq_dist(mean), 0.0)
+        has_control = coarse.spread > 0
+        share = torch.where(has_control, coarse.share, 0.0) / count.clamp(min=1)
+        squares = (weights.square() * coarse.inclusion * sq_dist - 2 * weights * share.unsqueeze(1) * cross).sum(1)
+        squares = squares + count * share.square() * coarse.spread
         total = (images.deviation(weights, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
         variance = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), squares).clamp(min=0)
@@ -327,32 +261,8 @@ def _weighted_sum(coordinates: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     return embedding_bag(ids, coordinates, mode="sum", per_sample_weights=weights.to(coordinates.dtype)).float()
 
 
-def _tiling(N: int) -> tuple[int, int]:
-    """Return the number of tiles and the images per tile."""
-    T = -(-N // TILE)
-    return T, -(-N // (T * BLOCK)) * BLOCK
-
-
 def _rows_of_piece(coarse: Coarse) -> int:
     """Return how many latents' probabilities are held at a time."""
     T, _, c = coarse.tiles.shape
     budget = MASS_BYTES * (1 if coarse.tiles.device.type == "cpu" else GPU_FACTOR)
     return max(budget // (4 * T * c), 1)
-
-
-def _tiles(projection: Projection, r: int) -> Coarse:
-    """Copy the first r components of all images to tiles."""
-    coordinates, components, leading = projection.coordinates, projection.components, max(r // LEADING, 1)
-    T, c = _tiling(len(coordinates))
-    tiles = torch.zeros(T, r + 2, c, device=coordinates.device)
-    tiles[:, [leading, r + 1]] = -1e30
-    largest = torch.zeros((), device=coordinates.device)
-    for tile, part in zip(tiles, coordinates.split(c), strict=True):
-        own, square = tile[:, : len(part)], part[:, :r].float().square()
-        own[:leading], own[leading + 1 : -1] = part[:, :leading].T, part[:, leading:r].T
-        own[leading], own[-1] = square[:, :leading].sum(1) / -2, square.sum(1) / -2
-        largest = torch.maximum(largest, square.sum(1).max().sqrt())
-    d, known = len(components.mean), components.variances.double()
-    beyond = components.residual_variance * (d - len(known))
-    outside = known[leading:].sum().item() + beyond, known[r:].sum().item() + beyond
-    return Coarse(tiles, leading, largest, outside)
