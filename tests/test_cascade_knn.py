@@ -7,8 +7,7 @@ import torch
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import CascadeKNN, SubspaceKNN
-from lit_knn.linalg import tiles
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import ReferenceSet, tiles
 from lit_knn.reference.components import projection_of
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.blocked_draws import blocked_draws, tiled_mass
@@ -116,7 +115,7 @@ def test_coarse_error_is_at_most_the_derived_variance(every_u, t, components, co
     x, candidates, keep, grid = low_rank_vectors(seed=3), 24, 4, 1000
     reference = ReferenceSet(x)
     estimator, errors, derived = small(reference, candidates, candidates), 0.0, 0.0
-    outside = estimator._coarse().outside
+    outside = tiles.tiles_of(projection_of(reference, R), COARSE).outside
     assert (2 * outside[0] <= t * t, 2 * outside[1] <= t * t) == (components == 1, controlled > 0)
     for row in range(8):
         z = noisy(x[row : row + 1], t, seed=row)
@@ -165,7 +164,8 @@ def test_memory_is_told():
     reference = ReferenceSet(low_rank_vectors())
     estimator = small(reference)
     told = estimator.holds(N, D, False, torch.device("cpu")).arrays
-    assert told[f"r={COARSE} coordinates in tiles"] == estimator._coarse().tiles.nbytes
+    held = tiles.tiles_of(projection_of(reference, R), COARSE).tiles
+    assert told[f"r={COARSE} coordinates in tiles"] == held.nbytes
 
 
 def test_too_many_candidates_are_refused():

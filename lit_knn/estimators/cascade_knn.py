@@ -14,9 +14,9 @@ from lit_knn.estimators.counts import COMPONENTS, IMAGES, Count
 from lit_knn.estimators.drawn_images import DrawnImages
 from lit_knn.estimators.subspace_knn import LEAST_NOISE, NEGLIGIBLE_SHARE, TINY, SubspaceDraws, SubspaceKNN
 from lit_knn.linalg.pca import Projection
-from lit_knn.linalg.tiles import Coarse, tiles_of, tiling
 from lit_knn.reference import Reference
 from lit_knn.reference.streaming import GPU_FACTOR
+from lit_knn.reference.tiles import Coarse, tiles_of, tiling
 from lit_knn.theory.blocked_draws import BLOCK, BlockedDraws, blocked_draws, tiled_mass
 from lit_knn.theory.stratified import stratified_draws
 
