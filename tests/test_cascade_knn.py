@@ -29,7 +29,7 @@ def small(reference, n=12, candidates=24, r=R, coarse=COARSE):
 def base_weights(every_u, log_q, keep, s, grid=2000):
     """The weights that each value of the random number gives to the images, (grid, N), in two tiles."""
     parts = log_q.float().expand(grid, -1).chunk(2, dim=1)
-    tiled = tiled_mass(lambda i, part: part.copy_(parts[i]), 2, grid, len(log_q) // 2, log_q.device)
+    tiled = tiled_mass(lambda i, part: part.copy_(parts[i]), torch.empty(2, grid, len(log_q) // 2))
     with every_u(grid):
         draws = blocked_draws(tiled, keep, s, torch.full((grid,), math.log(1e-12), dtype=torch.float64))
     base = log_q.double().softmax(0)[draws.ids] * draws.log_correction.exp()

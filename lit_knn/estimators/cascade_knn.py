@@ -23,8 +23,8 @@ from lit_knn.theory.stratified import stratified_draws
 DEFAULT_COARSE, DEFAULT_CANDIDATES = 128, 4096
 # Bytes of the candidates' probabilities in all tiles. Small pieces would read all coordinates too often.
 MASS_BYTES = 256 * 2**20
-# Bytes of candidates' coordinates that are gathered at a time on a CPU: the candidates of one latent.
-CANDIDATE_BYTES = 8 * 2**20
+# Bytes of candidates' coordinates that are gathered at a time on a CPU, so that they stay in its cache.
+CANDIDATE_BYTES = 2 * 2**20
 # A choice of components is enough if the logarithm of posterior over proposal has at most this variance, 2·V/t², where
 # V is the variance of the images outside them.
 ENOUGH = 1.0
@@ -78,7 +78,9 @@ class CascadeKNN(SubspaceKNN):
         if CascadeKNN.candidates.within(self, N, d) >= N:
             return fine
         T, c = tiling(N)
-        return Holdings(arrays={**fine.arrays, f"r={coarse} coordinates in tiles": 4 * T * c * (coarse + 2)})
+        work = 0 if device.type == "cuda" else 4 * T * c * _rows_of_piece(T * c, device)
+        tiles = {f"r={coarse} coordinates in tiles": 4 * T * c * (coarse + 2), "probabilities of tiles": work}
+        return Holdings(arrays={**fine.arrays, **tiles})
 
     def _single_stage(self) -> bool:
         return self.candidates >= self.reference.N
@@ -99,7 +101,7 @@ class CascadeKNN(SubspaceKNN):
         pieces: list[tuple[SubspaceDraws, CoarseEffect]] = []
         order = []
         for all_components, level in ((False, enough), (True, ~enough)):
-            for rows in level.nonzero().flatten().split(_rows_of_piece(coarse)):
+            for rows in level.nonzero().flatten().split(_rows_of_piece(coarse.tiles[:, 0].numel(), y.device)):
                 if len(rows):
                     part = projection, coarse, y[rows], t[rows], all_components, log_share, generator
                     pieces.append(self._draw_piece(*part))
@@ -152,6 +154,16 @@ class CascadeKNN(SubspaceKNN):
             spread.double().where(controlled.squeeze(1), 0.0),
         )
 
+    def _work(self, size: int) -> Tensor:
+        """Return a work array, on a CPU always the same: new memory would take longer to get than to fill."""
+        tiles = self._coarse().tiles
+        if tiles.is_cuda:
+            return torch.empty(size, device=tiles.device)
+        T, _, c = tiles.shape
+        most = T * c * _rows_of_piece(T * c, tiles.device)
+        work = self.reference.cached(("probabilities of tiles", most), lambda: torch.empty(most, device=tiles.device))
+        return work[:size]
+
     def _candidates(
         self,
         coarse: Coarse,
@@ -168,7 +180,8 @@ class CascadeKNN(SubspaceKNN):
         noise = torch.maximum(t.square(), least).clamp_(min=LEAST_NOISE).unsqueeze(1).float()
         query = coarse.query(y, noise, all_components)
         tiles = coarse.tiles[:, : query.shape[1]]
-        tiled = tiled_mass(lambda i, part: torch.mm(query, tiles[i], out=part), T, len(y), c, y.device)
+        work = self._work(T * len(y) * c).view(T, len(y), c)
+        tiled = tiled_mass(lambda i, part: torch.mm(query, tiles[i], out=part), work)
         along = torch.zeros(len(y), coarse.leading, dtype=torch.float64, device=y.device)
         if (2 * coarse.outside[all_components] <= ENOUGH * t.square()).any():
             for part, tile, scale in zip(tiled.mass, tiles, tiled.scale, strict=True):
@@ -193,15 +206,15 @@ class CascadeKNN(SubspaceKNN):
             (b, controlled), and the mean of their squared norm (b,).
         """
         b, p = ids.shape
-        log_q = torch.empty(b, p, dtype=torch.float64, device=y.device)
-        mean, square = y.new_empty(b, controlled), y.new_empty(b)
+        product = y.new_empty(b, p)
+        mean, square = y.new_zeros(b, controlled), y.new_zeros(b)
         weights = by_chance / by_chance.sum(1, keepdim=True).clamp(min=1)
-        for rows, own in _gathered(projection.coordinates, ids):
-            product = torch.bmm(own, y[rows].unsqueeze(2)).squeeze(2)
-            log_q[rows] = product.double() - projection.half_sq_norms[ids[rows]]
-            first, weight = own[..., :controlled], weights[rows]
-            mean[rows] = torch.bmm(weight.unsqueeze(1), first).squeeze(1)
-            square[rows] = (weight * first.square().sum(2)).sum(1)
+        for rows, places, own in _gathered(projection.coordinates, ids):
+            product[rows, places] = torch.bmm(own, y[rows].unsqueeze(2)).squeeze(2)
+            first, weight = own[..., :controlled], weights[rows, places]
+            mean[rows] += torch.bmm(weight.unsqueeze(1), first).squeeze(1)
+            square[rows] += (weight * first.square().sum(2)).sum(1)
+        log_q = product.double() - projection.half_sq_norms[ids]
         return log_q / t.square().clamp(min=LEAST_NOISE).unsqueeze(1), mean, square
 
     def _excess(self, weights: Tensor, draws: SubspaceDraws) -> Tensor:
@@ -244,16 +257,17 @@ class CascadeKNN(SubspaceKNN):
         return variance / self.reference.d
 
 
-def _gathered(coordinates: Tensor, ids: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield some rows and the coordinates of their ids (b, p), (rows, p, r) float32, in bounded memory."""
+def _gathered(coordinates: Tensor, ids: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield rows, places and the coordinates of their ids, (rows, places, r) float32, in bounded memory."""
     p, r = ids.shape[1], coordinates.shape[1]
-    budget = CANDIDATE_BYTES * (1 if ids.device.type == "cpu" else GPU_FACTOR)
-    step = max(budget // (4 * p * r), 1)
-    for start in range(0, len(ids), step):
-        part = ids[start : start + step]
-        # Bags of one image: unlike `index_select`, this reads ahead, and scattered rows are slow to come.
-        own = embedding_bag(part.reshape(-1, 1), coordinates, mode="sum")
-        yield slice(start, start + len(part)), own.view(*part.shape, r).float()
+    budget = CANDIDATE_BYTES * (1 if ids.device.type == "cpu" else GPU_FACTOR) // (4 * r)
+    rows, places = max(budget // p, 1), max(min(budget, p), 1)
+    for row in range(0, len(ids), rows):
+        for place in range(0, p, places):
+            part = ids[row : row + rows, place : place + places]
+            # Bags of one image: unlike `index_select`, this reads ahead, and scattered rows are slow to come.
+            own = embedding_bag(part.reshape(-1, 1), coordinates, mode="sum").float()
+            yield slice(row, row + rows), slice(place, place + places), own.view(*part.shape, r)
 
 
 def _weighted_sum(coordinates: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -261,8 +275,6 @@ def _weighted_sum(coordinates: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     return embedding_bag(ids, coordinates, mode="sum", per_sample_weights=weights.to(coordinates.dtype)).float()
 
 
-def _rows_of_piece(coarse: Coarse) -> int:
+def _rows_of_piece(images: int, device: torch.device) -> int:
     """Return how many latents' probabilities are held at a time."""
-    T, _, c = coarse.tiles.shape
-    budget = MASS_BYTES * (1 if coarse.tiles.device.type == "cpu" else GPU_FACTOR)
-    return max(budget // (4 * T * c), 1)
+    return max(MASS_BYTES * (1 if device.type == "cpu" else GPU_FACTOR) // (4 * images), 1)

@@ -67,19 +67,16 @@ class BlockedDraws(NamedTuple):
     total: Tensor
 
 
-def tiled_mass(
-    log_mass: Callable[[int, Tensor], object], tiles: int, b: int, c: int, device: torch.device
-) -> TiledMass:
+def tiled_mass(log_mass: Callable[[int, Tensor], object], mass: Tensor) -> TiledMass:
     """Compute a `TiledMass` tile by tile.
 
     Args:
         log_mass: writes the log-probabilities of tile i, up to a constant per row, to an array (b, c).
-        tiles: number of tiles.
-        b: rows.
-        c: images per tile.
-        device: where the arrays are.
+        mass: (T, b, c), float32, is overwritten.
     """
-    mass, largest = torch.empty(tiles, b, c, device=device), torch.empty(tiles, b, device=device)
+    tiles, b, c = mass.shape
+    device = mass.device
+    largest = torch.empty(tiles, b, device=device)
     sums, ones = torch.empty(tiles, b, c // BLOCK, device=device), torch.ones(BLOCK, device=device)
     for i, part in enumerate(mass):
         log_mass(i, part)
@@ -158,5 +155,6 @@ def _systematic(
     blocks = torch.searchsorted(cdf, heights, right=True).clamp_(max=cdf.shape[1] - 1)
     mass, scale = tiled.of(blocks)
     within = (heights - (cdf.gather(1, blocks) - block_mass.gather(1, blocks))).unsqueeze(2) / scale
-    offset = (mass.cumsum(2) <= within).sum(2, keepdim=True).clamp_(max=BLOCK - 1)
+    # Float32 suffices within a block. A comparison with float64 would copy all masses.
+    offset = (mass.cumsum(2) <= within.float()).sum(2, keepdim=True).clamp_(max=BLOCK - 1)
     return blocks * BLOCK + offset.squeeze(2), (mass.gather(2, offset) * scale).squeeze(2), cdf[:, -1]
