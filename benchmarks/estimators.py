@@ -31,6 +31,7 @@ from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import (
     KNN,
     STF,
+    CascadeKNN,
     Estimator,
     Exact,
     ExactFloat64,
@@ -54,7 +55,7 @@ from lit_knn.reference import ReferenceSet
 
 PLAIN = "KNN, FAISS Flat"
 INT8 = "Exact, int8, 3 digits"
-SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact")
+SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "CascadeKNN", "Exact")
 LEAST_SHOWN = 1e-13
 
 
@@ -67,6 +68,7 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(256)),
         "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, None, n)),
         "SubspaceKNN, r=512": Entry(lambda: SubspaceKNN(512, None, n)),
+        "CascadeKNN": Entry(lambda: CascadeKNN(n=n)),
         "OneSample": Entry(OneSample),
         "STF": Entry(lambda: STF(n)),
         "UniformSNIS": Entry(lambda: UniformSNIS(n)),

@@ -3,6 +3,7 @@
 from lit_knn.estimators.adaptive import Adaptive
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.by_class import ByClass
+from lit_knn.estimators.cascade_knn import CascadeKNN
 from lit_knn.estimators.exact import Exact, ExactFloat64, ExactInt8
 from lit_knn.estimators.knn import KNN, StratifiedKNN
 from lit_knn.estimators.monte_carlo import MonteCarlo
@@ -19,6 +20,7 @@ __all__ = [
     "STF",
     "Adaptive",
     "ByClass",
+    "CascadeKNN",
     "Estimator",
     "Exact",
     "ExactFloat64",
