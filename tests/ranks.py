@@ -55,6 +55,13 @@ def run_main(args, ranks=1, check=True):
     return done
 
 
+def run_torchrun(args, ranks):
+    """Run `torchrun --nproc_per_node RANKS main.py ARGS` in the current folder: torchrun's agent starts the forks."""
+    done = _run([(_torchrun, ([*map(str, args)], ranks))], Path.cwd(), {})
+    assert done.codes == [0], done.stderr[-3000:]
+    return done
+
+
 def _run(works, folder, environment):
     with tempfile.TemporaryDirectory() as logs:
         files = [[Path(logs, f"{rank}.{kind}") for kind in ("out", "err")] for rank in range(len(works))]
@@ -104,3 +111,14 @@ def _main(args, rank):
     rank_zero_only.rank = rank
     sys.argv = ["main.py", *args]
     main(args)
+
+
+def _torchrun(args, ranks):
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    elastic_launch(LaunchConfig(1, 1, ranks, start_method="fork", max_restarts=0, **where), _of_torchrun)(args)
+
+
+def _of_torchrun(args):
+    _main(args, int(os.environ["LOCAL_RANK"]))

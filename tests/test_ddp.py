@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from main import main
-from tests.ranks import run_main
+from tests.ranks import run_main, run_torchrun
 
 ROOT = Path(__file__).parent.parent
 
@@ -86,10 +86,9 @@ def test_two_processes_train_an_edm_model_on_half_of_the_images_each(tmp_path):
 
 
 def test_torchrun_trains_the_demo(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517"]
-    command += ["main.py", "fit", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "--trainer.devices", "2"]
+    command = ["fit", "-c", ROOT / "configs/demo.yaml", "-c", ROOT / "tests/tiny.yaml", "--trainer.devices", "2"]
     command += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--model.net.channels", "8"]
-    done = run([*command, "--trainer.logger.save_dir", str(tmp_path)])
+    done = run_torchrun([*command, "--trainer.logger.save_dir", tmp_path], ranks=2)
     assert done.stdout.count("Checkpoint:") == 1
     (checkpoint,) = tmp_path.rglob("last.ckpt")
     assert torch.load(checkpoint, weights_only=False)["images_seen"] == 2 * 2 * 32
