@@ -5,6 +5,9 @@ import torch
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 
+# An index of 20,000 images that takes a moment to build.
+LARGE = "IVF64,SQ8"
+
 
 def images(n=200, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -21,3 +24,8 @@ def started(folder, factory="IVF4,SQ8", pictures=None, **options):
     reference = ReferenceSet(images() if pictures is None else pictures, index)
     reference.build_index()
     return reference
+
+
+def started_large(folder):
+    """Build the index that takes a moment; the test kills this process."""
+    started(folder, LARGE, images(20_000))

@@ -39,8 +39,13 @@ class Done(NamedTuple):
 
 def run_ranks(module, folder, how, ranks):
     """Run `module.main(rank, ranks, folder, how)` for all ranks at once; return exit status and errors of each."""
-    done = _run([(_probe, (module, rank, ranks, folder, how)) for rank in range(ranks)], ROOT, {})
+    done = run_probe(module, folder, how, ranks)
     return done.codes, done.errors
+
+
+def run_probe(module, folder, how=None, ranks=1):
+    """Do the same, and return the outputs too."""
+    return _run([(_probe, (module, rank, ranks, folder, how)) for rank in range(ranks)], ROOT, {})
 
 
 def run_main(args, ranks=1, check=True):
@@ -52,6 +57,13 @@ def run_main(args, ranks=1, check=True):
     args = [*map(str, args), "--trainer.devices", str(ranks), "--trainer.strategy", "ddp"]
     done = _run([(_main, (args, rank)) for rank in range(ranks)], Path.cwd(), world)
     assert not check or not any(done.codes), done.stderr[-3000:]
+    return done
+
+
+def run_torchrun(args, ranks):
+    """Run `torchrun --nproc_per_node RANKS main.py ARGS` in the current folder: torchrun's agent starts the forks."""
+    done = _run([(_torchrun, ([*map(str, args)], ranks))], Path.cwd(), {})
+    assert done.codes == [0], done.stderr[-3000:]
     return done
 
 
@@ -104,3 +116,14 @@ def _main(args, rank):
     rank_zero_only.rank = rank
     sys.argv = ["main.py", *args]
     main(args)
+
+
+def _torchrun(args, ranks):
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    elastic_launch(LaunchConfig(1, 1, ranks, start_method="fork", max_restarts=0, **where), _of_torchrun)(args)
+
+
+def _of_torchrun(args):
+    _main(args, int(os.environ["LOCAL_RANK"]))

@@ -289,6 +289,6 @@ def test_training_brings_the_samples_closer_to_the_data(monkeypatch):
         values.append(self.last_values["fd_pixels"])
 
     monkeypatch.setattr(callbacks.PixelFrechetDistance, "on_validation_epoch_end", remember)
-    args = ["--model.net.channels", "16", "--data.batch_size", "64", "--model.ema_decay", "0.9"]
-    fit_demo(*args, steps=160)
-    assert values[-1] < 0.6 * values[0]
+    args = ["--model.net.channels", "16", "--model.ema_decay", "0.9"]
+    fit_demo(*args, steps=80)
+    assert values[-1] < 0.7 * values[0]

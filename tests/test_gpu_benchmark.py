@@ -1,10 +1,6 @@
 """`python -m benchmarks.gpu` at small sizes on the CPU: it shows that the command works, not how fast a GPU is."""
 
 import csv
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,19 +14,9 @@ from benchmarks.gpu.roofline import Phase, Roofline
 from lit_knn.estimators import KNN, ExactFloat64, OneSample
 from lit_knn.estimators import __all__ as all_estimators
 from lit_knn.index import TorchIndex
+from tests.ranks import run_probe
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parent.parent
-# These packages are not needed; torchmetrics itself imports matplotlib if it is installed.
-WITHOUT = """
-import sys
-import jsonargparse, pytorch_lightning, torchmetrics
-for name in ("faiss", "torch_fidelity", "torchvision", "matplotlib", "tensorboard", "sklearn", "PIL", "safetensors"):
-    for module in [name, *(other for other in sys.modules if other.partition(".")[0] == name)]:
-        sys.modules[module] = None
-from benchmarks.gpu.__main__ import main
-sys.exit(main(["--output", sys.argv[1], "--minutes", "1e-9"]))
-"""
 
 
 def test_the_command_checks_and_measures_every_estimator(tmp_path, capsys):
@@ -46,10 +32,8 @@ def test_the_command_checks_and_measures_every_estimator(tmp_path, capsys):
 
 
 def test_it_needs_no_package_beyond_four_and_ends_when_the_time_is_over(tmp_path):
-    command = [sys.executable, "-c", WITHOUT, str(tmp_path / "gpu")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
+    done = run_probe("tests.gpu_benchmark_probe", tmp_path)
+    assert done.codes == [0], done.stderr
     assert "matplotlib is missing" in done.stdout
     rows = list(csv.DictReader((tmp_path / "gpu.csv").open()))
     assert {row["note"] for row in rows if row["part"] != "check"} == {"no time left"}

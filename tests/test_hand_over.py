@@ -127,7 +127,8 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
     assert len(set(chosen)) > 1
     assert torch.equal(model.sample(SEEDS, 2, chosen), drawn)
     assert torch.equal(model.sample(SEEDS, 2, torch.tensor(chosen)), drawn)
-    torch.testing.assert_close(model.sample([3], 2), drawn[3:4])
+    # Sums of one row may round differently.
+    torch.testing.assert_close(model.sample([3], 2), drawn[3:4], rtol=0, atol=1e-5 * float(drawn.abs().max()))
     for label in (10, -1, True, [0, 1], [0, 1, 2, 3, 10], torch.zeros(5)):
         with pytest.raises(InputError, match="class_label"):
             model.sample(SEEDS, class_label=label)

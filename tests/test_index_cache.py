@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +19,8 @@ from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.index.cache import file_name, verify
 from lit_knn.reference import ReferenceSet
-from tests.cached_index import images, queries, started
+from tests.cached_index import LARGE, images, queries, started, started_large
+from tests.ranks import SERVER
 
 ROOT = Path(__file__).parent.parent
 FACTORIES = ["Flat", "SQ8", "IVF4,Flat", "IVF4,SQ8", "PCA8,IVF4,SQ8"]
@@ -171,33 +171,21 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_build(tmp_path
         started(tmp_path / folder, lossless=True, pictures=torch.randn(200, 1, 4, 6))
 
 
-STARTED = """
-import sys
-from tests.cached_index import images, started
-started(sys.argv[1], "IVF64,SQ8", images(20_000))
-"""
-
-
-def start_process(folder):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", STARTED, str(folder)]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
-
-
 def test_a_killed_process_leaves_what_the_next_start_can_use(tmp_path):
     pictures = images(20_000)
-    expected = ReferenceSet(pictures, FaissIndex("IVF64,SQ8"))
+    expected = ReferenceSet(pictures, FaissIndex(LARGE))
     draw = np.random.default_rng()
     for attempt in range(4):
         folder = tmp_path / str(attempt)
-        process = start_process(folder)
-        while process.poll() is None and not list(folder.glob(".*.lock")):
+        process = SERVER.Process(target=started_large, args=(folder,))
+        process.start()
+        while process.is_alive() and not list(folder.glob(".*.lock")):
             time.sleep(0.001)
         # From here, building and writing take about 0.3 s.
         time.sleep(draw.uniform(0, 0.4))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        second = started(folder, "IVF64,SQ8", pictures)
+        process.kill()
+        process.join()
+        second = started(folder, LARGE, pictures)
         assert equal(expected, second)
         names = [path.name for path in folder.iterdir()]
         assert len(names) == 3, names  # the index, its description and its lock

@@ -176,16 +176,19 @@ def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -
     for name, statistics in (("first", a), ("second", b)):
         if not (statistics.mean.isfinite().all() and statistics.cov.isfinite().all()):
             raise InputError(f"the features of the {name} set, of {statistics.count} images, are not finite")
-    # Tr (C C')^½ is the sum of the singular values of C^½ C'^½. Their absolute error is the rounding error. C C' is not
-    # symmetric: the square roots of its eigenvalues would have errors of the square root of the rounding error.
-    cross = torch.linalg.svdvals(_symmetric_root(a.cov) @ _symmetric_root(b.cov)).sum()
+    # Tr (C C')^½ is the sum of the singular values of FᵀF', for C = F Fᵀ and C' = F' F'ᵀ. Their absolute error is the
+    # rounding error. C C' is not symmetric: the square roots of its eigenvalues would have errors of the square root
+    # of the rounding error.
+    cross = torch.linalg.svdvals(_factor(a.cov).T @ _factor(b.cov)).sum()
     return float((a.mean - b.mean).square().sum() + a.cov.trace() + b.cov.trace() - 2 * cross)
 
 
-def _symmetric_root(cov: Tensor) -> Tensor:
+def _factor(cov: Tensor) -> Tensor:
+    """Return F, (features, r), with cov = F Fᵀ. The rank r of few images is far below the number of features."""
     values, vectors = torch.linalg.eigh(cov)
-    # A covariance has no negative eigenvalues except by rounding.
-    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    # Below its rounding error, an eigenvalue is noise. A covariance has no negative ones.
+    kept = values > torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0)
+    return vectors[:, kept] * values[kept].sqrt()
 
 
 def inception_score(logits: Tensor) -> dict[str, float]:
