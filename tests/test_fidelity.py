@@ -87,7 +87,8 @@ def test_distance_of_gaussians_with_known_answer():
     # Commuting covariances: ‖m − m'‖² + Σ (σ − σ')².
     torch.manual_seed(0)
     basis = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64)).Q
-    a, b = torch.tensor([1.0, 2, 3, 0, 0]).double(), torch.tensor([2.0, 2, 1, 0, 1]).double()
+    # A small deviation of both sets counts, too.
+    a, b = torch.tensor([1.0, 2, 3, 0.01, 0]).double(), torch.tensor([2.0, 2, 1, 0.02, 1]).double()
     one, two = FeatureSums(5), FeatureSums(5)
     points = torch.randn(400, 5, dtype=torch.float64)
     points -= points.mean(0)
