@@ -120,7 +120,7 @@ class Contest:
         return found[0], found[1]
 
     def _order(self, repeat: int, latents: int) -> Tensor:
-        """Return other batches for each repeat, so that an estimator that keeps its answers to a batch gains no time."""
+        """Return other batches for each repeat, so that an estimator that keeps its answers gains no time."""
         if repeat == 0:
             return torch.arange(latents)
         return torch.randperm(latents, generator=keyed_generator("cpu", self.loaded.case.seed, repeat, ORDER_STREAM))
