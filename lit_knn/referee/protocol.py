@@ -33,7 +33,8 @@ from lit_knn.rng import keyed_generator
 
 # One-image batches that are timed at each noise level.
 SINGLE = 16
-MEMORY_T_PLACE = -1
+# Beside the streams of `metrics.latents`.
+ORDER_STREAM = 13
 MIB = 2**20
 
 
@@ -104,11 +105,13 @@ class Contest:
             x = sources(repeat)
             for turns in found:
                 turns.seconds.append(0.0)
-            for number, rows in enumerate(self._batches(len(z))):
+            order = self._order(repeat, len(z))
+            for number, rows in enumerate(order[part] for part in self._batches(len(z))):
+                batch_z, batch_x = z[rows], x[rows]
                 # Who goes first changes from turn to turn.
                 for who in (0, 1) if (repeat + number) % 2 == 0 else (1, 0):
                     began = time.perf_counter()
-                    mean = self._call(both[who], z[rows], t, x[rows], (repeat, number))
+                    mean = self._call(both[who], batch_z, t, batch_x, (repeat, number))
                     found[who].seconds[-1] += time.perf_counter() - began
                     self._add(found[who], both[who], rows, mean, mu)
                 bar.update()
@@ -116,7 +119,13 @@ class Contest:
             turns.counted = 1 if self._same_each_time(estimator) else self.repeats
         return found[0], found[1]
 
-    def _add(self, turns: Turns, estimator: Estimator, rows: slice, mean: Tensor, mu: Tensor) -> None:
+    def _order(self, repeat: int, latents: int) -> Tensor:
+        """Return other batches for each repeat, so that an estimator that keeps its answers gains no time."""
+        if repeat == 0:
+            return torch.arange(latents)
+        return torch.randperm(latents, generator=keyed_generator("cpu", self.loaded.case.seed, repeat, ORDER_STREAM))
+
+    def _add(self, turns: Turns, estimator: Estimator, rows: Tensor, mean: Tensor, mu: Tensor) -> None:
         # A deterministic estimator is repeated only for its time.
         if self._same_each_time(estimator) and len(turns.seconds) > 1:
             return
@@ -205,6 +214,9 @@ def run(entry: Entry, loaded: LoadedCase, data: Path | None, options: Options) -
     estimator, index = entry.make()
     images, began = copy_of_set(loaded.reference, index), time.perf_counter()
     bound = estimator.bind(images) if estimator.needs_reference else estimator
+    # The first search builds the index.
+    first = loaded.x[:1].float()
+    estimate_of(bound, first.clone(), case.levels[0], first.clone(), keyed_generator("cpu", case.seed), entry.name)
     common: dict[str, Any] = {"setup_seconds": _known(time.perf_counter() - began)}
     check_conduct(bound, loaded, entry.name)
     common |= {"protocol": PROTOCOL, "case": case.name, "data": loaded.reference.fingerprint()[:12], "N": case.N}
