@@ -14,7 +14,8 @@ from lit_knn.estimators import KNN, Estimator, ExactFloat64, ExactInt8, OneSampl
 from lit_knn.referee.__main__ import main
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
-from lit_knn.referee.cases.loading import RECORDED, record, recorded_data
+from lit_knn.referee.cases.loading import record_case
+from lit_knn.referee.cases.recording import RECORDED, recorded_data
 from lit_knn.referee.entry import entry_from_arguments, entry_of
 from lit_knn.referee.protocol import Options, run
 from lit_knn.referee.table import COLUMNS, add_rows, read_table
@@ -223,11 +224,13 @@ def test_the_recorded_cases_are_what_they_were(name, cache):
 
 
 def test_other_data_latents_and_means_are_noticed(cache, monkeypatch, tmp_path, capsys):
-    from lit_knn.referee.cases import loading
+    from lit_knn.referee.cases import recording
 
-    case = replace(CASES["digits"], levels=(0.5, 2))
-    known = record(load_case(replace(case, name="other"), None, 8, cache))
-    monkeypatch.setattr(loading, "RECORDED", tmp_path)
+    case = replace(CASES["digits"], levels=(0.5, 2), latents=8)
+    monkeypatch.setattr(recording, "RECORDED", tmp_path)
+    for _ in range(2):
+        assert record_case(case, None, cache) == tmp_path / "digits.json"
+    (known,) = recorded_data(case)
 
     def load(recorded, case):
         (tmp_path / "digits.json").write_text(json.dumps([recorded]))
