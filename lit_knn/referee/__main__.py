@@ -11,7 +11,8 @@ or `my_file.py:function` for a callable (z, t, generator) -> mean. `run` may be 
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,17 @@ def main(args: Sequence[str] | None = None) -> None:
     options, rest = parser.parse_known_args(given)
     if rest and options.command != "run":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    with told_in_one_line():
+    with told_in_one_line(), _stopped_in_one_line():
         {"run": _run, "page": _page, "cases": _cases, "record": _record}[options.command](options, rest)
+
+
+@contextmanager
+def _stopped_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        print("stopped; the finished noise levels are in the table", file=sys.stderr)
+        raise SystemExit(130) from error
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
