@@ -3,7 +3,10 @@
 import csv
 import json
 import random
+import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +17,8 @@ from lit_knn.estimators import KNN, Estimator, ExactFloat64, ExactInt8, OneSampl
 from lit_knn.referee.__main__ import main
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
-from lit_knn.referee.cases.loading import RECORDED, record, recorded_data
+from lit_knn.referee.cases.loading import record_case
+from lit_knn.referee.cases.recording import RECORDED, recorded_data
 from lit_knn.referee.entry import entry_from_arguments, entry_of
 from lit_knn.referee.protocol import Options, run
 from lit_knn.referee.table import COLUMNS, add_rows, read_table
@@ -120,6 +124,33 @@ def test_a_source_is_drawn_from_the_posterior(loaded):
     assert float(rows["2"]["variance"]) == pytest.approx(variance, rel=0.2)
 
 
+def test_times_are_of_equal_turns_and_errors_of_latents(loaded, monkeypatch):
+    """The processor's clock is replaced by one that each call moves by a known time."""
+    from lit_knn.referee import protocol
+
+    now, calls = [0.0], []
+
+    def call(self, estimator, z, t, x, key):
+        own = estimator is self.estimator
+        calls.append("own" if own else "reference")
+        first = calls.count(calls[-1]) == 1
+        now[0] += (3 if own else 2) * len(z) + 1000 * first
+        sign = (torch.arange(len(z)) % 2).reshape(-1, 1, 1, 1)
+        # The same error in each repeat: it is known no better than by the latents, where it is 0 or 1, or 0 or 2.
+        return self.loaded.exact.means[t][: len(z)] + sign * (2**0.5 if own else 1)
+
+    monkeypatch.setattr(protocol.Contest, "_call", call)
+    monkeypatch.setattr(protocol.time, "perf_counter", lambda: now[0])
+    contest = protocol.Contest(Noisy(), loaded, 32, 4, "noisy")
+    row = contest.row(2, protocol.progress_bar(None, "", ""))
+    assert (float(row["ms"]), float(row["reference_ms"]), float(row["time_ratio"])) == (3000, 2000, 1.5)
+    assert (float(row["mse"]), float(row["mse_ratio"])) == pytest.approx((1, 2), rel=1e-5)
+    # 32 numbers that are 0 or 2: deviation 1, corrected by 31.
+    assert float(row["mse_se"]) == pytest.approx(31**-0.5, rel=1e-4)
+    turns = [calls[2 + 2 * repeat] for repeat in range(4)]
+    assert turns == ["own", "reference", "own", "reference"]
+
+
 def shape(z, t, generator):
     return z.flatten(1)
 
@@ -223,11 +254,13 @@ def test_the_recorded_cases_are_what_they_were(name, cache):
 
 
 def test_other_data_latents_and_means_are_noticed(cache, monkeypatch, tmp_path, capsys):
-    from lit_knn.referee.cases import loading
+    from lit_knn.referee.cases import recording
 
-    case = replace(CASES["digits"], levels=(0.5, 2))
-    known = record(load_case(replace(case, name="other"), None, 8, cache))
-    monkeypatch.setattr(loading, "RECORDED", tmp_path)
+    case = replace(CASES["digits"], levels=(0.5, 2), latents=8)
+    monkeypatch.setattr(recording, "RECORDED", tmp_path)
+    for _ in range(2):
+        assert record_case(case, None, cache) == tmp_path / "digits.json"
+    (known,) = recorded_data(case)
 
     def load(recorded, case):
         (tmp_path / "digits.json").write_text(json.dumps([recorded]))
@@ -324,6 +357,45 @@ def test_the_command_adds_and_replaces_rows(tmp_path, cache, capsys):
     assert table_of(output) == rows
 
 
+def test_the_printed_command_repeats_a_row(tmp_path, cache, monkeypatch):
+    from lit_knn.referee.page.command import command
+    from lit_knn.referee.page.results import read_results
+
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    given = "--estimator KNN --estimator.k 20 --estimator.n 5 --index FaissIndex --index.factory SQ8 --batch 5"
+    given += f" --case digits --latents 9 --repeats 2 --threads {torch.get_num_threads()} --name again"
+    main([*given.split(), "--no_memory", "--cache", str(cache), "--output", str(first)])
+    ((entry,),) = (results.entries for results in read_results([first]))
+    words = shlex.split(command(entry))
+    assert words[:4] == ["python", "-m", "lit_knn.referee", "run"]
+    main([*words[3:], "--no_memory", "--cache", str(cache), "--output", str(second)])
+    same = ("name", "settings", "t", "mse", "bias_sq", "variance", "mse_ratio", "latents", "batch")
+    assert [[row[name] for name in same] for row in table_of(second)] == [
+        [row[name] for name in same] for row in table_of(first)
+    ]
+    entry.facts |= {"case": "cifar10", "latents": "256"}
+    assert "--data PATH" in command(entry)
+    assert "--latents" not in command(entry)
+
+
+SNIPPETS = re.findall(r"```python\n# my_file.py\n(.*?)```", Path("docs/referee.md").read_text(), flags=re.DOTALL)
+
+
+def test_the_examples_of_the_page_run(tmp_path, cache):
+    own, output = tmp_path / "my_file.py", tmp_path / "results.csv"
+    own.write_text("\n".join(SNIPPETS))
+    common = ["--case", "digits", "--cache", str(cache), "--latents", "8", "--repeats", "2", "--no_memory"]
+    for name in ("shrunk", "NearestImage", "Centre"):
+        main([*common, "--output", str(output), "--estimator", f"{own}:{name}"])
+    shrunk, nearest, centre = (table_of(output)[start : start + 6] for start in (0, 6, 12))
+    assert {row["origin"] for row in table_of(output)} == {"own file"}
+    # The nearest image is the mean at small t, the centre at large t.
+    assert float(nearest[0]["mse"]) < 1e-6 < float(centre[0]["mse"])
+    assert float(centre[-1]["mse"]) < min(float(shrunk[-1]["mse"]), float(nearest[-1]["mse"]))
+    assert nearest[0]["note"].startswith("takes the nearest image")
+    assert nearest[0]["seeded"] == "no"
+
+
 def test_a_table_of_another_protocol_or_data_is_refused(tmp_path):
     path = tmp_path / "results.csv"
     row = dict.fromkeys(COLUMNS, "") | {"protocol": "1", "case": "digits", "data": "a", "name": "x"}
@@ -344,3 +416,87 @@ def test_the_cases_are_listed(capsys):
     text = capsys.readouterr().out
     assert all(f"{name}: " in text for name in CASES)
     assert issubclass(Estimator, TellsSettings)
+
+
+BREAKS = """
+import torch
+from lit_knn.estimators import Estimator
+
+class FailsAtFirst:
+    def __init__(self, reference):
+        raise RuntimeError("no init")
+
+class Wants:
+    def __init__(self, reference, k):
+        pass
+
+class FailsToBind(Estimator):
+    def bind(self, reference):
+        raise RuntimeError("no bind")
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        return z
+
+class Lacks(Estimator):
+    pass
+
+class ChangesItsSource(Estimator):
+    uses_source = True
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        return x_source.mul_(0.5)
+
+def leaves(z, t, generator):
+    raise SystemExit(3)
+
+def whole_numbers(z, t, generator):
+    return torch.zeros_like(z, dtype=torch.int64)
+
+def nan_at_2(z, t, generator):
+    return z * (float("nan") if t[0] == 2 else 0)
+
+calls = 0
+
+def tires(z, t, generator):
+    global calls
+    calls += t[0].item() == 1
+    return z * (float("nan") if calls > 60 else 0)
+"""
+
+
+def test_estimators_that_break_are_told_in_one_line_and_finished_levels_stay(tmp_path, cache, capsys):
+    own, output = tmp_path / "breaks.py", tmp_path / "results.csv"
+    own.write_text(BREAKS)
+    (tmp_path / "syntax.py").write_text("def f(:")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(5)")
+    common = ["--case", "digits", "--cache", str(cache), "--latents", "8", "--repeats", "2", "--no_memory"]
+    common += ["--output", str(output)]
+
+    def refused(*arguments):
+        with pytest.raises(SystemExit, match="2"):
+            main([*common, *arguments])
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        return err
+
+    for name, told in [
+        (f"{own}:FailsAtFirst", "RuntimeError: no init"),
+        (f"{own}:Wants", "missing 1 required positional argument"),
+        (f"{own}:FailsToBind", "RuntimeError: no bind"),
+        (f"{own}:Lacks", "does not implement _posterior_mean"),
+        (f"{own}:leaves", "SystemExit: 3"),
+        (f"{own}:whole_numbers", "float type"),
+        (f"{own}:nan_at_2", "not finite"),
+        (f"{tmp_path}/syntax.py:f", "SyntaxError"),
+        (f"{tmp_path}/leaves.py:f", "SystemExit"),
+    ]:
+        assert told in refused("--estimator", name), name
+    assert "--threads 100000" in refused("--estimator", "OneSample", "--threads", "100000")
+    assert str(tmp_path) in refused("--estimator", "OneSample", "--output", str(tmp_path))
+    assert table_of(output) == [] if output.exists() else True
+    main([*common, "--estimator", f"{own}:ChangesItsSource"])
+    assert {row["needs_source"] for row in table_of(output)} == {"yes"}
+    capsys.readouterr()
+    # It fails while t = 1 is measured: the smaller levels are in the table.
+    refused("--estimator", f"{own}:tires", "--repeats", "60")
+    assert [row["t"] for row in table_of(output)[6:]] == ["0.2", "0.5"]

@@ -318,7 +318,7 @@ def test_the_command_repeats_the_settings(tmp_path):
         "python -m lit_knn.referee run --case digits --estimator 'my file.py:Mine' --estimator.k 64 "
         "--estimator.estimator lit_knn.estimators.KNN --estimator.estimator.n null "
         "--index lit_knn.index.FaissIndex --index.factory SQ8 --index.lossless true "
-        "--batch 32 --repeats 4 --threads 2 --name KNN"
+        "--batch 32 --repeats 4 --threads 2 --latents 64 --name KNN"
     )
 
 

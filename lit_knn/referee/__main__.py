@@ -3,6 +3,7 @@
     python -m lit_knn.referee run --case digits --estimator KNN --estimator.k 256 [--output results.csv]
     python -m lit_knn.referee page results.csv [more.csv ...] --output STEM
     python -m lit_knn.referee cases
+    python -m lit_knn.referee record --case digits
 
 `--estimator` is a class path with its arguments, a file of configs/estimators, `my_file.py:MyEstimator` with arguments,
 or `my_file.py:function` for a callable (z, t, generator) -> mean. `run` may be left out. See docs/referee.md.
@@ -10,19 +11,20 @@ or `my_file.py:function` for a callable (z, t, generator) -> mean. `run` may be 
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lit_knn.errors import InputError, told_in_one_line
-from lit_knn.referee.cases import CASES
-from lit_knn.referee.cases.loading import recorded_data
+from lit_knn.referee.cases import CASES, case_named
+from lit_knn.referee.cases.loading import record_case
+from lit_knn.referee.cases.recording import recorded_data
 from lit_knn.referee.command import measure
 from lit_knn.referee.entry import entry_from_arguments
 from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import Rows
 
-COMMANDS = ("run", "page", "cases")
 SHOWN = ("t", "mse", "mse_se", "bias_sq", "variance", "mse_ratio", "ms", "time_ratio", "ms_one", "certified_share")
 
 
@@ -40,11 +42,24 @@ def main(args: Sequence[str] | None = None) -> None:
     page.add_argument("results", nargs="+", type=Path, metavar="RESULTS.csv")
     page.add_argument("--output", type=Path, required=True, metavar="STEM", help="path without suffix")
     commands.add_parser("cases", help="list the cases")
+    recording = commands.add_parser("record", help="for maintainers: record hashes and exact means of a case")
+    recording.add_argument("--case", required=True, metavar="NAME", help="a case whose data or levels are new")
+    recording.add_argument("--data", type=Path, metavar="PATH", help="the images, if the case asks")
+    recording.add_argument("--cache", type=Path, metavar="FOLDER", help="folder of exact means")
     options, rest = parser.parse_known_args(given)
     if rest and options.command != "run":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    with told_in_one_line():
-        {"run": _run, "page": _page, "cases": _cases}[options.command](options, rest)
+    with told_in_one_line(), _stopped_in_one_line():
+        {"run": _run, "page": _page, "cases": _cases, "record": _record}[options.command](options, rest)
+
+
+@contextmanager
+def _stopped_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        print("stopped; the finished noise levels are in the table", file=sys.stderr)
+        raise SystemExit(130) from error
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +105,10 @@ def _cases(options: argparse.Namespace, rest: list[str]) -> None:
         levels = " ".join(f"{t:g}" for t in case.levels)
         print(f"{case.name}: {case.about}; N = {case.N:,}, {size}; t = {levels}; {case.latents} latents")
         print(f"    reference estimator KNN(k={case.k}, n={case.n}); {data}; {verified}")
+
+
+def _record(options: argparse.Namespace, rest: list[str]) -> None:
+    print(record_case(case_named(options.case), options.data, options.cache))
 
 
 def _text(rows: Rows) -> str:

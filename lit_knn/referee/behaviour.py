@@ -37,7 +37,7 @@ def estimate_of(
     """
     try:
         mean = estimator.posterior_mean(z, t, x if estimator.uses_source else None, generator)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"{name} cannot be measured: {told}") from error
     if not isinstance(mean, Tensor) or mean.shape != z.shape:
@@ -54,7 +54,7 @@ def check_conduct(estimator: Estimator, loaded: LoadedCase, name: str) -> None:
     Raises:
         InputError: it fails, returns another shape or NaN, changes z or t, or draws from global generators.
     """
-    for t in (min(loaded.case.levels), max(loaded.case.levels)):
+    for t in loaded.case.levels:
         z, x = loaded.z(t)[:FEW], loaded.x[:FEW].float()
         kept, levels = z.clone(), torch.full((len(z),), t)
         before = _global_states()
@@ -104,7 +104,7 @@ def _needs_source(estimator: Estimator, z: Tensor, t: float) -> str:
         return "no"
     try:
         estimator.posterior_mean(z, t, None, generator_of(0))
-    except InputError:
+    except Exception:  # Any error says that it cannot do without.
         return "yes"
     return "uses it"
 

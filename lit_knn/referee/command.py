@@ -8,7 +8,7 @@ from lit_knn.index import Index
 from lit_knn.referee.cases import case_named, load_case
 from lit_knn.referee.entry import Entry, Mean, entry_of
 from lit_knn.referee.protocol import Options, run
-from lit_knn.referee.table import Rows, add_rows, check_fits
+from lit_knn.referee.table import Rows, add_rows, check_fits, check_writable
 
 Place = str | os.PathLike[str]
 
@@ -56,10 +56,10 @@ def measure(
 ) -> Rows:
     """Measure an entry; see `referee`. `cache` is the folder of exact means."""
     path = None if data is None else Path(data)
+    if output is not None:
+        check_writable(Path(output))
     loaded = load_case(case_named(case), path, latents, cache)
     if output is not None:
         check_fits(Path(output), case, loaded.reference.fingerprint()[:12])
-    rows = run(entry, loaded, path, options)
-    if output is not None:
-        add_rows(Path(output), rows)
-    return rows
+    keep = (lambda row: None) if output is None else (lambda row: add_rows(Path(output), [row]))
+    return run(entry, loaded, path, options, keep)

@@ -51,7 +51,10 @@ class OwnCallable(Estimator):
         """Call the user's code with these very tensors."""
         if self.function is None:
             raise InputError(f"{self.target.__name__} is used before bind(reference)")
-        return self.function(z, t, generator)  # type: ignore[arg-type]
+        mean = self.function(z, t, generator)  # type: ignore[arg-type]
+        if isinstance(mean, Tensor) and not mean.is_floating_point():
+            raise InputError(f"its estimate must be of a float type, got {mean.dtype}")
+        return mean
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -108,6 +111,8 @@ def from_arguments(arguments: Sequence[str]) -> tuple[Estimator, Index]:
         if extra := [text for text in arguments if text.startswith("--estimator.")]:
             raise InputError(f"{extra[0]}: only a subclass of Estimator takes arguments, {found.__name__} is none")
         arguments = _without(arguments, "--estimator")
+    elif found is not None and (lacking := sorted(found.__abstractmethods__)):
+        raise InputError(f"--estimator: {found.__name__} does not implement {', '.join(lacking)}")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Estimator, "estimator", required=False)
     parser.add_subclass_arguments(Index, "index", required=False)
@@ -230,7 +235,7 @@ def load_from_file(text: str) -> Any:
     module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"--estimator {text}: {path} fails: {type(error).__name__}: {first_line(error)}") from error
     thing = getattr(module, name, None)
     if not callable(thing) and not isinstance(thing, Estimator):

@@ -1,6 +1,7 @@
 """The protocol: one estimator is measured on one case, in turns with the reference estimator, in one process."""
 
 import contextlib
+import os
 import pickle
 import time
 import warnings
@@ -196,8 +197,16 @@ class Options:
     memory: bool = True
 
 
-def run(entry: Entry, loaded: LoadedCase, data: Path | None, options: Options) -> Rows:
+def run(
+    entry: Entry,
+    loaded: LoadedCase,
+    data: Path | None,
+    options: Options,
+    keep: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> Rows:
     """Measure an entry on a case: one row for each noise level.
+
+    `keep` gets each row as soon as it is known, so that a failure at a later level does not lose it.
 
     Raises:
         InputError: the estimator refuses the images, or breaks a rule of `check_conduct`; options out of range.
@@ -209,11 +218,13 @@ def run(entry: Entry, loaded: LoadedCase, data: Path | None, options: Options) -
         if value < least:
             raise InputError(f"--{option} must be at least {least}, got {value}")
     if options.threads is not None:
+        if options.threads > (cores := os.cpu_count() or 1):
+            raise InputError(f"--threads {options.threads}: this machine has {cores}")
         torch.set_num_threads(options.threads)
         use_threads(options.threads)
     estimator, index = entry.make()
     images, began = copy_of_set(loaded.reference, index), time.perf_counter()
-    bound = estimator.bind(images) if estimator.needs_reference else estimator
+    bound = bind(estimator, images, entry.name)
     # The first search builds the index.
     first = loaded.x[:1].float()
     estimate_of(bound, first.clone(), case.levels[0], first.clone(), keyed_generator("cpu", case.seed), entry.name)
@@ -224,12 +235,25 @@ def run(entry: Entry, loaded: LoadedCase, data: Path | None, options: Options) -
     common |= {"note": entry.note, "latents": latents, "repeats": repeats, "batch": batch}
     common |= {"threads": torch.get_num_threads(), **surroundings()}
     common |= behaviour(bound, loaded, batch, entry.name)
-    contest = Contest(bound, loaded, batch, repeats, entry.name)
-    with progress_bar(len(case.levels) * repeats * -(-latents // batch), entry.name, " batches") as bar:
-        rows = [contest.row(t, bar) for t in case.levels]
     common["peak_mib"] = memory_of(entry, case.name, data, batch) if options.memory else ""
-    empty = dict.fromkeys(("certified_mse", "certified_share", "certified_spread"), "")
-    return [empty | common | row for row in rows]
+    common |= dict.fromkeys(("certified_mse", "certified_share", "certified_spread"), "")
+    contest, rows = Contest(bound, loaded, batch, repeats, entry.name), []
+    with progress_bar(len(case.levels) * repeats * -(-latents // batch), entry.name, " batches") as bar:
+        for t in case.levels:
+            rows.append(common | contest.row(t, bar))
+            keep(rows[-1])
+    return rows
+
+
+def bind(estimator: Estimator, images: ReferenceSet, name: str) -> Estimator:
+    """Bind an estimator if it needs images; raise InputError if its code fails."""
+    try:
+        return estimator.bind(images) if estimator.needs_reference else estimator
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"{name} cannot be made from the images: {told}") from error
 
 
 def copy_of_set(reference: ReferenceSet, index: Index) -> ReferenceSet:
@@ -262,7 +286,7 @@ def peak_mib(
     images = copy_of_set(reference, index)
     reset_peak()
     before = process_bytes("VmRSS")
-    bound = estimator.bind(images) if estimator.needs_reference else estimator
+    bound = bind(estimator, images, name)
     estimate_of(bound, z, t, x.float(), keyed_generator("cpu", 0), name)
     return max(process_bytes("VmHWM") - before, 0) // MIB
 

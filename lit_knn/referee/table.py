@@ -1,5 +1,6 @@
 """The table of results: its columns, and the version of the protocol."""
 
+import errno
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ COLUMNS = (
     *("cpu", "cores", "memory_gb", "date"),
 )
 MACHINE = ("cpu", "cores", "memory_gb")
-IDENTITY = ("case", "name", "settings", "batch", "threads", *MACHINE)
+IDENTITY = ("case", "name", "settings", "t", "batch", "threads", *MACHINE)
 """Rows that agree in these columns are measurements of the same thing; the later ones replace the earlier ones."""
 
 Rows = list[dict[str, Any]]
@@ -77,6 +78,20 @@ def check_fits(path: Path, case: str, data: str) -> None:
     for row in read_table(path):
         if row["case"] == case and row["data"] != data:
             raise InputError(f"{path}: its rows of case {case} are of the data {row['data']}, these are {data}")
+
+
+def check_writable(path: Path) -> None:
+    """Check, before long work, that a table can be read and written.
+
+    Raises:
+        InputError: it is no table of results.
+        OSError: it is a folder, or its folder cannot be written to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path):
+        read_table(path)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

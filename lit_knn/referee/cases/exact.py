@@ -21,7 +21,7 @@ from lit_knn.reference import ReferenceSet, to_model_space
 CHECKED_NUMBERS = 10**9
 MOST_CHECKED = 16
 BATCH = 128
-CHUNK = 2**22
+CHUNK = 2**17
 
 
 class ExactMeans(NamedTuple):
@@ -47,27 +47,26 @@ def hash_of(arrays: Iterator[np.ndarray]) -> str:
 def second_method(reference: ReferenceSet, z: Tensor, t: float) -> Tensor:
     """Compute E[x|z,t], Eq. 8, (B, *shape), from differences z − x and NumPy's sums, all in float64.
 
-    It shares no code with `ExactFloat64`, which multiplies matrices.
+    It shares no code with `ExactFloat64`, which multiplies matrices for the distances.
     """
-    images = reference.images
+    latents = z.double().flatten(1).numpy()
+    sq_dist = np.concatenate([[np.square(one - x).sum(1) for one in latents] for x in _chunks(reference)], axis=1)
+    weights = np.exp((sq_dist.min(1, keepdims=True) - sq_dist) / (2 * t * t))
+    means, start = np.zeros_like(latents), 0
+    for x in _chunks(reference):
+        means += weights[:, start : start + len(x)] @ x
+        start += len(x)
+    return torch.from_numpy(means / weights.sum(1, keepdims=True)).reshape(z.shape)
+
+
+def _chunks(reference: ReferenceSet) -> Iterator[np.ndarray]:
+    """Yield all images, mirrored ones included, (rows, d), float64. A chunk fits into a processor's cache."""
     rows = max(CHUNK // reference.d, 1)
-    parts = range(0, len(images), rows)
-    means = []
-    for one in z.double().flatten(1).numpy():
-
-        def chunks() -> Iterator[np.ndarray]:
-            for start in parts:
-                x = to_model_space(images[start : start + rows]).double()
-                yield x.flatten(1).numpy()
-                if reference.hflip:
-                    yield x.flip(-1).flatten(1).numpy()
-
-        sq_dist = [np.square(one - x).sum(1) for x in chunks()]
-        least = min(part.min() for part in sq_dist)
-        weights = [np.exp((least - part) / (2 * t * t)) for part in sq_dist]
-        total = sum(part.sum() for part in weights)
-        means.append(sum(part @ x for part, x in zip(weights, chunks(), strict=True)) / total)
-    return torch.from_numpy(np.stack(means)).reshape(z.shape)
+    for start in range(0, len(reference.images), rows):
+        x = to_model_space(reference.images[start : start + rows]).double()
+        yield x.flatten(1).numpy()
+        if reference.hflip:
+            yield x.flip(-1).flatten(1).numpy()
 
 
 def compute(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple[float, ...]) -> ExactMeans:

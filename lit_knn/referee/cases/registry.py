@@ -54,7 +54,13 @@ _ALL = (
         make=generated.latents,
     ),
     Case(name="cifar10", about="CIFAR-10", recipe=CIFAR10_RECIPE, **CIFAR10),
-    Case(name="cifar10_flip", about="CIFAR-10 with mirror images", recipe=CIFAR10_RECIPE, hflip=True, **CIFAR10),
+    Case(
+        name="cifar10_flip",
+        about="CIFAR-10 with mirror images",
+        recipe=CIFAR10_RECIPE,
+        hflip=True,
+        **CIFAR10 | {"latents": 128},
+    ),
     Case(
         name="million",
         about="a million images blended from CIFAR-10",

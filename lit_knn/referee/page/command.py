@@ -4,11 +4,12 @@ import json
 import shlex
 from typing import Any
 
+from lit_knn.referee.cases import CASES
 from lit_knn.referee.page.results import Entry
 
 
 def command(entry: Entry) -> str | None:
-    """Return the command, without the place of the data; None if the settings are not those of a class or function."""
+    """Return the command, with PATH for the data; None if the settings are not those of a class or function."""
     facts = entry.facts
     try:
         settings = json.loads(facts["settings"])
@@ -19,6 +20,11 @@ def command(entry: Entry) -> str | None:
     words = ["python", "-m", "lit_knn.referee", "run", "--case", facts["case"], *_options("--estimator", settings)]
     words += _options("--index", settings["index"]) if _is_class(settings.get("index")) else []
     words += [word for name in ("batch", "repeats", "threads") if facts[name] for word in (f"--{name}", facts[name])]
+    case = CASES.get(facts["case"])
+    if case is not None and facts["latents"] and int(facts["latents"]) < case.latents:
+        words += ["--latents", facts["latents"]]
+    if case is not None and case.make is None:
+        words += ["--data", "PATH"]
     return shlex.join([*words, "--name", entry.name])
 
 
