@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any, Self
 
 import torch
@@ -126,4 +127,6 @@ def _table(reference: Reference, largest: int) -> dict[float, int]:
         return {1.0: largest}
     steps = range(-DECADES * LEVELS_PER_DECADE, DECADES * LEVELS_PER_DECADE + 1)
     levels = [deviation * 10 ** (step / LEVELS_PER_DECADE) for step in steps]
-    return {level: min(extent, largest) for level, extent in zip(levels, extents(spectrum, levels), strict=True)}
+    # At levels far below the spectrum, an ever wider filter gains ever less. Less noise never asks for a larger patch.
+    sizes = list(accumulate(reversed(extents(spectrum, levels)), min, initial=largest))[:0:-1]
+    return dict(zip(levels, sizes, strict=True))
