@@ -128,5 +128,8 @@ def _table(reference: Reference, largest: int) -> dict[float, int]:
     steps = range(-DECADES * LEVELS_PER_DECADE, DECADES * LEVELS_PER_DECADE + 1)
     levels = [deviation * 10 ** (step / LEVELS_PER_DECADE) for step in steps]
     # At levels far below the spectrum, an ever wider filter gains ever less. Less noise never asks for a larger patch.
-    sizes = list(accumulate(reversed(extents(spectrum, levels)), min, initial=largest))[:0:-1]
+    # A window wider than the image gains little, and the whole image is cheaper.
+    widest = max(reference.shape[1:])
+    wanted = [extent if extent <= widest else largest for extent in extents(spectrum, levels)]
+    sizes = list(accumulate(reversed(wanted), min, initial=largest))[:0:-1]
     return dict(zip(levels, sizes, strict=True))
