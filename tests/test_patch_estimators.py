@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import ByClass, EquivariantPatch, ExactFloat64, PatchPosterior, patches, running_mean
+from lit_knn.estimators import (
+    ByClass,
+    EquivariantPatch,
+    ExactFloat64,
+    PatchPosterior,
+    equivariant_patch,
+    patches,
+    running_mean,
+)
 from lit_knn.reference import ReferenceSet
 from lit_knn.settings import describe
 from lit_knn.theory.filter_extent import extents, power_spectrum
@@ -169,7 +177,7 @@ def test_pieces_of_any_size_give_the_same_mean(kind, monkeypatch):
     data, estimator = reference(), kind(3)
     whole = estimator.bind(data).posterior_mean(latents(data), LEVELS)
     monkeypatch.setattr(patches, "STATE_BYTES", 1)
-    for module in (patches, running_mean):
+    for module in (equivariant_patch, patches, running_mean):
         monkeypatch.setattr(module, "work_bytes", lambda device: 20_000)
     torch.testing.assert_close(estimator.posterior_mean(latents(data), LEVELS), whole, atol=1e-6, rtol=0)
 
@@ -193,7 +201,7 @@ def test_the_largest_tensor_is_bounded(monkeypatch):
         seen.append(made.nbytes)
         return made
 
-    for module in (patches, running_mean):
+    for module in (equivariant_patch, patches, running_mean):
         monkeypatch.setattr(module, "work_bytes", lambda device: limit)
     monkeypatch.setattr(running_mean.torch, "empty", recorded)
     data = reference(N=300, shape=(3, 8, 8))

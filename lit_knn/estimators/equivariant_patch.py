@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lit_knn.estimators.patches import PatchEstimator, chunks_with_images_last, images_last
 from lit_knn.estimators.running_mean import RunningMean, keys_of, values_of
+from lit_knn.reference.streaming import work_bytes
 
 
 class Windows(NamedTuple):
@@ -22,6 +23,61 @@ class Windows(NamedTuple):
     starts: range
     extent: int
     centres: range
+
+    @property
+    def pixels(self) -> range:
+        """Pixels of the axis that these windows estimate: one of `starts` and `centres` has one element."""
+        first, last = self.starts[0] + self.centres[0], self.starts[-1] + self.centres[-1]
+        return range(first, last + 1)
+
+
+class Kind(NamedTuple):
+    """Windows of an image with the same overlap with its borders. They are compared with each other."""
+
+    rows: Windows
+    columns: Windows
+
+    @property
+    def count(self) -> int:
+        """Number of windows in an image."""
+        return len(self.rows.starts) * len(self.columns.starts)
+
+    def features(self, channels: int) -> int:
+        """Return the number of values of a window."""
+        return self.rows.extent * self.columns.extent * channels
+
+    def values(self, channels: int) -> int:
+        """Return the number of values that a window estimates."""
+        return len(self.rows.centres) * len(self.columns.centres) * channels
+
+    def state(self, z: Tensor, t: Tensor) -> RunningMean:
+        """Start the mean for each window of z (H, W, C, B): one group, because all positions share the keys."""
+        queries = self._windows(z).flatten(3).flatten(0, 2).mT.unsqueeze(0)
+        return RunningMean(queries, t.repeat(self.count), self.values(z.shape[2]))
+
+    def add(self, state: RunningMean, x: Tensor) -> None:
+        """Add the windows of images (H, W, C, n)."""
+        channels = x.shape[2]
+        K, V = self.features(channels), self.values(channels)
+        step = max(work_bytes(x.device) // (16 * self.count * (K + V)), 1)
+        for part in x.split(step, dim=3):
+            windows = self._windows(part)
+            inside = windows[_slice(self.rows.centres), _slice(self.columns.centres)]
+            state.add(keys_of(windows.unsqueeze(0), K), values_of(inside.unsqueeze(0), V))
+
+    def write(self, state: RunningMean, mean: Tensor) -> None:
+        """Write the estimated pixels into `mean` (B, C, H, W)."""
+        target = mean[:, :, _slice(self.rows.pixels), _slice(self.columns.pixels)]
+        starts, centres = ([len(getattr(axis, name)) for axis in self] for name in ("starts", "centres"))
+        found = state.mean().reshape(*starts, len(mean), *centres, mean.shape[1])
+        target.copy_(found.permute(2, 5, 0, 3, 1, 4).reshape(target.shape))
+
+    def _windows(self, images: Tensor) -> Tensor:
+        """View images (H, W, C, n) as windows (h, w, C, rows' starts, columns' starts, n)."""
+        for axis, own in enumerate(self):
+            span = len(own.starts) + own.extent - 1
+            images = images.narrow(axis, own.starts.start, span).unfold(axis, own.extent, 1)
+        return images.permute(4, 5, 2, 0, 1, 3)
 
 
 class EquivariantPatch(PatchEstimator):
@@ -55,41 +111,24 @@ class EquivariantPatch(PatchEstimator):
         return 2 * max(height, width) - 1
 
     def _state_floats(self, size: int) -> int:
-        """Number of float64 values per item, for the largest kind of window."""
-        kinds = self._kinds(size)
-        return max(2 * len(r.starts) * len(c.starts) * r.extent * c.extent for r, c in kinds) * self.reference.shape[0]
+        kinds, channels = self._kinds(size), self.reference.shape[0]
+        return sum(2 * kind.count * (kind.features(channels) + kind.values(channels) + 2) for kind in kinds)
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
+        kinds = self._kinds(size)
+        own = images_last(z.double())
+        states = [kind.state(own, t) for kind in kinds]
+        for x in chunks_with_images_last(self.reference, 2 * self.reference.d):
+            for kind, state in zip(kinds, states, strict=True):
+                kind.add(state, x)
         mean = torch.empty_like(z, dtype=torch.float64)
-        for rows, columns in self._kinds(size):
-            self._estimate(mean, z, t, rows, columns)
+        for kind, state in zip(kinds, states, strict=True):
+            kind.write(state, mean)
         return mean
 
-    def _kinds(self, size: int) -> list[tuple[Windows, Windows]]:
+    def _kinds(self, size: int) -> list["Kind"]:
         _, height, width = self.reference.shape
-        return list(product(windows_of(height, size), windows_of(width, size)))
-
-    def _estimate(self, mean: Tensor, z: Tensor, t: Tensor, rows: Windows, columns: Windows) -> None:
-        """Write the pixels of one kind of windows into `mean`."""
-        channels, count = z.shape[1], len(rows.starts) * len(columns.starts)
-        centres = (len(rows.centres), len(columns.centres))
-        values = centres[0] * centres[1] * channels
-        K = rows.extent * columns.extent * channels
-
-        def joined(made: Tensor) -> Tensor:
-            """(starts, K, n) -> (1, K, starts·n): the windows of all positions are keys of one group."""
-            return made.transpose(0, 1).flatten(1).unsqueeze(0)
-
-        queries = _windows(images_last(z.double()), rows, columns)
-        state = RunningMean(joined(queries.flatten(1, 3)).mT, t.repeat(count), values)
-        for x in chunks_with_images_last(self.reference, 2 * count * (K + values)):
-            patches = _windows(x, rows, columns)
-            inside = patches[:, _slice(rows.centres), _slice(columns.centres)]
-            state.add(joined(keys_of(patches)).contiguous(), joined(values_of(inside)).contiguous())
-        found = state.mean().reshape(len(rows.starts), len(columns.starts), len(z), *centres, channels)
-        for (i, top), (j, left) in product(enumerate(rows.starts), enumerate(columns.starts)):
-            at_rows, at_columns = _slice(rows.centres, top), _slice(columns.centres, left)
-            mean[:, :, at_rows, at_columns] = found[i, j].movedim(3, 1)
+        return [Kind(*axes) for axes in product(windows_of(height, size), windows_of(width, size))]
 
 
 def windows_of(length: int, size: int) -> list[Windows]:
@@ -109,15 +148,5 @@ def windows_of(length: int, size: int) -> list[Windows]:
     return kinds
 
 
-def _windows(images: Tensor, rows: Windows, columns: Windows) -> Tensor:
-    """Cut (H, W, C, n) into windows (starts, h, w, C, n)."""
-    return torch.stack(
-        [
-            images[top : top + rows.extent, left : left + columns.extent]
-            for top, left in product(rows.starts, columns.starts)
-        ]
-    )
-
-
-def _slice(pixels: range, start: int = 0) -> slice:
-    return slice(start + pixels.start, start + pixels.stop)
+def _slice(pixels: range) -> slice:
+    return slice(pixels.start, pixels.stop)

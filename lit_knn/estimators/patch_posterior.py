@@ -62,8 +62,9 @@ class PatchPosterior(PatchEstimator):
         K, across = h * w * channels, len(columns)
 
         def windows(images: Tensor, top: int) -> Tensor:
-            """(W', h, w, C, n): all windows with this first row."""
-            return torch.stack([images[top : top + h, left : left + w] for left in columns])
+            """All windows with this first row, (W', h, w, C, n)."""
+            every = images[top : top + h].unfold(1, w, 1)
+            return (every if every.shape[1] == across else every[:, columns]).permute(1, 0, 4, 2, 3)
 
         own = images_last(z.double())
         queries = torch.cat([windows(own, top).flatten(1, 3).mT for top in rows])
@@ -73,7 +74,7 @@ class PatchPosterior(PatchEstimator):
             for number, top in enumerate(rows):
                 patches = windows(x, top)
                 groups = slice(number * across, (number + 1) * across)
-                state.add(keys_of(patches), values_of(patches), groups)
+                state.add(keys_of(patches, K), values_of(patches, K), groups)
         return _averaged(state.mean().unflatten(2, (h, w, channels)), rows, columns, z)
 
     def _starts(self, size: int) -> tuple[Axis, Axis]:

@@ -56,18 +56,19 @@ class RunningMean:
             yield slice(start, start + step)
 
 
-def keys_of(patches: Tensor) -> Tensor:
-    """Copy patches (G, *K, n), K any number of axes, to keys (G, K + 1, n) float64 for `RunningMean.add`."""
-    groups, n, K = len(patches), patches.shape[-1], patches[0, ..., 0].numel()
-    keys = torch.empty(groups, K + 1, n, dtype=torch.float64, device=patches.device)
+def keys_of(patches: Tensor, K: int) -> Tensor:
+    """Copy patches (G, *, *) to keys (G, K + 1, n) float64 for `RunningMean.add`.
+
+    The axes behind the first make up the K values of a patch, then the n patches. They may be a view of any strides.
+    """
+    keys = torch.empty(len(patches), K + 1, patches[0].numel() // K, dtype=torch.float64, device=patches.device)
     keys[:, :K].view(patches.shape).copy_(patches)
     keys[:, K] = torch.linalg.vector_norm(keys[:, :K], dim=1).square_().mul_(-0.5)
     return keys
 
 
-def values_of(patches: Tensor) -> Tensor:
-    """Copy patches (G, *V, n), V any number of axes, to values (G, V + 1, n) float32 for `RunningMean.add`."""
-    groups, n, V = len(patches), patches.shape[-1], patches[0, ..., 0].numel()
-    values = torch.ones(groups, V + 1, n, dtype=torch.float32, device=patches.device)
+def values_of(patches: Tensor, V: int) -> Tensor:
+    """Copy values (G, *, *) to (G, V + 1, n) float32 for `RunningMean.add`; the axes are those of `keys_of`."""
+    values = torch.ones(len(patches), V + 1, patches[0].numel() // V, dtype=torch.float32, device=patches.device)
     values[:, :V].view(patches.shape).copy_(patches)
     return values
