@@ -12,6 +12,7 @@ from lit_knn.estimators import (
     ExactFloat64,
     PatchPosterior,
     equivariant_patch,
+    patch_posterior,
     patches,
     running_mean,
 )
@@ -177,7 +178,7 @@ def test_pieces_of_any_size_give_the_same_mean(kind, monkeypatch):
     data, estimator = reference(), kind(3)
     whole = estimator.bind(data).posterior_mean(latents(data), LEVELS)
     monkeypatch.setattr(patches, "STATE_BYTES", 1)
-    for module in (equivariant_patch, patches, running_mean):
+    for module in (equivariant_patch, patch_posterior, patches, running_mean):
         monkeypatch.setattr(module, "work_bytes", lambda device: 20_000)
     torch.testing.assert_close(estimator.posterior_mean(latents(data), LEVELS), whole, atol=1e-6, rtol=0)
 
@@ -201,7 +202,7 @@ def test_the_largest_tensor_is_bounded(monkeypatch):
         seen.append(made.nbytes)
         return made
 
-    for module in (equivariant_patch, patches, running_mean):
+    for module in (equivariant_patch, patch_posterior, patches, running_mean):
         monkeypatch.setattr(module, "work_bytes", lambda device: limit)
     monkeypatch.setattr(running_mean.torch, "empty", recorded)
     data = reference(N=300, shape=(3, 8, 8))

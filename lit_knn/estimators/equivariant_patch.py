@@ -38,7 +38,7 @@ class Kind(NamedTuple):
     columns: Windows
 
     @property
-    def count(self) -> int:
+    def places(self) -> int:
         """Number of windows in an image."""
         return len(self.rows.starts) * len(self.columns.starts)
 
@@ -53,13 +53,13 @@ class Kind(NamedTuple):
     def state(self, z: Tensor, t: Tensor) -> RunningMean:
         """Start the mean for each window of z (H, W, C, B): one group, because all positions share the keys."""
         queries = self._windows(z).flatten(3).flatten(0, 2).mT.unsqueeze(0)
-        return RunningMean(queries, t.repeat(self.count), self.values(z.shape[2]))
+        return RunningMean(queries, t.repeat(self.places), self.values(z.shape[2]))
 
     def add(self, state: RunningMean, x: Tensor) -> None:
         """Add the windows of images (H, W, C, n)."""
         channels = x.shape[2]
         K, V = self.features(channels), self.values(channels)
-        step = max(work_bytes(x.device) // (16 * self.count * (K + V)), 1)
+        step = max(work_bytes(x.device) // (16 * self.places * (K + V)), 1)
         for part in x.split(step, dim=3):
             windows = self._windows(part)
             inside = windows[_slice(self.rows.centres), _slice(self.columns.centres)]
@@ -112,7 +112,7 @@ class EquivariantPatch(PatchEstimator):
 
     def _state_floats(self, size: int) -> int:
         kinds, channels = self._kinds(size), self.reference.shape[0]
-        return sum(2 * kind.count * (kind.features(channels) + kind.values(channels) + 2) for kind in kinds)
+        return sum(2 * kind.places * (kind.features(channels) + kind.values(channels) + 2) for kind in kinds)
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         kinds = self._kinds(size)

@@ -10,6 +10,7 @@ from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.patches import PatchEstimator, chunks_with_images_last, images_last
 from lit_knn.estimators.running_mean import RunningMean, keys_of, values_of
 from lit_knn.reference import Reference
+from lit_knn.reference.streaming import work_bytes
 
 Axis = list[int]
 
@@ -69,12 +70,15 @@ class PatchPosterior(PatchEstimator):
         own = images_last(z.double())
         queries = torch.cat([windows(own, top).flatten(1, 3).mT for top in rows])
         state = RunningMean(queries, t, K)
-        floats = across * (2 * K + 2 * len(z))
-        for x in chunks_with_images_last(self.reference, floats):
+        # Many images for few windows at a time, because each piece also reads and writes the sums of its windows.
+        floats = 2 * (K + len(z))
+        for x in chunks_with_images_last(self.reference, max(floats, self.reference.d // 2)):
+            step = max(work_bytes(x.device) // (8 * floats * x.shape[3]), 1)
             for number, top in enumerate(rows):
-                patches = windows(x, top)
-                groups = slice(number * across, (number + 1) * across)
-                state.add(keys_of(patches, K), values_of(patches, K), groups)
+                for first, patches in enumerate(windows(x, top).split(step)):
+                    start = number * across + first * step
+                    groups = slice(start, start + len(patches))
+                    state.add(keys_of(patches, K), values_of(patches, K), groups)
         return _averaged(state.mean().unflatten(2, (h, w, channels)), rows, columns, z)
 
     def _starts(self, size: int) -> tuple[Axis, Axis]:
