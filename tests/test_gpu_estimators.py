@@ -23,7 +23,7 @@ OPTIONS = {"k": 40, "n": 16, "r": 8, "max_n": 60}
 SETS = {
     "pixels": lambda: ReferenceSet(pixels(80), TorchIndex()),
     "mirrored": lambda: ReferenceSet(pixels(60), hflip=True),
-    "floats": lambda: ReferenceSet(low_rank_vectors(70)),
+    "floats": lambda: ReferenceSet(low_rank_vectors(70).reshape(70, 3, 2, 2)),
 }
 MAKERS = every_estimator(**OPTIONS)
 # A device's own random numbers and number types change an error by chance and by rounding.

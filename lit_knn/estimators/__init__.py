@@ -4,11 +4,13 @@ from lit_knn.estimators.adaptive import Adaptive
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.by_class import ByClass
 from lit_knn.estimators.cascade_knn import CascadeKNN
+from lit_knn.estimators.equivariant_patch import EquivariantPatch
 from lit_knn.estimators.exact import Exact, ExactFloat64, ExactInt8
 from lit_knn.estimators.knn import KNN, StratifiedKNN
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
 from lit_knn.estimators.one_sample import OneSample
+from lit_knn.estimators.patch_posterior import PatchPosterior
 from lit_knn.estimators.stf import STF
 from lit_knn.estimators.subspace_knn import SubspaceKNN
 from lit_knn.estimators.switched import Switched
@@ -21,6 +23,7 @@ __all__ = [
     "Adaptive",
     "ByClass",
     "CascadeKNN",
+    "EquivariantPatch",
     "Estimator",
     "Exact",
     "ExactFloat64",
@@ -29,6 +32,7 @@ __all__ = [
     "MonteCarlo",
     "Network",
     "OneSample",
+    "PatchPosterior",
     "StratifiedKNN",
     "SubspaceKNN",
     "Switched",

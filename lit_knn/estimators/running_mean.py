@@ -1,0 +1,74 @@
+"""A posterior mean over streamed patches: an online softmax in bounded memory."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lit_knn.reference.streaming import work_bytes
+
+
+class RunningMean:
+    """The mean of values, weighted by softmax(−‖query − key‖²/2t²) over all keys that were added.
+
+    It keeps a running maximum, normaliser and weighted sum, so the keys are never stored. Log weights are computed in
+    float64, because −‖query − key‖²/2t² loses all digits of float32 at small t. Weights relative to the largest
+    one are multiplied in float32, and summed over blocks of keys in float64.
+
+    Args:
+        queries: (G, Q, K) float64, in G groups; each group has its own keys.
+        t: (Q,) float64, noise level of each query.
+        values: number of values of a key, V.
+    """
+
+    def __init__(self, queries: Tensor, t: Tensor, values: int) -> None:
+        groups, count, _ = queries.shape
+        # ‖query‖² is the same for all keys: the rest is (query·key − ‖key‖²/2) / t², one product with K + 1 columns.
+        self.queries = torch.cat([queries, queries.new_ones(groups, count, 1)], 2) / t.square()[:, None]
+        self.maximum = queries.new_full((groups, count, 1), -torch.inf)
+        self.sums = queries.new_zeros(groups, count, values + 1)
+
+    def add(self, keys: Tensor, values: Tensor, groups: slice = slice(None)) -> None:
+        """Add keys to some groups.
+
+        Args:
+            keys: (g, K + 1, n) float64; the last row is −‖key‖²/2 (`keys_of`).
+            values: (g, V + 1, n) float32; the last row is 1.
+            groups: the groups of these keys.
+        """
+        for rows in self._tiles(*keys.shape[::2]):
+            log_p = torch.bmm(self.queries[groups, rows], keys)
+            maximum, sums = self.maximum[groups, rows], self.sums[groups, rows]
+            new_maximum = torch.maximum(maximum, log_p.amax(2, keepdim=True))
+            weights = log_p.sub_(new_maximum).float().exp_()
+            sums.mul_((maximum - new_maximum).exp_()).add_(torch.bmm(weights, values.mT))
+            maximum.copy_(new_maximum)
+
+    def mean(self) -> Tensor:
+        """Return the weighted mean of the values, (G, Q, V) float64."""
+        return self.sums[..., :-1] / self.sums[..., -1:]
+
+    def _tiles(self, groups: int, keys: int) -> Iterator[slice]:
+        """Split the queries, so that their log weights fit `work_bytes`."""
+        count = self.queries.shape[1]
+        step = max(work_bytes(self.queries.device) // (8 * groups * keys), 1)
+        for start in range(0, count, step):
+            yield slice(start, start + step)
+
+
+def keys_of(patches: Tensor, K: int) -> Tensor:
+    """Copy patches (G, *, *) to keys (G, K + 1, n) float64 for `RunningMean.add`.
+
+    The axes behind the first make up the K values of a patch, then the n patches. They may be a view of any strides.
+    """
+    keys = torch.empty(len(patches), K + 1, patches[0].numel() // K, dtype=torch.float64, device=patches.device)
+    keys[:, :K].view(patches.shape).copy_(patches)
+    keys[:, K] = torch.linalg.vector_norm(keys[:, :K], dim=1).square_().mul_(-0.5)
+    return keys
+
+
+def values_of(patches: Tensor, V: int) -> Tensor:
+    """Copy values (G, *, *) to (G, V + 1, n) float32 for `RunningMean.add`; the axes are those of `keys_of`."""
+    values = torch.ones(len(patches), V + 1, patches[0].numel() // V, dtype=torch.float32, device=patches.device)
+    values[:, :V].view(patches.shape).copy_(patches)
+    return values

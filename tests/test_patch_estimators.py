@@ -1,0 +1,248 @@
+"""PatchPosterior and EquivariantPatch against enumeration in float64, their limits, shifts, memory and refusals."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.estimators import (
+    ByClass,
+    EquivariantPatch,
+    ExactFloat64,
+    PatchPosterior,
+    equivariant_patch,
+    patch_posterior,
+    patches,
+    running_mean,
+)
+from lit_knn.reference import ReferenceSet
+from lit_knn.settings import describe
+from lit_knn.theory.filter_extent import extents, power_spectrum
+from tests.toys import low_rank_vectors, noisy, pixels
+
+N, SHAPE = 40, (2, 7, 6)
+LEVELS = torch.tensor([1e-6, 0.01, 0.1, 0.4, 1.0, 3.0, 20.0, 1e4])
+BOTH = pytest.mark.parametrize("kind", [PatchPosterior, EquivariantPatch])
+
+
+def reference(N=N, shape=SHAPE, **options):
+    return ReferenceSet(pixels(N, shape), **options)
+
+
+def latents(data, t=LEVELS):
+    return noisy(data.gather(torch.arange(len(t)) % data.N), t)
+
+
+def all_of(data):
+    return data.gather(torch.arange(data.N)).double()
+
+
+def softmax_mean(z, x, t, values):
+    """z (B, K), x (n, K), t (B,), values (n, V): the mean of values under the posterior of z over x."""
+    sq_dist = (z.double()[:, None] - x).square().sum(2)
+    return (-sq_dist / (2 * t.double()[:, None] ** 2)).softmax(1) @ values
+
+
+def enumerated_at_one_position(z, x, t, size, stride=1):
+    total, count = torch.zeros_like(z, dtype=torch.float64), torch.zeros(z.shape[2:], dtype=torch.float64)
+    tops, lefts = ({*range(0, length - size + 1, stride), length - size} for length in z.shape[2:])
+    for top, left in product(tops, lefts):
+        at = (..., slice(top, top + size), slice(left, left + size))
+        own = x[at]
+        total[at] += softmax_mean(z[at].flatten(1), own.flatten(1), t, own.flatten(1)).reshape(z[at].shape)
+        count[at[1:]] += 1
+    return total / count
+
+
+def enumerated_at_all_positions(z, x, t, size):
+    """The zero padding is told from pixels by NaN: patches with unlike padding have no weight."""
+    radius, mean = size // 2, torch.empty_like(z, dtype=torch.float64)
+    pad = torch.nn.ConstantPad2d(radius, torch.nan)
+    z_padded, x_padded = pad(z.double()), pad(x)
+    pixels_of = list(product(range(z.shape[2]), range(z.shape[3])))
+    for row, column in pixels_of:
+        own = z_padded[..., row : row + size, column : column + size].flatten(1)
+        keys, values = [], []
+        for other_row, other_column in pixels_of:
+            patch = x_padded[..., other_row : other_row + size, other_column : other_column + size].flatten(1)
+            if torch.equal(patch[0].isnan(), own[0].isnan()):
+                keys.append(patch.nan_to_num())
+                values.append(x[..., other_row, other_column])
+        mean[..., row, column] = softmax_mean(own.nan_to_num(), torch.cat(keys), t, torch.cat(values))
+    return mean
+
+
+@pytest.mark.parametrize("images", ["uint8", "float"])
+@pytest.mark.parametrize("hflip", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_patches_of_one_position_are_enumerated(size, hflip, images):
+    data = reference(hflip=hflip) if images == "uint8" else ReferenceSet(3 * torch.randn(N, *SHAPE) + 1, hflip=hflip)
+    z = latents(data)
+    for stride in {1, size}:
+        ours = PatchPosterior(size, stride).bind(data).posterior_mean(z, LEVELS)
+        expected = enumerated_at_one_position(z, all_of(data), LEVELS, size, stride)
+        torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 5, 9])
+def test_patches_of_all_positions_are_enumerated(size, hflip):
+    data = reference(N=12, hflip=hflip)
+    z = latents(data)
+    ours = EquivariantPatch(size).bind(data).posterior_mean(z, LEVELS)
+    expected = enumerated_at_all_positions(z, all_of(data), LEVELS, size)
+    torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "size"), [(PatchPosterior, 7), (EquivariantPatch, 13)])
+def test_a_patch_of_the_whole_image_gives_the_posterior_mean(kind, size):
+    data = reference()
+    exact = ExactFloat64().bind(data).posterior_mean(latents(data), LEVELS)
+    ours = kind(size).bind(data).posterior_mean(latents(data), LEVELS)
+    torch.testing.assert_close(ours, exact, atol=1e-6, rtol=0)
+
+
+def test_one_image_is_the_mean_of_its_own_patches():
+    data = reference(N=1)
+    z = latents(data)
+    ours = PatchPosterior(3).bind(data).posterior_mean(z, LEVELS)
+    torch.testing.assert_close(ours.double(), all_of(data).expand(z.shape), atol=1e-6, rtol=0)
+    for estimator in (PatchPosterior(), EquivariantPatch()):
+        ours = estimator.bind(data).posterior_mean(z, LEVELS)
+        torch.testing.assert_close(ours.double(), all_of(data).expand(z.shape), atol=1e-6, rtol=0)
+
+
+def test_at_great_noise_patches_have_equal_weights():
+    data = reference()
+    z, x = latents(data, torch.full((4,), 1e4)), all_of(data)
+    ours = PatchPosterior(3).bind(data).posterior_mean(0 * z, 1e4)
+    torch.testing.assert_close(ours[0].double(), x.mean(0), atol=1e-6, rtol=0)
+    ours = EquivariantPatch(3).bind(data).posterior_mean(0 * z, 1e4)[0].double()
+    inside = x[..., 1:-1, 1:-1].mean((0, 2, 3))
+    torch.testing.assert_close(ours[:, 1:-1, 1:-1], inside[:, None, None].expand(2, 5, 4), atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours[:, 0, 0], x[..., 0, 0].mean(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours[:, 0, 2], x[..., 0, 1:-1].mean((0, 2)), atol=1e-6, rtol=0)
+
+
+@BOTH
+def test_at_no_noise_an_image_of_the_set_stays(kind):
+    data = reference()
+    x = data.gather(torch.arange(5))
+    torch.testing.assert_close(kind(3).bind(data).posterior_mean(x, 1e-6), x, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_the_mean_over_all_positions_moves_with_z(shift):
+    data = reference(shape=(1, 9, 9))
+    wide = noisy(ReferenceSet(pixels(3, (1, 9 + shift, 9 + shift), seed=5)).gather(torch.arange(3)), 0.3)
+    estimator = EquivariantPatch(3).bind(data)
+    first = estimator.posterior_mean(wide[..., :9, :9], 0.3)[..., 1 + shift : 8, 1 + shift : 8]
+    moved = estimator.posterior_mean(wide[..., shift:, shift:], 0.3)[..., 1 : 8 - shift, 1 : 8 - shift]
+    torch.testing.assert_close(moved, first, atol=1e-6, rtol=0)
+    other = PatchPosterior(3).bind(data)
+    fixed = other.posterior_mean(wide[..., :9, :9], 0.3)[..., 1 + shift : 8, 1 + shift : 8]
+    assert (
+        fixed - other.posterior_mean(wide[..., shift:, shift:], 0.3)[..., 1 : 8 - shift, 1 : 8 - shift]
+    ).abs().max() > 0.01
+
+
+@BOTH
+def test_a_table_gives_the_size_of_the_nearest_level_in_log_t(kind):
+    data = reference()
+    t = torch.tensor([0.01, 0.9, 1.1, 50.0])
+    z = latents(data, t)
+    ours = kind({0.1: 1, 10.0: 5}).bind(data).posterior_mean(z, t)
+    small, large = (kind(size).bind(data).posterior_mean(z, t) for size in (1, 5))
+    torch.testing.assert_close(ours, torch.cat([small[:2], large[2:]]), atol=1e-6, rtol=0)
+    assert describe(kind({0.1: 1, 10.0: 5})) != describe(kind({0.1: 3, 10.0: 5}))
+
+
+@BOTH
+def test_latents_of_any_number_and_type(kind):
+    data = reference()
+    estimator = kind(3).bind(data)
+    assert estimator.deterministic
+    assert estimator.posterior_mean(torch.empty(0, *SHAPE), 1.0).shape == (0, *SHAPE)
+    half = latents(data, torch.full((1,), 1.0)).half()
+    mean = estimator.posterior_mean(half, 1.0)
+    assert mean.dtype == torch.float16
+    torch.testing.assert_close(mean, estimator.posterior_mean(half.float(), 1.0).half(), atol=0, rtol=0)
+    rows = latents(data)
+    apart = torch.cat([estimator.posterior_mean(z[None], t) for z, t in zip(rows, LEVELS, strict=True)])
+    torch.testing.assert_close(estimator.posterior_mean(rows, LEVELS), apart, atol=1e-6, rtol=0)
+
+
+@BOTH
+def test_pieces_of_any_size_give_the_same_mean(kind, monkeypatch):
+    data, estimator = reference(), kind(3)
+    whole = estimator.bind(data).posterior_mean(latents(data), LEVELS)
+    monkeypatch.setattr(patches, "STATE_BYTES", 1)
+    for module in (equivariant_patch, patch_posterior, patches, running_mean):
+        monkeypatch.setattr(module, "work_bytes", lambda device: 20_000)
+    torch.testing.assert_close(estimator.posterior_mean(latents(data), LEVELS), whole, atol=1e-6, rtol=0)
+
+
+@BOTH
+def test_each_class_has_its_own_patches(kind):
+    labels = torch.arange(N) % 2
+    data = reference(labels=labels)
+    z = latents(data)
+    ours = ByClass(kind(3)).bind(data).posterior_mean(z, LEVELS, labels=labels[: len(z)])
+    odd = kind(3).bind(ReferenceSet(pixels(N, SHAPE)[1::2])).posterior_mean(z, LEVELS)
+    torch.testing.assert_close(ours[1::2], odd[1::2], atol=1e-6, rtol=0)
+
+
+def test_the_largest_tensor_is_bounded(monkeypatch):
+    """Patches of all images would be 300·64·27·8 bytes = 4 MB; no tensor may have an eighth of it."""
+    limit, seen = 2**18, []
+
+    def recorded(*size, make=torch.empty, **options):
+        made = make(*size, **options)
+        seen.append(made.nbytes)
+        return made
+
+    for module in (equivariant_patch, patch_posterior, patches, running_mean):
+        monkeypatch.setattr(module, "work_bytes", lambda device: limit)
+    monkeypatch.setattr(running_mean.torch, "empty", recorded)
+    data = reference(N=300, shape=(3, 8, 8))
+    for kind in (PatchPosterior, EquivariantPatch):
+        kind(3).bind(data).posterior_mean(latents(data, torch.ones(2)), 1.0)
+    assert 0 < max(seen) <= 2 * limit
+
+
+def test_extents_are_those_of_a_known_field():
+    # White noise has no neighbours to look at. A constant field needs all of them at much noise.
+    white = power_spectrum(torch.randn(400, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double())
+    assert white.mean().item() == pytest.approx(1, rel=0.02)
+    flat = power_spectrum(
+        torch.randn(400, 1, 1, 1, generator=torch.Generator().manual_seed(0)).double().expand(-1, 2, 8, 8)
+    )
+    smooth = pixels(200, (3, 16, 16)).double() / 127.5 - 1
+    sizes = extents(power_spectrum(smooth - smooth.mean(0)), [0.3, 1.0, 3.0, 10.0])
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    assert extents(flat, [100.0])[0] > 8
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: PatchPosterior(0), "PatchPosterior: size must be at least 1, got 0"),
+        (lambda: PatchPosterior(3, 0), "PatchPosterior: stride must be at least 1, got 0"),
+        (lambda: PatchPosterior(2.5), "PatchPosterior: size must be an integer, got 2.5"),
+        (lambda: PatchPosterior({}), "PatchPosterior: size must be a number, a table"),
+        (lambda: PatchPosterior({0: 3}), "noise levels of size must be finite and above 0, got 0"),
+        (lambda: EquivariantPatch(4), "EquivariantPatch: size must be odd, because a patch has a centre pixel, got 4"),
+        (lambda: PatchPosterior(3, 4).bind(reference()), "stride=4 is more than size=3"),
+        (lambda: PatchPosterior(8).bind(reference()), "PatchPosterior: size=8 is more than 7"),
+        (lambda: EquivariantPatch(15).bind(reference()), "EquivariantPatch: size=15 is more than 13"),
+        (
+            lambda: PatchPosterior(1).bind(ReferenceSet(low_rank_vectors())),
+            r"needs images \(C, H, W\), got data of shape",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(make, line):
+    with pytest.raises(InputError, match=line):
+        make()
