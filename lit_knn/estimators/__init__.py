@@ -4,10 +4,13 @@ from lit_knn.estimators.adaptive import Adaptive
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.by_class import ByClass
 from lit_knn.estimators.exact import Exact, ExactFloat64, ExactInt8
+from lit_knn.estimators.golden import Golden
 from lit_knn.estimators.knn import KNN, StratifiedKNN
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
 from lit_knn.estimators.one_sample import OneSample
+from lit_knn.estimators.pca_locality import PCALocality
+from lit_knn.estimators.smoothed import Smoothed
 from lit_knn.estimators.stf import STF
 from lit_knn.estimators.subspace_knn import SubspaceKNN
 from lit_knn.estimators.switched import Switched
@@ -23,10 +26,13 @@ __all__ = [
     "Exact",
     "ExactFloat64",
     "ExactInt8",
+    "Golden",
     "Holdings",
     "MonteCarlo",
     "Network",
     "OneSample",
+    "PCALocality",
+    "Smoothed",
     "StratifiedKNN",
     "SubspaceKNN",
     "Switched",
