@@ -28,8 +28,8 @@ class Golden(Estimator):
     The rule of GoldDiff is k(t) = k_min + (k_max − k_min)·t/√(1 + t²), where t/√(1 + t²) is its noise level √(1 − ᾱ),
     with k_min = N/20 and k_max = N/10. Its code screens candidates in images of low resolution; here the index does.
 
-    Every z gets a set of its own, so z are estimated one by one. A call costs a search, B·k gathered images, and B calls
-    of the estimator with one z each.
+    Every z gets a set of its own, so z are estimated one by one. A call costs a search, B·k gathered images, and B
+    calls of the estimator with one z each.
 
     Args:
         estimator: the estimator to wrap; it is copied.
@@ -48,10 +48,10 @@ class Golden(Estimator):
         if not isinstance(estimator, Estimator):
             raise InputError(f"Golden: estimator must be an estimator, got {estimator!r}")
         name = type(estimator).__name__
-        if estimator.knows_classes:
-            raise InputError(f"Golden: {name} takes labels itself; for classes use ByClass(Golden(...))")
         if not estimator.needs_reference:
             raise InputError(f"Golden: {name} averages over no images")
+        if estimator.knows_classes:
+            raise InputError(f"Golden: {name} takes labels itself; for classes use ByClass(Golden(...))")
         self.estimator, self.k = estimator, k
         self.part = estimator
         self._table = _table(k)
@@ -87,9 +87,7 @@ class Golden(Estimator):
             # t/√(1 + t²) without squares, which overflow at large t.
             noise_level = torch.sin(torch.atan(t.double()))
             return (fewest + (most - fewest) * noise_level).round().long()
-        levels, numbers = (
-            torch.tensor(part, dtype=torch.float64, device=t.device) for part in zip(*self._table, strict=True)
-        )
+        levels, numbers = torch.tensor(self._table, dtype=torch.float64, device=t.device).T.contiguous()
         place = torch.searchsorted(levels, t.double().contiguous(), right=True) - 1
         return numbers[place.clamp(min=0)].long()
 

@@ -23,8 +23,8 @@ class Smoothed(Estimator):
     averages of near images, not copies. `docs/analytic.md` tells how the paper's σ relates to `width`.
 
     n draws of η estimate the expectation without bias. They come in pairs η, −η (antithetic), so that every part of μ
-    that is odd about z cancels: one pair is exact for a linear μ. If n is odd, the last draw has no partner. The cost is n
-    times that of the estimator.
+    that is odd about z cancels: one pair is exact for a linear μ. If n is odd, the last draw has no partner. It costs n
+    times as much as the estimator.
 
     Args:
         estimator: the estimator to average; it is copied.
