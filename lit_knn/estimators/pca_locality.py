@@ -22,9 +22,9 @@ class PCALocality(Estimator):
     copies. It is deterministic; its bias against the posterior mean over whole images is what makes it generalise.
 
     Two things differ from the public code (Analytic Diffusion Studio). Its softmax is averaged over batches of images,
-    and depends on their size; this one is over the whole set. Its threshold is a share of the largest weight of all
-    rows, after dividing each row by its diagonal, so that a pixel that is nearly constant empties all other masks. A
-    share of each row's largest weight needs no division. `docs/analytic.md` compares both.
+    and depends on their size; this one is over the whole set. Its threshold is a share of the largest of all weights
+    W_pq/W_qq, so that one pixel that is nearly constant can empty all masks. A share of each row's largest weight
+    needs no such division. `docs/analytic.md` compares both.
 
     Cost: at `bind`, the covariance and its decomposition, which the set keeps (8·d² bytes); at each noise level, a
     product of d × d matrices for the filter; for each z up to N·d² multiplications, fewer where neighbouring pixels
