@@ -13,11 +13,11 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs" / "estimators").glob("*.yaml"))
 # One step with a small network; nothing is measured or kept.
 STEP = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
-STEP += ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false", "--data.batch_size", "32"]
+STEP += ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false", "--data.batch_size", "8"]
 STEP += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 STEP += ["--model.net.channels", "8"]
 WARPING = ("flow/digits", "table2/digits", "table2/edm_knn")
-UNWARPED = ("equivariant_patch", "patch_posterior", "wiener")
+UNWARPED = ("equivariant_patch", "golden", "patch_posterior", "pca_locality", "smoothed", "wiener")
 EVERY = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
@@ -29,7 +29,7 @@ def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def of_warped(path, run):
-    """Extra options for a run that warps images: linear estimates and patches refuse warped posteriors."""
+    """Extra options for a run that warps images: these estimators refuse warped posteriors."""
     return ["--model.warped", "source"] if path.stem in UNWARPED and run in WARPING else []
 
 
@@ -51,21 +51,21 @@ def test_it_trains_on_the_digits(path, run):
 
 
 @pytest.fixture(scope="module")
-def few_images_of_cifar_shape():
-    return ReferenceSet(pixels(N=30, shape=(3, 32, 32)))
+def few_colour_images():
+    return ReferenceSet(pixels(N=30, shape=(3, 16, 16)))
 
 
 @pytest.mark.parametrize("run", ["table1/ict_knn", "table2/edm_knn", "flow/cifar10"])
 @EVERY
-def test_it_is_bound_in_the_runs_of_the_tables(path, run, few_images_of_cifar_shape):
+def test_it_is_bound_in_the_runs_of_the_tables(path, run, few_colour_images):
     options = ["--model.estimator", str(path), "--model.net", str(ROOT / "configs" / "models" / "unet.yaml")]
     options += ["--model.net.channels", "8", "--trainer.accelerator", "cpu"]
     options += of_warped(path, run)
     model = make_cli(["-c", str(ROOT / "configs" / f"{run}.yaml"), *options], run=False).model
     estimator = model.estimator
     if estimator.needs_reference:
-        estimator.bind(few_images_of_cifar_shape)
-    x = few_images_of_cifar_shape.gather(torch.arange(4))
+        estimator.bind(few_colour_images)
+    x = few_colour_images.gather(torch.arange(4))
     z, t = x + 2 * torch.randn_like(x), torch.tensor([1e-4, 0.002, 2.0, 9999.0])
     mean = estimator.posterior_mean(z, t, x_source=x)
     assert mean.isfinite().all()

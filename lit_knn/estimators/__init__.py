@@ -6,11 +6,14 @@ from lit_knn.estimators.by_class import ByClass
 from lit_knn.estimators.cascade_knn import CascadeKNN
 from lit_knn.estimators.equivariant_patch import EquivariantPatch
 from lit_knn.estimators.exact import Exact, ExactFloat64, ExactInt8
+from lit_knn.estimators.golden import Golden
 from lit_knn.estimators.knn import KNN, StratifiedKNN
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
 from lit_knn.estimators.one_sample import OneSample
 from lit_knn.estimators.patch_posterior import PatchPosterior
+from lit_knn.estimators.pca_locality import PCALocality
+from lit_knn.estimators.smoothed import Smoothed
 from lit_knn.estimators.stf import STF
 from lit_knn.estimators.subspace_knn import SubspaceKNN
 from lit_knn.estimators.switched import Switched
@@ -28,11 +31,14 @@ __all__ = [
     "Exact",
     "ExactFloat64",
     "ExactInt8",
+    "Golden",
     "Holdings",
     "MonteCarlo",
     "Network",
     "OneSample",
+    "PCALocality",
     "PatchPosterior",
+    "Smoothed",
     "StratifiedKNN",
     "SubspaceKNN",
     "Switched",

@@ -109,6 +109,20 @@ class ReferenceSet(Reference):
         part._index_shared = False
         return part
 
+    def picked(self, ids: Tensor) -> "ReferenceSet":
+        """Make a set of the images of `ids` (n,), in their stored type. A mirrored image becomes one of its own."""
+        if self._check_file is not None:
+            self._check_file()
+        images = self.images.index_select(0, ids % len(self.images))
+        if self.hflip:
+            mirrored = (ids >= len(self.images)).reshape(-1, *[1] * len(self.shape))
+            images = torch.where(mirrored, images.flip(-1), images)
+        labels = None if self.labels is None else self.labels[ids]
+        part = ReferenceSet(images, copy.copy(self._unbuilt_index), labels=labels)
+        # The processes of a distributed run pick different images.
+        part.label, part._index_shared = self.label, False
+        return part
+
     def _build_index(self, k: int) -> None:
         # An index holds the vectors of one set. Building it anew would change what another set finds.
         if self.index.in_use:
