@@ -1,6 +1,7 @@
 """The cascade against enumeration, its limits, and its certificate against its error."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -171,3 +172,22 @@ def test_memory_is_told():
 def test_too_many_candidates_are_refused():
     with pytest.raises(InputError, match="CascadeKNN: candidates=61 is more than the 60 images"):
         CascadeKNN(candidates=61).bind(ReferenceSet(low_rank_vectors()))
+
+
+def test_threads_on_one_set_do_not_share_their_work():
+    reference, barrier = ReferenceSet(low_rank_vectors()), threading.Barrier(2)
+    first, second = small(reference), small(reference)
+    arrays = []
+
+    def work():
+        barrier.wait(timeout=60)  # Both threads are alive, so that neither gets the freed memory of the other.
+        arrays.append([estimator._work(64).fill_(len(arrays)).data_ptr() for estimator in (first, second, first)])
+        barrier.wait(timeout=60)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(set(own)) for own in arrays] == [1, 1]
+    assert arrays[0][0] != arrays[1][0]

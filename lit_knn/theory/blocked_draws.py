@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_knn.theory.stratified import exp_relative
+
 # Images per block. It divides the width of a tile.
 BLOCK = 16
 
@@ -81,7 +83,7 @@ def tiled_mass(log_mass: Callable[[int, Tensor], object], mass: Tensor) -> Tiled
     for i, part in enumerate(mass):
         log_mass(i, part)
         largest[i] = part.amax(1)
-        part.sub_(largest[i].unsqueeze(1)).exp_()
+        exp_relative(part, largest[i].unsqueeze(1))
         # A product with ones is the fastest sum over few neighbours.
         torch.mv(part.view(-1, BLOCK), ones, out=sums[i].view(-1))
     return TiledMass(mass, sums, (largest.double() - largest.amax(0)).exp_())
