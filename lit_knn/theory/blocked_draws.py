@@ -158,5 +158,5 @@ def _systematic(
     mass, scale = tiled.of(blocks)
     within = (heights - (cdf.gather(1, blocks) - block_mass.gather(1, blocks))).unsqueeze(2) / scale
     # Float32 suffices within a block. A comparison with float64 would copy all masses.
-    offset = (mass.cumsum(2) <= within.float()).sum(2, keepdim=True).clamp_(max=BLOCK - 1)
+    offset = torch.searchsorted(mass.cumsum(2), within.float(), right=True).clamp_(max=BLOCK - 1)
     return blocks * BLOCK + offset.squeeze(2), (mass.gather(2, offset) * scale).squeeze(2), cdf[:, -1]
