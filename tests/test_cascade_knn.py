@@ -1,12 +1,14 @@
 """The cascade against enumeration, its limits, and its certificate against its error."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import CascadeKNN, SubspaceKNN
+from lit_knn.estimators import CascadeKNN, SubspaceKNN, cascade_knn
 from lit_knn.reference import ReferenceSet, tiles
 from lit_knn.reference.components import projection_of
 from lit_knn.rng import keyed_generator
@@ -171,3 +173,47 @@ def test_memory_is_told():
 def test_too_many_candidates_are_refused():
     with pytest.raises(InputError, match="CascadeKNN: candidates=61 is more than the 60 images"):
         CascadeKNN(candidates=61).bind(ReferenceSet(low_rank_vectors()))
+
+
+def test_threads_on_one_set_do_not_share_their_work(monkeypatch):
+    reference, together = ReferenceSet(low_rank_vectors()), threading.Barrier(2)
+    estimators, z = [small(reference), small(reference)], noisy(reference.images[:8], 2.0).split(4)
+
+    def mean(i):
+        return estimators[i].posterior_mean(z[i], 2.0, generator=torch.Generator().manual_seed(i))
+
+    def met(*args):
+        tiled = tiled_mass(*args)
+        together.wait(timeout=60)  # Both threads have written their masses, and neither has drawn.
+        return tiled
+
+    alone = [mean(0), mean(1)]
+    monkeypatch.setattr(cascade_knn, "tiled_mass", met)
+    with ThreadPoolExecutor(2) as threads:
+        assert all(map(torch.equal, threads.map(mean, range(2)), alone))
+
+
+@pytest.mark.parametrize("t", [2.0, 8.0])
+def test_squared_bias_falls_with_the_square_of_the_candidates_and_variance_does_not(every_u, t):
+    x, grid = low_rank_vectors(480, seed=3), 500
+    reference, bias, variance = ReferenceSet(x), [], []
+    for candidates in (48, 192):
+        estimator, found = small(reference, candidates, candidates), []
+        for row in range(8):
+            z = noisy(x[row : row + 1], t, seed=row)
+            with every_u(grid):
+                mean = estimator.posterior_mean(z.expand(grid, -1).contiguous(), t).double()
+            found.append((mean.mean(0) - posterior_mean(z, x, t), mean - mean.mean(0)))
+        bias.append(sum(part.square().sum().item() for part, _ in found))
+        variance.append(sum(part.square().sum(1).mean().item() for _, part in found))
+    # Four times the candidates: 1/16 of the squared bias, and no more than about 1/4 of the variance.
+    assert bias[1] < bias[0] / 12
+    assert variance[1] < variance[0] / 4
+    assert all(b < v / 100 for b, v in zip(bias, variance, strict=True))
+
+
+def test_masses_that_float32_cannot_hold_are_zero():
+    log_q = torch.tensor([[0.0, -80.0, -95.0, -1000.0]]).repeat(1, 4)
+    tiled = tiled_mass(lambda _, part: part.copy_(log_q), torch.empty(1, 1, 16))
+    torch.testing.assert_close(tiled.mass[0, 0, :2], torch.tensor([1.0, math.exp(-80)]))
+    assert (tiled.mass[0, 0, 2:4] == 0).all()

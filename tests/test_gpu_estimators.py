@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.* the default
 
 B = 24
 T = torch.logspace(-1, 1.5, B, dtype=torch.float64)
-OPTIONS = {"k": 40, "n": 16, "r": 8, "max_n": 60}
+OPTIONS = {"k": 40, "n": 16, "r": 8, "max_n": 60, "coarse": 4, "candidates": 40}
 SETS = {
     "pixels": lambda: ReferenceSet(pixels(80), TorchIndex()),
     "mirrored": lambda: ReferenceSet(pixels(60), hflip=True),

@@ -17,6 +17,7 @@ from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import (
     KNN,
     STF,
+    CascadeKNN,
     Estimator,
     Exact,
     MonteCarlo,
@@ -38,6 +39,7 @@ from tests.networks import write_start
 from tests.short_training import TRAINER
 
 ESTIMATORS = {
+    "CascadeKNN": lambda: CascadeKNN(32, 16, 16, 64),
     "Exact": Exact,
     "KNN": lambda: KNN(64, 16),
     "KNN with source": lambda: KNN(64, 16, include_source=True),

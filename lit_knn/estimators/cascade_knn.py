@@ -1,6 +1,7 @@
 """The cascade estimator: few components of all images choose candidates, more components of these choose images."""
 
 import math
+import threading
 from collections.abc import Iterator
 from typing import Self
 
@@ -100,12 +101,10 @@ class CascadeKNN(SubspaceKNN):
         enough = 2 * coarse.outside[0] <= ENOUGH * t.square()
         pieces: list[tuple[SubspaceDraws, CoarseEffect]] = []
         order = []
-        for all_components, level in ((False, enough), (True, ~enough)):
-            for rows in level.nonzero().flatten().split(_rows_of_piece(coarse.tiles[:, 0].numel(), y.device)):
-                if len(rows):
-                    part = projection, coarse, y[rows], t[rows], all_components, log_share, generator
-                    pieces.append(self._draw_piece(*part))
-                    order.append(rows)
+        for all_components, rows in _groups(enough, _rows_of_piece(coarse.tiles[:, 0].numel(), y.device)):
+            part = projection, coarse, y[rows], t[rows], all_components, log_share, generator
+            pieces.append(self._draw_piece(*part))
+            order.append(rows)
         position = torch.cat(order).argsort()
         draws, effects = (
             [torch.cat(part)[position] for part in zip(*parts, strict=True)] for parts in zip(*pieces, strict=True)
@@ -145,7 +144,8 @@ class CascadeKNN(SubspaceKNN):
         log_correction = draws.log_correction + first.log_correction.gather(1, chosen)
         rest_mean = _weighted_sum(projection.coordinates, ids, rest)
         return SubspaceDraws(ids.gather(1, chosen), log_correction, draws.sampled, draws.used, rest_mean), CoarseEffect(
-            first.sampled.gather(1, chosen),
+            # Unused places have no weight, and their distances may be infinite.
+            first.sampled.gather(1, chosen) & (log_correction > -math.inf),
             inclusion,
             number,
             share,
@@ -155,14 +155,15 @@ class CascadeKNN(SubspaceKNN):
         )
 
     def _work(self, size: int) -> Tensor:
-        """Return a work array, on a CPU always the same: new memory would take longer to get than to fill."""
+        """Return a work array, on a CPU always the same in each thread: new memory takes longer to get than to fill."""
         tiles = self._coarse().tiles
         if tiles.is_cuda:
             return torch.empty(size, device=tiles.device)
         T, _, c = tiles.shape
-        most = T * c * _rows_of_piece(T * c, tiles.device)
-        work = self.reference.cached(("probabilities of tiles", most), lambda: torch.empty(most, device=tiles.device))
-        return work[:size]
+        own = self.reference.cached("work arrays", threading.local)
+        if not hasattr(own, "mass"):
+            own.mass = torch.empty(T * c * _rows_of_piece(T * c, tiles.device))
+        return own.mass[:size]
 
     def _candidates(
         self,
@@ -183,7 +184,8 @@ class CascadeKNN(SubspaceKNN):
         work = self._work(T * len(y) * c).view(T, len(y), c)
         tiled = tiled_mass(lambda i, part: torch.mm(query, tiles[i], out=part), work)
         along = torch.zeros(len(y), coarse.leading, dtype=torch.float64, device=y.device)
-        if (2 * coarse.outside[all_components] <= ENOUGH * t.square()).any():
+        low = 2 * coarse.outside[all_components] <= ENOUGH * t.square()
+        if low.is_cuda or low.any():
             for part, tile, scale in zip(tiled.mass, tiles, tiled.scale, strict=True):
                 along += (part @ tile[: coarse.leading].T) * scale.unsqueeze(1)
         keep = min(2 * self.n, self.candidates // 2, T * c // BLOCK)
@@ -255,6 +257,19 @@ class CascadeKNN(SubspaceKNN):
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
         variance = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), squares).clamp(min=0)
         return variance / self.reference.d
+
+
+def _groups(enough: Tensor, size: int) -> Iterator[tuple[bool, Tensor]]:
+    """Yield groups of at most `size` rows, (b,), and whether they need all coarse components, not only the leading."""
+    if enough.is_cuda:
+        # The levels of the rows are not known to the host, and all components are right at every level.
+        for rows in torch.arange(len(enough), device=enough.device).split(size):
+            yield True, rows
+        return
+    for all_components, level in ((False, enough), (True, ~enough)):
+        for rows in level.nonzero().flatten().split(size):
+            if len(rows):
+                yield all_components, rows
 
 
 def _gathered(coordinates: Tensor, ids: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:

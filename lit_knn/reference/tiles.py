@@ -10,8 +10,6 @@ from lit_knn.theory.blocked_draws import BLOCK
 
 # Images per tile: the arrays of a tile stay in the CPU's cache during all passes over them.
 TILE = 8192
-
-
 # The leading components are one in so many. They hold most of the variance.
 LEADING = 4
 
@@ -52,7 +50,7 @@ def tiles_of(projection: Projection, r: int) -> Coarse:
     coordinates, components, leading = projection.coordinates, projection.components, max(r // LEADING, 1)
     T, c = tiling(len(coordinates))
     tiles = torch.zeros(T, r + 2, c, device=coordinates.device)
-    tiles[:, [leading, r + 1]] = -1e30
+    tiles[:, leading] = tiles[:, r + 1] = -1e30
     largest = torch.zeros((), device=coordinates.device)
     for tile, part in zip(tiles, coordinates.split(c), strict=True):
         own, square = tile[:, : len(part)], part[:, :r].float().square()

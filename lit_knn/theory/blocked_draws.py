@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_knn.theory.stratified import exp_relative
+
 # Images per block. It divides the width of a tile.
 BLOCK = 16
 
@@ -81,7 +83,7 @@ def tiled_mass(log_mass: Callable[[int, Tensor], object], mass: Tensor) -> Tiled
     for i, part in enumerate(mass):
         log_mass(i, part)
         largest[i] = part.amax(1)
-        part.sub_(largest[i].unsqueeze(1)).exp_()
+        exp_relative(part, largest[i].unsqueeze(1))
         # A product with ones is the fastest sum over few neighbours.
         torch.mv(part.view(-1, BLOCK), ones, out=sums[i].view(-1))
     return TiledMass(mass, sums, (largest.double() - largest.amax(0)).exp_())
@@ -156,5 +158,5 @@ def _systematic(
     mass, scale = tiled.of(blocks)
     within = (heights - (cdf.gather(1, blocks) - block_mass.gather(1, blocks))).unsqueeze(2) / scale
     # Float32 suffices within a block. A comparison with float64 would copy all masses.
-    offset = (mass.cumsum(2) <= within.float()).sum(2, keepdim=True).clamp_(max=BLOCK - 1)
+    offset = torch.searchsorted(mass.cumsum(2), within.float(), right=True).clamp_(max=BLOCK - 1)
     return blocks * BLOCK + offset.squeeze(2), (mass.gather(2, offset) * scale).squeeze(2), cdf[:, -1]

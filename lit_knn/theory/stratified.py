@@ -58,7 +58,7 @@ def stratified_draws(
     """
     log_top, top = largest(log_q, n)
     maximum = log_top[:, :1]
-    rest = _exp(log_q, maximum)
+    rest = exp_relative(log_q, maximum)
     log_top = (log_top - maximum).double()
     p_top = log_top.exp()
     q_top = p_top / rest.sum(1, keepdim=True)
@@ -74,7 +74,7 @@ def stratified_draws(
     return systematic_draws(top, kept, used, rest, rest, generator)[0]
 
 
-def _exp(log_q: Tensor, maximum: Tensor) -> Tensor:
+def exp_relative(log_q: Tensor, maximum: Tensor) -> Tensor:
     """Compute exp(log_q − maximum) in place, (B, N). Results that float32 cannot hold with all digits are 0."""
     return torch.threshold_(log_q.sub_(maximum).clamp_(min=LEAST_EXPONENT).exp_(), LEAST_VALUE, 0.0)
 
