@@ -123,6 +123,14 @@ def test_rounding_errors_count_as_equal_and_do_not_decide(tmp_path):
     assert slow.front == set()
 
 
+def test_the_last_digits_of_a_ratio_do_not_order_rounding_errors(tmp_path):
+    # Both are exact to rounding, and the ratios tell the same error of the reference but for its sixth digit.
+    rows = [row("fast", 1.0, 1e-16, 1, mse_ratio=1e-12), row("slow", 1.0, 2e-16, 2, mse_ratio=1.99999e-12)]
+    fast, slow = ranked(results_of(tmp_path, rows))
+    assert [(r.entry.name, r.place) for r in (fast, slow)] == [("fast", 1), ("slow", 2)]
+    assert fast.error == slow.error
+
+
 @pytest.mark.parametrize(
     ("value", "error", "ratio"),
     [

@@ -92,9 +92,10 @@ def counted_ratio(entry: Entry, t: float, results: Results) -> float:
 def reference_mse(entry: Entry, t: float, results: Results) -> float:
     """Return the reference estimator's error beside this entry, from the entry's error and ratio.
 
-    A ratio of 0 does not tell it. Then the median of what the other entries tell is taken, or 0 if there is none.
+    A ratio of 0 does not tell it. Then the median of what the entries tell is taken, or 0 if there is none. It is also
+    taken where the error is rounding, so that the last digits of the ratio do not order entries that count as equal.
     """
-    told = _told(entry, t)
+    told = _told(entry, t) if entry.value(t, "mse") > ROUNDING else math.nan
     others = [value for other in results.entries if not math.isnan(value := _told(other, t))]
     return told if not math.isnan(told) else median(others) if others else 0.0
 
