@@ -80,7 +80,10 @@ class PCALocality(Estimator):
     def _tiles(self, t: float) -> list[Tile]:
         """Return the masks as tiles. Those of the last level are kept, because samplers and `Golden` repeat it."""
         key = t, self.reference.device
-        if key not in self._last:
+        # Read once: another thread may clear the levels in between.
+        tiles = self._last.get(key)
+        if tiles is None:
+            tiles = tiles_of(self.masks(t), self.reference.shape)
             self._last.clear()
-            self._last[key] = tiles_of(self.masks(t), self.reference.shape)
-        return self._last[key]
+            self._last[key] = tiles
+        return tiles
