@@ -267,6 +267,7 @@ def test_classes_are_averaged_apart(name):
         (lambda: Golden(OneSample(), 3), "Golden: OneSample averages over no images"),
         (lambda: Golden(ByClass(Exact()), 3), "Golden: ByClass takes labels itself"),
         (lambda: Golden(Exact(), 41).bind(SETS["floats"]()), "Golden: k=41 is more than the 40 images"),
+        (lambda: Golden(KNN(9, 2), {0: 3, 1: 20}).bind(SETS["floats"]()), "Golden: KNN: k=9 is more than the 3 images"),
         (lambda: Smoothed(KNN(k=50), 1.0).bind(SETS["floats"]()), "Smoothed: KNN: k=50 is more than the 40 images"),
     ],
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.by_class import copied_apart
-from lit_knn.estimators.counts import check_count
+from lit_knn.estimators.counts import check_count, counts_of
 from lit_knn.reference import Reference, ReferenceSet
 
 # GoldDiff's rule: between N/20 and N/10 images (its configs/ours/cifar10.yaml, "k_min" and "k_max").
@@ -68,6 +68,9 @@ class Golden(Estimator):
         if most > reference.N:
             raise InputError(f"Golden: k={most} is more than the {reference.N} images of the reference set")
         with prefixed("Golden"):
+            # A count that fits all images may be more than the nearest ones of a low noise level.
+            for count in counts_of(self.estimator):
+                count.within(self.estimator, self._fewest(reference.N), reference.d)
             self.part = copied_apart(self.estimator).bind(reference)
         reference.build_index(most)
         # One query shows at once whether the index refuses the settings.
@@ -93,6 +96,9 @@ class Golden(Estimator):
 
     def _most(self, N: int) -> int:
         return _share(N, MOST_SHARE) if self._table is None else max(number for _, number in self._table)
+
+    def _fewest(self, N: int) -> int:
+        return _share(N, FEWEST_SHARE) if self._table is None else min(number for _, number in self._table)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
