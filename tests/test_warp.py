@@ -12,6 +12,7 @@ from lit_knn.estimators import (
     STF,
     Adaptive,
     ByClass,
+    CascadeKNN,
     Exact,
     ExactFloat64,
     MonteCarlo,
@@ -101,6 +102,7 @@ SAMPLING = {
     "STF": lambda: STF(16),
     "MonteCarlo": lambda: MonteCarlo(16),
     "SubspaceKNN": lambda: SubspaceKNN(16, None, 12, "float32"),
+    "CascadeKNN": lambda: CascadeKNN(16, 12, 4, 24),
 }
 
 
