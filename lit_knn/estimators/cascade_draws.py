@@ -8,7 +8,7 @@ from lit_knn.estimators.subspace_knn import SubspaceDraws
 
 
 class CoarseEffect(NamedTuple):
-    """What the choice of candidates did to b rows of `SubspaceDraws`.
+    """Describes how the choice of candidates affects b rows of `SubspaceDraws`.
 
     Attributes:
         by_chance: (b, n), bool, whether the image became a candidate by chance.

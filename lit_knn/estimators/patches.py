@@ -1,4 +1,4 @@
-"""What the estimators of patches share: sizes by noise level, and images in an order that makes patches cheap."""
+"""Base class of the estimators of patches: sizes by noise level, and images in an order that makes patches cheap."""
 
 import math
 from abc import abstractmethod

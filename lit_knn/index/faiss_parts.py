@@ -26,7 +26,7 @@ def import_faiss() -> Any:
 
 
 def use_threads(number: int) -> None:
-    """Let searches use so many threads. FAISS has its own pool, which PyTorch's setting does not reach."""
+    """Set the number of threads of searches. FAISS has a pool of its own, so PyTorch's setting does not reach it."""
     import_faiss().omp_set_num_threads(number)
 
 

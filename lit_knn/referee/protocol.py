@@ -41,7 +41,7 @@ MIB = 2**20
 
 @dataclass
 class Turns:
-    """What the calls of one estimator at one noise level gave.
+    """Holds errors and times of the calls of one estimator at one noise level.
 
     Attributes:
         error_sum: (latents, *shape), float64, Σ_r (μ̂_r − μ).
@@ -96,7 +96,7 @@ class Contest:
         return {key: _known(value) for key, value in (row | self._certificate(z, t, mse.mean)).items()}
 
     def _turns(self, z: Tensor, t: float, mu: Tensor, bar: tqdm) -> tuple[Turns, Turns]:
-        """Let both estimators take turns at each batch, after a call of each that is not counted."""
+        """Call both estimators in turns on each batch. The first call of each is not counted."""
         found = [Turns(torch.zeros_like(mu), torch.zeros(len(z), dtype=torch.float64), 0, []) for _ in range(2)]
         sources = self._source(z, t)
         both = (self.estimator, self.reference)

@@ -1,4 +1,4 @@
-"""What is recorded about each case: hashes of its data and latents, and sums of its exact means."""
+"""Records cases, by hashes of their data and latents and sums of their exact means, and compares with the records."""
 
 import json
 import sys

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lit_knn.errors import InputError
-from lit_knn.referee.table import read_table
+from lit_knn.referee.table import MACHINE, read_table
 
-MACHINE = ("cpu", "cores", "memory_gb", "threads")
+MACHINE_AND_THREADS = (*MACHINE, "threads")
 # The identity of an entry, apart from its case.
-ENTRY = ("name", "settings", "origin", *MACHINE, "batch")
+ENTRY = ("name", "settings", "origin", *MACHINE_AND_THREADS, "batch")
 CASE = ("case", "data", "N", "d")
 # Columns that hold a number or nothing. The others hold text.
 NUMBERS = (
@@ -49,13 +49,13 @@ class Entry:
 
     @property
     def machine(self) -> tuple[str, ...]:
-        """What tells machines apart."""
-        return tuple(self.facts[column] for column in MACHINE)
+        """Processor, cores, memory and threads, which tell machines apart."""
+        return tuple(self.facts[column] for column in MACHINE_AND_THREADS)
 
 
 @dataclass
 class Results:
-    """What was measured on one case with the same data.
+    """Holds all entries that were measured on one case with the same data.
 
     Attributes:
         case: name.
