@@ -12,7 +12,7 @@ from PIL import Image
 from pytorch_lightning.callbacks import ModelCheckpoint
 from sklearn.datasets import load_digits
 
-from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, ReferenceDataModule
+from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, Prepared, ReferenceDataModule
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
 from tests.image_files import write_cifar10
@@ -298,3 +298,74 @@ def test_the_seed_of_the_data_sets_the_order_of_its_batches():
         x, _ = next(iter(data.train_dataloader()))
         assert torch.equal(first.setdefault(seed, x), x)
     assert not torch.equal(first[0], first[1])
+
+
+def labelled(count: int) -> torch.Tensor:
+    """Images (count, 1, 2, 2) whose values tell their row."""
+    return torch.arange(count, dtype=torch.float32).div(count).reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2).clone()
+
+
+class Rows(ReferenceDataModule):
+    def load(self):
+        return labelled(50), torch.arange(50)
+
+
+def rows_of(reference) -> list[int]:
+    return (reference.images[:, 0, 0, 0] * 50).round().int().tolist()
+
+
+def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batches():
+    data = Rows(batch_size=8, held_out=10)
+    data.setup("fit")
+    held_out, training = rows_of(data.held_out_reference), rows_of(data.reference)
+    assert (len(held_out), len(training)) == (10, 40)
+    assert sorted(held_out + training) == list(range(50))
+    assert held_out == data.held_out_reference.labels.tolist(), "labels stay with their images"
+    drawn = [label for _, labels in data.train_dataloader() for label in labels.tolist()]
+    assert sorted(drawn) == sorted(training)
+    validated = [label for _, labels in data.val_dataloader() for label in labels.tolist()]
+    assert sorted(validated) == sorted(held_out)
+
+
+def test_train_images_are_a_draw_that_grows_and_leaves_the_held_out_images_alone():
+    sets = [Rows(held_out=10, train_images=count) for count in (5, 20, None)]
+    for data in sets:
+        data.setup()
+    few, more, all_of_them = (set(rows_of(data.reference)) for data in sets)
+    assert (len(few), len(more), len(all_of_them)) == (5, 20, 40)
+    assert few < more < all_of_them, "experiments over N add images"
+    assert rows_of(sets[0].held_out_reference) == rows_of(sets[2].held_out_reference)
+    other = Rows(held_out=10, seed=1)
+    other.setup()
+    assert rows_of(other.held_out_reference) != rows_of(sets[0].held_out_reference)
+
+
+def test_a_part_has_its_own_fingerprint_and_index():
+    whole, part = Rows(), Rows(held_out=1)
+    for data in (whole, part):
+        data.setup()
+    assert whole.held_out_reference is None
+    assert whole.reference.fingerprint() != part.reference.fingerprint()
+    z = part.held_out_reference.images
+    assert part.reference.search(z, 1)[1].item() != whole.reference.search(z, 1)[1].item()
+    assert part.held_out_reference.search(z, 1)[0].item() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"held_out": 50}, "data.held_out=50 and data.train_images=None need at least 51 images, there are 50"),
+        ({"held_out": 10, "train_images": 41}, "data.held_out=10 and data.train_images=41 need at least 51 images"),
+        ({"held_out": -1}, "data.held_out must be at least 0, got -1"),
+        ({"train_images": 0}, "data.train_images must be at least 1, got 0"),
+        ({"held_out": 5, "sharded": True}, "data.held_out=5 does not work with data.sharded=true"),
+    ],
+)
+def test_a_part_that_cannot_be_had_is_refused(options, told):
+    with pytest.raises(InputError, match=told.replace(".", r"\.")):
+        Rows(**options).setup()
+
+
+def test_a_part_of_a_mapped_file_is_refused_before_it_is_read():
+    with pytest.raises(InputError, match=r"data\.train_images=5 does not work with Prepared, which maps its file"):
+        Prepared("absent.npy", train_images=5).setup()

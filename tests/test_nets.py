@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.nets import UNet
+from lit_knn.nets import ConvResNet, ConvUNet, UNet
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 32), (2, 64), (5, 16), (3, 28)])
@@ -54,3 +54,59 @@ def test_items_of_a_batch_do_not_touch_each_other():
 def test_bad_options_are_named(options, message):
     with pytest.raises(InputError, match=message):
         UNet(1, **options)
+
+
+@pytest.mark.parametrize("net", [ConvResNet(1, 8, layers=2), ConvUNet(1, 8, (1, 2))])
+def test_convolutional_nets_see_only_their_surroundings(net):
+    """The gradient of an output pixel is zero outside the receptive field, at every depth of the residual net."""
+    torch.manual_seed(0)
+    torch.nn.init.normal_(net.conv_out.weight)
+    z = torch.randn(1, 1, 32, 32, requires_grad=True)
+    net(z, torch.zeros(1))[0, 0, 16, 16].backward()
+    seen = z.grad[0, 0].ne(0).nonzero()
+    extents = (seen.max(0).values - seen.min(0).values + 1).tolist()
+    if isinstance(net, ConvResNet):
+        assert extents == [9, 9], "2·(layers + 2) + 1"
+    else:
+        assert max(extents) < 32
+
+
+def test_the_residual_net_commutes_with_shifts_inside_the_image():
+    torch.manual_seed(0)
+    net = ConvResNet(2, 8, layers=2)
+    torch.nn.init.normal_(net.conv_out.weight)
+    z, label = torch.randn(1, 2, 20, 20), torch.tensor([0.3])
+    shifted = net(z.roll((2, 3), (2, 3)), label)
+    assert torch.allclose(shifted[..., 6:-4, 7:-4], net(z, label).roll((2, 3), (2, 3))[..., 6:-4, 7:-4], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [ConvResNet, ConvUNet])
+def test_convolutional_nets_take_classes_and_start_at_zero(family):
+    net = family(1, 8, num_classes=3, augment_dim=2)
+    z, label = torch.randn(2, 1, 8, 8), torch.zeros(2)
+    assert net(z, label, torch.tensor([0, 2]), torch.zeros(2, 2)).abs().max() == net.conv_out.bias.abs().max()
+    torch.nn.init.normal_(net.conv_out.weight)
+    one, other = net(z, label, torch.tensor([0, 0])), net(z, label, torch.tensor([1, 1]))
+    assert not torch.allclose(one, other)
+    assert not torch.allclose(one, net(z, label + 1, torch.tensor([0, 0])))
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "told"),
+    [
+        (ConvResNet, {"layers": 0}, "ConvResNet: layers must be 1 to 100, got 0"),
+        (ConvResNet, {"channels": 0}, "ConvResNet: in_channels and channels must be at least 1, got 3 and 0"),
+        (ConvUNet, {"multipliers": ()}, r"ConvUNet: multipliers must be numbers of at least 1, got \[\]"),
+        (ConvUNet, {"num_classes": -1}, "ConvUNet: num_classes=-1 and augment_dim=0 must be at least 0"),
+    ],
+)
+def test_convolutional_nets_refuse_bad_options(family, options, told):
+    with pytest.raises(InputError, match=told):
+        family(**options)
+
+
+def test_convolutional_nets_refuse_other_images():
+    with pytest.raises(InputError, match=r"ConvResNet: images must be \(3, H, W\) as in_channels says, but are \(1, 8"):
+        ConvResNet()(torch.zeros(1, 1, 8, 8), torch.zeros(1))
+    with pytest.raises(InputError, match="ConvUNet: image sides 6x8 are not divisible by 4"):
+        ConvUNet()(torch.zeros(1, 3, 6, 8), torch.zeros(1))

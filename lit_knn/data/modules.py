@@ -24,6 +24,8 @@ from lit_knn.rng import keyed_generator
 
 Images = np.ndarray | Tensor
 Labels = np.ndarray | Tensor | None
+# The draw of the held-out images puts this number first in its key, and so shares no draws with other streams.
+HELD_OUT = 0x68656C64
 T = TypeVar("T")
 
 
@@ -60,9 +62,13 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             The devices search for each other, and sending takes time; see the README. With exact search the estimates
             stay the same. Each device indexes its own images with the settings of `index`: an inverted file has the
             same number of lists for fewer images, and each device searches `nprobe` of them.
+        held_out: number of images that are kept out of the training data and of the reference set, drawn by `seed`.
+            After `setup` they are `held_out_reference`, and `validate` gives the model batches of them.
+        train_images: number of images to train on, drawn by `seed` from those that are not held out; null for all.
 
     Raises:
-        InputError: batch_size, predict_samples or val_images < 1, or seed < 0.
+        InputError: batch_size, predict_samples, val_images or train_images < 1, held_out < 0, or seed < 0; at `setup`,
+            fewer images than held_out and train_images ask for, or a part of images that are mapped or sharded.
     """
 
     def __init__(
@@ -74,10 +80,14 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         predict_samples: int = 64,
         val_images: int = 1024,
         sharded: bool = False,
+        held_out: int = 0,
+        train_images: int | None = None,
     ) -> None:
         super().__init__()
         _check_at_least(1, batch_size=batch_size, predict_samples=predict_samples, val_images=val_images)
-        _check_at_least(0, seed=seed)
+        _check_at_least(0, seed=seed, held_out=held_out)
+        if train_images is not None:
+            _check_at_least(1, train_images=train_images)
         self.batch_size = batch_size
         self.hflip = hflip
         self.index = index
@@ -85,7 +95,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         self.predict_samples = predict_samples
         self.val_images = val_images
         self.sharded = sharded
+        self.held_out = held_out
+        self.train_images = train_images
         self.reference: ReferenceSet | None = None
+        self.held_out_reference: ReferenceSet | None = None
 
     mapped = False
     """True if the images stay on the disk; pages are read when used, and the ranks of a machine share them."""
@@ -112,8 +125,11 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     def setup(self, stage: str | None = None) -> None:
         """Load the data and make the reference set, once; refuse a too large batch size before training."""
         if self.reference is None:
+            self._check_parts()
             images, labels = self._loaded()
-            if self.sharded:
+            if self.held_out or self.train_images is not None:
+                self._split(images, labels)
+            elif self.sharded:
                 # The annotation names `ReferenceSet`, but callers use only `Reference`, which both kinds of set share.
                 self.reference = cast(ReferenceSet, self._shard(torch.as_tensor(images), labels))
             else:
@@ -121,6 +137,31 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             self.reference.local.watch(self.check_file)
         if stage == "fit":
             self.train_dataloader()
+
+    def _check_parts(self) -> None:
+        """Refuse a part of images that are mapped or sharded, before they are read."""
+        name = "held_out" if self.held_out else "train_images"
+        if getattr(self, name) and (self.mapped or self.sharded):
+            kind = f"{type(self).__name__}, which maps its file" if self.mapped else "data.sharded=true"
+            raise InputError(
+                f"data.{name}={getattr(self, name)} does not work with {kind}: prepare a file of the wanted images"
+            )
+
+    def _split(self, images: Images, labels: Labels) -> None:
+        """Make the two reference sets. Both keep the order of the data."""
+        wanted = self.held_out + (self.train_images or 1)
+        if len(images) < wanted:
+            own = f"data.held_out={self.held_out} and data.train_images={self.train_images}"
+            raise InputError(f"{own} need at least {wanted} images, there are {len(images)}")
+        order = torch.randperm(len(images), generator=keyed_generator("cpu", HELD_OUT, self.seed))
+        end = None if self.train_images is None else wanted
+        training = order[self.held_out : end].sort().values
+        self.reference = self._part(images, labels, training, self.index)
+        if self.held_out:
+            self.held_out_reference = self._part(images, labels, order[: self.held_out].sort().values, None)
+
+    def _part(self, images: Images, labels: Labels, rows: Tensor, index: Index | None) -> ReferenceSet:
+        return ReferenceSet(images[rows], index, self.hflip, None if labels is None else labels[rows])
 
     def _loaded(self) -> tuple[Images, Labels]:
         """Call `load` on every rank. If one rank fails, all stop at once instead of waiting in the first collective."""
@@ -158,8 +199,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return self._batches(batches_done=lambda: _batches_done(trainer))
 
     def val_dataloader(self) -> ReferenceBatches:
-        """Return batches of the same `val_images` images every time."""
-        return self._batches(shuffle=False, num_images=self.val_images)
+        """Return batches of the same `val_images` images every time: of the held-out images, if there are any."""
+        return self._batches(self.held_out_reference, shuffle=False, num_images=self.val_images)
 
     def test_dataloader(self) -> ReferenceBatches:
         """Return the same batches as for validation."""
@@ -169,13 +210,13 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         """Return batches of seeds, one seed for each sample to generate."""
         return SeedBatches(self.predict_samples, self.batch_size, *self._rank_and_world_size())
 
-    def _batches(self, **options: Any) -> ReferenceBatches:
+    def _batches(self, images: ReferenceSet | None = None, **options: Any) -> ReferenceBatches:
+        """Return batches of `images`, by default of the reference set."""
         if self.reference is None:
             raise RuntimeError("call setup() before asking for batches")
         rank, world_size = self._rank_and_world_size()
-        return ReferenceBatches(
-            self.reference, self.batch_size, seed=self.seed, rank=rank, world_size=world_size, **options
-        )
+        images = images or self.reference
+        return ReferenceBatches(images, self.batch_size, seed=self.seed, rank=rank, world_size=world_size, **options)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
