@@ -7,6 +7,9 @@ from torch import Tensor
 
 from lit_knn.reference.streaming import work_bytes
 
+# Smallest log weight relative to the largest. Where exp or a product underflows, a CPU is 10 to 30 times slower.
+LEAST_LOG_WEIGHT = -80.0
+
 
 class RunningMean:
     """The mean of values, weighted by softmax(−‖query − key‖²/2t²) over all keys that were added.
@@ -40,7 +43,7 @@ class RunningMean:
             log_p = torch.bmm(self.queries[groups, rows], keys)
             maximum, sums = self.maximum[groups, rows], self.sums[groups, rows]
             new_maximum = torch.maximum(maximum, log_p.amax(2, keepdim=True))
-            weights = log_p.sub_(new_maximum).float().exp_()
+            weights = log_p.sub_(new_maximum).float().clamp_(min=LEAST_LOG_WEIGHT).exp_()
             sums.mul_((maximum - new_maximum).exp_()).add_(torch.bmm(weights, values.mT))
             maximum.copy_(new_maximum)
 
