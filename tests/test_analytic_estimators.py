@@ -10,6 +10,7 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import (
     KNN,
     ByClass,
+    Estimator,
     Exact,
     ExactFloat64,
     Golden,
@@ -19,6 +20,8 @@ from lit_knn.estimators import (
     Switched,
     Wiener,
     local_sums,
+    pca_locality,
+    running_mean,
 )
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
@@ -109,7 +112,7 @@ def test_float32_where_it_is_enough_is_as_good_as_float64(monkeypatch):
     reference = SETS["pixels"]()
     z = latents(reference)
     ours = PCALocality(0.1).bind(reference).posterior_mean(z, LEVELS)
-    monkeypatch.setattr(local_sums, "MOST_ROUNDING", 0.0)
+    monkeypatch.setattr(running_mean, "MOST_ROUNDING", 0.0)
     torch.testing.assert_close(PCALocality(0.1).bind(reference).posterior_mean(z, LEVELS), ours, atol=3e-6, rtol=0)
 
 
@@ -277,13 +280,68 @@ def test_what_cannot_work_is_told_in_one_line(make, message):
     assert "\n" not in str(caught.value)
 
 
-def test_golden_uses_the_images_that_an_approximate_index_finds():
+def test_golden_refuses_an_approximate_index_that_finds_too_few():
     reference = ReferenceSet(low_rank_vectors(60), index=FaissIndex("IVF20,Flat", 1))
     z = latents(reference)
-    mean = Golden(Exact(), 30).bind(reference).posterior_mean(z, LEVELS)
     _, ids = reference.search(z, 30)
-    assert (ids < 0).any()
-    for row, found in enumerate(ids):
-        x = reference.gather(found[found >= 0]).double()
-        expected = posterior_mean(z[row : row + 1].double(), x, LEVELS[row : row + 1])
-        torch.testing.assert_close(mean[row : row + 1].double(), expected, atol=1e-5, rtol=0)
+    found = (ids >= 0).sum(1)
+    assert 0 < found[0] < 30
+    # At `bind`, the settings of the index are valid: whether it finds enough depends on z.
+    with pytest.raises(InputError, match=f"Golden: the index found {found[0]} of the k=30 images nearest to a z; let"):
+        Golden(Exact(), 30).bind(reference).posterior_mean(z, LEVELS)
+    nearest = reference.gather(ids[:, 0])
+    torch.testing.assert_close(Golden(Exact(), 1).bind(reference).posterior_mean(z, LEVELS), nearest)
+
+
+class Remembering(Estimator):
+    """The first image, which the estimator remembers in a container of its own."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        if not self.kept:
+            self.kept.append(self.reference.gather(torch.zeros(1, dtype=torch.int64)))
+        return self.kept[0].expand_as(z)
+
+
+def test_golden_keeps_what_the_images_of_each_z_leave_apart():
+    reference = SETS["floats"]()
+    z = latents(reference)
+    _, ids = reference.search(z, 1)
+    ours = Golden(Remembering([]), 1).bind(reference).posterior_mean(z, 1.0)
+    torch.testing.assert_close(ours, reference.gather(ids[:, 0]))
+
+
+def test_golden_locality_computes_the_masks_of_a_level_once(monkeypatch):
+    reference, seen = SETS["pixels"](), []
+    ours, tiles = Golden(PCALocality(0.1), 3).bind(reference), pca_locality.tiles_of
+    monkeypatch.setattr(pca_locality, "tiles_of", lambda masks, shape: seen.append(shape) or tiles(masks, shape))
+    ours.posterior_mean(latents(reference), 1.0)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("N", [1, 60])
+def test_extreme_levels_equal_float64(N):
+    reference = ReferenceSet(pixels(N, (1, 4, 6)))
+    t = torch.tensor([1e-3, 1e-3, 0.5, 1e3, 1e3], dtype=torch.float64)
+    z, x = noisy(reference.gather(torch.arange(5) % N), t), everything(reference)
+    flat = z.flatten(1).double()
+    local = np.stack([local_mean(x, row, level, 0.05) for row, level in zip(flat.numpy(), t.tolist(), strict=True)])
+    ours = PCALocality(0.05).bind(reference).posterior_mean(z, t).flatten(1)
+    # With one image the covariance is 0, and so is every mask's threshold.
+    expected = local if N > 1 else np.repeat(x, 5, 0)
+    np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)
+    k = max(N // 6, 1)
+    golden = Golden(Exact(), k).bind(reference).posterior_mean(z, t).flatten(1)
+    smoothed = Smoothed(ExactFloat64(), 0.2, n=2).bind(reference)
+    near = smoothed.posterior_mean(z, t, generator=rng()).flatten(1).double()
+    # `Smoothed` documents its draws: η and −η.
+    eta = torch.randn(1, *z.shape, generator=rng()).flatten(2)[0].double()
+    for row, level in enumerate(t.tolist()):
+        nearest = torch.from_numpy(x)[(torch.from_numpy(x) - flat[row]).square().sum(1).argsort()[:k]]
+        own = posterior_mean(flat[row : row + 1], nearest, level)[0]
+        torch.testing.assert_close(golden[row].double(), own, atol=1e-5, rtol=0)
+        pair = torch.stack([flat[row] + 0.2 * eta[row], flat[row] - 0.2 * eta[row]])
+        own = posterior_mean(pair.float().double(), torch.from_numpy(x), level).mean(0)
+        torch.testing.assert_close(near[row], own, atol=1e-5, rtol=0)

@@ -1,5 +1,8 @@
 """The four flags of an estimator: ours are all right, and the check finds wrong ones."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -9,12 +12,17 @@ from lit_knn.estimators import (
     STF,
     Adaptive,
     ByClass,
+    EquivariantPatch,
     Estimator,
     Exact,
     ExactFloat64,
     ExactInt8,
+    Golden,
     MonteCarlo,
     OneSample,
+    PatchPosterior,
+    PCALocality,
+    Smoothed,
     StratifiedKNN,
     SubspaceKNN,
     Switched,
@@ -48,6 +56,17 @@ OURS = {
     "UniformSNIS": lambda: UniformSNIS(n=8),
     "Wiener": lambda: Wiener(r=3),
 }
+ANALYTIC = {
+    "EquivariantPatch": lambda: EquivariantPatch(3),
+    "Golden": lambda: Golden(Exact(), k=1),
+    "Golden, locality": lambda: Golden(PCALocality(), k=1),
+    "PCALocality": PCALocality,
+    "PatchPosterior": lambda: PatchPosterior(3),
+    "Smoothed": lambda: Smoothed(Exact(), 0.5, n=2),
+    "Smoothed, with source": lambda: Smoothed(STF(n=4), 0.5, n=2),
+    "Smoothed, width 0": lambda: Smoothed(PatchPosterior(3), 0.0),
+}
+OURS |= ANALYTIC
 T = 3.0
 
 
@@ -91,6 +110,35 @@ def test_the_flags_of_ours_hold(name):
     if name == "ExactInt8" and not multiplies_int8(torch.device("cpu")):
         pytest.skip("this CPU does not multiply int8 natively")
     assert broken_flags(OURS[name]()) == set()
+
+
+@pytest.mark.parametrize("name", ANALYTIC)
+def test_the_analytic_estimators_keep_the_contract(name):
+    reference, second = ReferenceSet(images()), ReferenceSet(images(45), labels=torch.arange(45) % 2)
+    (x, z), estimator = latents(reference), ANALYTIC[name]().bind(reference)
+
+    def mean(own, z, x=x, t=T, **options):
+        return own.posterior_mean(z, t, x, torch.Generator().manual_seed(0), **options)
+
+    whole, given = mean(estimator, z), z.clone()
+    assert torch.equal(mean(estimator, z), whole)
+    assert torch.equal(z, given)
+    assert (whole.dtype, whole.shape) == (z.dtype, z.shape)
+    assert mean(estimator, z[:0], x[:0]).shape == z[:0].shape
+    assert mean(estimator, z.double(), x.double()).dtype == torch.float64
+    assert torch.equal(mean(copy.deepcopy(estimator), z), whole)
+    if estimator.deterministic:
+        torch.testing.assert_close(mean(estimator, z[:1], x[:1]), whole[:1], atol=1e-5, rtol=0)
+        each = torch.full((24,), T)
+        torch.testing.assert_close(mean(estimator, z, t=each), whole, atol=1e-5, rtol=0)
+    # A second set, after the first was used, and a fresh estimator that was pickled before it was bound.
+    fresh = pickle.loads(pickle.dumps(ANALYTIC[name]())).bind(second)
+    assert torch.equal(mean(estimator.bind(second), z), mean(fresh, z))
+    with pytest.raises(InputError, match=r"use ByClass\("):
+        mean(estimator, z, labels=torch.zeros(24, dtype=torch.int64))
+    by_class = mean(ANALYTIC[name]().by_class().bind(second), z, labels=torch.arange(24) % 2)
+    assert by_class.isfinite().all()
+    assert not torch.equal(by_class, mean(estimator, z))
 
 
 class Wrong(Exact):

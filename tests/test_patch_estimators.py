@@ -95,6 +95,39 @@ def test_patches_of_all_positions_are_enumerated(size, hflip):
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("number", [1, 60])
+def test_extreme_levels_are_enumerated_in_float32(number):
+    data = ReferenceSet(pixels(number, (1, 6, 5)))
+    t = torch.tensor([1e-3, 0.5, 1e3])
+    z = latents(data, t)
+    for kind, enumerated in (
+        (PatchPosterior, enumerated_at_one_position),
+        (EquivariantPatch, enumerated_at_all_positions),
+    ):
+        # At one level of much noise, all products are in float32.
+        for own in (t, *t[:, None]):
+            found = kind(3).bind(data).posterior_mean(z[-len(own) :], own)
+            expected = enumerated(z[-len(own) :], all_of(data), own, 3)
+            torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_products_are_in_float32_only_where_they_round_little(monkeypatch):
+    data, seen = reference(), set()
+    add = running_mean.RunningMean.add
+    monkeypatch.setattr(
+        running_mean.RunningMean, "add", lambda self, keys, *rest: seen.add(keys.dtype) or add(self, keys, *rest)
+    )
+    z = latents(data, torch.ones(2))
+    for kind in (PatchPosterior, EquivariantPatch):
+        for t, dtype in ((0.01, torch.float64), (1.0, torch.float32)):
+            seen.clear()
+            kind(3).bind(data).posterior_mean(z, t)
+            assert seen == {dtype}
+            seen.clear()
+            kind(3).bind(data).posterior_mean(z, torch.tensor([t, 1.0]))
+            assert seen == {dtype}
+
+
 @pytest.mark.parametrize(("kind", "size"), [(PatchPosterior, 7), (EquivariantPatch, 13)])
 def test_a_patch_of_the_whole_image_gives_the_posterior_mean(kind, size):
     data = reference()

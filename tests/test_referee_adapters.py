@@ -16,9 +16,10 @@ import torch
 
 from benchmarks import adapters as benchmark
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, ExactFloat64
+from lit_knn.estimators import KNN, STF, EquivariantPatch, ExactFloat64
 from lit_knn.referee.adapters import (
     GoldDiff,
+    KambEquivariant,
     KNNScore,
     KNNScoreSTF,
     PSPCEmpirical,
@@ -46,8 +47,9 @@ FOLDERS = {
     GoldDiff: "GoldDiff",
     PSPCEmpirical: "pspc",
     PSPCSquare: "pspc",
+    KambEquivariant: "convolutional_diffusion",
 }
-ARGUMENTS = {PSPCSquare: {"patch_sizes": [6, 3]}}
+ARGUMENTS = {PSPCSquare: {"patch_sizes": [6, 3]}, KambEquivariant: {"size": 3}}
 
 # A denoiser in the form of the Studio's: the exact mean of x under z' = √ᾱ·x + √(1−ᾱ)·ε, from a data loader.
 DENOISER = """
@@ -71,6 +73,21 @@ import torch
 def softmax_mean(z, x, a):
     sq_dist = torch.cdist(z.flatten(1).double(), a.sqrt() * x.double()).square()
     return (torch.softmax(-sq_dist / (2 * (1 - a)), 1) @ x.double()).reshape(z.shape).float()
+"""
+# A score in the form of Kamb and Ganguli's, of whole images, with beta as the time.
+SCORE = """
+from torch.utils.data import DataLoader
+from utils.late import softmax_mean
+
+class LocalEquivBordersScoreModule:
+    def __init__(self, dataset, kernel_size, batch_size, schedule):
+        self.schedule, self.trainloader = schedule, DataLoader(dataset, batch_size)
+        self.local_module = type("Module", (), {})()
+    def __call__(self, t, x, device):
+        import torch
+        b = self.schedule(t).double()
+        images = torch.cat([images.flatten(1).to(device) for images, labels in self.trainloader])
+        return -(x - (1 - b).sqrt() * softmax_mean(x, images, 1 - b)) / b
 """
 
 
@@ -221,6 +238,15 @@ def test_a_denoiser_of_ddpm_gives_the_mean_of_our_process(hflip, tmp_path):
     assert estimator.posterior_mean(z.half(), t).dtype == torch.float16
 
 
+def test_a_score_of_ddpm_gives_the_mean_of_our_process(tmp_path):
+    files = {"utils/idealscore.py": SCORE, "utils/late.py": SUMS}
+    own, t = reference(), torch.tensor([0.002, 0.1, 0.5, 1, 2, 5, 80])
+    estimator = version_of(KambEquivariant, tmp_path, files)(str(tmp_path), 3).bind(own)
+    z = latents(own, t)
+    exact = ExactFloat64().bind(own).posterior_mean(z, t)
+    torch.testing.assert_close(estimator.posterior_mean(z, t), exact, atol=1e-4, rtol=0)
+
+
 def test_draws_follow_the_generator_and_leave_the_global_ones_alone(tmp_path):
     body = "import torch\nclass KNNDenoiser:\n    def __init__(self, *a, **k): pass\n"
     body += "    def __call__(self, z, s, x=None): return torch.randn_like(z)"
@@ -239,6 +265,10 @@ def test_images_that_the_code_cannot_take_are_refused(tmp_path):
         made.bind(ReferenceSet(torch.randn(20, 1, 4, 4)))
     with pytest.raises(InputError, match=r"needs square images \(C, H, H\), got \(3, 6, 5\)"):
         studio(tmp_path / "s")(str(tmp_path / "s"), 60).bind(reference((3, 6, 5)))
+    score = version_of(KambEquivariant, tmp_path / "k", {"utils/idealscore.py": SCORE})
+    for size in (1, 4):
+        with pytest.raises(InputError, match=f"size must be odd and at least 3, got {size}"):
+            score(str(tmp_path / "k"), size)
 
 
 def test_the_benchmark_refuses_a_folder_without_checkouts_and_unknown_entries(tmp_path):
@@ -249,7 +279,7 @@ def test_the_benchmark_refuses_a_folder_without_checkouts_and_unknown_entries(tm
 
 
 def theirs(adapter, **arguments):
-    return adapter(str(Path(CHECKOUTS) / FOLDERS[adapter]), **ARGUMENTS.get(adapter, {}), **arguments)
+    return adapter(str(Path(CHECKOUTS) / FOLDERS[adapter]), **ARGUMENTS.get(adapter, {}) | arguments)
 
 
 def errors(estimator, own, t, count=60, **options):
@@ -275,7 +305,17 @@ def test_their_code_runs_twice_alike_and_leaves_no_trace(adapter):
     assert torch.equal(z, given)
     assert torch.equal(torch.get_rng_state(), state)
     assert (sys.path, random.getstate(), sorted(Path.cwd().iterdir())) == (path, python, cwd)
-    scoped = {"training", "torch_utils", "dnnlib", "local_diffusion", "methods", "services", "pspc", "data_src"}
+    scoped = {
+        "training",
+        "torch_utils",
+        "dnnlib",
+        "local_diffusion",
+        "methods",
+        "services",
+        "pspc",
+        "data_src",
+        "utils",
+    }
     assert not {name.partition(".")[0] for name in set(sys.modules) - modules} & scoped
 
 
@@ -335,3 +375,14 @@ def test_what_their_code_does_beside_the_paper():
     x = own.gather(torch.arange(7))
     only = theirs(KNNScoreSTF, n=7).bind(own).posterior_mean(z, 0.5, x_source=x)
     assert torch.allclose(only.double(), x.double() / (1 + 1e-6), atol=1e-7)
+
+
+@needs_checkouts
+@pytest.mark.parametrize("size", [3, 5, 7, 11])
+def test_their_local_equivariant_score_is_ours(size):
+    # From size = H on, their code averages over batches of images, which must have the same size.
+    own, t = ReferenceSet(pixels(32, (3, 6, 6))), torch.tensor([0.02, 0.1, 0.5, 1, 2, 5, 80])
+    z = latents(own, t)
+    found = theirs(KambEquivariant, size=size).bind(own).posterior_mean(z, t)
+    ours = EquivariantPatch(size).bind(own).posterior_mean(z, t)
+    torch.testing.assert_close(found, ours, atol=2e-4, rtol=0)

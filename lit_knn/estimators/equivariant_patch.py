@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.patches import PatchEstimator, chunks_with_images_last, images_last
-from lit_knn.estimators.running_mean import RunningMean, keys_of, values_of
+from lit_knn.estimators.running_mean import RunningMean, keys_of, products_dtype, values_of
 from lit_knn.reference.streaming import work_bytes
 
 
@@ -50,10 +50,10 @@ class Kind(NamedTuple):
         """Return the number of values that a window estimates."""
         return len(self.rows.centres) * len(self.columns.centres) * channels
 
-    def state(self, z: Tensor, t: Tensor) -> RunningMean:
+    def state(self, z: Tensor, t: Tensor, dtype: torch.dtype) -> RunningMean:
         """Start the mean for each window of z (H, W, C, B): one group, because all positions share the keys."""
         queries = self._windows(z).flatten(3).flatten(0, 2).mT.unsqueeze(0)
-        return RunningMean(queries, t.repeat(self.places), self.values(z.shape[2]))
+        return RunningMean(queries, t.repeat(self.places), self.values(z.shape[2]), dtype)
 
     def add(self, state: RunningMean, x: Tensor) -> None:
         """Add the windows of images (H, W, C, n)."""
@@ -63,7 +63,7 @@ class Kind(NamedTuple):
         for part in x.split(step, dim=3):
             windows = self._windows(part)
             inside = windows[_slice(self.rows.centres), _slice(self.columns.centres)]
-            state.add(keys_of(windows.unsqueeze(0), K), values_of(inside.unsqueeze(0), V))
+            state.add(keys_of(windows.unsqueeze(0), K, state.queries.dtype), values_of(inside.unsqueeze(0), V))
 
     def write(self, state: RunningMean, mean: Tensor) -> None:
         """Write the estimated pixels into `mean` (B, C, H, W)."""
@@ -117,7 +117,8 @@ class EquivariantPatch(PatchEstimator):
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         kinds = self._kinds(size)
         own = images_last(z.double())
-        states = [kind.state(own, t) for kind in kinds]
+        dtype = products_dtype(self.reference, z, t.min(), max(kind.features(z.shape[1]) for kind in kinds))
+        states = [kind.state(own, t, dtype) for kind in kinds]
         for x in chunks_with_images_last(self.reference, 2 * self.reference.d):
             for kind, state in zip(kinds, states, strict=True):
                 kind.add(state, x)

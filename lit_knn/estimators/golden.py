@@ -1,6 +1,5 @@
 """An estimator over the nearest images of each z."""
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any, Self
@@ -41,7 +40,8 @@ class Golden(Estimator):
 
     Raises:
         InputError: the estimator takes labels or needs no images; k < 1; a table that is empty or has a level that is
-            negative or not finite; at `bind`, k > N, or the estimator refuses the set; a search that finds no image.
+            negative or not finite; at `bind`, k > N, or the estimator refuses the set; an approximate index finds
+            fewer than k images.
     """
 
     def __init__(self, estimator: Estimator, k: int | dict[float, int] | None = None) -> None:
@@ -105,18 +105,22 @@ class Golden(Estimator):
     ) -> Tensor:
         counts = self.counts(t).tolist()
         _, ids = self.reference.search(z, max(counts))
+        _check_found(ids, counts)
         means = []
         for row, k in enumerate(counts):
-            nearest = ids[row, :k]
-            # An approximate index may find fewer.
-            nearest = nearest[nearest >= 0]
-            if len(nearest) == 0:
-                raise InputError("Golden: the index found no image near a z; let it search more lists")
-            part = _narrowed(self.part, self.reference.local.picked(nearest))
+            part = _narrowed(self.part, self.reference.local.picked(ids[row, :k]))
             own = slice(row, row + 1)
             source = None if x_source is None else x_source[own]
             means.append(part._checked_mean(z[own], t[own], source, generator, None))
         return torch.cat(means)
+
+
+def _check_found(ids: Tensor, counts: list[int]) -> None:
+    """Refuse a search that found fewer images than needed, which an approximate index marks with ids of −1."""
+    for found, k in zip((ids >= 0).sum(1).tolist(), counts, strict=True):
+        if found < k:
+            searched = "let it search more lists, or use an exact index"
+            raise InputError(f"Golden: the index found {found} of the k={k} images nearest to a z; {searched}")
 
 
 def _table(k: int | Mapping[float, int] | None) -> list[tuple[float, int]] | None:
@@ -140,13 +144,15 @@ def _share(N: int, share: float) -> int:
 def _narrowed(value: Any, subset: ReferenceSet) -> Any:
     """Copy a bound estimator, and let the copy average over a subset. What it knows of all images stays.
 
-    The parts of a wrapper are narrowed, too. Other values are returned as they are.
+    The parts of a wrapper are narrowed, too. Dicts, lists and sets are copied, so that nothing that one subset leaves
+    in them reaches the next. Other values are returned as they are.
     """
-    if isinstance(value, tuple):
-        return tuple(_narrowed(part, subset) for part in value)
+    if isinstance(value, (tuple, list)):
+        parts = [_narrowed(part, subset) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
     if not isinstance(value, Estimator) or value._reference is None:
         return value
-    made = copy.copy(value)
-    vars(made).update({name: _narrowed(part, subset) for name, part in vars(value).items()})
+    made = copied_apart(value)
+    vars(made).update({name: _narrowed(part, subset) for name, part in vars(made).items()})
     made._reference = subset
     return made

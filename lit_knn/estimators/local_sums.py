@@ -6,14 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_knn.estimators.running_mean import LEAST_LOG_WEIGHT, products_dtype
 from lit_knn.reference import Reference
 from lit_knn.reference.streaming import work_bytes
 
 # Neighbouring pixels see nearly the same pixels. A tile of SIDE x SIDE pixels shares the products of what all of them
 # see. Only what some of them see is multiplied for each pixel.
 SIDE = 4
-# Most rounding error of a log weight in float32. Where more is possible, the products are in float64.
-MOST_ROUNDING = 2e-4
 
 
 class Tile(NamedTuple):
@@ -63,7 +62,8 @@ def local_means(reference: Reference, z: Tensor, t: float, tiles: list[Tile]) ->
     Returns:
         (B, d), float64.
     """
-    dtype = _enough(reference, z, t, tiles)
+    terms = max(len(tile.common) + len(tile.others) for tile in tiles)
+    dtype = products_dtype(reference, z, t, terms)
     # Dividing first keeps float32 from overflowing at extreme t.
     z, half_precision = (z.double() / t / t).to(dtype), 0.5 / t / t
     shape = reference.d, len(z)
@@ -79,7 +79,7 @@ def local_means(reference: Reference, z: Tensor, t: float, tiles: list[Tile]) ->
             log_weights = _log_weights(tile, z, x, half_squares, work)
             old = maximum[tile.pixels]
             new = torch.maximum(old, log_weights.amax(2))
-            weights = log_weights.sub_(new.to(dtype).unsqueeze(2)).exp_()
+            weights = log_weights.sub_(new.to(dtype).unsqueeze(2)).clamp_(min=LEAST_LOG_WEIGHT).exp_()
             values = x.index_select(0, tile.pixels)
             values = torch.stack([values, torch.ones_like(values)], 1)
             rescale = (old - new).exp().unsqueeze(1)
@@ -107,11 +107,3 @@ def _log_weights(tile: Tile, z: Tensor, x: Tensor, half_squares: Tensor, work: T
     torch.mm(factors, x.index_select(0, tile.others), out=own)
     own = own.view(g, len(z), -1)
     return own.add_(shared).sub_((masks @ half_squares.index_select(0, tile.others)).unsqueeze(1))
-
-
-def _enough(reference: Reference, z: Tensor, t: float, tiles: list[Tile]) -> torch.dtype:
-    """Return float32 if it holds the log weights well enough, or else float64."""
-    most = max(len(tile.common) + len(tile.others) for tile in tiles)
-    size = reference.largest * (z.abs().max().item() + reference.largest)
-    rounding = torch.finfo(torch.float32).eps / 2 * most * size / t / t
-    return torch.float32 if rounding <= MOST_ROUNDING else torch.float64

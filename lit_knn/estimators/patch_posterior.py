@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.patches import PatchEstimator, chunks_with_images_last, images_last
-from lit_knn.estimators.running_mean import RunningMean, keys_of, values_of
+from lit_knn.estimators.running_mean import RunningMean, keys_of, products_dtype, values_of
 from lit_knn.reference import Reference
 from lit_knn.reference.streaming import work_bytes
 
@@ -69,7 +69,8 @@ class PatchPosterior(PatchEstimator):
 
         own = images_last(z.double())
         queries = torch.cat([windows(own, top).flatten(1, 3).mT for top in rows])
-        state = RunningMean(queries, t, K)
+        dtype = products_dtype(self.reference, z, t.min(), K)
+        state = RunningMean(queries, t, K, dtype)
         # Many images for few windows at a time, because each piece also reads and writes the sums of its windows.
         floats = 2 * (K + len(z))
         for x in chunks_with_images_last(self.reference, max(floats, self.reference.d // 2)):
@@ -78,7 +79,7 @@ class PatchPosterior(PatchEstimator):
                 for first, patches in enumerate(windows(x, top).split(step)):
                     start = number * across + first * step
                     groups = slice(start, start + len(patches))
-                    state.add(keys_of(patches, K), values_of(patches, K), groups)
+                    state.add(keys_of(patches, K, dtype), values_of(patches, K), groups)
         return _averaged(state.mean().unflatten(2, (h, w, channels)), rows, columns, z)
 
     def _starts(self, size: int) -> tuple[Axis, Axis]:

@@ -12,6 +12,33 @@ from lit_knn.reference import Reference
 from lit_knn.reference.covariance import covariance_of
 
 
+class Masks:
+    """The pixels that the Wiener filter of a set uses for each pixel.
+
+    Args:
+        reference: the set that gives the covariance.
+        threshold: see `PCALocality`.
+    """
+
+    def __init__(self, reference: Reference, threshold: float) -> None:
+        self.reference, self.threshold = reference, threshold
+        self._last: tuple[float, torch.device, list[Tile]] | None = None
+
+    def at(self, t: float) -> Tensor:
+        """Return the masks of all pixels at noise level t: (d, d) bool, row p is the mask of pixel p."""
+        weights = covariance_of(self.reference).wiener_filter(t).abs_()
+        return weights >= self.threshold * weights.amax(1, keepdim=True)
+
+    def tiles(self, t: float) -> list[Tile]:
+        """Return the masks as tiles. Those of the last level are kept, because samplers and `Golden` repeat it."""
+        # Read once: another thread may put another level there.
+        last = self._last
+        if last is None or last[:2] != (t, self.reference.device):
+            last = t, self.reference.device, tiles_of(self.at(t), self.reference.shape)
+            self._last = last
+        return last[2]
+
+
 class PCALocality(Estimator):
     """The posterior mean of each pixel, given the pixels that the Wiener filter uses for it.
 
@@ -45,14 +72,13 @@ class PCALocality(Estimator):
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
             raise InputError(f"PCALocality: threshold must be from 0 to 1, got {threshold!r}")
         self.threshold = threshold
-        # The set that gives the covariance. `Golden` averages over a part of it.
-        self._whole: Reference | None = None
-        self._last: dict[tuple[float, torch.device], list[Tile]] = {}
+        self._masks: Masks | None = None
 
     def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`. Computes the covariance of the images."""
         super().bind(reference)
-        self._whole, self._last = reference, {}
+        # `Golden` averages over a part of the set; the masks stay those of the whole.
+        self._masks = Masks(reference, self.threshold)
         covariance_of(reference)
         return self
 
@@ -62,28 +88,17 @@ class PCALocality(Estimator):
 
     def masks(self, t: float) -> Tensor:
         """Return the masks of all pixels at noise level t: (d, d) bool, row p is the mask of pixel p."""
-        assert self._whole is not None
-        weights = covariance_of(self._whole).wiener_filter(t).abs_()
-        return weights >= self.threshold * weights.amax(1, keepdim=True)
+        assert self._masks is not None
+        return self._masks.at(t)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
+        assert self._masks is not None
         mean = torch.empty(z.shape, dtype=torch.float64, device=z.device)
         levels, level_of = t.unique(return_inverse=True)
         for number, level in enumerate(levels.tolist()):
             rows = (level_of == number).nonzero()[:, 0]
-            own = local_means(self.reference, z[rows].flatten(1), level, self._tiles(level))
+            own = local_means(self.reference, z[rows].flatten(1), level, self._masks.tiles(level))
             mean[rows] = own.view(-1, *z.shape[1:])
         return mean
-
-    def _tiles(self, t: float) -> list[Tile]:
-        """Return the masks as tiles. Those of the last level are kept, because samplers and `Golden` repeat it."""
-        key = t, self.reference.device
-        # Read once: another thread may clear the levels in between.
-        tiles = self._last.get(key)
-        if tiles is None:
-            tiles = tiles_of(self.masks(t), self.reference.shape)
-            self._last.clear()
-            self._last[key] = tiles
-        return tiles

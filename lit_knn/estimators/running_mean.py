@@ -5,34 +5,42 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lit_knn.reference import Reference
 from lit_knn.reference.streaming import work_bytes
+
+# Most rounding error of a log weight in float32. Where more is possible, the products are in float64.
+MOST_ROUNDING = 2e-4
+# Smallest log weight relative to the largest. Where exp or a product underflows, a CPU is 10 to 30 times slower.
+LEAST_LOG_WEIGHT = -80.0
 
 
 class RunningMean:
     """The mean of values, weighted by softmax(−‖query − key‖²/2t²) over all keys that were added.
 
-    It keeps a running maximum, normaliser and weighted sum, so the keys are never stored. Log weights are computed in
-    float64, because −‖query − key‖²/2t² loses all digits of float32 at small t. Weights relative to the largest
-    one are multiplied in float32, and summed over blocks of keys in float64.
+    It keeps a running maximum, normaliser and weighted sum, so the keys are never stored. At small t log weights lose
+    all digits of float32, and are computed in float64 (`products_dtype`). Weights relative to the largest one are
+    multiplied in float32, and summed over blocks of keys in float64.
 
     Args:
         queries: (G, Q, K) float64, in G groups; each group has its own keys.
         t: (Q,) float64, noise level of each query.
         values: number of values of a key, V.
+        dtype: type of the log weights and the keys.
     """
 
-    def __init__(self, queries: Tensor, t: Tensor, values: int) -> None:
+    def __init__(self, queries: Tensor, t: Tensor, values: int, dtype: torch.dtype) -> None:
         groups, count, _ = queries.shape
         # ‖query‖² is the same for all keys: the rest is (query·key − ‖key‖²/2) / t², one product with K + 1 columns.
-        self.queries = torch.cat([queries, queries.new_ones(groups, count, 1)], 2) / t.square()[:, None]
-        self.maximum = queries.new_full((groups, count, 1), -torch.inf)
+        scaled = torch.cat([queries, queries.new_ones(groups, count, 1)], 2) / t.square()[:, None]
+        self.queries = scaled.to(dtype)
+        self.maximum = self.queries.new_full((groups, count, 1), -torch.inf)
         self.sums = queries.new_zeros(groups, count, values + 1)
 
     def add(self, keys: Tensor, values: Tensor, groups: slice = slice(None)) -> None:
         """Add keys to some groups.
 
         Args:
-            keys: (g, K + 1, n) float64; the last row is −‖key‖²/2 (`keys_of`).
+            keys: (g, K + 1, n), of type `dtype`; the last row is −‖key‖²/2 (`keys_of`).
             values: (g, V + 1, n) float32; the last row is 1.
             groups: the groups of these keys.
         """
@@ -40,7 +48,7 @@ class RunningMean:
             log_p = torch.bmm(self.queries[groups, rows], keys)
             maximum, sums = self.maximum[groups, rows], self.sums[groups, rows]
             new_maximum = torch.maximum(maximum, log_p.amax(2, keepdim=True))
-            weights = log_p.sub_(new_maximum).float().exp_()
+            weights = log_p.sub_(new_maximum).float().clamp_(min=LEAST_LOG_WEIGHT).exp_()
             sums.mul_((maximum - new_maximum).exp_()).add_(torch.bmm(weights, values.mT))
             maximum.copy_(new_maximum)
 
@@ -56,12 +64,27 @@ class RunningMean:
             yield slice(start, start + step)
 
 
-def keys_of(patches: Tensor, K: int) -> Tensor:
-    """Copy patches (G, *, *) to keys (G, K + 1, n) float64 for `RunningMean.add`.
+def products_dtype(reference: Reference, z: Tensor, t: Tensor | float, terms: int) -> torch.dtype:
+    """Return float32 if products of z and images in it hold the log weights well enough, or else float64.
+
+    Args:
+        reference: the set.
+        z: latents, of any shape.
+        t: the lowest noise level, a scalar.
+        terms: pixels that a log weight is a sum over.
+    """
+    # One value is read from a GPU.
+    size = reference.largest * ((z.abs().max().double() + reference.largest) / t / t).item()
+    rounding = torch.finfo(torch.float32).eps / 2 * terms * size
+    return torch.float32 if rounding <= MOST_ROUNDING else torch.float64
+
+
+def keys_of(patches: Tensor, K: int, dtype: torch.dtype) -> Tensor:
+    """Copy patches (G, *, *) to keys (G, K + 1, n) for `RunningMean.add`.
 
     The axes behind the first make up the K values of a patch, then the n patches. They may be a view of any strides.
     """
-    keys = torch.empty(len(patches), K + 1, patches[0].numel() // K, dtype=torch.float64, device=patches.device)
+    keys = torch.empty(len(patches), K + 1, patches[0].numel() // K, dtype=dtype, device=patches.device)
     keys[:, :K].view(patches.shape).copy_(patches)
     keys[:, K] = torch.linalg.vector_norm(keys[:, :K], dim=1).square_().mul_(-0.5)
     return keys

@@ -4,6 +4,7 @@
 """
 
 from lit_knn.referee.adapters.adapter import Adapter
+from lit_knn.referee.adapters.convolutional_diffusion import KambEquivariant
 from lit_knn.referee.adapters.golddiff import GoldDiff
 from lit_knn.referee.adapters.knn_score import KNNScore, KNNScoreSTF
 from lit_knn.referee.adapters.pspc import PSPCEmpirical, PSPCSquare
@@ -15,6 +16,7 @@ __all__ = [
     "GoldDiff",
     "KNNScore",
     "KNNScoreSTF",
+    "KambEquivariant",
     "PSPCEmpirical",
     "PSPCSquare",
     "STFTarget",
