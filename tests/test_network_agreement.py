@@ -53,7 +53,9 @@ def test_the_measures_are_those_of_scikit_learn_and_numpy():
     wanted = 0.3 + torch.randn(7, 2, 3, 5)
     outputs = 0.8 * wanted + 0.4 * torch.randn(7, 2, 3, 5) - 0.1
     found = agreement(outputs, wanted)
-    for row, (y, w) in enumerate(zip(outputs.flatten(1).double().numpy(), wanted.flatten(1).double().numpy())):
+    for row, (y, w) in enumerate(
+        zip(outputs.flatten(1).double().numpy(), wanted.flatten(1).double().numpy(), strict=True)
+    ):
         assert found.mse[row].item() == pytest.approx(((y - w) ** 2).mean(), rel=1e-12)
         assert found.r2[row].item() == pytest.approx(r2_score(w, y), rel=1e-10)
         assert found.pearson_r[row].item() == pytest.approx(np.corrcoef(y, w)[0, 1], rel=1e-10)
