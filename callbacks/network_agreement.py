@@ -85,9 +85,8 @@ class NetworkAgreement(pl.Callback):
         check_at_least(0, num_latents=num_latents)
         self.noise_levels = noise_grid(noise_levels, t_min, t_max)
         self.images = list(IMAGES) if images is None else images
-        for kind in self.images:
-            if kind not in IMAGES:
-                raise InputError(f"images must be some of {', '.join(IMAGES)}, got {kind!r}")
+        if not self.images or not set(self.images) <= set(IMAGES):
+            raise InputError(f"images must be some of {', '.join(IMAGES)}, got {self.images}")
         self.networks = networks
         self.estimators = with_ideal(estimators)
         self.folder = Path(folder)
@@ -180,7 +179,10 @@ class NetworkAgreement(pl.Callback):
         return self._table.find(self._rows, estimator=estimator, network=network, images=kind, t=t, settings=settings)
 
     def _keep(self, trainer: pl.Trainer, found: list[dict[str, Any]]) -> None:
+        """Add rows to the table. A new network is compared together with finished ones, whose rows stay."""
         for row in found:
+            if self._find(row["images"], row["estimator"], row["network"], row["t"]) is not None:
+                continue
             settings = self._settings[row["estimator"], row["network"]]
             row |= {"seed": self._sampler.seed, "settings": fingerprint(settings)}
             self._rows.append(row)

@@ -105,6 +105,9 @@ def test_bad_sizes_are_refused(estimator, sizes, words):
     reference = ReferenceSet(pixels(12, (1, 6, 6)))
     with pytest.raises(InputError, match=words):
         calibrated_sizes(estimator, {"own": Exact().bind(reference)}, reference, sizes)
+    exact = {"own": Exact().bind(reference)}
+    with pytest.raises(InputError, match="num_latents must be at least 2, got 1"):
+        calibrated_sizes(EquivariantPatch(3), exact, reference, [3], num_latents=1)
     with pytest.raises(InputError, match="networks is empty"):
         calibrated_sizes(EquivariantPatch(3), {}, reference, [3])
 
@@ -163,9 +166,6 @@ def _net():
     [
         ({"sizes": [3, 2]}, ["sizes", "odd", "2"]),
         ({"sizes": [17]}, ["17", "15"]),
-        ({"networks": {}}, ["networks is empty"]),
-        ({"estimator": {"class_path": "lit_knn.estimators.Exact"}}, ["Exact", "size"]),
-        ({"num_latents": 1}, ["num_latents", "1"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

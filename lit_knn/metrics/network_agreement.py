@@ -1,5 +1,6 @@
 """How like a trained network estimators are, over noise levels and in what they sample from the same noise."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,9 +100,9 @@ def check_agreement(
     """Bind the estimators, and call each estimator and network once at noise level t, before any long work.
 
     Raises:
-        InputError: no estimators or no networks; a name in both; an estimator that cannot be used without `x_source`;
-            a network of another shape than the images; num_images < 2, or more than there are training or held-out
-            images.
+        InputError: no estimators or no networks; a name in both, or one that cannot name a file; an estimator that
+            cannot be used without `x_source`; a network of another shape than the images; num_images < 2, or more than
+            there are training or held-out images.
     """
     check_estimators(estimators)
     if not networks:
@@ -109,6 +110,9 @@ def check_agreement(
     for name in networks:
         if name in estimators:
             raise InputError(f"the network {name!r} has the name of an estimator")
+    for name in (*networks, *estimators):
+        if not re.fullmatch(r"[\w.+-]+", name):  # It names files.
+            raise InputError(f"a name must have letters, digits and _.+- only, got {name!r}")
     check_at_least(2, num_images=num_images)
     for kind, images in (("training", reference), ("held-out", held_out)):
         if images is not None and num_images > images.N:
