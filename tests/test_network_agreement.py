@@ -226,6 +226,11 @@ def test_sets_and_networks_that_do_not_fit_are_refused(change, words):
     if "other" in change.get("networks", {}):
         change = {"networks": {"other": Network(write_own("colour.ckpt", image_channels=3), UNet(3, **SMALL_UNET))}}
     reference, held_out = (ReferenceSet(pixels(n, (1, 6, 6))) for n in (30, 20))
-    options = {"networks": {"net": Exact().bind(reference)}, "estimators": {"Wiener": Wiener()}, **change}
+    options = {
+        "networks": {"net": Exact().bind(reference)},
+        "estimators": {"Wiener": Wiener()},
+        "num_images": 20,
+        **change,
+    }
     with pytest.raises(InputError, match=words):
         network_agreement(reference=reference, held_out=held_out, noise_levels=[1.0], **options)
