@@ -158,7 +158,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.usefixtures("_files")
-def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_again(calls, monkeypatch, capsys):
+def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_again(calls, monkeypatch, caplog):
     # The first run stops in the middle of the sampling.
     with monkeypatch.context() as patch:
         original = SameNoise.draw
@@ -180,7 +180,7 @@ def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_agai
     assert sum(calls) == 1 + 12 * 3 * 2
     assert table()[: len(rows)] == rows
     assert len(table()) == 2 * len(rows)
-    assert "nearest" in capsys.readouterr().err
+    assert "nearest" in caplog.text
     folder = Path("runs/figure5_digits/version_1")
     assert {row["network"] for row in table(folder / "same_noise.csv")} == {"one", "two"}
     assert {row["num_networks"] for row in table(folder / "network_agreement.csv") if row["images"] != "generated"} == {
