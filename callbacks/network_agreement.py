@@ -125,8 +125,8 @@ class NetworkAgreement(pl.Callback):
             return
         num_generated = self.num_images if GENERATED in self.images else 0
         generated = self._samples(trainer, self.networks, max(num_generated, self.num_latents))
-        rows = self._compare(trainer, generated if num_generated else {})
         samples = self._samples(trainer, self.estimators, self.num_latents)
+        rows = self._compare(trainer, generated if num_generated else {})
         if trainer.is_global_zero:
             self._show(trainer, Path(log_dir or self.folder), rows, samples, generated)
 

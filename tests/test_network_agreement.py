@@ -13,6 +13,7 @@ from sklearn.metrics import r2_score
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, Network, OneSample, PatchPosterior, Wiener
 from lit_knn.metrics import agreement, network_agreement
+from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.network_agreement import nearest, over_networks
 from lit_knn.metrics.same_noise import SameNoise
 from lit_knn.nets import UNet
@@ -159,27 +160,27 @@ def calls(monkeypatch):
 
 @pytest.mark.usefixtures("_files")
 def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_again(calls, monkeypatch, caplog):
-    # The first run stops in the middle of the sampling.
+    # The first run stops before its last comparison, which is of the generated images at t = 3.
     with monkeypatch.context() as patch:
-        original = SameNoise.draw
+        original = NoisyLatents.batch
 
-        def stop(self, estimator, num, advance):
-            assert not isinstance(estimator, Wiener)
-            return original(self, estimator, num, advance)
+        def stop(self, numbers, t):
+            assert t < 1 or self.reference.N in (60, 20)
+            return original(self, numbers, t)
 
-        patch.setattr(SameNoise, "draw", stop)
+        patch.setattr(NoisyLatents, "batch", stop)
         with pytest.raises(AssertionError):
             main(arguments())
     rows = table()
-    images = ("training", "held_out", "generated")
     keys = {(row["estimator"], row["network"], row["images"], row["t"]) for row in rows}
-    assert keys == {(e, "one", i, t) for e in ("Patch", "Wiener", "Exact") for i in images for t in ("0.3", "3.0")}
+    points = {(i, t) for i in ("training", "held_out", "generated") for t in ("0.3", "3.0")} - {("generated", "3.0")}
+    assert keys == {(e, "one", *point) for e in ("Patch", "Wiener", "Exact") for point in points}
     calls.clear()
     main(arguments(networks={**SMALL["networks"], "two": network("two.ckpt")}))
-    # One call of the check, and those of the new network: 2 batches for each of 3 kinds and 2 levels.
-    assert sum(calls) == 1 + 12 * 3 * 2
+    # Only the check, the missing comparison, and those of the new network: nothing is sampled again.
+    assert sum(calls) == 1 + 12 + 12 * 3 * 2
     assert table()[: len(rows)] == rows
-    assert len(table()) == 2 * len(rows)
+    assert len(table()) == 3 * 2 * 3 * 2
     assert "nearest" in caplog.text
     folder = Path("runs/figure5_digits/version_1")
     assert {row["network"] for row in table(folder / "same_noise.csv")} == {"one", "two"}
