@@ -32,7 +32,7 @@ from lit_knn.metrics.network_agreement import (
 from lit_knn.metrics.same_noise import SameNoise, StoredSamples, same_noise, same_noise_table
 from lit_knn.results import ResultsTable, Row, write_rows
 from lit_knn.settings import describe, fingerprint
-from lit_knn.training.run import check_new, data_reference, measuring_bar, save_picture, show_figure
+from lit_knn.training.run import check_new, data_reference, held_out_reference, measuring_bar, save_picture, show_figure
 
 CSV_NAME, CURVES, SAME_NOISE = "network_agreement.csv", "network_agreement", "same_noise"
 GRID_SAMPLES = 8
@@ -102,7 +102,7 @@ class NetworkAgreement(pl.Callback):
             raise InputError(f"NetworkAgreement: needs the model LitEstimator, got {type(pl_module).__name__}")
         device = trainer.strategy.root_device
         self._reference = data_reference("NetworkAgreement", trainer).to(device)
-        self._held_out = getattr(trainer.datamodule, "held_out_reference", None) if HELD_OUT in self.images else None
+        self._held_out = held_out_reference(trainer) if HELD_OUT in self.images else None
         if HELD_OUT in self.images and self._held_out is None:
             raise InputError("NetworkAgreement: images has held_out, but the data holds out none; set data.held_out")
         if self._held_out is not None:
@@ -142,9 +142,9 @@ class NetworkAgreement(pl.Callback):
             for name, images in found.items():
                 if images is None:
                     bar.set_description(f"Samples of {name}")
-                    found[name] = self._sampler.draw(parts[name], num, bar.update)
+                    found[name] = drawn = self._sampler.draw(parts[name], num, bar.update)
                     if trainer.is_global_zero:
-                        stored.store(paths[name], found[name])
+                        stored.store(paths[name], drawn)
         return {name: images.to(self._reference.device) for name, images in found.items() if images is not None}
 
     def _compare(self, trainer: pl.Trainer, generated: dict[str, Tensor]) -> list[Row]:

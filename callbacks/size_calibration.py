@@ -102,7 +102,7 @@ class SizeCalibration(pl.Callback):
                 hashes = {size: fingerprint(self._describe(network, own)) for size, own in self.made.items()}
                 for visited in trajectories(network, self._source, self.num_latents):
                     for size, own in self.made.items():
-                        key = {"network": name, "size": size, "t": visited.t, "settings": hashes[size]}
+                        key: Row = {"network": name, "size": size, "t": visited.t, "settings": hashes[size]}
                         row = self._table.find(self._finished, **key)
                         if row is None:
                             (measured,) = compare_sizes({size: own}, visited, self._source.seed)
