@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from lit_knn.errors import prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.generative_models import DiffusionModel
+from lit_knn.generative_models.diffusion import check_process
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.schedules import NoiseGrid, check_log_normal, log_normal_sigmas
+from lit_knn.theory.noise import EDM_PROCESS, Process
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.base import check_positive, check_preconditioning, checked_grid
 from lit_knn.training.conditioning import Conditioning
@@ -54,6 +56,9 @@ class LitEDM(PosteriorRegression):
         rho: exponent of the sampler's grid.
         sampling_steps: steps of the Heun sampler, for pictures and `predict`.
         sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        process: noise process whose probability flow the sampler integrates: `lit_knn.theory.noise.EDM`, `VP` or
+            `LinearInterpolant`; null for EDM's. The network is the same, because every process divided by its scale is
+            EDM's (ap:general_diffusion).
         measure_target: at validation, log `val/target_mse`: the squared error per dimension of the target, against
             the exact posterior mean. This costs one call of `ExactFloat64` per batch.
         seed: first part of the key of every random draw.
@@ -82,18 +87,21 @@ class LitEDM(PosteriorRegression):
         rho: float = 7.0,
         sampling_steps: int = 18,
         sampling_class: int | None = None,
+        process: Process | None = None,
         measure_target: bool = True,
         seed: int = 0,
     ) -> None:
         conditioning = Conditioning("LitEDM", net, class_conditional, sampling_class)
         grid = checked_grid("LitEDM", sigma_min, sigma_max, rho)
         super().__init__(net, estimator, grid, conditioning, augmentation, warped)
-        self.save_hyperparameters(ignore=["net", "estimator", "augmentation"])
+        self.save_hyperparameters(ignore=["net", "estimator", "augmentation", "process"])
         self.denoiser = EDMPrecond(net, sigma_data)
         self.check_training_options()
         check_positive("LitEDM", P_std=P_std, sigma_data=sigma_data, sampling_steps=sampling_steps)
         with prefixed("LitEDM"):
             grid.descending(sampling_steps)
+            self.sampling_process = EDM_PROCESS if process is None else process
+            check_process(self.sampling_process, grid)
             check_log_normal(P_mean, P_std)
 
     @property
@@ -131,4 +139,5 @@ class LitEDM(PosteriorRegression):
     def generative_model(self) -> DiffusionModel:
         """See `EstimatorTraining.generative_model`."""
         h = self.hparams
-        return DiffusionModel(self.denoiser, self.known_image_shape(), self.grid, h.sampling_steps, h.sampling_class)
+        options = (self.grid, h.sampling_steps, h.sampling_class, self.sampling_process)
+        return DiffusionModel(self.denoiser, self.known_image_shape(), *options)

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
+from lit_knn.generative_models.diffusion import check_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
+from lit_knn.theory.noise import EDM_PROCESS, Process
 from lit_knn.training.base import SAMPLING_STREAM, check_device, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.run import data_reference
@@ -29,6 +31,7 @@ class LitEstimator(pl.LightningModule):
         rho: exponent of the sampler's grid.
         sampling_steps: steps of the Heun sampler.
         sampling_class: class to sample from a class-conditional `Network`; null draws one for each seed.
+        process: noise process whose probability flow `predict` integrates; see `LitEDM`.
         seed: first part of the key of every random draw.
 
     Raises:
@@ -48,14 +51,17 @@ class LitEstimator(pl.LightningModule):
         rho: float = 7.0,
         sampling_steps: int = 18,
         sampling_class: int | None = None,
+        process: Process | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["estimator"])
+        self.save_hyperparameters(ignore=["estimator", "process"])
         check_positive("LitEstimator", sampling_steps=sampling_steps)
         self.grid = checked_grid("LitEstimator", sigma_min, sigma_max, rho)
         with prefixed("LitEstimator"):
             self.grid.descending(sampling_steps)
+            self.process = EDM_PROCESS if process is None else process
+            check_process(self.process, self.grid)
             if estimator is not None:
                 estimator.check_levels(*self.grid.noise_range())
         self.estimator = estimator
@@ -97,4 +103,5 @@ class LitEstimator(pl.LightningModule):
         labels = self.conditioning.of_samples(seeds, self.device)
         mean = partial(self.estimator.posterior_mean, generator=generator, labels=labels)
         noise = seeded_noise(seeds, self.data_reference().shape, device=self.device)
-        return heun_sampler(mean, noise, h.sampling_steps if num_steps is None else num_steps, self.grid)
+        steps = h.sampling_steps if num_steps is None else num_steps
+        return heun_sampler(mean, noise, steps, self.grid, process=self.process)

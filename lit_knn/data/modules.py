@@ -128,7 +128,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             self._check_parts()
             images, labels = self._loaded()
             if self.held_out or self.train_images is not None:
-                self._split(images, labels)
+                self.reference, self.held_out_reference = self._split(images, labels)
             elif self.sharded:
                 # The annotation names `ReferenceSet`, but callers use only `Reference`, which both kinds of set share.
                 self.reference = cast(ReferenceSet, self._shard(torch.as_tensor(images), labels))
@@ -147,8 +147,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
                 f"data.{name}={getattr(self, name)} does not work with {kind}: prepare a file of the wanted images"
             )
 
-    def _split(self, images: Images, labels: Labels) -> None:
-        """Make the two reference sets. Both keep the order of the data."""
+    def _split(self, images: Images, labels: Labels) -> tuple[ReferenceSet, ReferenceSet | None]:
+        """Make the reference set and the held-out set. Both keep the order of the data."""
         wanted = self.held_out + (self.train_images or 1)
         if len(images) < wanted:
             own = f"data.held_out={self.held_out} and data.train_images={self.train_images}"
@@ -156,9 +156,11 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         order = torch.randperm(len(images), generator=keyed_generator("cpu", HELD_OUT, self.seed))
         end = None if self.train_images is None else wanted
         training = order[self.held_out : end].sort().values
-        self.reference = self._part(images, labels, training, self.index)
-        if self.held_out:
-            self.held_out_reference = self._part(images, labels, order[: self.held_out].sort().values, None)
+        held_out = order[: self.held_out].sort().values
+        return (
+            self._part(images, labels, training, self.index),
+            self._part(images, labels, held_out, None) if self.held_out else None,
+        )
 
     def _part(self, images: Images, labels: Labels, rows: Tensor, index: Index | None) -> ReferenceSet:
         return ReferenceSet(images[rows], index, self.hflip, None if labels is None else labels[rows])

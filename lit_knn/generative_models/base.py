@@ -147,6 +147,24 @@ def check_numbers(**options: object) -> None:
             raise InputError(f"{name} must be a positive number, got {value!r:.80}")
 
 
+def named(option: str, told: object, known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Split {"class": …, …} into the name of a known class and its options."""
+    name = told.get("class") if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not isinstance(name, str) or name not in known:
+        raise InputError(f"{option} must name one of {', '.join(known)} as its class, got {told!r:.80}")
+    return name, without(told, "class")
+
+
+def without(options: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the options except one."""
+    return {option: value for option, value in options.items() if option != name}
+
+
+def is_known(thing: object, known: dict[str, Any]) -> bool:
+    """Tell whether a file can name the class of `thing`."""
+    return known.get(type(thing).__name__) is type(thing)
+
+
 def _check_seeds(seeds: object) -> None:
     """Raise InputError if these are not some non-negative integers; a tensor may have any type of integers."""
     if isinstance(seeds, Tensor):

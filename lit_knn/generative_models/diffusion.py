@@ -2,15 +2,21 @@
 
 from collections.abc import Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_knn.generative_models.base import GenerativeModel, check_numbers
+from lit_knn.errors import InputError
+from lit_knn.generative_models.base import GenerativeModel, check_numbers, is_known, named
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
+from lit_knn.theory.noise import EDM, EDM_PROCESS, VP, LinearInterpolant, Process
+
+# A file can name these processes alone. A file that names none has EDM's.
+PROCESSES: dict[str, type[Process]] = {process.__name__: process for process in (EDM, VP, LinearInterpolant)}
 
 
 class DiffusionModel(GenerativeModel):
@@ -22,6 +28,7 @@ class DiffusionModel(GenerativeModel):
         grid: noise levels of the sampler.
         num_steps: see `GenerativeModel`.
         sampling_class: see `GenerativeModel`.
+        process: the noise process whose probability flow the sampler integrates.
     """
 
     kind = "diffusion"
@@ -34,11 +41,14 @@ class DiffusionModel(GenerativeModel):
         grid: NoiseGrid | None = None,
         num_steps: int = 18,
         sampling_class: int | None = None,
+        process: Process = EDM_PROCESS,
     ) -> None:
         super().__init__(network, image_shape, num_steps, sampling_class)
         check_numbers(sigma_data=network.sigma_data)
         self.grid = NoiseGrid() if grid is None else grid
         self.grid.descending(num_steps)
+        self.process = process
+        check_process(process, self.grid)
 
     @classmethod
     def around(
@@ -49,16 +59,18 @@ class DiffusionModel(GenerativeModel):
         sigma_min: float = 0.002,
         sigma_max: float = 80.0,
         rho: float = 7.0,
+        process: object = None,
         **options: Any,
     ) -> "DiffusionModel":
-        """See `GenerativeModel.around`."""
+        """See `GenerativeModel.around`. `process` is named with its options; None is EDM's."""
         check_numbers(sigma_min=sigma_min, sigma_max=sigma_max, rho=rho)
         grid = NoiseGrid(sigma_min, sigma_max, rho)
-        return cls(EDMPrecond(net, sigma_data), image_shape, grid, **options)
+        made = EDM_PROCESS if process is None else _process(process)
+        return cls(EDMPrecond(net, sigma_data), image_shape, grid, process=made, **options)
 
     def options(self) -> dict[str, Any]:
-        """See `GenerativeModel.options`."""
-        return {
+        """See `GenerativeModel.options`. A user's own process is named "own", because no file can make it."""
+        options: dict[str, Any] = {
             "sigma_data": self.network.sigma_data,
             "sigma_min": self.grid.sigma_min,
             "sigma_max": self.grid.sigma_max,
@@ -66,6 +78,9 @@ class DiffusionModel(GenerativeModel):
             "num_steps": self.num_steps,
             "sampling_class": self.sampling_class,
         }
+        if type(self.process) is not EDM:
+            options["process"] = _named_process(self.process)
+        return options
 
     @property
     def net(self) -> nn.Module:
@@ -81,4 +96,30 @@ class DiffusionModel(GenerativeModel):
         """See `GenerativeModel.draw`."""
         noise = seeded_noise(seeds, self.image_shape, device=self.device)
         assert num_steps is not None
-        return heun_sampler(partial(self.network, class_label=class_label), noise, num_steps, self.grid)
+        denoiser = partial(self.network, class_label=class_label)
+        return heun_sampler(denoiser, noise, num_steps, self.grid, process=self.process)
+
+
+def check_process(process: Process, grid: NoiseGrid) -> None:
+    """Raise InputError if the process does not have the noise levels of the grid."""
+    levels = torch.tensor(grid.noise_range(), dtype=torch.float64)
+    times = process.t_of_sigma(levels)
+    if not torch.allclose(process.sigma(times), levels, rtol=1e-6) or not process.scale(times).isfinite().all():
+        raise InputError(f"process={type(process).__name__} does not reach the noise levels {levels.tolist()}")
+
+
+def _named_process(process: Process) -> dict[str, Any]:
+    if not is_known(process, PROCESSES):
+        return {"class": "own"}
+    return {
+        "class": type(process).__name__,
+        **{name: getattr(process, name) for name in signature(type(process)).parameters},
+    }
+
+
+def _process(told: object) -> Process:
+    name, given = named("process", told, PROCESSES)
+    for option, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{option} must be a number, got {value!r:.80}")
+    return PROCESSES[name](**given)

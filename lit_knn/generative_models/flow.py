@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError
 from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps, FlowSampler, TimeSpan, Velocity
-from lit_knn.generative_models.base import GenerativeModel, check_numbers
+from lit_knn.generative_models.base import GenerativeModel, check_numbers, is_known, named, without
 from lit_knn.nets.flow import OUTPUTS, FlowDenoiser, FlowNetwork
 from lit_knn.sampling import seeded_noise
 from lit_knn.solvers import euler_step, heun_step
@@ -60,13 +60,13 @@ class FlowModel(GenerativeModel):
         **options: Any,
     ) -> "FlowModel":
         """See `GenerativeModel.around`. `output`, `times` and `sampler` are named with their options."""
-        name, given = _named("output", output, OUTPUTS)
+        name, given = named("output", output, OUTPUTS)
         network = OUTPUTS[name](net, **given)
-        name, given = _named("sampler", sampler, SAMPLERS)
+        name, given = named("sampler", sampler, SAMPLERS)
         solver = given.get("solver", "heun_step")
         if not isinstance(solver, str) or solver not in SOLVERS:
             raise InputError(f"solver must be one of {', '.join(SOLVERS)}, got {solver!r:.80}")
-        _check_numbers_of(SAMPLERS[name], _without(given, "solver"))
+        _check_numbers_of(SAMPLERS[name], without(given, "solver"))
         made = SAMPLERS[name](**{**given, **({"solver": SOLVERS[solver]} if "solver" in given else {})})
         if not isinstance(times, dict) or times.keys() != {"low", "high"}:
             raise InputError(f"times must be a dict of low and high, got {times!r:.80}")
@@ -75,11 +75,11 @@ class FlowModel(GenerativeModel):
 
     def options(self) -> dict[str, Any]:
         """See `GenerativeModel.options`. A user's own class is None, because no file can name it."""
-        own = _without(self.network.description(), "output")
+        own = without(self.network.description(), "output")
         return {
-            "output": {"class": type(self.network).__name__, **own} if _is_known(self.network, OUTPUTS) else None,
+            "output": {"class": type(self.network).__name__, **own} if is_known(self.network, OUTPUTS) else None,
             "times": {"low": self.times.low, "high": self.times.high},
-            "sampler": _sampler_options(self.sampler) if _is_known(self.sampler, SAMPLERS) else None,
+            "sampler": _sampler_options(self.sampler) if is_known(self.sampler, SAMPLERS) else None,
             "num_steps": self.num_steps,
             "sampling_class": self.sampling_class,
         }
@@ -120,22 +120,6 @@ def check_steps(sampler: FlowSampler, times: TimeSpan, num_steps: int | None, op
         raise InputError(f"{option} is null, but {name} needs a number of steps")
     else:
         times.descending(num_steps)
-
-
-def _named(option: str, told: object, known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Split {"class": …, …} into the name of a known class and its options."""
-    name = told.get("class") if isinstance(told, dict) else None
-    if not isinstance(told, dict) or not isinstance(name, str) or name not in known:
-        raise InputError(f"{option} must name one of {', '.join(known)} as its class, got {told!r:.80}")
-    return name, _without(told, "class")
-
-
-def _without(options: dict[str, Any], name: str) -> dict[str, Any]:
-    return {option: value for option, value in options.items() if option != name}
-
-
-def _is_known(thing: object, known: dict[str, Any]) -> bool:
-    return known.get(type(thing).__name__) is type(thing)
 
 
 def _sampler_options(sampler: FlowSampler) -> dict[str, Any]:
