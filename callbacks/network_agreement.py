@@ -113,7 +113,9 @@ class NetworkAgreement(pl.Callback):
             check_agreement(
                 self.estimators, self.networks, self._reference, self._held_out, self.num_images, h.sigma_max
             )
-        self._sampler = SameNoise(self._reference, h.sampling_steps, pl_module.grid, self.batch_size, int(h.seed))
+        self._sampler = SameNoise(
+            self._reference, h.sampling_steps, pl_module.grid, self.batch_size, int(h.seed), pl_module.process
+        )
         self._settings = self._describe()
         self._table = self._open_table()
         self._rows = on_first_rank(self._table.load)

@@ -80,7 +80,9 @@ class SizeCalibration(pl.Callback):
         h = pl_module.hparams
         with prefixed("SizeCalibration"):
             check_calibration(self.made, self.networks, reference, self.num_latents, h.sigma_max)
-        self._source = SameNoise(reference, h.sampling_steps, pl_module.grid, self.num_latents, int(h.seed))
+        self._source = SameNoise(
+            reference, h.sampling_steps, pl_module.grid, self.num_latents, int(h.seed), pl_module.process
+        )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

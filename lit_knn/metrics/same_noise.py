@@ -18,6 +18,7 @@ from lit_knn.rng import keyed_generator
 from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
 from lit_knn.settings import describe, fingerprint
+from lit_knn.theory.noise import EDM_PROCESS, Process
 
 # Number of a random stream, the last part of its key.
 SAME_NOISE_STREAM = 14
@@ -35,6 +36,7 @@ class SameNoise:
         grid: the sampler's grid.
         batch_size: latents at a time. A random estimator's draws depend on it.
         seed: first part of the key of an estimator's draws; the latents do not depend on it.
+        process: the noise process whose probability flow is integrated.
     """
 
     reference: ReferenceSet
@@ -42,6 +44,7 @@ class SameNoise:
     grid: NoiseGrid = EDM_GRID
     batch_size: int = 128
     seed: int = 0
+    process: Process = EDM_PROCESS
 
     @property
     def estimates(self) -> int:
@@ -70,6 +73,7 @@ class SameNoise:
             "num_steps": self.num_steps,
             "batch_size": self.batch_size,
             "seed": self.seed,
+            "process": [type(self.process).__name__, str(sorted(vars(self.process).items()))],
             **asdict(self.grid),
         }
 
@@ -84,7 +88,7 @@ class SameNoise:
                 return result
 
             latents = seeded_noise(list(numbers), self.reference.shape, device=device)
-            yield batch, heun_sampler(mean, latents, self.num_steps, self.grid).cpu()
+            yield batch, heun_sampler(mean, latents, self.num_steps, self.grid, process=self.process).cpu()
 
 
 class StoredSamples:

@@ -137,7 +137,8 @@ def trajectories(
         return result
 
     seeds = list(range(first_seed, first_seed + num_latents))
-    heun_sampler(mean, seeded_noise(seeds, source.reference.shape, device=device), source.num_steps, source.grid)
+    latents = seeded_noise(seeds, source.reference.shape, device=device)
+    heun_sampler(mean, latents, source.num_steps, source.grid, process=source.process)
     return list(found.values())
 
 
