@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from lit_knn.figures.style import dress, look
@@ -18,15 +19,14 @@ def size_calibration(rows: Sequence[Mapping[str, Any]], tables: Mapping[str, Map
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    levels = sorted({row["t"] for row in rows})
-    for number, t in enumerate(levels):
+    levels, sizes = sorted({row["t"] for row in rows}), sorted({row["size"] for row in rows})
+    colours = ScalarMappable(LogNorm(levels[0], max(levels[-1], 1.01 * levels[0])), "viridis")
+    for t in levels:
         own = sorted((row["size"], row["mse"]) for row in rows if row["t"] == t)
-        least = min(own, key=lambda point: point[1])
-        colour = colormaps["viridis"](number / max(len(levels) - 1, 1))
-        left.plot(*zip(*own, strict=True), color=colour, linewidth=1.2, label=f"{t:.3g}")
-        left.plot(*least, marker="o", color=colour, markersize=5)
-    dress(left, "y", xlabel="size of the patch, pixels", ylabel="MSE per dimension to the network")
-    left.legend(title="t", fontsize="x-small", ncols=2)
+        left.plot(*zip(*own, strict=True), color=colours.to_rgba(t), linewidth=1.2)
+        left.plot(*min(own, key=lambda point: point[1]), marker="o", color=colours.to_rgba(t), markersize=5)
+    figure.colorbar(colours, ax=left, label="noise level t")
+    dress(left, "y", xlabel="size of the patch, pixels", ylabel="MSE per dimension to the network", xticks=sizes)
     for number, (name, table) in enumerate(tables.items()):
         points = sorted((t, size) for t, size in table.items() if levels[0] / 1.01 <= t <= levels[-1] * 1.01)
         right.step(*zip(*points, strict=True), where="mid", label=name, **look(number))
