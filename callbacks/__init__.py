@@ -7,6 +7,7 @@ from callbacks.hybrid_sampling import HybridSampling
 from callbacks.last_checkpoint import LastCheckpoint
 from callbacks.mean_picture import MeanPicture
 from callbacks.memorisation import Memorisation
+from callbacks.network_agreement import NetworkAgreement
 from callbacks.network_speed import NetworkSpeed
 from callbacks.pixel_frechet_distance import PixelFrechetDistance
 from callbacks.posterior_picture import PosteriorPicture
@@ -16,6 +17,7 @@ from callbacks.run_record import RunRecord
 from callbacks.run_summary import RunSummary
 from callbacks.sample_grid import SampleGrid
 from callbacks.sample_writer import SampleWriter
+from callbacks.size_calibration import SizeCalibration
 
 __all__ = [
     "CheckpointByImages",
@@ -25,6 +27,7 @@ __all__ = [
     "LastCheckpoint",
     "MeanPicture",
     "Memorisation",
+    "NetworkAgreement",
     "NetworkSpeed",
     "PixelFrechetDistance",
     "PosteriorPicture",
@@ -33,5 +36,6 @@ __all__ = [
     "RunSummary",
     "SampleGrid",
     "SampleWriter",
+    "SizeCalibration",
     "StepProgressBar",
 ]

@@ -15,11 +15,11 @@ from lit_knn.flow import LitFlow
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
 from lit_knn.lit_estimator import LitEstimator
-from lit_knn.nets import DDPMpp, UNet
+from lit_knn.nets import ConvResNet, ConvUNet, DDPMpp, UNet
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training.base import EstimatorTraining
 from main import NAMED, main, make_cli
-from tests.networks import write_own, write_published
+from tests.networks import write_own, write_published, write_start
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 PARTS = ("data", "models", "estimators", "trainer", "evaluate")
@@ -44,6 +44,8 @@ def trained_networks(tmp_path, monkeypatch):
     """A folder with the network files that the runs need."""
     monkeypatch.chdir(tmp_path)
     write_own("runs/table2_digits/version_0/checkpoints/last.ckpt", channels=32, augment_dim=9)
+    write_start("runs/conv_resnet_digits/version_0/checkpoints/last.ckpt", ConvResNet(1, channels=48))
+    write_start("runs/conv_unet_digits/version_0/checkpoints/last.ckpt", ConvUNet(1, multipliers=(1, 2)))
     write_published("data/edm-cifar10-32x32-uncond-vp.pkl")
 
 

@@ -27,11 +27,17 @@ UNET = {"class_path": "lit_knn.nets.UNet"}
 UNET["init_args"] = {"in_channels": 1, "channels": 8, "multipliers": [1, 2], "blocks": 1}
 NETWORK = {"class_path": "lit_knn.estimators.Network", "init_args": {"path": "network.ckpt", "net": UNET}}
 SWEEP = {"estimators": {"KNN": KNN}, "t_switch": [1.0], "num_samples": 10, "num_steps": 3, "batch_size": 5}
+AGREEMENT = {"networks": {"one": NETWORK}, "estimators": {}, "noise_levels": [0.5, 5.0], "folder": "agreement"}
+AGREEMENT |= {"images": ["training", "generated"], "num_images": 10, "num_latents": 8, "batch_size": 6}
+PATCHES = {"class_path": "lit_knn.estimators.PatchPosterior"}
+SIZES = {"networks": {"one": NETWORK}, "estimator": PATCHES, "sizes": [2, 4], "folder": "sizes", "num_latents": 4}
 FIDELITY = {"num_samples": 12, "batch_size": 6, "extra_metrics": ["kid", "precision", "recall"], "kid_subset_size": 6}
 MEASURING = {
     "EstimatorError": {"estimators": {"KNN": KNN, "STF": STF}, "noise_levels": [0.5, 5.0], "num_z": 30, "repeats": 2},
     "MeanPicture": {"estimators": {"KNN": KNN, "STF": STF}, "noise_levels": [0.5, 5.0], "num_images": 1},
     "HybridSampling": {**SWEEP, "network": NETWORK, "folder": "sweep", "extractor": PIXELS, "cache_dir": None},
+    "NetworkAgreement": AGREEMENT,
+    "SizeCalibration": SIZES,
     "Memorisation": {"num_samples": 12, "batch_size": 6},
     "Fidelity": {**FIDELITY, "extractor": PIXELS, "cache_dir": "cache"},
     "PixelFrechetDistance": {"num_samples": 12, "batch_size": 6},

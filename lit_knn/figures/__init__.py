@@ -7,9 +7,13 @@ from lit_knn.figures.figure3 import figure3
 from lit_knn.figures.figure4 import figure4
 from lit_knn.figures.figure5 import figure5
 from lit_knn.figures.image_grid import image_grid, pair_grid
+from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.figures.save import save_figure
+from lit_knn.figures.size_calibration import size_calibration
 
 __all__ = [
+    "agreement_curves",
+    "agreement_grid",
     "average_curve",
     "checkpoint_curve",
     "figure1",
@@ -19,5 +23,7 @@ __all__ = [
     "figure5",
     "image_grid",
     "pair_grid",
+    "same_noise_boxes",
     "save_figure",
+    "size_calibration",
 ]

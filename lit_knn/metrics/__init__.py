@@ -1,5 +1,6 @@
 """Metrics of estimators and of generated samples."""
 
+from lit_knn.metrics.agreement import Agreement, agreement
 from lit_knn.metrics.error_curve import ErrorCurve, error_curve
 from lit_knn.metrics.estimator_error import (
     ErrorTerms,
@@ -31,9 +32,12 @@ from lit_knn.metrics.memorisation import (
     memorisation,
     nearest_images,
 )
+from lit_knn.metrics.network_agreement import network_agreement
 from lit_knn.metrics.samples import measure_samples
+from lit_knn.metrics.size_calibration import calibrated_sizes
 
 __all__ = [
+    "Agreement",
     "DINOv2",
     "EfficientNetLite0",
     "ErrorCurve",
@@ -49,7 +53,9 @@ __all__ = [
     "MemorisationMetric",
     "NearestImages",
     "Pixels",
+    "agreement",
     "bias_share",
+    "calibrated_sizes",
     "error_curve",
     "error_terms",
     "frechet_distance",
@@ -63,6 +69,7 @@ __all__ = [
     "measure_samples",
     "memorisation",
     "nearest_images",
+    "network_agreement",
     "precision_recall",
     "share_and_error",
 ]

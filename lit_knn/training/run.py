@@ -48,6 +48,11 @@ def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False
     return reference
 
 
+def held_out_reference(trainer: pl.Trainer) -> ReferenceSet | None:
+    """Return the images that the run's data module holds out of its reference set, or None if there are none."""
+    return getattr(getattr(trainer, "datamodule", None), "held_out_reference", None)
+
+
 def run_seed(pl_module: pl.LightningModule) -> int:
     """Return the seed of the run, which is the option `--seed_everything`."""
     hparams: Any = pl_module.hparams

@@ -1,0 +1,225 @@
+"""How like a trained network estimators are, over noise levels and in what they sample from the same noise."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_knn.distributed import own_batches
+from lit_knn.errors import InputError
+from lit_knn.estimators import Estimator, Exact
+from lit_knn.metrics.agreement import MEASURES, agreement
+from lit_knn.metrics.estimator_error import LatentMeans
+from lit_knn.metrics.latents import NoisyLatents, check_at_least, check_estimators, try_estimator
+from lit_knn.metrics.progress import progress_bar
+from lit_knn.metrics.same_noise import SameNoise, pairs, same_noise
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+from lit_knn.sampling import EDM_GRID
+from lit_knn.schedules import NoiseGrid
+
+# Number of a random stream, the last part of its key.
+AGREEMENT_STREAM = 13
+TRAINING, HELD_OUT, GENERATED = "training", "held_out", "generated"
+IMAGES = (TRAINING, HELD_OUT, GENERATED)
+"""Images that noise is added to: of the training set, not of it, and sampled by the networks."""
+IDEAL = "Exact"
+
+Row = dict[str, Any]
+
+
+def network_agreement(
+    estimators: Mapping[str, Estimator],
+    networks: Mapping[str, Estimator],
+    reference: ReferenceSet,
+    noise_levels: Sequence[float],
+    *,
+    held_out: ReferenceSet | None = None,
+    num_images: int = 256,
+    num_steps: int = 18,
+    grid: NoiseGrid = EDM_GRID,
+    batch_size: int = 128,
+    seed: int = 0,
+) -> tuple[list[Row], list[Row]]:
+    """Compare estimators with networks. Shows a progress bar on a terminal.
+
+    Args:
+        estimators: by name; `Exact`, the ideal denoiser, is added unless an estimator has that name.
+        networks: trained networks by name, for instance `lit_knn.estimators.Network`.
+        reference: the training set, which the estimators are bound to.
+        noise_levels: levels t at which the posterior means are compared.
+        held_out: images that no network was trained on; None leaves them out.
+        num_images: number of images of each kind, and of latents that are sampled from.
+        num_steps: levels of EDM's sampler.
+        grid: the sampler's grid.
+        batch_size: latents at a time.
+        seed: first part of the key of every draw, except of the sampled latents.
+
+    Returns:
+        Rows of `compare_at` for the kinds of images and the noise levels, with the kind as `images`; and rows of
+        `same_noise`.
+
+    Raises:
+        InputError: as `check_agreement`.
+    """
+    estimators = with_ideal(estimators)
+    check_agreement(estimators, networks, reference, held_out, num_images, max(*noise_levels, grid.sigma_max))
+    names, per_estimate = (*estimators, *networks), len(estimators) * len(noise_levels)
+    kinds = 1 + (held_out is not None) + len(networks)
+    sampler = SameNoise(reference, num_steps, grid, batch_size, seed)
+    total = num_images * (len(names) * sampler.estimates + kinds * per_estimate)
+    rows: list[Row] = []
+    with progress_bar(total, "Network agreement", " estimates") as bar:
+        samples = {
+            name: sampler.draw(part, num_images, bar.update) for name, part in {**estimators, **networks}.items()
+        }
+        generated = {name: samples[name] for name in networks}
+        for kind, whose, x in image_sets(networks, {TRAINING: reference, HELD_OUT: held_out}, generated):
+            latents = NoisyLatents(x, num_images, seed)
+            for t in noise_levels:
+                found = compare_at(estimators, whose, latents, t, batch_size, bar.update)
+                rows += [{**row, "images": kind} for row in found]
+    return rows, same_noise({name: samples[name] for name in estimators}, generated)
+
+
+def with_ideal(estimators: Mapping[str, Estimator]) -> dict[str, Estimator]:
+    """Add the ideal denoiser, whose samples are training images, as what every estimator is compared with."""
+    return {**estimators} if IDEAL in estimators else {**estimators, IDEAL: Exact()}
+
+
+def check_agreement(
+    estimators: Mapping[str, Estimator],
+    networks: Mapping[str, Estimator],
+    reference: ReferenceSet,
+    held_out: ReferenceSet | None,
+    num_images: int,
+    t: float,
+) -> None:
+    """Bind the estimators, and call each estimator and network once at noise level t, before any long work.
+
+    Raises:
+        InputError: no estimators or no networks; a name in both, or one that cannot name a file; an estimator that
+            cannot be used without `x_source`; a network of another shape than the images; num_images < 2, or more than
+            there are training or held-out images.
+    """
+    check_estimators(estimators)
+    if not networks:
+        raise InputError("networks is empty; name at least one")
+    for name in networks:
+        if name in estimators:
+            raise InputError(f"the network {name!r} has the name of an estimator")
+    for name in (*networks, *estimators):
+        if not re.fullmatch(r"[\w.+-]+", name):  # It names files.
+            raise InputError(f"a name must have letters, digits and _.+- only, got {name!r}")
+    check_at_least(2, num_images=num_images)
+    for kind, images in (("training", reference), ("held-out", held_out)):
+        if images is not None and num_images > images.N:
+            raise InputError(f"num_images={num_images} is more than the {images.N} {kind} images")
+    for option, parts in (("networks", networks), ("estimators", estimators)):
+        for name, part in parts.items():
+            try_estimator(f"{option}.{name}", part, reference, t)
+
+
+def image_sets(
+    networks: Mapping[str, Estimator], real: Mapping[str, ReferenceSet | None], generated: Mapping[str, Tensor]
+) -> list[tuple[str, dict[str, Estimator], ReferenceSet]]:
+    """List the kinds of images, the networks that are compared on them, and the images.
+
+    All networks see the same real images. Generated images are each network's own.
+
+    Args:
+        networks: by name.
+        real: images by kind; None leaves a kind out.
+        generated: samples by network.
+    """
+    sets = [(kind, dict(networks), x) for kind, x in real.items() if x is not None]
+    return sets + [(GENERATED, {name: networks[name]}, ReferenceSet(x)) for name, x in generated.items()]
+
+
+@torch.no_grad()
+def compare_at(
+    estimators: Mapping[str, Estimator],
+    networks: Mapping[str, Estimator],
+    latents: NoisyLatents,
+    t: float,
+    batch_size: int,
+    advance: Callable[[int], Any] = lambda estimates: None,
+) -> list[Row]:
+    """Compare the posterior means at z = x + tε. All ranks must call it; they split the latents and get the same rows.
+
+    An estimator's random draws are the same at all noise levels.
+
+    Args:
+        estimators: bound, by name.
+        networks: by name.
+        latents: noisy images.
+        t: noise level.
+        batch_size: latents at a time.
+        advance: called with the number of estimates after each batch of them.
+
+    Returns:
+        A row for each pair of `estimator` and `network`: `t`, `num_images`, and the means over the latents of each
+        measure of `Agreement`, with standard errors over the latents (`_se`).
+    """
+    device, num = latents.reference.device, len(latents.ids)
+    means = {pair: LatentMeans(MEASURES).to(device) for pair in pairs(estimators, networks)}
+    for batch, numbers in own_batches(num, batch_size):
+        z, _ = latents.batch(numbers, t)
+        wanted = {name: network.posterior_mean(z, t) for name, network in networks.items()}
+        for name, estimator in estimators.items():
+            generator = keyed_generator(device, latents.seed, batch, AGREEMENT_STREAM)
+            mean = estimator.posterior_mean(z, t, generator=generator)
+            for network, own in wanted.items():
+                means[name, network].update(**agreement(mean, own)._asdict())
+            advance(len(z))
+    rows = []
+    for (estimator_name, network), sums in means.items():
+        row: Row = {"estimator": estimator_name, "network": network, "t": t, "num_images": num}
+        for name, (value, error) in sums.compute().items():
+            row |= {name: value, f"{name}_se": error}
+        rows.append(row)
+    return rows
+
+
+def over_networks(rows: Sequence[Row]) -> list[Row]:
+    """Average rows of `compare_at` over the networks, for each estimator, kind of images and noise level.
+
+    Returns:
+        Rows with `estimator`, `images`, `t`, `num_networks`, and for each measure: the mean over the networks; `_se`,
+        the mean of their standard errors over images, which is at least the standard error of the mean, because the
+        networks may share their images; `_low` and `_high`, the least and the largest of the networks' means.
+    """
+    groups: dict[tuple[str, str, float], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["estimator"], row["images"], row["t"]), []).append(row)
+    averaged = []
+    for (estimator, images, t), own in groups.items():
+        made: Row = {"estimator": estimator, "images": images, "t": t, "num_networks": len(own)}
+        for name in MEASURES:
+            values = [row[name] for row in own]
+            errors = [row[f"{name}_se"] for row in own]
+            made |= {name: sum(values) / len(own), f"{name}_se": sum(errors) / len(own)}
+            made |= {f"{name}_low": min(values), f"{name}_high": max(values)}
+        averaged.append(made)
+    return averaged
+
+
+def nearest(rows: Sequence[Row]) -> list[Row]:
+    """Return the row with the least MSE for each kind of images and noise level, of rows of `over_networks`."""
+    best: dict[tuple[str, float], Row] = {}
+    for row in rows:
+        key = (row["images"], row["t"])
+        if key not in best or row["mse"] < best[key]["mse"]:
+            best[key] = row
+    return list(best.values())
+
+
+def nearest_table(rows: Sequence[Row]) -> str:
+    """Write as a table which estimator is nearest to the networks, for people."""
+    lines = [f"{'images':<10} {'t':>8}  {'nearest':<24} {'MSE':>9} {'R²':>8} {'r':>7}"]
+    for row in nearest(rows):
+        numbers = f"{row['mse']:9.2e} {row['r2']:8.4f} {row['pearson_r']:7.4f}"
+        lines.append(f"{row['images']:<10} {row['t']:8.3g}  {row['estimator']:<24} {numbers}")
+    return "\n".join(lines)

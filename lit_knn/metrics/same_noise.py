@@ -1,0 +1,168 @@
+"""What estimators and networks sample from the same noise, and how like it is."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_knn.atomic_files import written_whole
+from lit_knn.distributed import in_every_process, own_batches
+from lit_knn.estimators import Estimator
+from lit_knn.metrics.agreement import agreement, quartiles
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise
+from lit_knn.schedules import NoiseGrid
+from lit_knn.settings import describe, fingerprint
+from lit_knn.theory.noise import EDM_PROCESS, Process
+
+# Number of a random stream, the last part of its key.
+SAME_NOISE_STREAM = 14
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SameNoise:
+    """Samples the latents with the seeds 0, 1, … by EDM's sampler: estimators and networks alike.
+
+    Attributes:
+        reference: the data, which tells the shape of the latents and the device.
+        num_steps: levels of the sampler.
+        grid: the sampler's grid.
+        batch_size: latents at a time. A random estimator's draws depend on it.
+        seed: first part of the key of an estimator's draws; the latents do not depend on it.
+        process: the noise process whose probability flow is integrated.
+    """
+
+    reference: ReferenceSet
+    num_steps: int = 18
+    grid: NoiseGrid = EDM_GRID
+    batch_size: int = 128
+    seed: int = 0
+    process: Process = EDM_PROCESS
+
+    @property
+    def estimates(self) -> int:
+        """Number of estimates for one sample."""
+        return 2 * self.num_steps - 1
+
+    def draw(self, estimator: Estimator, num: int, advance: Callable[[int], Any] = lambda estimates: None) -> Tensor:
+        """Sample the first `num` latents. All ranks must call it; they share the batches and get all samples.
+
+        Args:
+            estimator: an estimator or a network.
+            num: number of latents.
+            advance: called with the number of estimates after each batch of them.
+
+        Returns:
+            (num, *shape), float32, model space, on the device of `reference`.
+        """
+        parts = in_every_process(lambda: [*self._own(estimator, num, advance)])
+        in_order = sorted((part for own in parts for part in own), key=lambda part: part[0])
+        return torch.cat([images for _, images in in_order]).to(self.reference.device)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what samples depend on besides the estimator, in JSON types."""
+        return {
+            "data": {"images": self.reference.fingerprint(), "index": describe(self.reference.index)},
+            "num_steps": self.num_steps,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "process": [type(self.process).__name__, str(sorted(vars(self.process).items()))],
+            **asdict(self.grid),
+        }
+
+    def _own(self, estimator: Estimator, num: int, advance: Callable[[int], Any]) -> Iterator[tuple[int, Tensor]]:
+        device = self.reference.device
+        for batch, numbers in own_batches(num, self.batch_size):
+            generator = keyed_generator(device, self.seed, batch, SAME_NOISE_STREAM)
+
+            def mean(z: Tensor, t: Tensor, generator: torch.Generator = generator) -> Tensor:
+                result = estimator.posterior_mean(z, t, generator=generator)
+                advance(len(z))
+                return result
+
+            latents = seeded_noise(list(numbers), self.reference.shape, device=device)
+            yield batch, heun_sampler(mean, latents, self.num_steps, self.grid, process=self.process).cpu()
+
+
+class StoredSamples:
+    """Samples in files: what a run has drawn, the next run of the same settings reads.
+
+    Args:
+        folder: keeps a NumPy file for each estimator, number and settings.
+        source: draws samples that are missing.
+    """
+
+    def __init__(self, folder: Path, source: SameNoise) -> None:
+        self.folder, self.source = folder, source
+
+    def path(self, name: str, estimator: Estimator, num: int) -> Path:
+        """Return the file of an estimator's samples; the name is for people, and the hash knows the settings."""
+        settings = {"estimator": describe(estimator), **self.source.settings(), "num": num}
+        return self.folder / f"{name}_{fingerprint(settings)}.npy"
+
+    def load(self, path: Path, num: int) -> Tensor | None:
+        """Read samples; return None if there are none, or only a damaged file."""
+        try:
+            images = torch.from_numpy(np.load(path, allow_pickle=False))
+        except (OSError, EOFError, ValueError, TypeError):
+            return None
+        shape = (num, *self.source.reference.shape)
+        return images.to(self.source.reference.device) if images.shape == shape and images.is_floating_point() else None
+
+    def store(self, path: Path, images: Tensor) -> None:
+        """Write samples completely or not at all; only one rank may call this."""
+        with written_whole(path) as partial:
+            np.save(partial, images.cpu().numpy())
+
+
+def same_noise(samples: Mapping[str, Tensor], network_samples: Mapping[str, Tensor]) -> list[Row]:
+    """Compare samples of estimators with those of networks from the same latents.
+
+    Args:
+        samples: (n, *shape) of each estimator, by name.
+        network_samples: the same of each network. If one has more samples, its first ones are compared.
+
+    Returns:
+        A row for each pair of `estimator` and `network`: the number `num_latents`, and for each measure of `Agreement`
+        its quartiles over the latents, `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
+    """
+    rows = []
+    for estimator, network in pairs(samples, network_samples):
+        measured = latent_agreement(samples[estimator], network_samples[network])
+        row: Row = {"estimator": estimator, "network": network, "num_latents": len(measured["mse"])}
+        for name, values in measured.items():
+            row |= dict(zip((f"{name}_q25", f"{name}_median", f"{name}_q75"), quartiles(values), strict=True))
+        rows.append(row)
+    return rows
+
+
+def latent_agreement(samples: Tensor, network_samples: Tensor) -> dict[str, Tensor]:
+    """Return each measure of `Agreement`, (n,), for the latents that both have."""
+    num = min(len(samples), len(network_samples))
+    return agreement(samples[:num], network_samples[:num])._asdict()
+
+
+def same_noise_table(rows: Sequence[Row]) -> str:
+    """Write the medians of `same_noise` as a table, for people."""
+    lines = [
+        f"{'network':<20} {'estimator':<24} {'R²':>8} {'quartiles':>18} {'r':>7} {'r²':>7}   (medians, same noise)"
+    ]
+    for row in rows:
+        quarters = f"{row['r2_q25']:.3f} to {row['r2_q75']:.3f}"
+        numbers = (
+            f"{row['r2_median']:8.3f} {quarters:>18} {row['pearson_r_median']:7.3f} {row['pearson_r2_median']:7.3f}"
+        )
+        lines.append(f"{row['network']:<20} {row['estimator']:<24} {numbers}")
+    return "\n".join(lines)
+
+
+def pairs(estimators: Mapping[str, Any], networks: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List the names of all pairs of an estimator and a network."""
+    return [(estimator, network) for estimator in estimators for network in networks]

@@ -1,0 +1,189 @@
+"""The size of an estimator's patches at each noise level at which its mean is nearest to that of trained networks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError, prefixed
+from lit_knn.estimators import Estimator
+from lit_knn.metrics.agreement import MEASURES, agreement
+from lit_knn.metrics.estimator_error import mean_and_error
+from lit_knn.metrics.latents import check_at_least, try_estimator
+from lit_knn.metrics.progress import progress_bar
+from lit_knn.metrics.same_noise import SameNoise
+from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
+from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise
+from lit_knn.schedules import NoiseGrid
+
+CALIBRATION_STREAM = 15
+# The seeds of calibration begin here: the latents of samples and of `SameNoise`, 0, 1, …, stay for evaluation.
+FIRST_SEED = 10_000_000
+
+Row = dict[str, Any]
+
+
+class Visited(NamedTuple):
+    """A noise level of a network's sampling trajectories.
+
+    Attributes:
+        t: the noise level.
+        z: (n, *shape), where the trajectories are.
+        mean: (n, *shape), the network's posterior means there.
+    """
+
+    t: float
+    z: Tensor
+    mean: Tensor
+
+
+def calibrated_sizes(
+    estimator: Estimator,
+    networks: Mapping[str, Estimator],
+    reference: ReferenceSet,
+    sizes: Sequence[int],
+    *,
+    num_latents: int = 20,
+    num_steps: int = 18,
+    grid: NoiseGrid = EDM_GRID,
+    seed: int = 0,
+) -> tuple[dict[float, int], list[Row]]:
+    """Find for each noise level the size whose posterior mean is nearest to that of networks.
+
+    The rule: at each level of the sampler, the size of least MSE of the posterior mean, averaged over latents z and
+    networks. z are on the networks' own sampling trajectories, which start from other noise than `SameNoise`. Of equal
+    sizes the first counts. Kamb and Ganguli (arXiv 2412.20292, `scales_calibration.py`) take for each z the size whose
+    score has the largest cosine with the network's, and then the median over z.
+
+    Args:
+        estimator: has an argument `size`, such as `EquivariantPatch` and `PatchPosterior`; its own size is ignored.
+        networks: by name.
+        reference: the training set.
+        sizes: the sizes to choose from.
+        num_latents: number of trajectories of each network.
+        num_steps: levels of EDM's sampler.
+        grid: the sampler's grid.
+        seed: first part of the key of an estimator's draws.
+
+    Returns:
+        The table {t: size}, for the argument `size`; and the rows of `compare_sizes`.
+
+    Raises:
+        InputError: as `sized`; no networks; a network or a size that does not fit the images.
+    """
+    made = sized(estimator, sizes)
+    check_calibration(made, networks, reference, num_latents, grid.sigma_max)
+    source = SameNoise(reference, num_steps, grid, num_latents, seed)
+    rows: list[Row] = []
+    total = len(networks) * num_latents * num_steps * len(sizes)
+    with progress_bar(total, "Size calibration", " estimates") as bar:
+        for name, network in networks.items():
+            for visited in trajectories(network, source, num_latents):
+                rows += [{"network": name, **row} for row in compare_sizes(made, visited, seed, bar.update)]
+    return best_sizes(rows), rows
+
+
+def sized(estimator: Estimator, sizes: Sequence[int]) -> dict[int, Estimator]:
+    """Make an estimator of each size; its other settings stay.
+
+    Raises:
+        InputError: no sizes, one size twice, a size that the estimator refuses, or an estimator without an argument
+            `size`.
+    """
+    name, given = type(estimator).__name__, estimator.given()
+    if "size" not in given:
+        raise InputError(f"{name} has no argument size that could be calibrated")
+    if not sizes or len(set(sizes)) < len(sizes):
+        raise InputError(f"sizes must be different numbers, at least one, got {list(sizes)}")
+    with prefixed("sizes"):
+        return {size: type(estimator)(**{**given, "size": size}) for size in sizes}
+
+
+def check_calibration(
+    made: Mapping[int, Estimator],
+    networks: Mapping[str, Estimator],
+    reference: ReferenceSet,
+    num_latents: int,
+    t: float,
+) -> None:
+    """Call each network and each size once at noise level t, before any long work.
+
+    Raises:
+        InputError: no networks, a network of another shape than the images, a size above theirs, or num_latents < 2.
+    """
+    if not networks:
+        raise InputError("networks is empty; name at least one")
+    check_at_least(2, num_latents=num_latents)
+    for name, network in networks.items():
+        try_estimator(f"networks.{name}", network, reference, t)
+    for size, estimator in made.items():
+        try_estimator(f"sizes: {size}", estimator, reference, t)
+
+
+@torch.no_grad()
+def trajectories(
+    network: Estimator, source: SameNoise, num_latents: int, first_seed: int = FIRST_SEED
+) -> list[Visited]:
+    """Sample with a network, and return where its trajectories were at each level of the sampler, descending."""
+    device = source.reference.device
+    found: dict[float, Visited] = {}
+
+    def mean(z: Tensor, t: Tensor) -> Tensor:
+        result = network.posterior_mean(z, t)
+        # A level is visited by the predictor of the last step, and then by the trajectory itself, which replaces it.
+        found[t[0].item()] = Visited(t[0].item(), z, result)
+        return result
+
+    seeds = list(range(first_seed, first_seed + num_latents))
+    latents = seeded_noise(seeds, source.reference.shape, device=device)
+    heun_sampler(mean, latents, source.num_steps, source.grid, process=source.process)
+    return list(found.values())
+
+
+@torch.no_grad()
+def compare_sizes(
+    made: Mapping[int, Estimator],
+    visited: Visited,
+    seed: int = 0,
+    advance: Callable[[int], Any] = lambda estimates: None,
+) -> Iterator[Row]:
+    """Compare the means of all sizes with a network's at one noise level.
+
+    Args:
+        made: bound estimators by size.
+        visited: latents and the network's means.
+        seed: first part of the key of the estimators' draws, which are the same for all sizes and levels.
+        advance: called with the number of estimates after each size.
+
+    Yields:
+        `size`, `t`, `num_latents`, and the mean over latents of each measure of `Agreement` with its standard error.
+    """
+    t, z, mean = visited
+    for size, estimator in made.items():
+        generator = keyed_generator(z.device, seed, CALIBRATION_STREAM)
+        measured = agreement(estimator.posterior_mean(z, t, generator=generator), mean)
+        row: Row = {"size": size, "t": t, "num_latents": len(z)}
+        for name in MEASURES:
+            row[name], row[f"{name}_se"] = mean_and_error(getattr(measured, name))
+        advance(len(z))
+        yield row
+
+
+def best_sizes(rows: Sequence[Row]) -> dict[float, int]:
+    """Return the size of least MSE, averaged over networks, for each noise level, from rows of `compare_sizes`."""
+    curve = calibration_curve(rows)
+    levels = list(dict.fromkeys(row["t"] for row in curve))
+    return {t: min((row for row in curve if row["t"] == t), key=lambda row: row["mse"])["size"] for t in levels}
+
+
+def calibration_curve(rows: Sequence[Row]) -> list[Row]:
+    """Average MSE and R² of rows of `compare_sizes` over networks: a row for each `t` and `size`."""
+    groups: dict[tuple[float, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["t"], row["size"]), []).append(row)
+    return [
+        {"t": t, "size": size, **{name: sum(row[name] for row in own) / len(own) for name in MEASURES}}
+        for (t, size), own in groups.items()
+    ]
