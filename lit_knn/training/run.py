@@ -48,6 +48,21 @@ def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False
     return reference
 
 
+def compared_reference(owner: str, trainer: pl.Trainer, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
+    """Return the real images that samples are compared with: `data_reference`, or the held-out images.
+
+    Raises:
+        InputError: as `data_reference`; with `held_out`, the data module holds no images out.
+    """
+    reference = data_reference(owner, trainer, may_be_sharded)
+    if not held_out:
+        return reference
+    kept = getattr(trainer.datamodule, "held_out_reference", None)  # type: ignore[attr-defined]
+    if kept is None:
+        raise InputError(f"{owner}: held_out=true, but the data holds no images out: set data.held_out to their number")
+    return kept
+
+
 def run_seed(pl_module: pl.LightningModule) -> int:
     """Return the seed of the run, which is the option `--seed_everything`."""
     hparams: Any = pl_module.hparams
