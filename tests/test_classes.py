@@ -18,6 +18,7 @@ from lit_knn.estimators import (
     OneSample,
     StratifiedKNN,
     SubspaceKNN,
+    TopK,
     UniformSNIS,
     Wiener,
 )
@@ -32,6 +33,7 @@ MAKERS = {
     "Exact": Exact,
     "Exact int8": lambda: Exact(),
     "MonteCarlo": lambda: MonteCarlo(n=8),
+    "TopK": lambda: TopK(k=3),
     "UniformSNIS": lambda: UniformSNIS(n=8),
     "STF": lambda: STF(n=8),
     "KNN": lambda: KNN(k=6, n=8),

@@ -18,6 +18,7 @@ from lit_knn.estimators import (
     StratifiedKNN,
     SubspaceKNN,
     Switched,
+    TopK,
     UniformSNIS,
     Wiener,
 )
@@ -43,6 +44,7 @@ OURS = {
     "SubspaceKNN": lambda: SubspaceKNN(r=3, n=8, compute="float32"),
     "Switched": lambda: Switched(Exact(), KNN(k=6, n=8), T),
     "Switched, one sample": lambda: Switched(OneSample(), Wiener(r=3), 2 * T),
+    "TopK": lambda: TopK(k=6),
     "UniformSNIS": lambda: UniformSNIS(n=8),
     "Wiener": lambda: Wiener(r=3),
 }

@@ -25,6 +25,7 @@ from lit_knn.estimators import (
     StratifiedKNN,
     SubspaceKNN,
     Switched,
+    TopK,
     UniformSNIS,
     Wiener,
 )
@@ -48,6 +49,7 @@ ESTIMATORS = {
     "StratifiedKNN": lambda: StratifiedKNN(64, 16),
     "SubspaceKNN": lambda: SubspaceKNN(32, n=16),
     "Switched": lambda: Switched(OneSample(), STF(16), 1.0),
+    "TopK": lambda: TopK(16),
     "UniformSNIS": lambda: UniformSNIS(16),
     "Wiener": lambda: Wiener(32),
 }

@@ -19,6 +19,7 @@ from lit_knn.estimators import (
     OneSample,
     StratifiedKNN,
     SubspaceKNN,
+    TopK,
     UniformSNIS,
     Wiener,
     sampled,
@@ -103,6 +104,7 @@ SAMPLING = {
     "MonteCarlo": lambda: MonteCarlo(16),
     "SubspaceKNN": lambda: SubspaceKNN(16, None, 12, "float32"),
     "CascadeKNN": lambda: CascadeKNN(16, 12, 4, 24),
+    "TopK": lambda: TopK(12),
 }
 
 

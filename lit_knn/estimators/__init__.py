@@ -17,6 +17,7 @@ from lit_knn.estimators.smoothed import Smoothed
 from lit_knn.estimators.stf import STF
 from lit_knn.estimators.subspace_knn import SubspaceKNN
 from lit_knn.estimators.switched import Switched
+from lit_knn.estimators.top_k import TopK
 from lit_knn.estimators.uniform_snis import UniformSNIS
 from lit_knn.estimators.wiener import Wiener
 
@@ -42,6 +43,7 @@ __all__ = [
     "StratifiedKNN",
     "SubspaceKNN",
     "Switched",
+    "TopK",
     "UniformSNIS",
     "Wiener",
 ]
