@@ -36,7 +36,7 @@ from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
 
 HELD_OUT, STEPS, BATCH, SHOWN = 360, 18, 500, 24
-T_SWITCH = (0.2, 0.3, 0.4, 0.6, 1.0, 2.0)
+T_SWITCH = (0.2, 0.3, 0.4, 0.5, 0.6, 1.0, 2.0)
 BELOW: Mapping[str, Callable[[], Estimator]] = {
     "Wiener": lambda: Wiener(64),
     "PatchPosterior(3)": lambda: PatchPosterior(3),
@@ -59,7 +59,7 @@ IN_GRID = (
     *(f"PatchPosterior({size})" for size in (3, 4, 5)),
     "PCALocality(0.05)",
 )
-IN_GRID += ("Exact > 0.2 > Wiener", *(f"Exact > {t} > PatchPosterior(3)" for t in ("0.3", "0.4", "0.6", "1")))
+IN_GRID += ("Exact > 0.2 > Wiener", *(f"Exact > {t} > PatchPosterior(3)" for t in ("0.3", "0.4", "0.5", "0.6")))
 COLUMNS = {"method": str, "t_switch": float, "below": str, "fd_held_out": float, "fd_training": float}
 COLUMNS |= {"copied_fraction": float, "nearest_ratio": float, "precision": float, "recall": float}
 COLUMNS |= {"num_samples": int, "seconds": float}
@@ -167,7 +167,8 @@ def over_t_switch(rows: list[Row]) -> Figure:
         }
         axes.axhline(floor[column], color="black", linestyle="--", linewidth=1)
         dress(axes, "x", xlabel="$t_{\\mathrm{switch}}$", ylabel=label, ylim=(0, None))
-    figure.axes[0].legend(title="below $t_{\\mathrm{switch}}$", fontsize=8)
+        axes.set_xticks(T_SWITCH, [f"{t:g}" for t in T_SWITCH], fontsize=8)
+    figure.axes[1].legend(title="below $t_{\\mathrm{switch}}$", fontsize=8)
     return figure
 
 
@@ -175,9 +176,9 @@ def grid(chosen: Mapping[str, tuple[Draw, float, str]], names: list[str], held_o
     """Show samples from the same seeds, a row for each method, below a row of held-out digits."""
     rows = {"held-out digits": held_out.gather(torch.arange(SHOWN))}
     rows |= {name: chosen[name][0](torch.arange(SHOWN)) for name in names}
-    figure = Figure(figsize=(11, 0.42 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(11, 0.4 * len(rows)), layout="constrained")
     for axes, (name, images) in zip(figure.subplots(len(rows), 1), rows.items(), strict=True):
-        axes.imshow(image_grid(images, SHOWN).permute(1, 2, 0), aspect="auto")
+        axes.imshow(image_grid(images, SHOWN).permute(1, 2, 0))
         axes.set(xticks=[], yticks=[])
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
         axes.spines[:].set_visible(False)
