@@ -13,7 +13,7 @@ from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3
 from lit_knn.metrics.samples import draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import FIDELITY_CSV, keep_aside, read_rows, write_rows
-from lit_knn.training.run import data_reference, measuring_bar
+from lit_knn.training.run import compared_reference, measuring_bar
 
 
 class Fidelity(pl.Callback):
@@ -32,9 +32,12 @@ class Fidelity(pl.Callback):
         cache_dir: folder that keeps the statistics of the data for other runs; null to keep none.
         mirrored: with data that has `hflip`, also count the mirror images as data. Published values do not: their
             statistics leave out mirror images even if training uses them.
+        held_out: compare with the held-out images of the data (`data.held_out`) instead of its training images, which
+            copies would match perfectly. The names of the values then end in `_held_out`.
 
     Raises:
-        InputError: an option out of its range; at `setup`, weights, a package or images are missing or wrong.
+        InputError: an option out of its range; at `setup`, weights, a package or images are missing or wrong, or no
+            images are held out.
     """
 
     def __init__(
@@ -46,14 +49,16 @@ class Fidelity(pl.Callback):
         kid_subset_size: int = 1000,
         cache_dir: str | None = "runs/fidelity_cache",
         mirrored: bool = False,
+        held_out: bool = False,
     ) -> None:
         name = type(self).__name__
         if num_samples < 2:
             raise InputError(f"{name}: num_samples must be at least 2, got {num_samples}")
         self.num_samples = num_samples
+        self.held_out = held_out
         with prefixed(name):
             extractor = InceptionV3() if extractor is None else extractor
-            options = (extra_metrics, kid_subset_size, cache_dir, mirrored)
+            options = (extra_metrics, kid_subset_size, cache_dir, mirrored, held_out)
             self.measure = FidelityMeasure(extractor, batch_size, *options)
         self.last_values: dict[str, float] = {}
 
@@ -78,13 +83,13 @@ class Fidelity(pl.Callback):
         self.last_values = values
         for name, value in values.items():
             # Every rank logs the shared value, so that every rank can monitor it.
-            shown = name in (self.measure.extractor.metric, "inception_score")
+            shown = name in (self.measure.metric, "inception_score")
             pl_module.log(name, value, prog_bar=shown, rank_zero_only=True)
         if trainer.is_global_zero and log_dir is not None:
             self._write(trainer, pl_module, Path(log_dir) / FIDELITY_CSV)
 
     def _reference(self, trainer: pl.Trainer) -> ReferenceSet:
-        return data_reference(type(self).__name__, trainer, may_be_sharded=True)
+        return compared_reference(type(self).__name__, trainer, self.held_out, may_be_sharded=True)
 
     def samples(self, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's share of the samples: seeds (B,) and images (B, *shape)."""
@@ -102,7 +107,7 @@ class Fidelity(pl.Callback):
         rows = read_rows(path) if path.exists() else []
         # The last row must be from this validation, not from an earlier measurement.
         fits = rows and all(rows[-1].get(name) == value for name, value in point.items())
-        if not fits or rows[-1].get(self.measure.extractor.metric):
+        if not fits or rows[-1].get(self.measure.metric):
             rows.append(point)
         rows[-1] |= {name: f"{value:.6g}" for name, value in self.last_values.items()}
         write_rows(path, rows)

@@ -1,4 +1,4 @@
-"""Figure 5: samples of the probability flow, begun by an estimator and finished by a trained network."""
+"""Figure 5: samples of the probability flow, begun by an estimator and finished by a network or another estimator."""
 
 import json
 import re
@@ -28,7 +28,7 @@ from lit_knn.metrics.memorisation import check_search
 from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas
 from lit_knn.settings import describe, fingerprint
-from lit_knn.training.run import check_new, data_reference, measuring_bar, save_picture, show_figure
+from lit_knn.training.run import check_new, compared_reference, data_reference, measuring_bar, save_picture, show_figure
 
 FORWARD = "forward"
 GRID_SAMPLES = 64
@@ -39,7 +39,8 @@ class HybridSampling(pl.Callback):
     """For each t_switch, sample with each estimator down to t_switch and with the network below, and measure samples.
 
     The baseline, `forward`, starts the network from noisy data. The measurements are the distance to the data, the
-    copied fraction and the mean distance to the nearest training image.
+    copied fraction and the mean distance to the nearest training image. Any estimator may take the network's place: an
+    average over images of patches or of neighbourhoods generalises, too (`docs/analytic.md`).
 
     Each finished point is a row of a CSV file in `folder`; a run of the same settings does not compute it again. The
     last column is a hash of estimator, network, data, index and options; the JSON file of that name lists them. At the
@@ -47,7 +48,8 @@ class HybridSampling(pl.Callback):
     which are the same for any number of ranks.
 
     Args:
-        network: integrates below t_switch, a `lit_knn.estimators.Network`.
+        network: integrates below t_switch: a trained `lit_knn.estimators.Network`, or any other estimator that can
+            sample. Random estimators draw apart on both sides of t_switch.
         estimators: integrate above t_switch, by name.
         t_switch: noise levels, each between the model's sigma_min and sigma_max.
         folder: folder that keeps the finished points of all runs, with a grid of samples of each.
@@ -57,10 +59,12 @@ class HybridSampling(pl.Callback):
         extractor: maps samples and data to the features that are compared; null for Inception, whose distance is FID.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
         cache_dir: folder that keeps the statistics of the data for other runs; null to keep none.
+        held_out: measure the distance to the held-out images of the data (`data.held_out`), whose column ends in
+            `_held_out`. The copied fraction and the nearest distance stay those of the training images.
 
     Raises:
         InputError: an option out of its range; at `setup`, a t_switch outside the noise levels, an estimator that
-            cannot sample, or a network that does not fit the data.
+            cannot sample, a network that does not fit the data, or no held-out images.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class HybridSampling(pl.Callback):
         extractor: FeatureExtractor | None = None,
         threshold: float = 1 / 3,
         cache_dir: str | None = "runs/fidelity_cache",
+        held_out: bool = False,
     ) -> None:
         with prefixed("HybridSampling"):
             check_at_least(2, num_samples=num_samples)
@@ -92,12 +97,13 @@ class HybridSampling(pl.Callback):
         self.batch_size = batch_size
         self.threshold = threshold
         extractor = InceptionV3() if extractor is None else extractor
-        self.distance = FidelityMeasure(extractor, batch_size, cache_dir=cache_dir)
+        self.distance = FidelityMeasure(extractor, batch_size, cache_dir=cache_dir, held_out=held_out)
+        self.held_out = held_out
 
     @property
     def metric(self) -> str:
         """Name of the distance, a column of the results."""
-        return self.distance.extractor.metric
+        return self.distance.metric
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Check all settings and find the finished points, before any sample is drawn."""
@@ -112,12 +118,15 @@ class HybridSampling(pl.Callback):
         self._samples = HybridSamples(self.network, reference, self.num_steps, pl_module.grid, h.seed)
         check_new("HybridSampling", trainer, "hybrid_sampling.png", "hybrid_sampling.pdf")
         with prefixed("HybridSampling"):
-            try_estimator("network", self.network, reference, h.sigma_max)
-            for name, estimator in self.estimators.items():
+            parts = {"network": self.network, **{f"estimators.{name}": own for name, own in self.estimators.items()}}
+            for option, estimator in parts.items():
                 if estimator is not None:
-                    try_estimator(f"estimators.{name}", estimator, reference, h.sigma_max)
+                    with prefixed(option):
+                        estimator.check_levels(*pl_module.grid.noise_range())
+                    try_estimator(option, estimator, reference, h.sigma_max)
         check_search(reference)
-        self.distance.prepare(reference, self.num_samples)
+        self._real = compared_reference("HybridSampling", trainer, self.held_out)
+        self.distance.prepare(self._real, self.num_samples)
         self._settings = self._describe()
         self._table = self._open_table()
         finished = on_first_rank(self._table.load)
@@ -148,7 +157,7 @@ class HybridSampling(pl.Callback):
             bar.update(min(len(seeds) * trainer.world_size, bar.total - bar.n))
 
         draw, reference = partial(self._samples.draw, self.estimators[method], t_switch), self._samples.reference
-        options = (self.num_samples, self.batch_size, self.threshold, show, partial(measuring_bar, trainer))
+        options = (self.num_samples, self.batch_size, self.threshold, show, partial(measuring_bar, trainer), self._real)
         measured = measure_samples(draw, reference, self.distance, *options)
         row: Row = {**self._key(point), **measured, "num_samples": self.num_samples, "num_steps": self.num_steps}
         row |= {"seed": self._samples.seed, "seconds": round(time.monotonic() - start, 2)}
@@ -174,6 +183,9 @@ class HybridSampling(pl.Callback):
             "seed": self._samples.seed,
             **asdict(self._samples.grid),
         }
+        if self.held_out:
+            # Without the option, the hash stays that of earlier versions, whose points count as finished.
+            shared["held_out"] = self._real.fingerprint()
         return {
             name: {"estimator": None if estimator is None else describe(estimator), **shared}
             for name, estimator in self.estimators.items()

@@ -61,7 +61,7 @@ class BestCheckpoint(pl.Callback):
     @property
     def metric(self) -> str:
         """Name of the metric; the best checkpoint has the lowest value."""
-        return self.fidelity.measure.extractor.metric
+        return self.fidelity.measure.metric
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Find the checkpoints and their finished measurements, before anything is sampled."""

@@ -67,6 +67,20 @@ def test_an_estimator_draws_anew_in_each_batch_and_for_each_seed_of_the_run_and_
     assert not torch.equal(one, drawn(0, seed=1))
 
 
+def test_below_t_switch_the_draws_are_others_than_above_and_the_same_whatever_is_above():
+    drawn = []
+    for estimator in (Asked(), None):
+        for seed in (0, 1):
+            torch.manual_seed(len(drawn))
+            drawing = samples(seed)
+            drawing.draw(estimator, 3.0, torch.arange(4))
+            drawn.append(drawing.network.drawn)
+            if estimator is not None:
+                assert not any(torch.equal(a, b) for a in drawing.network.drawn for b in estimator.drawn)
+    assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[2], strict=True))
+    assert not torch.equal(drawn[0][0], drawn[1][0])
+
+
 def test_each_batch_has_seeds_of_its_own():
     given = [(seeds.tolist(), images) for seeds, images in draw_samples(lambda seeds: seeds + 100, 7, 3)]
     assert [seeds for seeds, _ in given] == [[0, 1, 2], [3, 4, 5], [6]]

@@ -25,6 +25,7 @@ from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_s
 from lit_knn.reference import ReferenceSet
 
 EXTRA_METRICS = ("kid", "precision", "recall")
+HELD_OUT = "_held_out"
 
 
 class FidelityMeasure:
@@ -40,6 +41,8 @@ class FidelityMeasure:
         kid_subset_size: images of each set in one of KID's 100 subsets.
         cache_dir: folder that keeps the statistics of the real set for other runs; null to keep none.
         mirrored: also count the mirror images of data with `hflip` as real images.
+        held_out: the real images are held out of training. The names of values that compare with them then end in
+            `_held_out`, so that they cannot be taken for distances to the training images.
 
     Raises:
         InputError: an option out of its range, or an unknown metric.
@@ -53,6 +56,7 @@ class FidelityMeasure:
         kid_subset_size: int = 1000,
         cache_dir: str | None = None,
         mirrored: bool = False,
+        held_out: bool = False,
     ) -> None:
         unknown = [name for name in extra_metrics if name not in EXTRA_METRICS]
         if unknown:
@@ -67,8 +71,14 @@ class FidelityMeasure:
         self.kid_subset_size = kid_subset_size
         self.cache_dir = cache_dir
         self.mirrored = mirrored
+        self._suffix = HELD_OUT if held_out else ""
         self._ready = False
         self._real: FeatureStatistics | None = None
+
+    @property
+    def metric(self) -> str:
+        """Name of the distance: the extractor's, and `_held_out` for held-out images."""
+        return self.extractor.metric + self._suffix
 
     def prepare(self, reference: ReferenceSet, num_images: int) -> None:
         """Load the extractor and check that `num_images` images can be compared with the data, before any long work.
@@ -81,7 +91,7 @@ class FidelityMeasure:
         self.extractor.load(reference.shape, "cpu")
         fewest = min(num_images, self._num_real(reference))
         self._check_enough(fewest, num_images)
-        name, num_features = self.extractor.metric, self.extractor.num_features
+        name, num_features = self.metric, self.extractor.num_features
         if fewest <= num_features:
             warn_on_first_rank(
                 f"{name}: {fewest} images give a rank-deficient covariance of {num_features} features; compare it "
@@ -112,7 +122,7 @@ class FidelityMeasure:
         device: torch.device | str = "cpu",
         bar: Bar = progress_bar,
     ) -> dict[str, float]:
-        """Compare images with the data; all ranks call it, after `prepare`.
+        """Compare images with the data, the same in all calls; all ranks call it, after `prepare`.
 
         Args:
             reference: the data.
@@ -123,7 +133,7 @@ class FidelityMeasure:
             bar: makes a progress bar.
 
         Returns:
-            The distance under the extractor's name, the Inception Score and the extra metrics.
+            The distance under the name `metric`, the Inception Score and the extra metrics.
         """
         self.extractor.load(reference.shape, device)
         if not self._ready:
@@ -135,11 +145,15 @@ class FidelityMeasure:
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
         real = self._real
         assert real is not None
-        values = {self.extractor.metric: frechet_distance_of_statistics(generated, real)}
+        values = {self.metric: frechet_distance_of_statistics(generated, real)}
         if generated.logits is not None:
             values |= inception_score(generated.logits)
+        return values | {name + self._suffix: value for name, value in self._extra_values(generated, real).items()}
+
+    def _extra_values(self, generated: FeatureStatistics, real: FeatureStatistics) -> dict[str, float]:
         if generated.features is None or real.features is None:
-            return values
+            return {}
+        values: dict[str, float] = {}
         if "kid" in self.extra_metrics:
             values |= kernel_distance(generated.features, real.features, self.kid_subset_size)
         if {"precision", "recall"} & set(self.extra_metrics):

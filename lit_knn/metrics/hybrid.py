@@ -10,18 +10,20 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.sampling import hybrid_sampler, hybrid_sigmas, integrate_flow, seeded_noise
 from lit_knn.schedules import NoiseGrid
+from lit_knn.solvers import PosteriorMean
 from lit_knn.theory.noise import forward_noise
 
 # Numbers of random streams. The models use other numbers.
-HYBRID_STREAM, FORWARD_STREAM = 10, 11
+HYBRID_STREAM, FORWARD_STREAM, NETWORK_STREAM = 10, 11, 14
 
 
 @dataclass(frozen=True)
 class HybridSamples:
-    """Draws samples that a network finishes from t_switch; an estimator or the data begins them.
+    """Draws samples: an estimator or the data begins them, a network or another estimator ends them from t_switch.
 
     Attributes:
-        network: integrates below t_switch.
+        network: integrates below t_switch: a trained network, or any other estimator. Its draws differ from those above
+            t_switch, and they are the same whatever is above.
         reference: the data.
         num_steps: number of levels of the sampler's grid, without t_switch.
         grid: spacing of the noise levels.
@@ -42,22 +44,28 @@ class HybridSamples:
             estimator: integrates from sigma_max to t_switch. With None, the forward process gives the start at
                 t_switch, as the exact flow does: x + t_switch·ε, with x drawn from the data with replacement.
             t_switch: noise level at which the network takes over.
-            seeds: (B,), seeds of the latents; the draws of an estimator depend on the first.
+            seeds: (B,), seeds of the latents; the draws of the estimators depend on the first.
 
         Returns:
             (B, *shape), float32, model space.
         """
         device, first = self.reference.device, int(seeds[0])
         noise = seeded_noise(seeds, self.reference.shape, device=device)
+        network = self._mean(self.network, first, NETWORK_STREAM)
         if estimator is not None:
-            generator = keyed_generator(device, self.seed, first, HYBRID_STREAM)
-
-            def mean(z: Tensor, t: Tensor) -> Tensor:
-                return estimator.posterior_mean(z, t, generator=generator)
-
-            return hybrid_sampler(mean, self.network.posterior_mean, noise, t_switch, self.num_steps, self.grid)
+            above = self._mean(estimator, first, HYBRID_STREAM)
+            return hybrid_sampler(above, network, noise, t_switch, self.num_steps, self.grid)
         _, below = hybrid_sigmas(t_switch, self.num_steps, self.grid)
         drawn = keyed_generator("cpu", self.seed, first, FORWARD_STREAM)
         ids = torch.randint(self.reference.N, (len(seeds),), generator=drawn)
         z = forward_noise(self.reference.gather(ids.to(device)), t_switch, noise)
-        return integrate_flow(self.network.posterior_mean, z, below).float()
+        return integrate_flow(network, z, below).float()
+
+    def _mean(self, estimator: Estimator, first: int, stream: int) -> PosteriorMean:
+        """Return the estimator's mean as a function of z and t, which draws from the stream of this batch."""
+        generator = keyed_generator(self.reference.device, self.seed, first, stream)
+
+        def mean(z: Tensor, t: Tensor) -> Tensor:
+            return estimator.posterior_mean(z, t, generator=generator)
+
+        return mean

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
@@ -110,7 +110,8 @@ def try_estimator(
         InputError: the estimator refuses the set or its images.
     """
     if estimator.needs_reference:
-        estimator.bind(reference)
+        with prefixed(option):
+            estimator.bind(reference)
     z = torch.zeros(1, *reference.shape, device=reference.device)
     try:
         estimator.posterior_mean(z, t, x_source=z if source else None, labels=labels)

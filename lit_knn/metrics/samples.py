@@ -35,18 +35,20 @@ def measure_samples(
     threshold: float = 1 / 3,
     watch: Callable[[Tensor, Tensor], Any] = lambda seeds, samples: None,
     bar: Bar = progress_bar,
+    real: ReferenceSet | None = None,
 ) -> dict[str, float]:
     """Measure how near samples are to the data and how many are copies; all ranks call it and share the batches.
 
     Args:
         sample: draws samples, on the device of `reference`.
-        reference: the data.
+        reference: the training images, of which samples may be copies.
         distance: compares samples with the data.
         num_samples: number of samples, with the seeds 0 to num_samples − 1.
         batch_size: samples drawn at a time.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
         watch: called with the seeds and samples of each batch of this rank.
         bar: makes the progress bar of the pass over the data.
+        real: the images that `distance` compares with, such as held-out ones; None for `reference`.
 
     Returns:
         The distance by its name, `copied_fraction` and `mean_nearest_distance`.
@@ -59,5 +61,5 @@ def measure_samples(
             watch(seeds, samples)
             yield seeds, samples
 
-    values, metric = distance(reference, batches(), None, reference.device, bar), distance.extractor.metric
-    return {metric: values[metric], **memorisation.compute()}
+    values = distance(real or reference, batches(), None, reference.device, bar)
+    return {distance.metric: values[distance.metric], **memorisation.compute()}

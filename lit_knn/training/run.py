@@ -53,6 +53,21 @@ def held_out_reference(trainer: pl.Trainer) -> ReferenceSet | None:
     return getattr(getattr(trainer, "datamodule", None), "held_out_reference", None)
 
 
+def compared_reference(owner: str, trainer: pl.Trainer, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
+    """Return the real images that samples are compared with: `data_reference`, or the held-out images.
+
+    Raises:
+        InputError: as `data_reference`; with `held_out`, the data module holds no images out.
+    """
+    reference = data_reference(owner, trainer, may_be_sharded)
+    if not held_out:
+        return reference
+    kept = held_out_reference(trainer)
+    if kept is None:
+        raise InputError(f"{owner}: held_out=true, but the data holds no images out: set data.held_out to their number")
+    return kept
+
+
 def run_seed(pl_module: pl.LightningModule) -> int:
     """Return the seed of the run, which is the option `--seed_everything`."""
     hparams: Any = pl_module.hparams
