@@ -176,12 +176,15 @@ def test_the_library_loads_without_the_application():
     code = (
         "import sys, torch, numpy; before = set(sys.modules); "
         "import lit_knn.estimators, lit_knn.solvers, lit_knn.sampling; "
-        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before}); "
+        "import lit_knn.metrics, lit_knn.figures; print(*{name.partition('.')[0] for name in sys.modules})"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(result.stdout.split())
+    loaded, with_figures = (set(line.split()) for line in result.stdout.splitlines())
     assert "lit_knn" in loaded
     assert not loaded & HEAVY
+    # Metrics and figures may load more, but not Lightning.
+    assert not with_figures & {"pytorch_lightning", "lightning", "jsonargparse"}
 
 
 def test_preparing_images_needs_no_torch():
