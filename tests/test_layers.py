@@ -5,9 +5,8 @@ import importlib
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 from lit_knn import estimators
 
@@ -57,12 +56,22 @@ def module_of(path, root=ROOT):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def _nodes(text, top):
+    tree = ast.parse(text)
+    return tree.body if top else list(ast.walk(tree))
+
+
+def nodes_of(path, top=False):
+    """All nodes of a file, or only its statements; most files are read by several rules, and parsed once."""
+    return _nodes(path.read_text(encoding="utf-8"), top)
+
+
 def imports_of(path, top=False, root=ROOT):
     """List every module that a file imports, also inside functions unless `top`; relative imports become absolute."""
     package = module_of(path, root) if path.name == "__init__.py" else module_of(path, root).rpartition(".")[0]
     found = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in tree.body if top else ast.walk(tree):
+    for node in nodes_of(path, top):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -113,31 +122,41 @@ def test_the_rule_sees_an_arrow_that_runs_up(tmp_path):
         assert upward_imports(path, tmp_path) == expected, line
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if layer_of(path)], ids=module_of)
-def test_imports_point_down(path):
-    assert not upward_imports(path)
-    imported = top_level(imports_of(path))
-    assert not imported & {"callbacks", "benchmarks", "main"}
-    if (layer_of(path),) not in LIGHTNING_LAYERS and not any(layer_of(path) in names for names in LIGHTNING_LAYERS):
-        assert not imported & LIGHTNING
-    if path != ROOT / "lit_knn" / FAISS_FILE:
-        assert "faiss" not in imported
+def offences(paths, rule):
+    """What a rule finds in each file, by the names of the files in which it finds something."""
+    return {module_of(path): found for path in paths if (found := sorted(rule(path)))}
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if any(layer_of(path) in names for names in LIGHT_LAYERS)], ids=module_of
-)
-def test_the_library_imports_heavy_packages_where_they_are_used(path):
+def test_imports_point_down():
+    assert not offences([path for path in FILES if layer_of(path)], upward_imports)
+
+
+def foreign_imports(path, root=ROOT):
+    """The top-level imports of packages that this file must not know."""
+    imported = top_level(imports_of(path, root=root))
+    found = imported & {"callbacks", "benchmarks", "main"}
+    if not any(layer_of(path, root) in names for names in LIGHTNING_LAYERS):
+        found |= imported & LIGHTNING
+    return found | (imported & {"faiss"} if path != root / "lit_knn" / FAISS_FILE else set())
+
+
+def test_only_some_files_know_the_application_lightning_and_faiss():
+    assert not offences([path for path in FILES if layer_of(path)], foreign_imports)
+
+
+def test_the_library_imports_heavy_packages_where_they_are_used():
     # torch itself loads tqdm if it is installed, so the next test cannot check it.
-    assert not top_level(imports_of(path, top=True)) & HEAVY
+    light = [path for path in FILES if any(layer_of(path) in names for names in LIGHT_LAYERS)]
+    assert not offences(light, lambda path: top_level(imports_of(path, top=True)) & HEAVY)
 
 
 def test_callbacks_hold_callbacks():
     import pytorch_lightning as pl
 
     for path in sorted((ROOT / "callbacks").glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        public = [node.name for node in tree.body if hasattr(node, "name") and not node.name.startswith("_")]
+        public = [
+            node.name for node in nodes_of(path, top=True) if hasattr(node, "name") and not node.name.startswith("_")
+        ]
         if path.name != "__init__.py":
             assert public, path
             module = importlib.import_module(f"callbacks.{path.stem}")
@@ -157,12 +176,15 @@ def test_the_library_loads_without_the_application():
     code = (
         "import sys, torch, numpy; before = set(sys.modules); "
         "import lit_knn.estimators, lit_knn.solvers, lit_knn.sampling; "
-        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before}); "
+        "import lit_knn.metrics, lit_knn.figures; print(*{name.partition('.')[0] for name in sys.modules})"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(result.stdout.split())
+    loaded, with_figures = (set(line.split()) for line in result.stdout.splitlines())
     assert "lit_knn" in loaded
     assert not loaded & HEAVY
+    # Metrics and figures may load more, but not Lightning.
+    assert not with_figures & {"pytorch_lightning", "lightning", "jsonargparse"}
 
 
 def test_preparing_images_needs_no_torch():
@@ -176,23 +198,34 @@ PRODUCT = [*FILES, *sorted((ROOT / "callbacks").glob("*.py")), *sorted((ROOT / "
 MOST_PARAMETERS = 8
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: module_of(path))
-def test_no_public_function_has_many_parameters(path):
-    # Constructors are shown by --help, an option a line.
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def long_signatures(path):
+    """The public functions with too many parameters; `--help` shows those of constructors, one a line."""
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]
-            assert len(names) <= MOST_PARAMETERS, (node.name, names)
+            if len(names) > MOST_PARAMETERS:
+                yield f"{node.name}({', '.join(names)})"
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: module_of(path))
-def test_no_algorithm_asks_for_a_kind_of_estimator(path):
-    # It asks a property or for a contract, which an estimator kept outside the project may have, too.
-    kinds = set(estimators.__all__) - {"Estimator", "Holdings"}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def test_no_public_function_has_many_parameters():
+    assert not offences(PRODUCT, long_signatures)
+
+
+KINDS = set(estimators.__all__) - {"Estimator", "Holdings"}
+
+
+def questions_of_kind(path):
+    """The `isinstance` that ask for a kind of estimator."""
+    for node in nodes_of(path):
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "isinstance":
             asked = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
-            assert not asked & kinds, ast.unparse(node)
+            if asked & KINDS:
+                yield ast.unparse(node)
+
+
+def test_no_algorithm_asks_for_a_kind_of_estimator():
+    # It asks a property or for a contract, which an estimator kept outside the project may have, too.
+    assert not offences(PRODUCT, questions_of_kind)
 
 
 TESTS = sorted((ROOT / "tests").glob("*.py"))
@@ -201,20 +234,44 @@ FOREIGN = {"_Pickler", "_dumps", "_fc", "_compiled_call_impl", "_extension_cache
 FOREIGN |= {"_is_avx512_bf16_supported", "_base", "_replace", "_asdict", "_fields", "_int_mm"}
 
 
-def private_reads(tree):
+def private_reads(path):
     """The attributes with one leading underscore that are read of anything but `self` and `super()`."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             owner = node.value.func if isinstance(node.value, ast.Call) else node.value
             if getattr(owner, "id", None) not in ("self", "cls", "super"):
                 yield node.attr
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_tests_do_not_lean_on_each_other_or_on_what_is_private(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert not [name for name in imports_of(path) if name.startswith("tests.test_")]
-    assert set(private_reads(tree)) <= FOREIGN
+def leanings(path, root=ROOT):
+    """Imports of other tests, private names, and patches of a name that a string holds."""
+    found = {name for name in imports_of(path, root=root) if name.startswith("tests.test_")}
     # A module is imported, so that a name that has gone is an error; a string would patch nothing.
-    patched = re.findall(r'setattr\(\s*"(?:lit_knn|callbacks|benchmarks|main)\b', path.read_text(encoding="utf-8"))
-    assert not patched
+    text = path.read_text(encoding="utf-8")
+    return found | set(private_reads(path)) - FOREIGN | set(re.findall(PATCH_OF_A_STRING, text))
+
+
+PATCH_OF_A_STRING = r'setattr\(\s*"(?:lit_knn|callbacks|benchmarks|main)\b'
+
+
+def test_tests_do_not_lean_on_each_other_or_on_what_is_private():
+    assert not offences(TESTS, leanings)
+
+
+def test_the_rules_over_files_see_what_they_forbid(tmp_path):
+    path = tmp_path / "lit_knn" / "theory" / "new.py"
+    path.parent.mkdir(parents=True)
+    for rule, line, found in [
+        (foreign_imports, "def f():\n    import main", {"main"}),
+        (foreign_imports, "from callbacks import RunRecord", {"callbacks"}),
+        (foreign_imports, "import pytorch_lightning as pl", {"pytorch_lightning"}),
+        (foreign_imports, "import faiss", {"faiss"}),
+        (leanings, "from tests.test_knn import f", {"tests.test_knn.f", "tests.test_knn"}),
+        (leanings, "other._private; self._own", {"_private"}),
+        (leanings, 'monkeypatch.setattr(\n    "lit_knn.ict.f", g)', {'setattr(\n    "lit_knn'}),
+    ]:
+        path.write_text(line)
+        assert rule(path, tmp_path) == found, line
+    path.write_text("def f(a, b, c, d, e, f, g, h, i): pass\nisinstance(x, (int, KNN))")
+    assert list(long_signatures(path)) == ["f(a, b, c, d, e, f, g, h, i)"]
+    assert list(questions_of_kind(path)) == ["isinstance(x, (int, KNN))"]

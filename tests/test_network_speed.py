@@ -49,7 +49,7 @@ def losses(name, *callbacks, steps=4, lr=1e-2, **trainer_args):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_compiled_and_channels_last_training_is_the_same(name, tmp_path):
-    _, plain = losses(name)
+    usual, plain = losses(name)
     speed = NetworkSpeed(backend="aot_eager")
     model, fast = losses(name, speed, LastCheckpoint(dirpath=str(tmp_path)))
     assert fast == pytest.approx(plain, rel=1e-4)
@@ -59,7 +59,7 @@ def test_compiled_and_channels_last_training_is_the_same(name, tmp_path):
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in convolutions)
     # The checkpoint has the same names as without NetworkSpeed.
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
-    assert set(saved) == set(losses(name, steps=1)[0].state_dict())
+    assert set(saved) == set(usual.state_dict())
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

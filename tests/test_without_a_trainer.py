@@ -1,10 +1,7 @@
 """Figures and metrics from plain Python, as in a notebook, against independently computed numbers."""
 
 import io
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +27,6 @@ from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.reference import ReferenceSet
 from lit_knn.schedules import NoiseGrid
 
-ROOT = Path(__file__).parent.parent
 N, d, n, LEVELS = 40, 3, 16, [0.4, 2.0]
 
 
@@ -146,9 +142,3 @@ def test_a_point_of_figure_5_is_measured(points):
     assert found["mean_nearest_distance"] < 1e-3
     expected = by_scipy(torch.cat(seen).double().numpy(), points.astype(float))
     assert found["fd_pixels"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_metrics_and_figures_load_without_lightning():
-    code = "import sys, lit_knn.metrics, lit_knn.figures; print(*{name.partition('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"pytorch_lightning", "lightning", "jsonargparse"}
