@@ -65,7 +65,8 @@ class RunTable(ResultsTable, Generic[R]):
 
     def check(self, settings: Mapping[R, str]) -> None:
         """Raise InputError if a run in the file has other settings than this command would give it."""
-        for run, known in self.finished().items():
+        for run, rows in self.runs().items():
+            known = str(rows[0]["settings"])
             if settings.get(run, known) != known:
                 raise InputError(
                     f"--output {self.path}: {run} has the settings {known}, this command's are {settings[run]}: give "

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.common import markdown
 from benchmarks.memorisation.picture import Runs, picture
-from benchmarks.memorisation.table import ENOUGH_COPIES, MemorisationTable
+from benchmarks.memorisation.table import MemorisationTable
 from benchmarks.memorisation.times import COPIED_LEVELS, SLACK, generation_time, growth, memorisation_time
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
@@ -30,8 +30,8 @@ def report(table: MemorisationTable) -> str:
     levels = " and ".join(f"{level:.0%}" for level in COPIED_LEVELS)
     parts = [
         f"tau_mem is the step at which {levels} of the samples are copies (interpolated in the logarithm of the step), "
-        f"tau_gen the step at which `fd_pixels` on held-out digits comes within {SLACK:.0%} of the run's least. A run "
-        f"ends with {ENOUGH_COPIES:.0%} copies; the time of one that has not come so far is above its last step.",
+        f"tau_gen the step at which `fd_pixels` on held-out digits comes within {SLACK:.0%} of the run's least. The "
+        "time of a run that has not come so far is above its last step.",
         _runs(runs),
         "Exponents of N with 95 % t-intervals, from all runs whose N has no unfinished time:",
         _exponents(runs),

@@ -91,7 +91,7 @@ def image_sets(N: int, seed: int, held_out: int) -> tuple[ReferenceSet, Referenc
 
 
 def runs_of(estimators: Sequence[str], images: Sequence[int], seeds: int, lengths: Lengths) -> list[Run]:
-    """List the runs, all of seed 0 first, and the small sets first, which memorise soonest.
+    """List the runs, all of seed 0 first, and of each seed the small sets first, which memorise soonest.
 
     Raises:
         InputError: an unknown estimator, fewer images than a batch, or no seed.
@@ -103,4 +103,4 @@ def runs_of(estimators: Sequence[str], images: Sequence[int], seeds: int, length
         raise InputError(f"--images {min(images)} is less than --batch-size {lengths.batch_size}")
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}")
-    return [Run(name, N, seed) for seed in range(seeds) for name in estimators for N in sorted(images)]
+    return [Run(name, N, seed) for seed in range(seeds) for N in sorted(images) for name in estimators]

@@ -23,8 +23,6 @@ COLUMNS: Mapping[str, type] = {
     "settings": str,
     "hardware": str,
 }
-# A run ends when this share of its samples are copies.
-ENOUGH_COPIES = 0.5
 
 
 class MemorisationTable(RunTable[Run]):
@@ -33,15 +31,16 @@ class MemorisationTable(RunTable[Run]):
     Args:
         path: the file.
         last_step: step of the last measurement of a run that never memorises.
+        enough: copied fraction at which a run ends.
     """
 
-    def __init__(self, path: Path, last_step: int) -> None:
+    def __init__(self, path: Path, last_step: int, enough: float) -> None:
         super().__init__(path, Run, COLUMNS)
-        self.last_step = last_step
+        self.last_step, self.enough = last_step, enough
 
     def ended(self, row: Row) -> bool:
         """Tell whether a run is finished with this row."""
-        return int(row["step"]) >= self.last_step or float(row["copied_fraction"]) >= ENOUGH_COPIES
+        return int(row["step"]) >= self.last_step or float(row["copied_fraction"]) >= self.enough
 
     def finished(self) -> dict[Run, str]:
         """See `RunTable.finished`."""
