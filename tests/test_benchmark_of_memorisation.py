@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.memorisation.__main__ import main
 from benchmarks.memorisation.runs import Lengths, Run, image_sets, runs_of
-from benchmarks.memorisation.times import crossing, generation_time, growth, memorisation_time
+from benchmarks.memorisation.times import crossing, generation_time, growth, memorisation_time, overfitting_time, ratio
 from benchmarks.memorisation.training import MeasureCopies
 
 TINY = ["--images", "8", "12", "--estimators", "OneSample", "--seeds", "1", "--first", "1", "--per-doubling", "1"]
@@ -52,9 +52,11 @@ def test_an_interrupted_run_goes_on_and_a_longer_one_too(table, tmp_path, monkey
         patch.setattr(MeasureCopies, "on_validation_epoch_end", interrupted)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             command(path, "--images", "12", "--steps", "2")
-    assert len(numbers(path)) == 1
+    first = path.read_text().splitlines()[1]
     command(path, "--steps", "2")
     assert numbers(path) == numbers(table)
+    # The first row is that of the shorter run, with its time.
+    assert path.read_text().splitlines()[1] == first
     assert len(list(tmp_path.glob("x/*/last.ckpt"))) == 2
 
 
@@ -134,14 +136,20 @@ def test_times_of_curves_that_are_linear_in_the_logarithm_are_exact():
     assert memorisation_time(rows, 0.3) == pytest.approx(800)
     assert math.isnan(memorisation_time(rows, 0.5))
     # The least distance is 2, and 2.2 comes at log2(step / 100) = 3.2.
-    assert generation_time(rows) == pytest.approx(100 * 2**3.2)
+    assert generation_time(rows, "fd_pixels") == pytest.approx(100 * 2**3.2)
     assert crossing([100, 200], [0.3, 0.4], 0.2) == 100
 
 
 def test_a_distance_that_grows_again_has_its_time_on_the_way_down():
-    assert generation_time(rows_of([1, 2, 4, 8, 16], 0.0, np.array([9.0, 5.0, 2.0, 2.1, 7.0]))) == pytest.approx(
-        2 * 2 ** ((5 - 2.2) / 3)
-    )
+    assert generation_time(
+        rows_of([1, 2, 4, 8, 16], 0.0, np.array([9.0, 5.0, 2.0, 2.1, 7.0])), "fd_pixels"
+    ) == pytest.approx(2 * 2 ** ((5 - 2.2) / 3))
+
+
+def test_overfitting_is_an_error_that_has_grown_by_a_tenth_from_its_least():
+    rows = [{"step": step, "held_error": error} for step, error in zip((1, 2, 4, 8), (3.0, 2.0, 2.1, 2.3), strict=True)]
+    assert overfitting_time(rows) == pytest.approx(4 * 2**0.5)
+    assert math.isnan(overfitting_time(rows[:3]))
 
 
 def test_the_exponent_is_that_of_least_squares_with_its_interval():
@@ -168,6 +176,15 @@ def test_an_n_with_a_run_that_has_not_memorised_is_not_in_the_fit():
     found = growth({run: [{"step": value}] for run, value in times.items()}, lambda rows: rows[0]["step"])
     assert (found.exponent, found.points) == (pytest.approx(1), 4)
     assert growth({run: [{"step": value}] for run, value in list(times.items())[:2]}, lambda rows: 3.0) is None
+
+
+def test_ratios_are_geometric_means_over_pairs():
+    times = {Run("OneSample", 100, 0): 8.0, Run("OneSample", 100, 1): 10.0, Run("Exact", 100, 0): 4.0}
+    times |= {Run("OneSample", 200, 0): 8.0, Run("Exact", 200, 0): 16.0, Run("Exact", 200, 1): 1.0}
+    runs = {run: [{"step": value}] for run, value in times.items()}
+    found = ratio(runs, lambda rows: rows[0]["step"], "Exact", "OneSample")
+    assert (found.mean, found.seeds) == (pytest.approx(0), 2)
+    assert found.half_width == pytest.approx(12.7062 * math.log(2))  # the quantile of one degree of freedom
 
 
 def test_a_run_ends_with_enough_copies(tmp_path, monkeypatch):

@@ -43,13 +43,13 @@ class RunTable(ResultsTable, Generic[R]):
 
     Args:
         path: the file; it need not exist.
-        run: a named tuple, whose fields are the first columns.
+        run: the class R of runs, a named tuple, whose fields are the first columns.
         columns: name and type of each column; `settings` holds the fingerprint of a run's settings.
     """
 
-    def __init__(self, path: Path, run: type[R], columns: Mapping[str, type]) -> None:
-        self.run: Any = run
-        super().__init__(path, columns, (*self.run._fields, "step"))
+    def __init__(self, path: Path, run: Any, columns: Mapping[str, type]) -> None:
+        super().__init__(path, columns, (*run._fields, "step"))
+        self.run = run
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def runs(self) -> dict[R, list[Row]]:

@@ -1,21 +1,17 @@
 """Tables and picture of the runs, from the rows alone."""
 
 import math
-from collections.abc import Callable, Sequence
 
 from benchmarks.common import markdown
+from benchmarks.learning_curves.statistics import CONFIDENCE
 from benchmarks.memorisation.picture import Runs, picture
+from benchmarks.memorisation.runs import ESTIMATORS
 from benchmarks.memorisation.table import MemorisationTable
-from benchmarks.memorisation.times import COPIED_LEVELS, SLACK, generation_time, growth, memorisation_time
+from benchmarks.memorisation.times import COPIED_LEVELS, SLACK, TIMES, Slope, growth, ratio
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.figures.save import save_figure
 from lit_knn.results import Row
-
-TIMES: dict[str, Callable[[Sequence[Row]], float]] = {
-    **{f"tau_mem ({level:.0%})": lambda rows, level=level: memorisation_time(rows, level) for level in COPIED_LEVELS},
-    "tau_gen": generation_time,
-}
 
 
 def report(table: MemorisationTable) -> str:
@@ -29,13 +25,17 @@ def report(table: MemorisationTable) -> str:
         raise InputError(f"--report: {table.path} has no rows")
     levels = " and ".join(f"{level:.0%}" for level in COPIED_LEVELS)
     parts = [
-        f"tau_mem is the step at which {levels} of the samples are copies (interpolated in the logarithm of the step), "
-        f"tau_gen the step at which `fd_pixels` on held-out digits comes within {SLACK:.0%} of the run's least. The "
-        "time of a run that has not come so far is above its last step.",
+        f"tau_mem is the step at which {levels} of the samples are copies; tau_gen the step at which `fd_pixels` on "
+        f"held-out digits, or the denoising error there, comes within {SLACK:.0%} of the run's least; "
+        f"tau_over the step at which that error is {SLACK:.0%} above its least again. All are interpolated "
+        "in the logarithm of the step. The time of a run that has not come so far is above its last step.",
         _runs(runs),
-        "Exponents of N with 95 % t-intervals, from all runs whose N has no unfinished time:",
+        f"Exponents of N with {CONFIDENCE:.0%} t-intervals, from the runs of every N whose runs have all come so far:",
         _exponents(runs),
     ]
+    if (ratios := _ratios(runs)) is not None:
+        about = f"Geometric means over pairs of runs with the same N and seed, with {CONFIDENCE:.0%} t-intervals:"
+        parts += [about, ratios]
     text = "\n\n".join(parts)
     with written_whole(table.path.with_suffix(".md")) as partial:
         partial.write_text(f"{text}\n")
@@ -73,11 +73,31 @@ def _told(time: float, last: Row, unit: int = 1) -> str:
     return f"> {int(last['step']) / unit:.4g}" if math.isnan(time) else f"{time / unit:.4g}"
 
 
+def _ratios(runs: Runs) -> str | None:
+    """Compare the last estimator with the first, None if no pair of runs has both."""
+    first, *_, last = ESTIMATORS
+    lines = [["time", f"{last} / {first}", "pairs"]]
+    for name, time in TIMES.items():
+        found = ratio(runs, time, last, first)
+        if found.seeds:
+            ends = [math.exp(found.mean + sign * found.half_width) for sign in (-1, 1)] if found.seeds > 1 else []
+            told = f"{math.exp(found.mean):.2f}" + (" ({:.2f} to {:.2f})".format(*ends) if ends else "")
+            lines.append([name, told, str(found.seeds)])
+    return markdown(lines) if len(lines) > 1 else None
+
+
 def _exponents(runs: Runs) -> str:
     lines = [["estimator", *TIMES]]
     for estimator in dict.fromkeys(run.estimator for run in runs):
         own = {run: rows for run, rows in runs.items() if run.estimator == estimator}
         slopes = [growth(own, time) for time in TIMES.values()]
-        cells = ["" if s is None else f"{s.exponent:.2f} ± {s.half_width:.2f} ({s.points} runs)" for s in slopes]
+        cells = [_exponent(slope) for slope in slopes]
         lines.append([estimator, *cells])
     return markdown(lines)
+
+
+def _exponent(slope: Slope | None) -> str:
+    if slope is None:
+        return ""
+    interval = "" if math.isinf(slope.half_width) else f" ± {slope.half_width:.2f}"
+    return f"{slope.exponent:.2f}{interval} ({slope.points} runs)"

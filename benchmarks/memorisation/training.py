@@ -40,8 +40,9 @@ class Measurements:
 
     def __init__(self, train: ReferenceSet, held_out: ReferenceSet, lengths: Lengths) -> None:
         self.kind, self.train, self.lengths = EDM(), train, lengths
-        self.latents = {"train": train, "held": held_out}
-        self.latents = {name: self.kind.latents(each, lengths.held, HELD) for name, each in self.latents.items()}
+        sets = {"train": train, "held": held_out}
+        # Both have the same noise levels and noise, so that their difference is that of the images.
+        self.latents = {name: self.kind.latents(each, lengths.held, HELD) for name, each in sets.items()}
         self.exact = self.kind.exact_output(self.latents["train"], self.kind.exact().bind(train))
         self.pixels = Pixels()
         self.real = image_statistics(held_out, self.pixels)
@@ -67,7 +68,9 @@ class MeasureCopies(Measure):
         put: called with all rows after each measurement; tells whether the run is finished.
     """
 
-    def __init__(self, measurements: Any, steps: Sequence[int], put: Callable[[list[Row]], bool]) -> None:
+    measurements: Any
+
+    def __init__(self, measurements: Measurements, steps: Sequence[int], put: Callable[[list[Row]], bool]) -> None:
         super().__init__(measurements)
         self.steps, self.put = steps, put
 
