@@ -125,8 +125,10 @@ def test_measurements_are_evenly_spaced_in_the_logarithm_and_runs_come_by_seed()
 
 
 def rows_of(steps, copied=0.0, distance=1.0):
-    columns = np.broadcast_arrays(steps, copied, distance)
-    return [dict(zip(("step", "copied_fraction", "fd_pixels"), row, strict=True)) for row in zip(*columns, strict=True)]
+    """Rows of a run that overfits in its last step."""
+    columns = np.broadcast_arrays(steps, copied, distance, np.where(np.array(steps) < steps[-1], 1.0, 2.0))
+    names = ("step", "copied_fraction", "fd_pixels", "held_error")
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def test_times_of_curves_that_are_linear_in_the_logarithm_are_exact():
@@ -137,6 +139,7 @@ def test_times_of_curves_that_are_linear_in_the_logarithm_are_exact():
     assert math.isnan(memorisation_time(rows, 0.5))
     # The least distance is 2, and 2.2 comes at log2(step / 100) = 3.2.
     assert generation_time(rows, "fd_pixels") == pytest.approx(100 * 2**3.2)
+    assert math.isnan(generation_time(rows[:3], "fd_pixels"))  # The distance may fall further.
     assert crossing([100, 200], [0.3, 0.4], 0.2) == 100
 
 

@@ -50,7 +50,6 @@ def _curves(axes: Axes, runs: Runs, name: str, per_image: bool = False) -> None:
 
 def _times(axes: Axes, runs: Runs) -> None:
     """Draw the times of each run, and the fitted powers of N."""
-    sizes = np.array(sorted({run.N for run in runs}))
     for number, (name, time) in enumerate(TIMES.items()):
         for estimator, fill in zip(LINES, ("full", "none"), strict=True):
             own = {run: rows for run, rows in runs.items() if run.estimator == estimator}
@@ -61,6 +60,8 @@ def _times(axes: Axes, runs: Runs) -> None:
             label = f"{name}, {estimator}" + ("" if slope is None else f": N^{slope.exponent:.2f}")
             axes.plot(*zip(*points, strict=True), MARKERS[number], c=colour, fillstyle=fill, markersize=4, label=label)
             if slope is not None:
-                fitted = slope.factor * sizes**slope.exponent
-                axes.plot(sizes, fitted, color=colour, linestyle=LINES[estimator], linewidth=1)
+                ends = np.array([min(points)[0], max(points)[0]])
+                axes.plot(
+                    ends, slope.factor * ends**slope.exponent, color=colour, linestyle=LINES[estimator], linewidth=1
+                )
     dress(axes, "xy", xlabel="N", ylabel="step", title="times over N")

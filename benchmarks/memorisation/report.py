@@ -13,6 +13,15 @@ from lit_knn.errors import InputError
 from lit_knn.figures.save import save_figure
 from lit_knn.results import Row
 
+LEAST = {"fd_pixels": "least fd_pixels", "held_error": "least held-out error"}
+LAST = {
+    "step": "step",
+    "copied_fraction": "copied fraction",
+    "train_error": "training error",
+    "held_error": "held-out error",
+    "exact_error": "error to the exact mean",
+}
+
 
 def report(table: MemorisationTable) -> str:
     """Write STEM.md and STEM.png beside the table, and return the text of the tables.
@@ -28,7 +37,8 @@ def report(table: MemorisationTable) -> str:
         f"tau_mem is the step at which {levels} of the samples are copies; tau_gen the step at which `fd_pixels` on "
         f"held-out digits, or the denoising error there, comes within {SLACK:.0%} of the run's least; "
         f"tau_over the step at which that error is {SLACK:.0%} above its least again. All are interpolated "
-        "in the logarithm of the step. The time of a run that has not come so far is above its last step.",
+        "in the logarithm of the step. A time that a run has not reached is above its last step; tau_gen is known when "
+        "tau_over is.",
         _runs(runs),
         f"Exponents of N with {CONFIDENCE:.0%} t-intervals, from the runs of every N whose runs have all come so far:",
         _exponents(runs),
@@ -44,33 +54,18 @@ def report(table: MemorisationTable) -> str:
 
 
 def _runs(runs: Runs) -> str:
-    lines = [
-        [
-            "estimator",
-            "N",
-            "seed",
-            *TIMES,
-            "tau_mem / N",
-            "least fd_pixels",
-            "at the end: copied",
-            "fd_pixels",
-            "training error",
-            "held-out error",
-            "error to the exact mean",
-            "last step",
-        ]
-    ]
+    lines = [["estimator", "N", "seed", *TIMES, *LEAST.values(), *(f"{name} at the end" for name in LAST.values())]]
     for run, rows in sorted(runs.items()):
-        last, times = rows[-1], [time(rows) for time in TIMES.values()]
-        cells = [*map(str, run), *(_told(time, last) for time in times), _told(times[0], last, run.N)]
-        cells += [f"{min(float(row['fd_pixels']) for row in rows):.3f}", f"{float(last['copied_fraction']):.1%}"]
-        cells += [f"{float(last[name]):.3f}" for name in ("fd_pixels", "train_error", "held_error", "exact_error")]
-        lines.append([*cells, str(last["step"])])
+        cells = [_told(name, time(rows), rows[-1]) for name, time in TIMES.items()]
+        cells += [f"{min(float(row[name]) for row in rows):.3f}" for name in LEAST]
+        lines.append([*map(str, run), *cells, *(f"{float(rows[-1][name]):.4g}" for name in LAST)])
     return markdown(lines)
 
 
-def _told(time: float, last: Row, unit: int = 1) -> str:
-    return f"> {int(last['step']) / unit:.4g}" if math.isnan(time) else f"{time / unit:.4g}"
+def _told(name: str, time: float, last: Row) -> str:
+    if not math.isnan(time):
+        return f"{time:.0f}"
+    return "not known" if name.startswith("tau_gen") else f"> {last['step']}"
 
 
 def _ratios(runs: Runs) -> str | None:

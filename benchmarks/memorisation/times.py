@@ -59,7 +59,12 @@ def memorisation_time(rows: Sequence[Row], level: float) -> float:
 
 
 def generation_time(rows: Sequence[Row], name: str) -> float:
-    """Return tau_gen: the step at which a column comes within `SLACK` of its least value in the run."""
+    """Return tau_gen: the step at which a column comes within `SLACK` of its least value in the run.
+
+    The least value is known, and the result is not NaN, when the network has begun to overfit.
+    """
+    if math.isnan(overfitting_time(rows)):
+        return math.nan
     values = _column(rows, name)
     return crossing(_column(rows, "step"), [-value for value in values], -(1 + SLACK) * min(values))
 

@@ -70,7 +70,7 @@ class MeasureCopies(Measure):
 
     measurements: Any
 
-    def __init__(self, measurements: Measurements, steps: Sequence[int], put: Callable[[list[Row]], bool]) -> None:
+    def __init__(self, measurements: Any, steps: Sequence[int], put: Callable[[list[Row]], bool]) -> None:
         super().__init__(measurements)
         self.steps, self.put = steps, put
 
