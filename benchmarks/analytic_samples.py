@@ -109,7 +109,7 @@ def measure(draw: Draw, data: Digits, num_samples: int) -> Row:
     start = time.process_time()
     samples = torch.cat([draw(seeds) for seeds in torch.arange(num_samples).split(BATCH)])
     seconds = time.process_time() - start
-    values = {}
+    values: dict[str, float] = {}
     for kept in (False, True):
         distance = FidelityMeasure(Pixels(), extra_metrics=("precision", "recall"), held_out=kept)
         real = held_out if kept else training

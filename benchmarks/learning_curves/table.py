@@ -4,6 +4,7 @@ import fcntl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from benchmarks.learning_curves.grid import Run
 from lit_knn.atomic_files import locked
@@ -33,37 +34,53 @@ COLUMNS: Mapping[str, type] = {
     "settings": str,
     "hardware": str,
 }
-KEY = ("set", "module", "estimator", "seed", "step")
+
+R = TypeVar("R", bound=tuple)
 
 
-class CurveTable(ResultsTable):
-    """Rows of the runs. Several processes may add runs to one file at the same time."""
+class RunTable(ResultsTable, Generic[R]):
+    """Rows of runs, several for each. Several processes may add runs to one file at the same time.
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, COLUMNS, KEY)
+    Args:
+        path: the file; it need not exist.
+        run: the class R of runs, a named tuple, whose fields are the first columns.
+        columns: name and type of each column; `settings` holds the fingerprint of a run's settings.
+    """
+
+    def __init__(self, path: Path, run: Any, columns: Mapping[str, type]) -> None:
+        super().__init__(path, columns, (*run._fields, "step"))
+        self.run = run
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def finished(self) -> dict[Run, str]:
-        """Return the runs in the file with the fingerprint of their settings. A run's rows are written together."""
-        return {run_of(row): str(row["settings"]) for row in self.load()}
+    def runs(self) -> dict[R, list[Row]]:
+        """Return the rows of each run."""
+        runs: dict[R, list[Row]] = {}
+        for row in self.load():
+            runs.setdefault(self.run._make(row[name] for name in self.run._fields), []).append(row)
+        return runs
 
-    def check(self, settings: Mapping[Run, str]) -> None:
+    def finished(self) -> dict[R, str]:
+        """Return the finished runs with the fingerprint of their settings. Here their rows are written together."""
+        return {run: str(rows[0]["settings"]) for run, rows in self.runs().items()}
+
+    def check(self, settings: Mapping[R, str]) -> None:
         """Raise InputError if a run in the file has other settings than this command would give it."""
-        for run, known in self.finished().items():
+        for run, rows in self.runs().items():
+            known = str(rows[0]["settings"])
             if settings.get(run, known) != known:
                 raise InputError(
                     f"--output {self.path}: {run} has the settings {known}, this command's are {settings[run]}: give "
                     "another file, or the options of that run"
                 )
 
-    def add(self, run: Run, rows: Iterable[Row]) -> None:
+    def add(self, run: R, rows: Iterable[Row]) -> None:
         """Add the rows of a finished run, if the file does not have them."""
         with locked(self.path):
             if run not in self.finished():
-                write_rows(self.path, [*self.load(), *({name: row[name] for name in COLUMNS} for row in rows)])
+                write_rows(self.path, [*self.load(), *({name: row[name] for name in self.columns} for row in rows)])
 
     @contextmanager
-    def claimed(self, run: Run, finished_too: bool = False) -> Iterator[bool]:
+    def claimed(self, run: R, finished_too: bool = False) -> Iterator[bool]:
         """Yield whether this process may do the run: no other process is at it, and it is not finished.
 
         With `finished_too`, a finished run may be done again, because its checkpoint is not on this machine.
@@ -81,6 +98,12 @@ class CurveTable(ResultsTable):
             yield finished_too or run not in self.finished()
 
 
-def run_of(row: Row) -> Run:
-    """Return the run of a row."""
-    return Run(str(row["set"]), str(row["module"]), str(row["estimator"]), int(row["seed"]))
+class CurveTable(RunTable[Run]):
+    """Rows of the learning curves.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, Run, COLUMNS)
