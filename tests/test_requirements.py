@@ -17,7 +17,7 @@ def floor(name, requirements):
 
 
 def used_arguments():
-    for folder in ("lit_knn", "callbacks", "benchmarks"):
+    for folder in ("lit_knn", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from callbacks.finite_checkpoint import FiniteCheckpoint
+from lit_knn.callbacks.finite_checkpoint import FiniteCheckpoint
 from lit_knn.errors import InputError
 
 
