@@ -1,4 +1,4 @@
-"""The callbacks by their short name, `callbacks.X`, which configs and scripts of a checkout use: see `lit_knn.callbacks`."""
+"""The callbacks of `lit_knn.callbacks` by the short name `callbacks.X`, for configs and scripts of a checkout."""
 
 from lit_knn.callbacks import *  # noqa: F403
 from lit_knn.callbacks import __all__ as __all__

