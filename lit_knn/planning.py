@@ -1,4 +1,4 @@
-"""Predict the memory of a run, and whether it fits, before the run starts: `python main.py plan -c …`.
+"""Predict the memory of a run, and whether it fits, before the run starts: `lit-knn plan -c …`.
 
 The plan counts data, index, coordinates, weights and optimiser. It does not count activations, which only a run shows.
 """

@@ -31,7 +31,8 @@ def test_the_lowest_pytorch_has_the_arguments_that_are_used():
 
 
 def test_the_lowest_torchvision_belongs_to_the_lowest_pytorch():
-    (_, torch_minor), (_, vision_minor) = (floor(name, PROJECT["dependencies"]) for name in ("torch", "torchvision"))
+    (_, torch_minor) = floor("torch", PROJECT["dependencies"])
+    (_, vision_minor) = floor("torchvision", PROJECT["optional-dependencies"]["train"])
     assert vision_minor == torch_minor + 15
 
 

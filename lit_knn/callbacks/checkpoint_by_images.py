@@ -11,7 +11,7 @@ from lit_knn.errors import InputError
 class CheckpointByImages(FiniteCheckpoint):
     """Keep a checkpoint each time the images seen in training pass a multiple of `every_n_images`.
 
-    `python main.py best --run RUN` measures all of them.
+    `lit-knn best --run RUN` measures all of them.
 
     Args:
         every_n_images: images between checkpoints; 2.5 million in the paper.

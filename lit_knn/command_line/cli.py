@@ -31,6 +31,7 @@ from lit_knn.command_line.messages import is_lost, message_of, quiet_threads
 from lit_knn.command_line.option_help import Parser
 from lit_knn.command_line.option_values import as_dict, check_values
 from lit_knn.command_line.packaged_configs import with_packaged_configs
+from lit_knn.command_line.quiet import quiet
 from lit_knn.command_line.trainer_options import check_processes, check_trainer_options, explain
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, prefixed, printable
 from lit_knn.extras import is_installed
@@ -201,8 +202,8 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     # `main` prints the error in one line.
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
     description = (
-        "Train and evaluate diffusion models. `main.py report RUN...` puts training runs side by side; `main.py "
-        "average RUN --ema LENGTH...` makes averages of the weights of a run, after it; `main.py export RUN FOLDER` "
+        "Train and evaluate diffusion models. `lit-knn report RUN...` puts training runs side by side; `lit-knn "
+        "average RUN --ema LENGTH...` makes averages of the weights of a run, after it; `lit-knn export RUN FOLDER` "
         "writes a trained model for others."
     )
     given = sys.argv[1:] if args is None else list(args)
@@ -261,7 +262,7 @@ def main(args: Sequence[str] | None = None) -> None:
         if args and args[0] in FILE_COMMANDS:
             FILE_COMMANDS[args[0]](args[1:])
         else:
-            with quiet_threads():
+            with quiet_threads(), quiet():
                 make_cli(args)
     except (KeyboardInterrupt, SystemExit) as stop:
         raise interrupted(stop, args) from None

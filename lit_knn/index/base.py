@@ -104,9 +104,9 @@ Piece = TypeVar("Piece", Tensor, tuple[int, Tensor])
 
 
 def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iterator[Piece]:
-    """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows, if tqdm is installed and stderr a terminal.
+    """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows. Only terminals show the bar.
 
-    The bar appears after one second, so that short work, such as one of many classes, shows none.
+    Without tqdm there is no bar. The bar appears after one second, so that short work, such as one of many classes, shows none.
     """
     try:
         from tqdm import tqdm

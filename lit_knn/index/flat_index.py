@@ -47,7 +47,7 @@ class FlatIndex(ProductSearch):
 def exact_index() -> Index:
     """Make the index of a reference set that was given none: `FaissIndex("Flat")` where FAISS is installed.
 
-    Elsewhere it is `FlatIndex`. Both find the exact neighbours, so that results differ by rounding alone. An index tells
-    its class wherever settings are shown.
+    Elsewhere it is `FlatIndex`. Both find the exact neighbours, so that results differ by rounding alone. Settings
+    and tables name the class of the index.
     """
     return FaissIndex("Flat") if is_installed("faiss") else FlatIndex()
