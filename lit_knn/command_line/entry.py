@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from lit_knn.command_line.packaged_configs import with_packaged_configs
 from lit_knn.errors import told_in_one_line
 from lit_knn.extras import told
 
@@ -44,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> None:
         with told_in_one_line(), told():
             command = importlib.import_module(ALONE[name]).main
             lit_knn.startup.finish()
-            command(given[1:])
+            command(with_packaged_configs(given[1:]))
     else:
         with told_in_one_line(), told():
             from lit_knn.command_line import cli

@@ -106,7 +106,8 @@ Piece = TypeVar("Piece", Tensor, tuple[int, Tensor])
 def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iterator[Piece]:
     """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows. Only terminals show the bar.
 
-    Without tqdm there is no bar. The bar appears after one second, so that short work, such as one of many classes, shows none.
+    The bar appears after one second, so that short work, such as one of many classes, shows none. Without tqdm there
+    is no bar.
     """
     try:
         from tqdm import tqdm
