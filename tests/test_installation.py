@@ -2,15 +2,18 @@
 
 import ast
 import importlib
+import logging
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -19,7 +22,9 @@ import lit_knn
 from lit_knn import extras
 from lit_knn.command_line import entry, packaged_configs
 from lit_knn.command_line.config_files import check_config_files
+from lit_knn.command_line.messages import message_of
 from lit_knn.command_line.packaged_configs import with_packaged_configs
+from lit_knn.command_line.quiet import WARNINGS, quiet
 from lit_knn.errors import InputError
 from tests.image_files import refusal
 
@@ -188,8 +193,10 @@ def test_a_missing_module_is_told_with_its_extra(module):
     name = module.partition(".")[0]
     with pytest.raises(InputError, match=rf"{name} is not installed: pip install 'lit_knn\[\w+\]'"), extras.told():
         raise ModuleNotFoundError(name=module)
+    assert message_of(ModuleNotFoundError(name=module)).startswith(f"{name} is not installed")
     with pytest.raises(ModuleNotFoundError), extras.told():
         raise ModuleNotFoundError(name="lit_knn.no_such_module")
+    assert message_of(ModuleNotFoundError(name="lit_knn.no_such_module")) is None
 
 
 def modules_of(extra):
@@ -234,3 +241,33 @@ def test_the_index_without_faiss_finds_the_exact_neighbours():
     assert torch.equal(ids, nearest)
     torch.testing.assert_close(sq_dist.double(), expected, rtol=1e-5, atol=1e-5)
     assert (reference.search(x[:50], 1)[0] >= 0).all()
+
+
+def test_the_help_of_a_model_names_own_networks_alone(capsys):
+    # Hundreds of torch.nn hid them.
+    with pytest.raises(SystemExit):
+        entry.main(["fit", "--model.help", "LitICT"])
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "lit_knn.nets.UNet" in said
+    assert "or your own: mine.Net" in said
+    assert "torch.nn." not in said
+    assert "lit_knn.estimators.KNN" in said
+
+
+def test_only_the_listed_messages_are_kept_from_the_console(caplog):
+    logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    with pytest.warns(UserWarning) as said, quiet():  # noqa: PT031
+        logger.warning("💡 Tip: buy this")
+        logger.warning("GPU available")
+        for message in ("The dirpath has changed from 'a' to 'b'", "The loss is large"):
+            warnings.warn(message, stacklevel=1)
+    logger.warning("💡 Tip: as it was")
+    assert [str(warning.message) for warning in said] == ["The loss is large"]
+    assert [record.getMessage() for record in caplog.records] == ["GPU available", "💡 Tip: as it was"]
+
+
+def test_what_is_kept_from_the_console_is_what_lightning_says():
+    # Another release may say it in other words, which the console would then show again.
+    files = ("callbacks/model_checkpoint", "callbacks/weight_averaging", "loops/prediction_loop", "utilities/_pytree")
+    text = "".join(Path(pl.__path__[0], f"{name}.py").read_text(encoding="utf-8") for name in files)
+    assert {warning for warning in WARNINGS if not re.search(warning.partition(": `SeedB")[0], text)} <= {WARNINGS[0]}
