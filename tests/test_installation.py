@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
