@@ -1,6 +1,6 @@
 # The application in a container. An image with NVIDIA's libraries, which also runs without a GPU:
 #   docker build -t lit_knn .
-#   docker run --gpus all --volume "$PWD:/work" lit_knn fit -c demo
+#   docker run --gpus all --volume "$PWD:/app" lit_knn fit -c demo
 # A smaller image for CPUs alone takes PyTorch from the index of its CPU wheels, see pytorch.org/get-started:
 #   docker build --build-arg TORCH_INDEX=ADDRESS -t lit_knn:cpu .
 # The tests do not build this file.
@@ -13,6 +13,6 @@ RUN pip install --no-cache-dir --constraint requirements.lock ${TORCH_INDEX:+--i
 COPY . .
 RUN pip install --no-cache-dir --constraint requirements.lock '.[all]'
 # Runs, data and own files are in the folder that is mounted here.
-WORKDIR /work
+WORKDIR /app
 ENTRYPOINT ["lit-knn"]
 CMD ["--help"]

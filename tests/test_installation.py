@@ -35,6 +35,7 @@ KNN = str(ROOT / "configs" / "estimators" / "knn.yaml")
 # The import of each requirement that has another name, and requirements that the library does not import itself.
 MODULES = {"pytorch-lightning": "pytorch_lightning", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 MODULES |= {"faiss-gpu": "faiss", "faiss-cpu": "faiss", "torch-fidelity": "torch_fidelity"}
+LIGHTNING = {"lightning_fabric", "lightning_utilities"}
 
 
 def requirements(extra):
@@ -211,11 +212,12 @@ def test_every_import_is_a_requirement_and_every_extra_is_known():
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add(node.module.partition(".")[0])
-    foreign = imported - set(sys.stdlib_module_names) - {"lit_knn", "torch", "numpy", "triton"}  # torch brings triton.
-    assert foreign <= modules_of("all")
+    # PyTorch brings Triton, and Lightning its parts.
+    foreign = imported - set(sys.stdlib_module_names) - {"lit_knn", "torch", "numpy", "triton"}
+    assert foreign <= modules_of("all") | LIGHTNING
     assert foreign <= set(extras.EXTRAS)
     for module, extra in extras.EXTRAS.items():
-        assert module in modules_of(extra) | {"lightning_utilities"}, module  # Lightning brings this one.
+        assert module in modules_of(extra) | LIGHTNING, module
 
 
 def test_the_lock_has_every_requirement_in_a_version_that_it_allows():
