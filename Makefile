@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lint test demo clean
+.PHONY: install lint test demo lock clean
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or later is needed, PYTHON=$(PYTHON) is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -21,6 +21,10 @@ lint: install
 
 test: lint
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+
+# The versions of this environment, with which the tests passed; pip takes the file with --constraint.
+lock: install
+	$(BIN)/python -m pip list --format=freeze --exclude lit-knn --exclude pip > requirements.lock
 
 demo: install
 	$(BIN)/python main.py fit -c configs/demo.yaml

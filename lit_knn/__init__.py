@@ -2,9 +2,9 @@
 
 Each line imports from the lines above it alone; `tests/test_layers.py` holds that. `docs/architecture.md` draws it.
 
-- `startup`, `errors`, `rng`, `settings`, `atomic_files`, `stopwatch`, `memory`, `deferred_checks`, `distributed`,
-  `child_process`, `versions`, `results`: small tools; `checkpoint_file`: reads checkpoints safely; `run_folder`: names
-  the files of a run.
+- `startup`, `errors`, `rng`, `settings`, `atomic_files`, `extras`, `stopwatch`, `memory`, `deferred_checks`,
+  `distributed`, `child_process`, `versions`, `results`: small tools; `checkpoint_file`: reads checkpoints safely;
+  `run_folder`: names the files of a run.
 - `theory`: the paper as pure functions; `linalg`: number types, integer products, principal components.
 - `images`: files of images on a disk; `prepare`: the command that makes one file of many.
 - `solvers`, `schedules`, `sampling`, `flow_sampling`: steps of the ODE, noise levels, samplers.
@@ -17,7 +17,9 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `ict`, `ect`, `edm`, `flow`, `lit_estimator`: the Lightning modules.
 - `planning`, `best_checkpoint`, `export`, `average`, `report`, `trainer`: the commands `plan`, `best`, `export`,
   `average` and `report`.
-- `command_line`: checks of config files, values and the trainer's options; the one line that tells an error.
+- `callbacks`: Lightning callbacks, one a file.
+- `command_line`: the command `lit-knn`, which is `main.py` in a checkout and `python -m lit_knn`; checks of config
+  files, values and the trainer's options; the one line that tells an error.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lit_knn.hand_over import load
 
-__all__ = ["load"]
+__all__ = ["__version__", "load"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python main.py average RUN --ema LENGTH...` makes averages of the weights of a run after its training.
+"""`lit-knn average RUN --ema LENGTH...` makes averages of the weights of a run after its training.
 
 `callbacks.PowerAverages` stored snapshots of two averages during the training. The weighted sum of them whose profile
 is nearest to the wanted one is written as a checkpoint (arXiv 2312.02696, Sec. 3.2).
@@ -151,7 +151,7 @@ def name_of(length: float) -> str:
 def parse(args: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="python main.py average",
+        prog="lit-knn average",
         description="Make averages of the weights of a run after its training, of any length, from the snapshots that "
         "callbacks.PowerAverages stored. `validate` and `predict --ckpt_path` take them. See docs/averages.md.",
     )

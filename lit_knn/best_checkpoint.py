@@ -42,7 +42,7 @@ class BestCheckpoint(pl.Callback):
     Args:
         fidelity: measures the samples; it sets their number.
         run: folder of the training run; the table and the picture are written there.
-        folder: folder of the checkpoints, if it is not that of `run`. If it has averages of `main.py average`, these
+        folder: folder of the checkpoints, if it is not that of `run`. If it has averages of `lit-knn average`, these
             are measured, and the table and the picture are written there.
 
     Attributes:

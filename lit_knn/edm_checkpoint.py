@@ -257,7 +257,7 @@ def describe(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> str
 def main(args: Sequence[str] | None = None) -> None:
     """Convert one file. Bad input ends with one line and exit status 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m lit_knn.edm_checkpoint",
+        prog="lit-knn convert",
         description="Convert a published EDM network (.pkl) to safetensors, executing none of its code.",
     )
     parser.add_argument("input", help="the published .pkl file")

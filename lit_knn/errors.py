@@ -8,7 +8,7 @@ from contextlib import contextmanager
 class InputError(ValueError):
     """Bad input. The message has one line: the option or file, the value, and the rule that it breaks.
 
-    `main.py` prints it without a traceback; a library call gets an ordinary `ValueError`.
+    `lit-knn` prints it without a traceback; a library call gets an ordinary `ValueError`.
     """
 
 

@@ -1,4 +1,4 @@
-"""Predict the memory of a run, and whether it fits, before the run starts: `python main.py plan -c …`.
+"""Predict the memory of a run, and whether it fits, before the run starts: `lit-knn plan -c …`.
 
 The plan counts data, index, coordinates, weights and optimiser. It does not count activations, which only a run shows.
 """
@@ -14,7 +14,7 @@ from torch import nn
 from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Holdings
-from lit_knn.index import FaissIndex
+from lit_knn.index import exact_index
 from lit_knn.memory import machine_bytes, process_bytes, tensor_bytes
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.training.base import EstimatorTraining
@@ -250,7 +250,7 @@ def _index_parts(
     data: ReferenceDataModule, N: int, d: int, neighbours: int, device: torch.device, ranks: int
 ) -> tuple[list[Part], list[Part]]:
     """Plan the index of N images on `device`, and the machine's memory during its build."""
-    index = FaissIndex("Flat") if data.index is None else data.index
+    index = exact_index() if data.index is None else data.index
     index.check(N, d, device, min(neighbours, N))
     shared = index.shared and ranks == 1  # With shards, each rank has its own index.
     size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)

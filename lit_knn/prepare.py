@@ -33,7 +33,7 @@ Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
 def parse(args: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        "python -m lit_knn.prepare",
+        "lit-knn prepare",
         description="Write images, changed as asked, to an .npy file that runs read by page, with a .json beside it.",
         epilog=RECIPES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

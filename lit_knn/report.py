@@ -1,4 +1,4 @@
-"""`python main.py report RUN...` puts training runs side by side, as a Markdown table and a picture.
+"""`lit-knn report RUN...` puts training runs side by side, as a Markdown table and a picture.
 
 It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A resumed training has a folder for
 each part; the last one stands for all, and earlier ones are found.
@@ -230,7 +230,7 @@ def main(args: Sequence[str] | None = None) -> None:
         InputError: a file of the report is there already, or the folder of a run lacks a file or has a damaged one.
     """
     parser = argparse.ArgumentParser(
-        prog="python main.py report",
+        prog="lit-knn report",
         description="Put training runs side by side: distances, speed, data, versions, and the settings that differ.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a training run, such as runs/demo/version_0")

@@ -126,7 +126,7 @@ class Trainer(pl.Trainer):
                 there. For a resumed training give the last folder: earlier ones are found. If the run has no
                 callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
             datamodule: the data.
-            checkpoints: folder of the checkpoints, if it is not RUN/checkpoints. Of the averages that `main.py average`
+            checkpoints: folder of the checkpoints, if it is not RUN/checkpoints. Of the averages that `lit-knn average`
                 made, RUN/averages, it tells the best length; their rows and picture go there.
 
         Raises:

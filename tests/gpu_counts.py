@@ -17,7 +17,7 @@ import torch
 from benchmarks.gpu.estimators import ENTRIES, NOISE_LEVEL
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.roofline import Sizes
-from callbacks import StepProgressBar
+from lit_knn.callbacks import StepProgressBar
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.estimators import KNN, OneSample

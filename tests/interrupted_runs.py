@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
-from callbacks import LastCheckpoint
+from lit_knn.callbacks import LastCheckpoint
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.estimators import KNN, OneSample

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SECONDS = 120
 SERVER = multiprocessing.get_context("forkserver")
 PROBES = ["tests.class_probe", "tests.index_probe", "tests.sharded_probe", "tests.ddp_probe", "tests.signal_probe"]
-SERVER.set_forkserver_preload(["main", "callbacks", "tests.ranks", *PROBES])
+SERVER.set_forkserver_preload(["lit_knn.command_line.cli", "tests.ranks", *PROBES])
 
 
 class Done(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import nn
 
-from callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
+from lit_knn.callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
 from lit_knn.estimators import OneSample

@@ -7,7 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from callbacks import LastCheckpoint
+from lit_knn.callbacks import LastCheckpoint
 from lit_knn.data import Digits
 from lit_knn.ect import LitECT
 from lit_knn.edm_checkpoint import convert, load_network

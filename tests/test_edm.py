@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from callbacks import LastCheckpoint
+from lit_knn.callbacks import LastCheckpoint
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError

@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 
 import lit_knn
-from callbacks import LastCheckpoint, SampleGrid
+from lit_knn.callbacks import LastCheckpoint, SampleGrid
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from callbacks import EstimatorError
+from lit_knn.callbacks import EstimatorError
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Estimator, OneSample
 from lit_knn.index import Index

@@ -2,7 +2,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from callbacks import LastCheckpoint
+from lit_knn.callbacks import LastCheckpoint
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError

@@ -7,7 +7,7 @@ from pytorch_lightning.plugins.precision import MixedPrecision
 from torch import nn
 from torch.nn import functional as F
 
-from callbacks import LastCheckpoint, NetworkSpeed
+from lit_knn.callbacks import LastCheckpoint, NetworkSpeed
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError

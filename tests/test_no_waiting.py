@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from callbacks import LastCheckpoint, PowerAverages, StepProgressBar
+from lit_knn.callbacks import LastCheckpoint, PowerAverages, StepProgressBar
 from lit_knn.data import Digits
 from lit_knn.deferred_checks import DeferredChecks, refuse
 from lit_knn.ect import LitECT

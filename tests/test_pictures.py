@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks import MeanPicture
+from lit_knn.callbacks import MeanPicture
 from lit_knn.data import Digits, PointsOnALine
 from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.figures import figure1

@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
-from callbacks import PowerAverages
 from lit_knn.average import average, fit_length, read_snapshots
+from lit_knn.callbacks import PowerAverages
 from lit_knn.errors import InputError
 from lit_knn.estimators import Network
 from lit_knn.results import read_rows

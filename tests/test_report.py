@@ -9,7 +9,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from callbacks import RunRecord
+from lit_knn.callbacks import RunRecord
 from lit_knn.figures.run_comparison import run_comparison
 from lit_knn.report import compared, read_run
 from lit_knn.results import write_rows

@@ -17,7 +17,7 @@ def floor(name, requirements):
 
 
 def used_arguments():
-    for folder in ("lit_knn", "callbacks", "benchmarks"):
+    for folder in ("lit_knn", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -31,7 +31,8 @@ def test_the_lowest_pytorch_has_the_arguments_that_are_used():
 
 
 def test_the_lowest_torchvision_belongs_to_the_lowest_pytorch():
-    (_, torch_minor), (_, vision_minor) = (floor(name, PROJECT["dependencies"]) for name in ("torch", "torchvision"))
+    (_, torch_minor) = floor("torch", PROJECT["dependencies"])
+    (_, vision_minor) = floor("torchvision", PROJECT["optional-dependencies"]["train"])
     assert vision_minor == torch_minor + 15
 
 

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from PIL import Image
 
-from callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter
+from lit_knn.callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
 from lit_knn.figures import checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from PIL import Image
 
-from callbacks import HybridSampling, Memorisation, PixelFrechetDistance
+from lit_knn.callbacks import HybridSampling, Memorisation, PixelFrechetDistance
 from lit_knn.edm import LitEDM
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.figures import image_grid

@@ -45,7 +45,7 @@ def test_every_training_refuses_images_larger_than_the_memory(run, tmp_path, mon
     size, there = f"images {1.5 * machine_bytes() / 1e9:.4g} GB", f"more than the {machine_bytes() / 1e9:.4g} GB"
     assert f"Exact: the set does not fit: {size}" in line or f"ByClass: the set does not fit: {size}" in line
     assert there in line
-    assert "the machine; `main.py plan` shows what a run needs" in line
+    assert "the machine; `lit-knn plan` shows what a run needs" in line
     assert list(tmp_path.iterdir()) == [path]
 
 

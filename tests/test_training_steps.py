@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from callbacks import LastCheckpoint
+from lit_knn.callbacks import LastCheckpoint
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import Exact, OneSample

@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from callbacks import LastCheckpoint, RunRecord
+from lit_knn.callbacks import LastCheckpoint, RunRecord
 from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
 from lit_knn.ict import LitICT

@@ -95,7 +95,7 @@ def _trained(
     """Train a few steps. Returns the images per second and the peak of memory."""
     callbacks: list[pl.Callback] = []
     if compiled:
-        from callbacks import NetworkSpeed  # This package also needs matplotlib and torchvision.
+        from lit_knn.callbacks import NetworkSpeed  # This package also needs matplotlib and torchvision.
 
         callbacks.append(NetworkSpeed())
     clock, counter = StepClock(size.warm_up, size.steps), SyncCounter(size.warm_up)

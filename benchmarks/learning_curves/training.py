@@ -13,7 +13,7 @@ from benchmarks.learning_curves.kinds import INITIAL_WEIGHTS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.modules import KINDS
 from benchmarks.learning_curves.sets import ImageSet
-from callbacks.last_checkpoint import LastCheckpoint
+from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.data.modules import Images, Labels, ReferenceDataModule
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import Row

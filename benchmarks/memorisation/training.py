@@ -12,7 +12,7 @@ from benchmarks.learning_curves.measurements import HELD
 from benchmarks.learning_curves.regression import EDM
 from benchmarks.learning_curves.training import Loaded, Measure
 from benchmarks.memorisation.runs import ESTIMATORS, Lengths, Run, network
-from callbacks.last_checkpoint import LastCheckpoint
+from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.edm import LitEDM
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics

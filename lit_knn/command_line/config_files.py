@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from lit_knn.command_line.packaged_configs import CONFIG_OPTIONS, hint
 from lit_knn.errors import InputError, first_line
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -39,7 +40,7 @@ def check_config_files(args: Sequence[str]) -> list[EmptyMapping]:
     """
     found: list[EmptyMapping] = []
     for option, value in _values(args):
-        is_config = option in ("-c", "--config")
+        is_config = option in CONFIG_OPTIONS
         if is_config and not any(mark in value for mark in ("{", ": ", ":\n")):
             found += _empty_mappings(_check_config(Path(value)), value, ())
         elif Path(value).suffix in SUFFIXES:
@@ -71,7 +72,8 @@ def _values(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _check_config(path: Path) -> yaml.Node:
     """Check a file after `-c`, whose value may also be YAML itself."""
     if not path.is_file():
-        raise InputError(f"--config {path}: {'this is a folder' if path.is_dir() else 'no such file'}")
+        wrong = "this is a folder" if path.is_dir() else f"no such file{hint(str(path))}"
+        raise InputError(f"--config {path}: {wrong}")
     root = _check_file(path, ())
     if not isinstance(root, yaml.MappingNode):
         raise InputError(f"{path} holds no options: it must have lines like `trainer:`")

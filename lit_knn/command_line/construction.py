@@ -11,7 +11,7 @@ from lit_knn.errors import InputError, first_line
 from lit_knn.memory import is_out_of_memory, machine_bytes, tensor_bytes
 
 # Errors in the constructors of these packages are faults of this program, unless they are `InputError`.
-OWN_PACKAGES = ("lit_knn", "callbacks")
+OWN_PACKAGES = ("lit_knn",)
 GB = 1e9
 
 

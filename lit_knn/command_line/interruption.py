@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -41,4 +42,12 @@ def _resuming(args: Sequence[str], checkpoint: str) -> str:
         if not skip and not arg.startswith("--ckpt_path"):
             kept.append(arg)
         skip = arg == "--ckpt_path"
-    return shlex.join(["python", sys.argv[0], *kept, "--ckpt_path", os.path.relpath(checkpoint)])
+    return shlex.join([*_program(), *kept, "--ckpt_path", os.path.relpath(checkpoint)])
+
+
+def _program() -> list[str]:
+    """Return the words that started this program: `lit-knn`, `python -m lit_knn` or `python main.py`."""
+    path = Path(sys.argv[0])
+    if path.name == "__main__.py":
+        return ["python", "-m", "lit_knn"]
+    return ["python", sys.argv[0]] if path.suffix == ".py" else [path.name]

@@ -36,5 +36,5 @@ def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.Li
             names = ", ".join(dict.fromkeys(type(e).__name__ for e in estimators_of(trainer, model)))
             raise InputError(
                 f"{names or type(datamodule).__name__}: the set does not fit: {told} for each of {ranks} rank(s), more "
-                f"than the {there / GB:.4g} GB of {where}; `main.py plan` shows what a run needs"
+                f"than the {there / GB:.4g} GB of {where}; `lit-knn plan` shows what a run needs"
             )

@@ -11,6 +11,7 @@ from typing import Any
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.errors import InputError, NonFiniteLossError, file_problem
+from lit_knn.extras import missing
 from lit_knn.memory import is_out_of_memory
 
 # A parser's message has these lines around the actual reason.
@@ -31,6 +32,8 @@ def message_of(error: BaseException) -> str | None:
             return str(cause)
     if isinstance(error, argparse.ArgumentError):
         return condense(str(error))
+    if isinstance(error, ImportError) and (lacking := missing(error)):
+        return lacking
     if is_out_of_memory(error):
         return f"not enough memory: {_in_one_line(error)}; `plan` shows what a run needs"
     if isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""`python main.py export RUN FOLDER` writes the model of a run for others: safetensors, configuration, model card."""
+"""`lit-knn export RUN FOLDER` writes the model of a run for others: safetensors, configuration, model card."""
 
 import argparse
 import json
@@ -68,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
         InputError: as `export`.
     """
     parser = argparse.ArgumentParser(
-        prog="python main.py export",
+        prog="lit-knn export",
         description="Write a trained model for others: weights as safetensors, a configuration and a model card.",
     )
     parser.add_argument(

@@ -94,7 +94,7 @@ class GenerativeModel(nn.Module):
         """Draw one image per seed: (B, *shape), float32, model space, on the device of the weights.
 
         Args:
-            seeds: (B,), non-negative integers. `python main.py predict` uses 0, 1, 2, …
+            seeds: (B,), non-negative integers. `lit-knn predict` uses 0, 1, 2, …
             num_steps: sampling steps; None for the model's own number.
             class_label: one class for all images, or (B,) classes; None for `sampling_class`, or classes drawn from the
                 seeds.

@@ -23,7 +23,7 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Generati
 
     Args:
         path: the folder of a training run (its `checkpoints/last.ckpt`, or else the kept checkpoint of the most
-            images); a `.ckpt`; a folder that `python main.py export` wrote, or its `.safetensors`; a published EDM
+            images); a `.ckpt`; a folder that `lit-knn export` wrote, or its `.safetensors`; a published EDM
             `.pkl`, or the `.safetensors` that was converted from it. Of a checkpoint the averaged weights are used.
         net: the raw network, for a file of a network that is not from `lit_knn.nets`; its weights are replaced.
 

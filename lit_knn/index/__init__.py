@@ -2,7 +2,8 @@
 
 from lit_knn.index.base import Index
 from lit_knn.index.faiss_index import FaissIndex
+from lit_knn.index.flat_index import FlatIndex, exact_index
 from lit_knn.index.subspace_index import SubspaceIndex
 from lit_knn.index.torch_index import TorchIndex
 
-__all__ = ["FaissIndex", "Index", "SubspaceIndex", "TorchIndex"]
+__all__ = ["FaissIndex", "FlatIndex", "Index", "SubspaceIndex", "TorchIndex", "exact_index"]

@@ -106,10 +106,14 @@ Piece = TypeVar("Piece", Tensor, tuple[int, Tensor])
 def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iterator[Piece]:
     """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows. Only terminals show the bar.
 
-    The bar appears after one second, so that short work, such as one of many classes, shows none.
+    The bar appears after one second, so that short work, such as one of many classes, shows none. Without tqdm there
+    is no bar.
     """
-    from tqdm import tqdm
-
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:  # The library needs torch and NumPy alone.
+        yield from pieces
+        return
     options = {"unit": " images", "unit_scale": True, "disable": None, "leave": False, "delay": 1.0}
     with tqdm(total=total, desc=description, **options) as bar:
         for piece in pieces:

@@ -19,9 +19,7 @@ def import_faiss() -> Any:
         import faiss
         import faiss.contrib.torch_utils  # Every index then takes and returns torch tensors, on their device.
     except (ImportError, RuntimeError) as error:  # faiss-gpu-cuvs raises the latter where it misses a library.
-        raise InputError(
-            f"FaissIndex needs faiss ({error}): pip install faiss-cpu, or faiss-gpu on Linux x86-64"
-        ) from error
+        raise InputError(f"FaissIndex needs faiss ({error}): pip install 'lit_knn[faiss]'") from error
     return faiss
 
 

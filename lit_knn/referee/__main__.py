@@ -34,7 +34,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if given and given[0].startswith("--") and given[0] != "--help":
         given.insert(0, "run")
     parser = argparse.ArgumentParser(
-        prog="python -m lit_knn.referee", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="lit-knn referee", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
     _add_run(commands.add_parser("run", help="measure an estimator", allow_abbrev=False))
@@ -79,7 +79,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
     for text in rest:
         if text.startswith("--") and text.lstrip("-").split("=")[0].split(".")[0] not in ("estimator", "index"):
-            raise InputError(f"{text.split('=')[0]}: no such option; see python -m lit_knn.referee run --help")
+            raise InputError(f"{text.split('=')[0]}: no such option; see lit-knn referee run --help")
     for option in ("batch", "repeats", "threads"):
         value = getattr(options, option)
         if value is not None and value < 1:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError, first_line
 from lit_knn.estimators import Estimator
-from lit_knn.index import FaissIndex, Index
+from lit_knn.index import Index, exact_index
 from lit_knn.reference import Reference
 from lit_knn.settings import TellsSettings
 
@@ -131,7 +131,7 @@ def from_arguments(arguments: Sequence[str]) -> tuple[Estimator, Index]:
         if found is None:
             raise InputError("--estimator is missing: give a class path, a .yaml file or my_file.py:Name")
         estimator = OwnCallable(found)
-    return estimator, getattr(made, "index", None) or FaissIndex()
+    return estimator, getattr(made, "index", None) or exact_index()
 
 
 def _entry(made: Estimator, index: Index | None, kind: str, name: str | None, make: Any) -> Entry:
@@ -182,7 +182,7 @@ def _kind_name(kind: Any) -> str:
 
 
 def _copies(estimator: Estimator, index: Index | None) -> tuple[Estimator, Index]:
-    return copy.deepcopy(estimator), FaissIndex() if index is None else copy.deepcopy(index)
+    return copy.deepcopy(estimator), exact_index() if index is None else copy.deepcopy(index)
 
 
 def _values(arguments: Sequence[str], option: str) -> list[str]:

@@ -18,7 +18,7 @@ from lit_knn.child_process import in_own_process
 from lit_knn.errors import InputError, first_line
 from lit_knn.estimators import KNN, Estimator
 from lit_knn.estimators.sampled import CertifiedEstimator
-from lit_knn.index import FaissIndex, Index
+from lit_knn.index import Index, exact_index
 from lit_knn.index.faiss_parts import use_threads
 from lit_knn.memory import process_bytes
 from lit_knn.metrics import error_terms, mean_and_error, share_and_error
@@ -75,7 +75,7 @@ class Contest:
     def __init__(self, estimator: Estimator, loaded: LoadedCase, batch: int, repeats: int, name: str) -> None:
         self.loaded, self.batch, self.repeats, self.name = loaded, batch, repeats, name
         # An index of its own, so that the contestant's search does not change the reference estimator's.
-        images = copy_of_set(loaded.reference, FaissIndex())
+        images = copy_of_set(loaded.reference, exact_index())
         self.reference = KNN(loaded.case.k, loaded.case.n).bind(images)
         self.estimator = estimator
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.index import FaissIndex, Index
+from lit_knn.index import Index, exact_index
 from lit_knn.index.base import Vectors
 from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.reference.base import Reference
@@ -28,7 +28,8 @@ class ReferenceSet(Reference):
         images: uint8 (N, C, H, W), whose pixel p becomes p / 127.5 − 1; or float (N, *shape), which is stored as
             float32 and not rescaled (latents, toys). A tensor or a NumPy array. uint8 images are not copied, so they
             may be a file mapped by `read_prepared`.
-        index: neighbour index; built at the first search or by `build_index`. Default: exact FAISS search.
+        index: neighbour index; built at the first search or by `build_index`. Default: exact search,
+            by FAISS where it is installed, else by PyTorch; see `exact_index`.
         hflip: also count the mirror image (last axis flipped) of every image, without storing it: id i + N/2 is the
             mirror of image i, and a search queries z and its mirror.
         labels: (N,) integer class labels, or None.
@@ -52,7 +53,7 @@ class ReferenceSet(Reference):
         self.largest = _check_images(images, hflip)
         self.images = images if images.dtype == torch.uint8 else images.float()
         self.hflip = hflip
-        self.index = FaissIndex("Flat") if index is None else index
+        self.index = exact_index() if index is None else index
         self.shape = tuple(images.shape[1:])
         self.d = images[0].numel()
         self.N = len(images) * (2 if hflip else 1)

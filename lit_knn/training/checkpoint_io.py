@@ -18,7 +18,7 @@ NEEDED_BY_FIT = ("optimizer_states", "lr_schedulers", "loops")
 # What a module reads of a checkpoint that has it.
 PLAIN_PARTS = {"global_step": int, "images_seen": int, "batches_done": int, "hyper_parameters": dict}
 PLAIN_PARTS |= {"training_time": dict, "run": dict}
-# `python main.py average` writes this into its checkpoints.
+# `lit-knn average` writes this into its checkpoints.
 AVERAGE_KEY = "power_average"
 BATCH_PROGRESS = "epoch_loop.batch_progress"
 

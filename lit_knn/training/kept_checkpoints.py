@@ -10,7 +10,7 @@ from lit_knn.checkpoint_file import read_checkpoint_file
 from lit_knn.errors import InputError
 from lit_knn.run_folder import CHECKPOINTS, CONFIG_NAME, LAST_NAME, config_of_run, kept_in
 
-# `python main.py average` gives its files these names.
+# `lit-knn average` gives its files these names.
 AVERAGE_NAME = re.compile(r"ema=(0\.\d+)\.ckpt")
 SNAPSHOTS_FOLDER = "snapshots"
 
@@ -45,7 +45,7 @@ def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_step
 
 
 def averages_in(folder: str | Path) -> dict[float, Path]:
-    """Find the averages in a folder that `python main.py average` made; return paths by relative length, ascending."""
+    """Find the averages in a folder that `lit-knn average` made; return paths by relative length, ascending."""
     matches = ((AVERAGE_NAME.fullmatch(path.name), path) for path in Path(folder).glob("*.ckpt"))
     return dict(sorted((float(match[1]), path) for match, path in matches if match))
 

@@ -1,7 +1,7 @@
 """Figure 4 (fig:ablation): FID against images seen, from the tables of training runs.
 
 `python -m lit_knn.figures.figure4 RUN_FOLDER... [--metric fid] [--output figure4]` draws figure4.png and figure4.pdf.
-A training run need not have measured anything: `python main.py best --run RUN_FOLDER` measures its kept checkpoints.
+A training run need not have measured anything: `lit-knn best --run RUN_FOLDER` measures its kept checkpoints.
 Folders of `validate` runs, one for each checkpoint, also work.
 """
 

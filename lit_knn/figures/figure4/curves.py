@@ -99,7 +99,7 @@ def _read_points(folder: Path, metric: str) -> dict[int, float]:
     if not tables:
         raise InputError(
             f"figure4: {folder / FIDELITY_CSV}: no such file; the run must have callbacks.Fidelity, or what it kept be "
-            f"measured: python main.py best --run {folder}"
+            f"measured: lit-knn best --run {folder}"
         )
     for path in tables:
         try:

@@ -1,6 +1,6 @@
 """Measure the Fréchet distance on pixels at each validation."""
 
-from callbacks.fidelity import Fidelity
+from lit_knn.callbacks.fidelity import Fidelity
 from lit_knn.metrics import Pixels
 
 

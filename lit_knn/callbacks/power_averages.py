@@ -24,7 +24,7 @@ from lit_knn.training.run import is_end_of_training, make_folder
 class PowerAverages(pl.Callback):
     """Track power-function averages of the weights beside the usual one, and store snapshots of them (EDM2).
 
-    `python main.py average RUN --ema 0.07` makes a checkpoint of another length from the snapshots. A snapshot is
+    `lit-knn average RUN --ema 0.07` makes a checkpoint of another length from the snapshots. A snapshot is
     written each time the images seen pass a multiple of `every_n_images`, and at the end of the training. Between two
     snapshots no step waits for a GPU. See docs/averages.md.
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from callbacks.finite_checkpoint import FiniteCheckpoint
+from lit_knn.callbacks.finite_checkpoint import FiniteCheckpoint
 from lit_knn.errors import InputError
 
 
 class CheckpointByImages(FiniteCheckpoint):
     """Keep a checkpoint each time the images seen in training pass a multiple of `every_n_images`.
 
-    `python main.py best --run RUN` measures all of them.
+    `lit-knn best --run RUN` measures all of them.
 
     Args:
         every_n_images: images between checkpoints; 2.5 million in the paper.

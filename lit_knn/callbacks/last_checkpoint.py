@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
-from callbacks.finite_checkpoint import FiniteCheckpoint
+from lit_knn.callbacks.finite_checkpoint import FiniteCheckpoint
 from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.run_folder import LAST_NAME
 from lit_knn.training.checkpoint_io import read_training

@@ -13,7 +13,7 @@ class RunRecord(pl.Callback):
     """Write `run.json` into the run's folder: command, versions, revision, data, hardware and time.
 
     `config.yaml` beside it has the settings. The file is written at the start, at each checkpoint, at the end, and when
-    the run is interrupted or fails. `python main.py report RUN...` compares runs. `main.py fit` always adds this
+    the run is interrupted or fails. `lit-knn report RUN...` compares runs. `lit-knn fit` always adds this
     callback.
     """
 

@@ -6,9 +6,9 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from callbacks.fidelity import Fidelity
-from callbacks.last_checkpoint import LastCheckpoint
-from callbacks.sample_grid import SampleGrid
+from lit_knn.callbacks.fidelity import Fidelity
+from lit_knn.callbacks.last_checkpoint import LastCheckpoint
+from lit_knn.callbacks.sample_grid import SampleGrid
 from lit_knn.results import TITLES
 
 

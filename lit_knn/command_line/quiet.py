@@ -1,0 +1,40 @@
+"""Keeps Lightning's messages from the console that say nothing about a run of this program."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Each begins a warning of Lightning's, and each is about something that this program does on purpose.
+WARNINGS = (
+    # Lightning calls PyTorch's own tree functions.
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    # A resumed run writes into a folder of its own; our checkpoint callbacks keep no best score.
+    "The dirpath has changed from",
+    # A checkpoint holds the averaged weights as the model's; `validate` and `predict` use them.
+    "You're using the WeightAveraging callback, but loading a checkpoint outside the 'fit' stage",
+    # The batches of `predict` are seeds, and each tells its own.
+    "Couldn't infer the batch indices fetched from your dataloader: `SeedBatches`",
+)
+ADVERTISEMENT = "💡 Tip"
+LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress these warnings and Lightning's advertisements for other products, and nothing else."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    with warnings.catch_warnings():
+        for beginning in WARNINGS:
+            warnings.filterwarnings("ignore", message=beginning)
+        for logger in loggers:
+            logger.addFilter(_says_something)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeFilter(_says_something)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(ADVERTISEMENT)
