@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.memorisation import training
 from benchmarks.memorisation.__main__ import main
 from benchmarks.memorisation.runs import Lengths, Run, image_sets, runs_of
 from benchmarks.memorisation.times import crossing, generation_time, growth, memorisation_time, overfitting_time, ratio
@@ -193,7 +194,8 @@ def test_ratios_are_geometric_means_over_pairs():
 def test_a_run_ends_with_enough_copies(tmp_path, monkeypatch):
     path = tmp_path / "x.csv"
     monkeypatch.setattr(
-        "benchmarks.memorisation.training.memorisation",
+        training,
+        "memorisation",
         lambda *_: {"copied_fraction": 0.6, "mean_nearest_distance": 1.0},
     )
     command(path, "--images", "8", "--steps", "4")

@@ -94,6 +94,6 @@ def test_samples_are_measured_with_the_threshold_of_the_options(threshold, copie
     places = torch.tensor([[3.1], [5 + 1 / 3], [9 - 1 / 3], [11.4255319]])
     distance = FidelityMeasure(Pixels())
     distance.prepare(reference, 4)
-    measured = measure_samples(lambda seeds: places[seeds], reference, distance, 4, 3, threshold)
+    measured = measure_samples(draw_samples(lambda seeds: places[seeds], 4, 3), reference, distance, threshold)
     assert measured["copied_fraction"] == copied
     assert measured["mean_nearest_distance"] == pytest.approx((0.1 + 2 / 3 + 0.4255319) / 4, rel=1e-4)

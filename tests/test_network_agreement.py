@@ -91,9 +91,9 @@ def test_a_network_that_equals_an_estimator_agrees_wholly():
     reference, held_out = (ReferenceSet(pixels(n, (1, 6, 6))) for n in (30, 20))
     networks = {"itself": Exact().bind(reference), "darker": Scaled(-0.25)}
     estimators = {"Wiener": Wiener(r=4)}
-    rows, same = network_agreement(
-        estimators, networks, reference, [0.2, 2.0], held_out=held_out, num_images=16, num_steps=4, batch_size=10
-    )
+    sampler = SameNoise(reference, num_steps=4, batch_size=10)
+    options = {"held_out": held_out, "num_images": 16, "sampler": sampler}
+    rows, same = network_agreement(estimators, networks, reference, [0.2, 2.0], **options)
     kinds = {(row["estimator"], row["network"], row["images"], row["t"]) for row in rows}
     images = ("training", "held_out", "generated")
     assert kinds == {(e, n, i, t) for e in ("Wiener", "Exact") for n in networks for i in images for t in (0.2, 2.0)}

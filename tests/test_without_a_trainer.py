@@ -24,6 +24,7 @@ from lit_knn.metrics import (
     memorisation,
 )
 from lit_knn.metrics.hybrid import HybridSamples
+from lit_knn.metrics.samples import draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.schedules import NoiseGrid
 
@@ -137,7 +138,9 @@ def test_a_point_of_figure_5_is_measured(points):
     samples = HybridSamples(ExactFloat64().bind(reference), reference, 12, NoiseGrid(), seed=0)
     seen = []
     draw, distance = partial(samples.draw, None, 0.01), FidelityMeasure(Pixels())
-    found = measure_samples(draw, reference, distance, 30, 8, watch=lambda seeds, batch: seen.append(batch))
+    found = measure_samples(
+        draw_samples(draw, 30, 8), reference, distance, watch=lambda seeds, batch: seen.append(batch)
+    )
     assert found["copied_fraction"] == 1
     assert found["mean_nearest_distance"] < 1e-3
     expected = by_scipy(torch.cat(seen).double().numpy(), points.astype(float))

@@ -25,6 +25,7 @@ from lit_knn.metrics.features import are_pictures
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.latents import check_at_least, try_estimator
 from lit_knn.metrics.memorisation import check_search
+from lit_knn.metrics.samples import draw_samples
 from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas
 from lit_knn.settings import describe, fingerprint
@@ -157,8 +158,9 @@ class HybridSampling(pl.Callback):
             bar.update(min(len(seeds) * trainer.world_size, bar.total - bar.n))
 
         draw, reference = partial(self._samples.draw, self.estimators[method], t_switch), self._samples.reference
-        options = (self.num_samples, self.batch_size, self.threshold, show, partial(measuring_bar, trainer), self._real)
-        measured = measure_samples(draw, reference, self.distance, *options)
+        drawn = draw_samples(draw, self.num_samples, self.batch_size)
+        options = (self.threshold, show, partial(measuring_bar, trainer), self._real)
+        measured = measure_samples(drawn, reference, self.distance, *options)
         row: Row = {**self._key(point), **measured, "num_samples": self.num_samples, "num_steps": self.num_steps}
         row |= {"seed": self._samples.seed, "seconds": round(time.monotonic() - start, 2)}
         if trainer.is_global_zero:

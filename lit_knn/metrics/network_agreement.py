@@ -17,8 +17,6 @@ from lit_knn.metrics.progress import progress_bar
 from lit_knn.metrics.same_noise import SameNoise, pairs, same_noise
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
-from lit_knn.sampling import EDM_GRID
-from lit_knn.schedules import NoiseGrid
 
 # Number of a random stream, the last part of its key.
 AGREEMENT_STREAM = 13
@@ -38,10 +36,7 @@ def network_agreement(
     *,
     held_out: ReferenceSet | None = None,
     num_images: int = 256,
-    num_steps: int = 18,
-    grid: NoiseGrid = EDM_GRID,
-    batch_size: int = 128,
-    seed: int = 0,
+    sampler: SameNoise | None = None,
 ) -> tuple[list[Row], list[Row]]:
     """Compare estimators with networks. Shows a progress bar on a terminal.
 
@@ -52,10 +47,7 @@ def network_agreement(
         noise_levels: levels t at which the posterior means are compared.
         held_out: images that no network was trained on; None leaves them out.
         num_images: number of images of each kind, and of latents that are sampled from.
-        num_steps: levels of EDM's sampler.
-        grid: the sampler's grid.
-        batch_size: latents at a time.
-        seed: first part of the key of every draw, except of the sampled latents.
+        sampler: draws the samples from the same noise; None for 18 steps of EDM's grid.
 
     Returns:
         Rows of `compare_at` for the kinds of images and the noise levels, with the kind as `images`; and rows of
@@ -65,10 +57,11 @@ def network_agreement(
         InputError: as `check_agreement`.
     """
     estimators = with_ideal(estimators)
-    check_agreement(estimators, networks, reference, held_out, num_images, max(*noise_levels, grid.sigma_max))
+    sampler = SameNoise(reference) if sampler is None else sampler
+    highest = max(*noise_levels, sampler.grid.sigma_max)
+    check_agreement(estimators, networks, reference, held_out, num_images, highest)
     names, per_estimate = (*estimators, *networks), len(estimators) * len(noise_levels)
     kinds = 1 + (held_out is not None) + len(networks)
-    sampler = SameNoise(reference, num_steps, grid, batch_size, seed)
     total = num_images * (len(names) * sampler.estimates + kinds * per_estimate)
     rows: list[Row] = []
     with progress_bar(total, "Network agreement", " estimates") as bar:
@@ -77,9 +70,9 @@ def network_agreement(
         }
         generated = {name: samples[name] for name in networks}
         for kind, whose, x in image_sets(networks, {TRAINING: reference, HELD_OUT: held_out}, generated):
-            latents = NoisyLatents(x, num_images, seed)
+            latents = NoisyLatents(x, num_images, sampler.seed)
             for t in noise_levels:
-                found = compare_at(estimators, whose, latents, t, batch_size, bar.update)
+                found = compare_at(estimators, whose, latents, t, sampler.batch_size, bar.update)
                 rows += [{**row, "images": kind} for row in found]
     return rows, same_noise({name: samples[name] for name in estimators}, generated)
 

@@ -1,6 +1,6 @@
 """Draw and measure samples of a model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,11 +27,9 @@ def draw_samples(sample: Sample, num_samples: int, batch_size: int) -> Iterator[
 
 
 def measure_samples(
-    sample: Sample,
+    drawn: Iterable[tuple[Tensor, Tensor]],
     reference: ReferenceSet,
     distance: FidelityMeasure,
-    num_samples: int,
-    batch_size: int,
     threshold: float = 1 / 3,
     watch: Callable[[Tensor, Tensor], Any] = lambda seeds, samples: None,
     bar: Bar = progress_bar,
@@ -40,11 +38,9 @@ def measure_samples(
     """Measure how near samples are to the data and how many are copies; all ranks call it and share the batches.
 
     Args:
-        sample: draws samples, on the device of `reference`.
+        drawn: this rank's seeds (B,) and samples (B, *shape), on the device of `reference`, by `draw_samples`.
         reference: the training images, of which samples may be copies.
         distance: compares samples with the data.
-        num_samples: number of samples, with the seeds 0 to num_samples − 1.
-        batch_size: samples drawn at a time.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
         watch: called with the seeds and samples of each batch of this rank.
         bar: makes the progress bar of the pass over the data.
@@ -56,7 +52,7 @@ def measure_samples(
     memorisation = MemorisationMetric(threshold).to(reference.device)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for seeds, samples in draw_samples(sample, num_samples, batch_size):
+        for seeds, samples in drawn:
             memorisation.update(nearest_images(samples, reference))
             watch(seeds, samples)
             yield seeds, samples
