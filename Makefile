@@ -1,9 +1,9 @@
-# Two commands do everything: `make demo` and `make test`. Python 3.11 or later as PYTHON.
+# Two commands do everything: `make demo` and `make test`. `make docs` builds the documentation. Python 3.11 or later as PYTHON.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lint test demo clean
+.PHONY: install lint test demo docs clean
 
 install: $(VENV)/.installed
 
@@ -24,6 +24,13 @@ test: lint
 
 demo: install
 	$(BIN)/python main.py fit -c configs/demo.yaml
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info
