@@ -1,9 +1,9 @@
-# Two commands do everything: `make demo` and `make test`. `make docs` builds the documentation. Python 3.11 or later as PYTHON.
+# Two commands do everything: `make demo` and `make test`. Python 3.11 or later as PYTHON.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lint test demo docs clean
+.PHONY: install lint test demo clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,8 @@ test: lint
 demo: install
 	$(BIN)/python main.py fit -c configs/demo.yaml
 
+# The documentation as a site in build/docs, with warnings as errors and all links checked.
+.PHONY: docs
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
