@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,11 @@ def test_the_readme_names_every_page_and_is_short():
     below = [page for page in TEXTS if page.startswith("docs/") and page.count("/") == 1]
     assert [page for page in below if f"]({page})" not in text] == []
     assert len(text.splitlines()) <= 150
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert "KNN" in (tmp_path / "api" / "estimators" / "index.html").read_text()

@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         outside = path.is_relative_to(root) and not path.is_relative_to(docs)
         if not outside and source.is_relative_to(docs):
             return match[0]
-        base = posixpath.join(BELOW, path.relative_to(root).as_posix()) if outside else path.relative_to(docs).as_posix()
-        return match[1] + posixpath.relpath(base, here or ".")
+        target = posixpath.join(BELOW, path.relative_to(root)) if outside else path.relative_to(docs).as_posix()
+        return match[1] + posixpath.relpath(target, here or ".")
 
     return LINK.sub(moved, markdown)
