@@ -55,7 +55,7 @@ def test_exact_samples_are_copies_and_hybrid_ones_are_not():
 def test_a_model_is_trained_in_plain_pytorch():
     names = run("plain_pytorch")
     losses = names["losses"]
-    assert sum(losses[-10:]) < sum(losses[:10]) / 2
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
     assert names["samples"].isfinite().all()
 
 
