@@ -28,7 +28,7 @@ demo: install
 # The documentation as a site in build/docs, with warnings as errors and all links checked.
 .PHONY: docs
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

@@ -185,6 +185,6 @@ def test_the_readme_names_every_page_and_is_short():
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="the extra docs is not installed")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True)
     assert "KNN" in (tmp_path / "api" / "estimators" / "index.html").read_text()
