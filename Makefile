@@ -29,5 +29,14 @@ lock: install
 demo: install
 	$(BIN)/python main.py fit -c configs/demo.yaml
 
+# The documentation as a site in build/docs, with warnings as errors and all links checked.
+.PHONY: docs
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

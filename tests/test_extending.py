@@ -19,7 +19,7 @@ from tests.ranks import run_main
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
-SNIPPETS = re.findall(r"^```python(?: file=(\S+))?\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+SNIPPETS = re.findall(r'^```python(?: title="(\S+)")?\n(.*?)^```', PAGE, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = re.findall(r"^    python main.py (.*)$", PAGE.replace("\\\n", ""), flags=re.MULTILINE)
 TINY = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
 SHORT = ["--trainer.max_steps", "2", "--trainer.callbacks", "callbacks.LastCheckpoint", "--data.batch_size", "16"]
