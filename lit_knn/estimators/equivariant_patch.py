@@ -7,8 +7,20 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.patches import PatchEstimator, chunks_with_images_last, images_last
-from lit_knn.estimators.running_mean import RunningMean, keys_of, products_dtype, values_of
+from lit_knn.estimators.running_mean import (
+    RunningMean,
+    RunningSoftmax,
+    keys_of,
+    products_dtype,
+    values_of,
+)
+from lit_knn.estimators.window_sums import scaled_latents, sliding_sums, with_half_squares
 from lit_knn.reference.streaming import work_bytes
+
+# Windows side by side in all images of a product with rows of pixels.
+KEYS = 256
+# Arrays of a row's products that fit `work_bytes`: a few of them stay in the cache.
+PIECES = 8
 
 
 class Windows(NamedTuple):
@@ -50,13 +62,14 @@ class Kind(NamedTuple):
         """Return the number of values that a window estimates."""
         return len(self.rows.centres) * len(self.columns.centres) * channels
 
-    def state(self, z: Tensor, t: Tensor, dtype: torch.dtype) -> RunningMean:
+    def state(self, z: Tensor, t: Tensor, dtype: torch.dtype) -> RunningSoftmax:
         """Start the mean for each window of z (H, W, C, B): one group, because all positions share the keys."""
         queries = self._windows(z).flatten(3).flatten(0, 2).mT.unsqueeze(0)
         return RunningMean(queries, t.repeat(self.places), self.values(z.shape[2]), dtype)
 
-    def add(self, state: RunningMean, x: Tensor) -> None:
+    def add(self, state: RunningSoftmax, x: Tensor) -> None:
         """Add the windows of images (H, W, C, n)."""
+        assert isinstance(state, RunningMean)
         channels = x.shape[2]
         K, V = self.features(channels), self.values(channels)
         step = max(work_bytes(x.device) // (16 * self.places * (K + V)), 1)
@@ -65,7 +78,7 @@ class Kind(NamedTuple):
             inside = windows[_slice(self.rows.centres), _slice(self.columns.centres)]
             state.add(keys_of(windows.unsqueeze(0), K, state.queries.dtype), values_of(inside.unsqueeze(0), V))
 
-    def write(self, state: RunningMean, mean: Tensor) -> None:
+    def write(self, state: RunningSoftmax, mean: Tensor) -> None:
         """Write the estimated pixels into `mean` (B, C, H, W)."""
         target = mean[:, :, _slice(self.rows.pixels), _slice(self.columns.pixels)]
         starts, centres = ([len(getattr(axis, name)) for axis in self] for name in ("starts", "centres"))
@@ -78,6 +91,62 @@ class Kind(NamedTuple):
             span = len(own.starts) + own.extent - 1
             images = images.narrow(axis, own.starts.start, span).unfold(axis, own.extent, 1)
         return images.permute(4, 5, 2, 0, 1, 3)
+
+
+class Inside(Kind):
+    """The windows inside an image. They may stand anywhere, and each is compared with each.
+
+    The product of two windows is a sum over p rows of pixels, and the windows one row below share p − 1 of them. So rows
+    are multiplied, C·p products in place of C·p², and added over p rows (`sliding_sums`). Windows of z and x share
+    rows where their vertical distance is the same: one distance is treated at a time.
+    """
+
+    def state(self, z: Tensor, t: Tensor, dtype: torch.dtype) -> "InsideMean":
+        """Start the mean for each window of z (H, W, C, B): a group for each row of windows."""
+        return InsideMean(self._rows(scaled_latents(z, t, dtype)).mT.contiguous(), self, z.shape[2])
+
+    def add(self, state: RunningSoftmax, x: Tensor) -> None:
+        """Add the windows of images (H, W, C, n)."""
+        assert isinstance(state, InsideMean)
+        for part in x.split(max(KEYS // len(self.columns.starts), 1), dim=3):
+            keys = self._rows(with_half_squares(part, state.queries.dtype))
+            inside = part[_slice(self.rows.pixels), _slice(self.columns.pixels)].transpose(1, 2).flatten(2)
+            state.add_rows(keys, torch.cat([inside, torch.ones_like(inside[:, :1])], 1))
+
+    def _rows(self, images: Tensor) -> Tensor:
+        """Copy the rows of pixels of all windows of images (H, W, C, n): (H, p·C, windows side by side · n)."""
+        return images.unfold(1, self.columns.extent, 1).permute(0, 4, 2, 1, 3).flatten(3).flatten(1, 2)
+
+
+class InsideMean(RunningSoftmax):
+    """The means of the windows inside the images.
+
+    Args:
+        queries: (H, Q, K), the rows of pixels of z; Q windows stand side by side.
+        kind: the windows.
+        channels: values of a window's centre.
+    """
+
+    def __init__(self, queries: Tensor, kind: Kind, channels: int) -> None:
+        self.queries, self.size, self.tops = queries, kind.rows.extent, len(kind.rows.starts)
+        super().__init__((self.tops, queries.shape[1]), channels, queries.dtype, queries.device)
+
+    def add_rows(self, keys: Tensor, values: Tensor) -> None:
+        """Add images.
+
+        Args:
+            keys: (H, K, n), the rows of pixels of x; n windows stand side by side.
+            values: (rows of windows, C + 1, n), the centres of the windows and 1.
+        """
+        step = max(work_bytes(keys.device) // (PIECES * 8 * len(keys) * keys.shape[2]), 1)
+        for first in range(0, self.queries.shape[1], step):
+            own = slice(first, first + step)
+            for down in range(1 - self.tops, self.tops):
+                # The windows of z whose partners `down` pixels below are inside the image, and their pixels.
+                tops = slice(max(-down, 0), self.tops - max(down, 0))
+                pixels = slice(tops.start, tops.stop + self.size - 1)
+                products = torch.bmm(self.queries[pixels, own], keys[_moved(pixels, down)])
+                self.add_log_weights(sliding_sums(products, self.size), values[_moved(tops, down)], tops, own)
 
 
 class EquivariantPatch(PatchEstimator):
@@ -129,7 +198,8 @@ class EquivariantPatch(PatchEstimator):
 
     def _kinds(self, size: int) -> list["Kind"]:
         _, height, width = self.reference.shape
-        return [Kind(*axes) for axes in product(windows_of(height, size), windows_of(width, size))]
+        pairs = product(windows_of(height, size), windows_of(width, size))
+        return [Inside(*axes) if all(axis.extent == size for axis in axes) else Kind(*axes) for axes in pairs]
 
 
 def windows_of(length: int, size: int) -> list[Windows]:
@@ -151,3 +221,7 @@ def windows_of(length: int, size: int) -> list[Windows]:
 
 def _slice(pixels: range) -> slice:
     return slice(pixels.start, pixels.stop)
+
+
+def _moved(pixels: slice, down: int) -> slice:
+    return slice(pixels.start + down, pixels.stop + down)

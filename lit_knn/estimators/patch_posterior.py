@@ -1,5 +1,6 @@
 """The posterior over patches at the same position, recombined by averaging."""
 
+from collections.abc import Iterator
 from typing import Self
 
 import torch
@@ -8,11 +9,47 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.patches import PatchEstimator, chunks_with_images_last, images_last
-from lit_knn.estimators.running_mean import RunningMean, keys_of, products_dtype, values_of
+from lit_knn.estimators.running_mean import RunningSoftmax, products_dtype, weights_of
+from lit_knn.estimators.window_sums import scaled_latents, sliding_sums, with_half_squares
 from lit_knn.reference import Reference
-from lit_knn.reference.streaming import work_bytes
 
 Axis = list[int]
+
+# Latents of one pass over the images. With more of them, few images fit the cache at a time.
+ITEMS = 128
+
+
+class _Windows:
+    """The windows of some latents, one column of them at a time.
+
+    Args:
+        queries: (H, W, C + 1, B), see `scaled_latents`.
+        rows: first rows of the windows.
+        h: rows of a window.
+        w: columns of a window.
+    """
+
+    def __init__(self, queries: Tensor, rows: Axis, h: int, w: int) -> None:
+        self.queries, self.rows, self.h, self.w = queries, rows, h, w
+        self.all_rows = len(rows) == len(queries) - h + 1
+
+    def log_weights(self, keys: Tensor, left: int) -> Tensor:
+        """Compute the log weights of images (H, W, C + 1, n) in the windows with the first column `left`: (R, B, n).
+
+        Each row of pixels is one product, which up to h windows share.
+        """
+        queries, own = (images[:, left : left + self.w].flatten(1, 2) for images in (self.queries, keys))
+        sums = sliding_sums(torch.bmm(queries.mT, own), self.h)
+        return sums if self.all_rows else sums[self.rows]
+
+    def over_pixels(self, weights: Tensor) -> Tensor:
+        """Sum weights (R, B, n) over the windows that hold each row of pixels: (H, B, n)."""
+        padded = weights.new_zeros(len(self.queries) + self.h - 1, *weights.shape[1:])
+        if self.all_rows:
+            padded[self.h - 1 : self.h - 1 + len(weights)] = weights
+        else:
+            padded[[self.h - 1 + row for row in self.rows]] = weights
+        return sliding_sums(padded, self.h)
 
 
 class PatchPosterior(PatchEstimator):
@@ -53,34 +90,40 @@ class PatchPosterior(PatchEstimator):
 
     def _state_floats(self, size: int) -> int:
         rows, columns = self._starts(size)
-        channels, height, width = self.reference.shape
-        return 2 * len(rows) * len(columns) * (channels * min(size, height) * min(size, width) + 2)
+        return 2 * len(rows) * len(columns) + 4 * self.reference.d
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
+        if len(z) > ITEMS:
+            parts = zip(z.split(ITEMS), t.split(ITEMS), strict=True)
+            return torch.cat([self._mean_at(*part, size) for part in parts])
         channels, height, width = self.reference.shape
         rows, columns = self._starts(size)
         h, w = min(size, height), min(size, width)
-        K, across = h * w * channels, len(columns)
+        dtype = products_dtype(self.reference, z, t.min(), h * w * channels)
+        windows = _Windows(scaled_latents(images_last(z), t, dtype), rows, h, w)
+        # Each window has its own normaliser. A first pass over the images finds them. Then the weights of all windows
+        # that hold a pixel can be added before they are multiplied with it, in place of all windows' values.
+        softmax = RunningSoftmax((len(columns) * len(rows), len(z)), 0, dtype, z.device)
+        groups = [slice(start, start + len(rows)) for start in range(0, len(columns) * len(rows), len(rows))]
+        for x in self._chunks(len(z)):
+            keys, one = with_half_squares(x, dtype), x.new_ones(1, 1, x.shape[3]).expand(len(rows), -1, -1)
+            for left, own in zip(columns, groups, strict=True):
+                softmax.add_log_weights(windows.log_weights(keys, left), one, own)
+        share = softmax.sums.reciprocal().float()
+        total = torch.zeros(height, width * channels, len(z), dtype=torch.float64, device=z.device)
+        for x in self._chunks(len(z)):
+            keys, values = with_half_squares(x, dtype), x.flatten(1, 2)
+            for left, own in zip(columns, groups, strict=True):
+                weights = weights_of(windows.log_weights(keys, left), softmax.maximum[own]).mul_(share[own])
+                inside = slice(left * channels, (left + w) * channels)
+                total[:, inside] += torch.bmm(values[:, inside], windows.over_pixels(weights).mT)
+        count = _windows_at(rows, h, height)[:, None] * _windows_at(columns, w, width)
+        return total.unflatten(1, (width, channels)).permute(3, 2, 0, 1) / count.to(z.device)
 
-        def windows(images: Tensor, top: int) -> Tensor:
-            """All windows with this first row, (W', h, w, C, n)."""
-            every = images[top : top + h].unfold(1, w, 1)
-            return (every if every.shape[1] == across else every[:, columns]).permute(1, 0, 4, 2, 3)
-
-        own = images_last(z.double())
-        queries = torch.cat([windows(own, top).flatten(1, 3).mT for top in rows])
-        dtype = products_dtype(self.reference, z, t.min(), K)
-        state = RunningMean(queries, t, K, dtype)
-        # Many images for few windows at a time, because each piece also reads and writes the sums of its windows.
-        floats = 2 * (K + len(z))
-        for x in chunks_with_images_last(self.reference, max(floats, self.reference.d // 2)):
-            step = max(work_bytes(x.device) // (8 * floats * x.shape[3]), 1)
-            for number, top in enumerate(rows):
-                for first, patches in enumerate(windows(x, top).split(step)):
-                    start = number * across + first * step
-                    groups = slice(start, start + len(patches))
-                    state.add(keys_of(patches, K, dtype), values_of(patches, K), groups)
-        return _averaged(state.mean().unflatten(2, (h, w, channels)), rows, columns, z)
+    def _chunks(self, items: int) -> Iterator[Tensor]:
+        """Stream images (H, W, C, n), as many as keep the log weights of a column of windows in the cache."""
+        channels, height, width = self.reference.shape
+        return chunks_with_images_last(self.reference, max(8 * height * items, height * width * (channels + 1)))
 
     def _starts(self, size: int) -> tuple[Axis, Axis]:
         """First rows and first columns of the windows."""
@@ -93,13 +136,9 @@ def _starts(length: int, size: int, stride: int) -> Axis:
     return sorted({*range(0, length - size + 1, stride), length - size})
 
 
-def _averaged(means: Tensor, rows: Axis, columns: Axis, z: Tensor) -> Tensor:
-    """Average the windows' means (rows·columns, B, h, w, C) in each pixel: like z."""
-    h, w = means.shape[2:4]
-    total = torch.zeros_like(z, dtype=torch.float64)
-    count = total.new_zeros(z.shape[2:])
-    for number, mean in enumerate(means.movedim(4, 2)):
-        top, left = rows[number // len(columns)], columns[number % len(columns)]
-        total[:, :, top : top + h, left : left + w] += mean
-        count[top : top + h, left : left + w] += 1
-    return total / count
+def _windows_at(starts: Axis, size: int, length: int) -> Tensor:
+    """Count the windows of an axis that hold each pixel: (length,)."""
+    count = torch.zeros(length, dtype=torch.float64)
+    for start in starts:
+        count[start : start + size] += 1
+    return count

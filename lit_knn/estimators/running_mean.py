@@ -14,12 +14,50 @@ MOST_ROUNDING = 2e-4
 LEAST_LOG_WEIGHT = -80.0
 
 
-class RunningMean:
+class RunningSoftmax:
+    """The mean of values, weighted by the softmax of log weights that arrive in parts.
+
+    It keeps a running maximum, normaliser and weighted sum. Weights relative to the largest one are multiplied in
+    float32, and summed over the parts in float64.
+
+    Args:
+        shape: (G, Q): Q means in each of G groups.
+        values: number of values that are averaged, V. 0 leaves the normaliser alone.
+        dtype: type of the log weights.
+        device: where they are.
+    """
+
+    def __init__(self, shape: tuple[int, int], values: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.maximum = torch.full((*shape, 1), -torch.inf, dtype=dtype, device=device)
+        self.sums = torch.zeros(*shape, values + 1, dtype=torch.float64, device=device)
+
+    def add_log_weights(
+        self, log_p: Tensor, values: Tensor, groups: slice = slice(None), rows: slice = slice(None)
+    ) -> None:
+        """Add values to some means of some groups.
+
+        Args:
+            log_p: (g, q, n), of type `dtype`; they are overwritten.
+            values: (g, V + 1, n) float32; the last row is 1.
+            groups: the g groups.
+            rows: their q means.
+        """
+        maximum, sums = self.maximum[groups, rows], self.sums[groups, rows]
+        new_maximum = torch.maximum(maximum, log_p.amax(2, keepdim=True))
+        weights = weights_of(log_p, new_maximum)
+        sums.mul_((maximum - new_maximum).exp_()).add_(torch.bmm(weights, values.mT))
+        maximum.copy_(new_maximum)
+
+    def mean(self) -> Tensor:
+        """Return the weighted mean of the values, (G, Q, V) float64."""
+        return self.sums[..., :-1] / self.sums[..., -1:]
+
+
+class RunningMean(RunningSoftmax):
     """The mean of values, weighted by softmax(−‖query − key‖²/2t²) over all keys that were added.
 
-    It keeps a running maximum, normaliser and weighted sum, so the keys are never stored. At small t log weights lose
-    all digits of float32, and are computed in float64 (`products_dtype`). Weights relative to the largest one are
-    multiplied in float32, and summed over blocks of keys in float64.
+    The keys are never stored. At small t log weights lose all digits of float32, and are computed in float64
+    (`products_dtype`).
 
     Args:
         queries: (G, Q, K) float64, in G groups; each group has its own keys.
@@ -30,31 +68,20 @@ class RunningMean:
 
     def __init__(self, queries: Tensor, t: Tensor, values: int, dtype: torch.dtype) -> None:
         groups, count, _ = queries.shape
+        super().__init__((groups, count), values, dtype, queries.device)
         # ‖query‖² is the same for all keys: the rest is (query·key − ‖key‖²/2) / t², one product with K + 1 columns.
         scaled = torch.cat([queries, queries.new_ones(groups, count, 1)], 2) / t.square()[:, None]
         self.queries = scaled.to(dtype)
-        self.maximum = self.queries.new_full((groups, count, 1), -torch.inf)
-        self.sums = queries.new_zeros(groups, count, values + 1)
 
-    def add(self, keys: Tensor, values: Tensor, groups: slice = slice(None)) -> None:
-        """Add keys to some groups.
+    def add(self, keys: Tensor, values: Tensor) -> None:
+        """Add keys.
 
         Args:
-            keys: (g, K + 1, n), of type `dtype`; the last row is −‖key‖²/2 (`keys_of`).
-            values: (g, V + 1, n) float32; the last row is 1.
-            groups: the groups of these keys.
+            keys: (G, K + 1, n), of type `dtype`; the last row is −‖key‖²/2 (`keys_of`).
+            values: (G, V + 1, n) float32; the last row is 1.
         """
         for rows in self._tiles(*keys.shape[::2]):
-            log_p = torch.bmm(self.queries[groups, rows], keys)
-            maximum, sums = self.maximum[groups, rows], self.sums[groups, rows]
-            new_maximum = torch.maximum(maximum, log_p.amax(2, keepdim=True))
-            weights = log_p.sub_(new_maximum).float().clamp_(min=LEAST_LOG_WEIGHT).exp_()
-            sums.mul_((maximum - new_maximum).exp_()).add_(torch.bmm(weights, values.mT))
-            maximum.copy_(new_maximum)
-
-    def mean(self) -> Tensor:
-        """Return the weighted mean of the values, (G, Q, V) float64."""
-        return self.sums[..., :-1] / self.sums[..., -1:]
+            self.add_log_weights(torch.bmm(self.queries[:, rows], keys), values, rows=rows)
 
     def _tiles(self, groups: int, keys: int) -> Iterator[slice]:
         """Split the queries, so that their log weights fit `work_bytes`."""
@@ -62,6 +89,11 @@ class RunningMean:
         step = max(work_bytes(self.queries.device) // (8 * groups * keys), 1)
         for start in range(0, count, step):
             yield slice(start, start + step)
+
+
+def weights_of(log_p: Tensor, maximum: Tensor) -> Tensor:
+    """Return exp(log_p − maximum) in float32. `log_p` is overwritten."""
+    return log_p.sub_(maximum).float().clamp_(min=LEAST_LOG_WEIGHT).exp_()
 
 
 def products_dtype(reference: Reference, z: Tensor, t: Tensor | float, terms: int) -> torch.dtype:
