@@ -96,7 +96,7 @@ class Kind(NamedTuple):
 class Inside(Kind):
     """The windows inside an image. They may stand anywhere, and each is compared with each.
 
-    The product of two windows is a sum over p rows of pixels, and the windows one row below share p − 1 of them. So rows
+    The product of two windows is a sum over p rows of pixels. Windows one row below share p − 1 of them. So rows
     are multiplied, C·p products in place of C·p², and added over p rows (`sliding_sums`). Windows of z and x share
     rows where their vertical distance is the same: one distance is treated at a time.
     """

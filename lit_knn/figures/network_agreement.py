@@ -14,6 +14,8 @@ from lit_knn.metrics.same_noise import latent_agreement
 TITLES = {"training": "training images", "held_out": "held-out images", "generated": "the networks' own images"}
 # R² below this value says only that the estimator is another one, and would hide the differences near 1.
 LOWEST_R2 = -0.25
+# Black is for the ideal denoiser.
+BLACK = COLOURS.index("#000000")
 
 
 def agreement_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -39,9 +41,10 @@ def agreement_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 )
                 axes.errorbar(t, values, yerr=errors, label=name, elinewidth=0.8, **_line(number, name))
                 axes.fill_between(t, low, high, color=_line(number, name)["color"], alpha=0.15, linewidth=0)
-        dress(grid[0, column], "x", title=TITLES.get(kind, kind), ylim=(LOWEST_R2, 1.03))
+        dress(grid[0, column], "x", title=TITLES.get(kind, kind))
         dress(grid[1, column], "xy", xlabel="noise level t")
-    grid[0, 0].set_ylabel("R² to the network")
+    least = min(row["r2"] for row in rows)
+    grid[0, 0].set(ylabel="R² to the network", ylim=(max(least - 0.05, LOWEST_R2), 1.02))
     grid[1, 0].set_ylabel("MSE per dimension")
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
@@ -59,8 +62,10 @@ def same_noise_boxes(samples: Mapping[str, Tensor], network_samples: Mapping[str
     width = 0.8 / len(networks)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for axes, measure, title in ((upper, "r2", "R²"), (lower, "pearson_r", "Pearson correlation r")):
+        least = 1.0
         for place, network in enumerate(networks):
             values = [latent_agreement(samples[name], network_samples[network])[measure].cpu() for name in names]
+            least = min(least, *(value.min().item() for value in values))
             colour = COLOURS[place % len(COLOURS)]
             drawn = axes.boxplot(
                 [value.numpy() for value in values],
@@ -74,7 +79,8 @@ def same_noise_boxes(samples: Mapping[str, Tensor], network_samples: Mapping[str
             for box in drawn["boxes"]:
                 box.set(facecolor=colour, alpha=0.5)
             drawn["boxes"][0].set_label(network)
-        dress(axes, ylabel=title, ylim=(-1.05, 1.05))
+        # R² has no lower bound. Below −1 it says no more.
+        dress(axes, ylabel=title, ylim=(max(least, -1.0) - 0.05, 1.02))
     upper.set_title("samples against the network's, from the same noise")
     lower.set_xticks(range(len(names)), names, rotation=30, ha="right")
     lower.legend(loc="lower left")
@@ -87,5 +93,6 @@ def agreement_grid(samples: Mapping[str, Tensor], columns: int) -> Tensor:
 
 
 def _line(number: int, name: str) -> dict[str, Any]:
-    ideal = {"color": "black", "linestyle": "--"} if name == "Exact" else {}
-    return {**look(number), **ideal}
+    if name == "Exact":
+        return {**look(BLACK), "linestyle": "--"}
+    return look(number if number < BLACK else number + 1)
