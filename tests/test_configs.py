@@ -22,7 +22,8 @@ from main import NAMED, main, make_cli
 from tests.networks import write_own, write_published, write_start
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-PARTS = ("data", "models", "estimators", "trainer", "evaluate")
+# The schedule runs in tests/test_learning_rate.py.
+PARTS = ("data", "models", "estimators", "trainer", "evaluate", "schedules")
 RUNS = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in PARTS)
 PART_TYPES = {"data": pl.LightningDataModule, "models": torch.nn.Module, "estimators": Estimator}
 

@@ -26,6 +26,7 @@ from lit_knn.command_line.arguments import check_linked, with_joined_negatives, 
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
 from lit_knn.command_line.interruption import interrupted
+from lit_knn.command_line.learning_rate import check_learning_rate
 from lit_knn.command_line.memory_check import check_fits
 from lit_knn.command_line.messages import is_lost, message_of, quiet_threads
 from lit_knn.command_line.option_help import Parser
@@ -109,6 +110,7 @@ class CLI(LightningCLI):
         check_empty_mappings(empty, options, parsed)
         check_values(options, pl.Trainer)
         check_trainer_options(options["trainer"], command or "fit")
+        check_learning_rate(options)
 
     def _parse_ckpt_path(self) -> None:
         """Check the checkpoint before anything long begins; `last` is the newest whole one of the run's name.
@@ -136,6 +138,14 @@ class CLI(LightningCLI):
                 self._checkpoint = read_training(path, to_resume=command == "fit", mmap=True)
             except InputError as error:
                 raise InputError(f"--ckpt_path: {error}") from error
+
+    @staticmethod
+    def configure_optimizers(lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None) -> Any:
+        """Step a schedule of the learning rate once an optimiser step: runs are counted in steps, not in epochs."""
+        made = LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
+        if lr_scheduler is None or isinstance(made, dict):  # No schedule, or one that waits for a metric.
+            return made
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lr_scheduler, "interval": "step"}}
 
     def before_fit(self) -> None:
         """Check what the run resumes from and what it would overwrite, before anything long begins."""

@@ -108,7 +108,12 @@ class PosteriorRegression(EstimatorTraining):
         return torch.optim.Adam(self.parameters(), lr=self.hparams.lr, betas=(0.9, 0.999), eps=1e-8)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set the learning rate. It grows linearly with the images seen, including this step's, so it is never 0."""
+        """Set the learning rate. It grows linearly with the images seen, including this step's, so it is never 0.
+
+        A schedule sets it alone.
+        """
+        if self.trainer.lr_scheduler_configs:
+            return
         ramp = self.hparams.lr_ramp_up_images
         for group in optimizer.param_groups:
             group["lr"] = self.hparams.lr * (min(self.images_seen / ramp, 1.0) if ramp else 1.0)
