@@ -9,7 +9,7 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.patches import PatchEstimator, chunks_with_images_last, images_last
-from lit_knn.estimators.running_mean import RunningSoftmax, products_dtype, weights_of
+from lit_knn.estimators.running_mean import Rounding, RunningSoftmax, weights_of
 from lit_knn.estimators.window_sums import scaled_latents, sliding_sums, with_half_squares
 from lit_knn.reference import Reference
 
@@ -99,7 +99,7 @@ class PatchPosterior(PatchEstimator):
         channels, height, width = self.reference.shape
         rows, columns = self._starts(size)
         h, w = min(size, height), min(size, width)
-        dtype = products_dtype(self.reference, z, t.min(), h * w * channels)
+        dtype = Rounding(self.reference, z, t.min()).dtype(h * w * channels)
         windows = _Windows(scaled_latents(images_last(z), t, dtype), rows, h, w)
         # Each window has its own normaliser. A first pass over the images finds them. Then the weights of all windows
         # that hold a pixel can be added before they are multiplied with it, in place of all windows' values.
