@@ -254,7 +254,6 @@ def test_pieces_of_any_size_give_the_same_mean(kind, monkeypatch):
     whole = estimator.bind(data).posterior_mean(latents(data), LEVELS)
     monkeypatch.setattr(patches, "STATE_BYTES", 1)
     monkeypatch.setattr(patch_posterior, "ITEMS", 3)
-    monkeypatch.setattr(equivariant_patch, "KEYS", 9)
     for module in (equivariant_patch, patches, running_mean):
         monkeypatch.setattr(module, "work_bytes", lambda device: 20_000)
     torch.testing.assert_close(estimator.posterior_mean(latents(data), LEVELS), whole, atol=1e-6, rtol=0)

@@ -17,9 +17,9 @@ from lit_knn.estimators.running_mean import (
 from lit_knn.estimators.window_sums import scaled_latents, sliding_sums, with_half_squares
 from lit_knn.reference.streaming import work_bytes
 
-# Windows side by side in all images of a product with rows of pixels.
-KEYS = 128
-# Arrays of a row's products that fit `work_bytes`: a few of them stay in the cache.
+# A product with rows of pixels has `work_bytes` / KEY_BYTES windows side by side: 128 on a CPU.
+KEY_BYTES = 2**17
+# Arrays of products that fit `work_bytes` together. Then a few of them stay in the cache of a CPU.
 PIECES = 8
 
 
@@ -113,7 +113,7 @@ class Inside(Kind):
     def add(self, state: RunningSoftmax, x: Tensor) -> None:
         """Add the windows of images (H, W, C, n)."""
         assert isinstance(state, InsideMean)
-        for part in x.split(max(KEYS // len(self.columns.starts), 1), dim=3):
+        for part in x.split(max(work_bytes(x.device) // (KEY_BYTES * len(self.columns.starts)), 1), dim=3):
             keys = self._rows(with_half_squares(part, state.queries.dtype))
             inside = part[_slice(self.rows.pixels), _slice(self.columns.pixels)].transpose(1, 2).flatten(2)
             state.add_rows(keys, torch.cat([inside, torch.ones_like(inside[:, :1])], 1))
@@ -165,7 +165,8 @@ class EquivariantPatch(PatchEstimator):
     variant). Such pixels know their distance to that border; pixels in the corners know their position.
 
     If p >= 2·max(H, W) − 1, each pixel sees the whole image, and the mean is that of `Exact`. The cost is that of
-    (H − p + 1)·(W − p + 1) estimates of N·(H − p + 1)·(W − p + 1) patches per z. It is deterministic.
+    N·(H − p + 1)²·(W − p + 1)² log weights per z, each with C·p products and about 2·log₂ p additions. It is
+    deterministic.
 
     Args:
         size: edge p of the windows in pixels, odd; or a table {noise level: edge}, of which the level nearest in log t

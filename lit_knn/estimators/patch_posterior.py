@@ -57,8 +57,8 @@ class PatchPosterior(PatchEstimator):
 
     Each p×p window of z has its own posterior over the N images, softmax(−‖z_w − x_w‖²/2t²). Windows overlap, and each
     pixel is the average of the posterior means of the windows that hold it (Niedoba et al. 2024, arXiv 2411.19339). A
-    window of the whole image gives `Exact`. The cost is that of two products of all z with all patches, 2·N·C·p² per
-    window in place of 2·N·d per z. It is deterministic.
+    window of the whole image gives `Exact`. It reads the images twice. The cost is that of about 3·N·C·p products and
+    6·N·log₂ p additions per window. It is deterministic.
 
     Args:
         size: edge p of the windows in pixels; or a table {noise level: edge}, of which the level nearest in log t
