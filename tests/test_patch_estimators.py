@@ -16,6 +16,7 @@ from lit_knn.estimators import (
     patches,
     running_mean,
 )
+from lit_knn.estimators.window_sums import sliding_sums
 from lit_knn.reference import ReferenceSet
 from lit_knn.settings import describe
 from lit_knn.theory.filter_extent import extents, power_spectrum
@@ -95,6 +96,44 @@ def test_patches_of_all_positions_are_enumerated(size, hflip):
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("shape", [(1, 5, 5), (2, 5, 8)])
+@pytest.mark.parametrize("kind", [PatchPosterior, EquivariantPatch])
+def test_patches_as_wide_as_the_image_are_enumerated(kind, shape):
+    data = reference(N=7, shape=shape)
+    z = latents(data)
+    enumerated = enumerated_at_one_position if kind is PatchPosterior else enumerated_at_all_positions
+    for rows in (slice(None), slice(3, 4)):
+        ours = kind(5).bind(data).posterior_mean(z[rows], LEVELS[rows])
+        expected = enumerated(z[rows], all_of(data), LEVELS[rows], 5)
+        torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_windows_far_apart_are_enumerated():
+    data = reference(N=9, shape=(1, 11, 10))
+    z = latents(data)
+    for size, stride in ((4, 3), (5, 4), (7, 7)):
+        ours = PatchPosterior(size, stride).bind(data).posterior_mean(z, LEVELS)
+        expected = enumerated_at_one_position(z, all_of(data), LEVELS, size, stride)
+        torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [PatchPosterior, EquivariantPatch])
+@pytest.mark.parametrize("t", [0.5, 1.0])
+def test_row_products_in_float32_are_as_good_as_float64(kind, t, monkeypatch):
+    data = reference(N=20, shape=(3, 20, 20))
+    z = latents(data, torch.full((2,), t))
+    ours = kind(15).bind(data).posterior_mean(z, t)
+    monkeypatch.setattr(running_mean, "MOST_ROUNDING", 0.0)
+    torch.testing.assert_close(kind(15).bind(data).posterior_mean(z, t), ours, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_sliding_sums_are_sums_of_windows(size):
+    x = torch.arange(27.0).view(9, 3).square()
+    expected = torch.stack([x[start : start + size].sum(0) for start in range(10 - size)])
+    torch.testing.assert_close(sliding_sums(x, size), expected, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("number", [1, 60])
 def test_extreme_levels_are_enumerated_in_float32(number):
     data = ReferenceSet(pixels(number, (1, 6, 5)))
@@ -113,10 +152,13 @@ def test_extreme_levels_are_enumerated_in_float32(number):
 
 def test_products_are_in_float32_only_where_they_round_little(monkeypatch):
     data, seen = reference(), set()
-    add = running_mean.RunningMean.add
-    monkeypatch.setattr(
-        running_mean.RunningMean, "add", lambda self, keys, *rest: seen.add(keys.dtype) or add(self, keys, *rest)
-    )
+    add = running_mean.RunningSoftmax.add_log_weights
+
+    def recorded(self, log_p, *rest, **options):
+        seen.add(log_p.dtype)
+        add(self, log_p, *rest, **options)
+
+    monkeypatch.setattr(running_mean.RunningSoftmax, "add_log_weights", recorded)
     z = latents(data, torch.ones(2))
     for kind in (PatchPosterior, EquivariantPatch):
         for t, dtype in ((0.01, torch.float64), (1.0, torch.float32)):
@@ -211,7 +253,8 @@ def test_pieces_of_any_size_give_the_same_mean(kind, monkeypatch):
     data, estimator = reference(), kind(3)
     whole = estimator.bind(data).posterior_mean(latents(data), LEVELS)
     monkeypatch.setattr(patches, "STATE_BYTES", 1)
-    for module in (equivariant_patch, patch_posterior, patches, running_mean):
+    monkeypatch.setattr(patch_posterior, "ITEMS", 3)
+    for module in (equivariant_patch, patches, running_mean):
         monkeypatch.setattr(module, "work_bytes", lambda device: 20_000)
     torch.testing.assert_close(estimator.posterior_mean(latents(data), LEVELS), whole, atol=1e-6, rtol=0)
 
@@ -235,9 +278,10 @@ def test_the_largest_tensor_is_bounded(monkeypatch):
         seen.append(made.nbytes)
         return made
 
-    for module in (equivariant_patch, patch_posterior, patches, running_mean):
+    for module in (equivariant_patch, patches, running_mean):
         monkeypatch.setattr(module, "work_bytes", lambda device: limit)
     monkeypatch.setattr(running_mean.torch, "empty", recorded)
+    monkeypatch.setattr(running_mean.torch, "bmm", lambda *args, make=torch.bmm: recorded(*args, make=make))
     data = reference(N=300, shape=(3, 8, 8))
     for kind in (PatchPosterior, EquivariantPatch):
         kind(3).bind(data).posterior_mean(latents(data, torch.ones(2)), 1.0)

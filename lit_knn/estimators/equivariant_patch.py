@@ -8,18 +8,18 @@ from torch import Tensor
 
 from lit_knn.estimators.patches import PatchEstimator, chunks_with_images_last, images_last
 from lit_knn.estimators.running_mean import (
+    Rounding,
     RunningMean,
     RunningSoftmax,
     keys_of,
-    products_dtype,
     values_of,
 )
 from lit_knn.estimators.window_sums import scaled_latents, sliding_sums, with_half_squares
 from lit_knn.reference.streaming import work_bytes
 
-# Windows side by side in all images of a product with rows of pixels.
-KEYS = 256
-# Arrays of a row's products that fit `work_bytes`: a few of them stay in the cache.
+# A product with rows of pixels has `work_bytes` / KEY_BYTES windows side by side: 128 on a CPU.
+KEY_BYTES = 2**17
+# Arrays of products that fit `work_bytes` together. Then a few of them stay in the cache of a CPU.
 PIECES = 8
 
 
@@ -62,10 +62,12 @@ class Kind(NamedTuple):
         """Return the number of values that a window estimates."""
         return len(self.rows.centres) * len(self.columns.centres) * channels
 
-    def state(self, z: Tensor, t: Tensor, dtype: torch.dtype) -> RunningSoftmax:
+    def start(self, z: Tensor, t: Tensor, rounding: Rounding) -> RunningSoftmax:
         """Start the mean for each window of z (H, W, C, B): one group, because all positions share the keys."""
+        channels = z.shape[2]
         queries = self._windows(z).flatten(3).flatten(0, 2).mT.unsqueeze(0)
-        return RunningMean(queries, t.repeat(self.places), self.values(z.shape[2]), dtype)
+        dtype = rounding.dtype(self.features(channels))
+        return RunningMean(queries, t.repeat(self.places), self.values(channels), dtype)
 
     def add(self, state: RunningSoftmax, x: Tensor) -> None:
         """Add the windows of images (H, W, C, n)."""
@@ -96,19 +98,22 @@ class Kind(NamedTuple):
 class Inside(Kind):
     """The windows inside an image. They may stand anywhere, and each is compared with each.
 
-    The product of two windows is a sum over p rows of pixels. Windows one row below share p − 1 of them. So rows
-    are multiplied, C·p products in place of C·p², and added over p rows (`sliding_sums`). Windows of z and x share
+    The product of two windows is a sum over p rows of pixels, and the windows one row below share p − 1 of them. So
+    rows are multiplied, C·p products in place of C·p², and added over p rows (`sliding_sums`). Windows of z and x share
     rows where their vertical distance is the same: one distance is treated at a time.
     """
 
-    def state(self, z: Tensor, t: Tensor, dtype: torch.dtype) -> "InsideMean":
+    def start(self, z: Tensor, t: Tensor, rounding: Rounding) -> "InsideMean":
         """Start the mean for each window of z (H, W, C, B): a group for each row of windows."""
-        return InsideMean(self._rows(scaled_latents(z, t, dtype)).mT.contiguous(), self, z.shape[2])
+        channels = z.shape[2]
+        products = rounding.dtype(self.columns.extent * channels, self.rows.extent)
+        queries = self._rows(scaled_latents(z, t, products)).mT.contiguous()
+        return InsideMean(queries, self, channels, rounding.dtype(self.features(channels)))
 
     def add(self, state: RunningSoftmax, x: Tensor) -> None:
         """Add the windows of images (H, W, C, n)."""
         assert isinstance(state, InsideMean)
-        for part in x.split(max(KEYS // len(self.columns.starts), 1), dim=3):
+        for part in x.split(max(work_bytes(x.device) // (KEY_BYTES * len(self.columns.starts)), 1), dim=3):
             keys = self._rows(with_half_squares(part, state.queries.dtype))
             inside = part[_slice(self.rows.pixels), _slice(self.columns.pixels)].transpose(1, 2).flatten(2)
             state.add_rows(keys, torch.cat([inside, torch.ones_like(inside[:, :1])], 1))
@@ -125,11 +130,12 @@ class InsideMean(RunningSoftmax):
         queries: (H, Q, K), the rows of pixels of z; Q windows stand side by side.
         kind: the windows.
         channels: values of a window's centre.
+        dtype: type of the log weights. Products of single rows may have fewer digits.
     """
 
-    def __init__(self, queries: Tensor, kind: Kind, channels: int) -> None:
+    def __init__(self, queries: Tensor, kind: Kind, channels: int, dtype: torch.dtype) -> None:
         self.queries, self.size, self.tops = queries, kind.rows.extent, len(kind.rows.starts)
-        super().__init__((self.tops, queries.shape[1]), channels, queries.dtype, queries.device)
+        super().__init__((self.tops, queries.shape[1]), channels, dtype, queries.device)
 
     def add_rows(self, keys: Tensor, values: Tensor) -> None:
         """Add images.
@@ -145,7 +151,7 @@ class InsideMean(RunningSoftmax):
                 # The windows of z whose partners `down` pixels below are inside the image, and their pixels.
                 tops = slice(max(-down, 0), self.tops - max(down, 0))
                 pixels = slice(tops.start, tops.stop + self.size - 1)
-                products = torch.bmm(self.queries[pixels, own], keys[_moved(pixels, down)])
+                products = torch.bmm(self.queries[pixels, own], keys[_moved(pixels, down)]).to(self.maximum.dtype)
                 self.add_log_weights(sliding_sums(products, self.size), values[_moved(tops, down)], tops, own)
 
 
@@ -159,7 +165,8 @@ class EquivariantPatch(PatchEstimator):
     variant). Such pixels know their distance to that border; pixels in the corners know their position.
 
     If p >= 2·max(H, W) − 1, each pixel sees the whole image, and the mean is that of `Exact`. The cost is that of
-    (H − p + 1)·(W − p + 1) estimates of N·(H − p + 1)·(W − p + 1) patches per z. It is deterministic.
+    N·(H − p + 1)²·(W − p + 1)² log weights per z, each with C·p products and about 2·log₂ p additions. It is
+    deterministic.
 
     Args:
         size: edge p of the windows in pixels, odd; or a table {noise level: edge}, of which the level nearest in log t
@@ -185,9 +192,8 @@ class EquivariantPatch(PatchEstimator):
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         kinds = self._kinds(size)
-        own = images_last(z.double())
-        dtype = products_dtype(self.reference, z, t.min(), max(kind.features(z.shape[1]) for kind in kinds))
-        states = [kind.state(own, t, dtype) for kind in kinds]
+        own, rounding = images_last(z.double()), Rounding(self.reference, z, t.min())
+        states = [kind.start(own, t, rounding) for kind in kinds]
         for x in chunks_with_images_last(self.reference, 2 * self.reference.d):
             for kind, state in zip(kinds, states, strict=True):
                 kind.add(state, x)

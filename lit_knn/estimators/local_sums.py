@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.running_mean import LEAST_LOG_WEIGHT, products_dtype
+from lit_knn.estimators.running_mean import LEAST_LOG_WEIGHT, Rounding
 from lit_knn.reference import Reference
 from lit_knn.reference.streaming import work_bytes
 
@@ -63,7 +63,7 @@ def local_means(reference: Reference, z: Tensor, t: float, tiles: list[Tile]) ->
         (B, d), float64.
     """
     terms = max(len(tile.common) + len(tile.others) for tile in tiles)
-    dtype = products_dtype(reference, z, t, terms)
+    dtype = Rounding(reference, z, t).dtype(terms)
     # Dividing first keeps float32 from overflowing at extreme t.
     z, half_precision = (z.double() / t / t).to(dtype), 0.5 / t / t
     shape = reference.d, len(z)

@@ -7,8 +7,8 @@ from torch import Tensor
 def scaled_latents(z: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
     """Return latents (H, W, C, B) as (H, W, C + 1, B): z/t² and a channel 1/t².
 
-    The product with `with_half_squares` of x is (z·x − x²/2)/t² in each pixel. Its sum over a window is the log
-    weight of the window, −‖z_w − x_w‖²/2t², except for ‖z_w‖², which is the same for all x.
+    The product with `with_half_squares` of x is (z·x − x²/2)/t² in each pixel. Its sum over a window is the window's
+    log weight −‖z_w − x_w‖²/2t², except for ‖z_w‖², which is the same for all x.
     """
     return (torch.cat([z, torch.ones_like(z[:, :, :1])], 2).double() / t.square()).to(dtype)
 
