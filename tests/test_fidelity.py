@@ -260,9 +260,7 @@ def test_wrong_weights_are_refused_in_one_line(tmp_path, random_weights):
 
 def test_missing_package_is_named_with_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    with pytest.raises(
-        InputError, match=r"efficientnet-lite-pytorch is missing: pip install 'lit-knn\[efficientnet\]'"
-    ):
+    with pytest.raises(InputError, match=r"efficientnet-lite-pytorch is missing: pip install 'lit_knn\[eval\]'"):
         EfficientNetLite0().load((3, 32, 32), "cpu")
 
 

@@ -176,6 +176,7 @@ def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_agai
     points = {(i, t) for i in ("training", "held_out", "generated") for t in ("0.3", "3.0")} - {("generated", "3.0")}
     assert keys == {(e, "one", *point) for e in ("Patch", "Wiener", "Exact") for point in points}
     calls.clear()
+    caplog.set_level("INFO", logger="pytorch_lightning.utilities.rank_zero")
     main(arguments(networks={**SMALL["networks"], "two": network("two.ckpt")}))
     # Only the check, the missing comparison, and those of the new network: nothing is sampled again.
     assert sum(calls) == 1 + 12 + 12 * 3 * 2

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_knn.command_line.packaged_configs import with_packaged_configs
-from lit_knn.errors import told_in_one_line
+from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.extras import told
 
 # These modules have parsers of their own, and print their errors. `prepare` imports no torch.
@@ -46,6 +46,9 @@ def main(args: Sequence[str] | None = None) -> None:
             command = importlib.import_module(ALONE[name]).main
             lit_knn.startup.finish()
             command(with_packaged_configs(given[1:]))
+    elif name and not name.startswith("-") and name not in COMMANDS:
+        with told_in_one_line():
+            raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
     else:
         with told_in_one_line(), told():
             from lit_knn.command_line import cli

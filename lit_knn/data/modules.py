@@ -62,9 +62,11 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             The devices search for each other, and sending takes time; see the README. With exact search the estimates
             stay the same. Each device indexes its own images with the settings of `index`: an inverted file has the
             same number of lists for fewer images, and each device searches `nprobe` of them.
-        held_out: number of images that are kept out of the training data and of the reference set, drawn by `seed`.
-            After `setup` they are `held_out_reference`, and `validate` gives the model batches of them.
-        train_images: number of images to train on, drawn by `seed` from those that are not held out; null for all.
+        held_out: number of images that are kept out of the training data and of the reference set. They are drawn once,
+            the same for every seed, so that networks of several seeds compare. After `setup` they are
+            `held_out_reference`, and `validate` gives the model batches of them.
+        train_images: number of images to train on, of those that are not held out; null for all. More images include
+            those of a smaller number, for every seed.
 
     Raises:
         InputError: batch_size, predict_samples, val_images or train_images < 1, held_out < 0, or seed < 0; at `setup`,
@@ -151,9 +153,11 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         """Make the reference set and the held-out set. Both keep the order of the data."""
         wanted = self.held_out + (self.train_images or 1)
         if len(images) < wanted:
-            own = f"data.held_out={self.held_out} and data.train_images={self.train_images}"
-            raise InputError(f"{own} need at least {wanted} images, there are {len(images)}")
-        order = torch.randperm(len(images), generator=keyed_generator("cpu", HELD_OUT, self.seed))
+            both = "" if self.train_images is None else f" and data.train_images={self.train_images}"
+            raise InputError(
+                f"data.held_out={self.held_out}{both} needs at least {wanted} images, there are {len(images)}"
+            )
+        order = torch.randperm(len(images), generator=keyed_generator("cpu", HELD_OUT, 0))
         end = None if self.train_images is None else wanted
         training = order[self.held_out : end].sort().values
         held_out = order[: self.held_out].sort().values
@@ -163,7 +167,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         )
 
     def _part(self, images: Images, labels: Labels, rows: Tensor, index: Index | None) -> ReferenceSet:
-        return ReferenceSet(images[rows], index, self.hflip, None if labels is None else labels[rows])
+        # NumPy would take a tensor of one row for a number.
+        chosen = [None if part is None else torch.as_tensor(part)[rows] for part in (images, labels)]
+        assert chosen[0] is not None
+        return ReferenceSet(chosen[0], index, self.hflip, chosen[1])
 
     def _loaded(self) -> tuple[Images, Labels]:
         """Call `load` on every rank. If one rank fails, all stop at once instead of waiting in the first collective."""

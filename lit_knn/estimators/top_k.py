@@ -17,7 +17,8 @@ class TopK(SampledEstimator):
 
     It is deterministic and as biased as the weight of the images beyond the k nearest: nearly exact at small t, where
     few images have weight, and the plain mean of k near images as t → ∞. It is a baseline for `KNN`, which also draws
-    from the other images. At k = N it is the exact mean.
+    from the other images. At k = N it is the exact mean. An approximate index may find other images or fewer, and then
+    the mean is over those that it finds.
 
     Args:
         k: images per z; null for 256, or N if that is less.
