@@ -110,7 +110,7 @@ def _probe(module, *args):
 def _main(args, rank):
     from pytorch_lightning.utilities import rank_zero_only
 
-    from main import main
+    from lit_knn.command_line.entry import main
 
     os.environ["LOCAL_RANK"] = str(rank)
     rank_zero_only.rank = rank
