@@ -7,7 +7,8 @@ from pathlib import Path
 import yaml
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-PARTS = ("data", "models", "estimators", "trainer", "evaluate")
+# The schedule runs in tests/test_learning_rate.py.
+PARTS = ("data", "models", "estimators", "trainer", "evaluate", "schedules")
 RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name not in PARTS)
 
 

@@ -19,11 +19,10 @@ from lit_knn.nets import ConvResNet, ConvUNet, DDPMpp, UNet
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training.base import EstimatorTraining
 from main import NAMED, main, make_cli
+from tests.config_files import PARTS
 from tests.networks import write_own, write_published, write_start
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-# The schedule runs in tests/test_learning_rate.py.
-PARTS = ("data", "models", "estimators", "trainer", "evaluate", "schedules")
 RUNS = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in PARTS)
 PART_TYPES = {"data": pl.LightningDataModule, "models": torch.nn.Module, "estimators": Estimator}
 
