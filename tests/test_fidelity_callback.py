@@ -64,6 +64,7 @@ def test_validate_logs_and_writes_what_it_measured():
     assert 0 < float(row["precision"]) <= 1
 
 
+@pytest.mark.slow  # tests/test_fidelity.py compares the same measures with torch-fidelity's on the same images.
 def test_scores_are_those_of_torch_fidelity_on_the_files_of_predict(random_weights):
     np.save("images.npy", blobs(11, seed=1).numpy())
     data = ("Arrays", "--data.path", "images.npy", "--data.batch_size", "5", "--data.predict_samples", "11")
