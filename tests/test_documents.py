@@ -81,7 +81,7 @@ def commands(text):
 
 
 def is_plain(command):
-    """Whether it names a config and no option: `tests/test_configs.py` instantiates every config."""
+    """Tell whether it names a config and no option: `tests/test_configs.py` instantiates every config."""
     return re.fullmatch(r"\w+ -c configs/\S+", command)
 
 

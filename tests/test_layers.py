@@ -125,7 +125,7 @@ def test_the_rule_sees_an_arrow_that_runs_up(tmp_path):
 
 
 def offences(paths, rule):
-    """What a rule finds in each file, by the names of the files in which it finds something."""
+    """Return what a rule finds, by the names of the files in which it finds something."""
     return {module_of(path): found for path in paths if (found := sorted(rule(path)))}
 
 

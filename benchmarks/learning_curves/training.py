@@ -66,7 +66,7 @@ class Measure(pl.Callback):
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Let the clock run on."""
+        """Measure processor time from now on."""
         self._since = time.process_time()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

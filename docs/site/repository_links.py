@@ -1,4 +1,4 @@
-"""Let pages of the site link to files of the repository outside `docs/`, as they do on GitHub.
+"""Makes pages of the site link to files of the repository outside `docs/`, as they do on GitHub.
 
 Files that a page links to, such as `../benchmarks/results/scale_million_cpu.md`, become part of the site below
 `repository/`, and the links point there. Links of these Markdown files are rewritten and checked like all others.

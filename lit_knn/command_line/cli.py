@@ -254,7 +254,7 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
 
 
 def allow_short_class_paths() -> None:
-    """Let `callbacks.X` mean `lit_knn.callbacks.X` where no other module has that name, as in older configs."""
+    """Make `callbacks.X` mean `lit_knn.callbacks.X` where no other module has that name, as in older configs."""
     if "callbacks" not in sys.modules and not is_installed("callbacks"):
         short = sys.modules["callbacks"] = types.ModuleType("callbacks", "The callbacks of lit_knn.")
         vars(short).update({name: getattr(lit_knn.callbacks, name) for name in lit_knn.callbacks.__all__})

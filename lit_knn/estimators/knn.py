@@ -54,9 +54,7 @@ class KNN(NeighbourEstimator):
     def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`. Builds the neighbour index of the set."""
         super().bind(reference)
-        reference.build_index(self.k)
-        # One query shows at once whether the index refuses the settings, before training starts.
-        reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
+        reference.try_search(self.k)
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:

@@ -1,4 +1,4 @@
-"""What estimators and networks sample from the same noise, and how like it is."""
+"""Samples of estimators and networks from the same noise, and measures of how like they are."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -123,6 +123,15 @@ class Reference(ABC):
             self._build_index(k)
             self.index_built = True
 
+    def try_search(self, k: int) -> None:
+        """Build the neighbour index and search once, so that settings it refuses are told before any long work.
+
+        Raises:
+            InputError: as `build_index`; the search refuses k neighbours.
+        """
+        self.build_index(k)
+        self.search(torch.zeros(1, *self.shape, device=self.device), k)
+
     @abstractmethod
     def _build_index(self, k: int) -> None: ...
 
