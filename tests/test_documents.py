@@ -171,8 +171,10 @@ def test_every_file_that_a_page_names_exists(page):
 
 
 def test_the_site_lists_every_page_of_docs():
-    listed = re.findall(r"^ +- .*?: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
-    assert sorted(f"docs/{name}" for name in listed) == [page for page in sorted(TEXTS) if page.startswith("docs/")]
+    listed = re.findall(r"^ +- .*?: (\S+\.(?:md|ipynb))$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    notebooks = [f"docs/notebooks/{path.name}" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    pages = [page for page in TEXTS if page.startswith("docs/")]
+    assert sorted(f"docs/{name}" for name in listed) == sorted(pages + notebooks)
 
 
 def test_the_readme_names_every_page_and_is_short():
