@@ -24,7 +24,7 @@ from lit_knn.command_line import entry, packaged_configs
 from lit_knn.command_line.config_files import check_config_files
 from lit_knn.command_line.messages import message_of
 from lit_knn.command_line.packaged_configs import with_packaged_configs
-from lit_knn.command_line.quiet import WARNINGS, quiet
+from lit_knn.command_line.quiet import LINES, WARNINGS, quiet
 from lit_knn.errors import InputError
 from tests.image_files import refusal
 
@@ -270,6 +270,9 @@ def test_only_the_listed_messages_are_kept_from_the_console(caplog):
 
 def test_what_is_kept_from_the_console_is_what_lightning_says():
     # Another release may say it in other words, which the console would then show again.
-    files = ("callbacks/model_checkpoint", "callbacks/weight_averaging", "loops/prediction_loop")
+    files = ("callbacks/model_checkpoint", "callbacks/weight_averaging", "loops/prediction_loop", "trainer/call")
+    files += ("trainer/setup",)
     text = "".join(Path(pl.__path__[0], f"{name}.py").read_text(encoding="utf-8") for name in files)
+    text = text.replace("TPU available: {", "TPU available: False{")
+    assert [line for line in LINES[1:] if line not in text] == []
     assert [warning for warning in WARNINGS[1:] if warning.partition(": `")[0] not in text] == []

@@ -13,16 +13,19 @@ WARNINGS = (
     "The dirpath has changed from",
     # A checkpoint holds the averaged weights as the model's; `validate` and `predict` use them.
     "You're using the WeightAveraging callback, but loading a checkpoint outside the 'fit' stage",
+    # `validate` and `predict` need no callback that wrote the checkpoint.
+    "Be aware that when using `ckpt_path`,",
     # The batches of `predict` are seeds, and each tells its own.
     "Couldn't infer the batch indices fetched from your dataloader: `SeedBatches`",
 )
-ADVERTISEMENT = "💡 Tip"
+# Advertisements for other products, and lines that say that nothing happened.
+LINES = ("💡 Tip", "TPU available: False", "Found current_model_state in the checkpoint")
 LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress these warnings and Lightning's advertisements for other products, and nothing else."""
+    """Suppress these warnings and lines, and nothing else."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     with warnings.catch_warnings():
         for beginning in WARNINGS:
@@ -37,4 +40,4 @@ def quiet() -> Iterator[None]:
 
 
 def _says_something(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(ADVERTISEMENT)
+    return not record.getMessage().startswith(LINES)
