@@ -9,8 +9,16 @@ import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
+from lit_knn.errors import InputError
+from lit_knn.estimators import OneSample
 from lit_knn.stopwatch import Stopwatch
 from lit_knn.training.base import TRAIN_STREAM, EstimatorTraining
+from lit_knn.training.monitor import TrainingMonitor
+from lit_knn.training.times import duration
+
+# A plan tries larger and larger batches until one takes this long; the time of the whole batch is in proportion.
+LONG_ENOUGH_S = 2.0
+GROWTH = 4
 
 
 class StepTime(NamedTuple):
@@ -39,6 +47,53 @@ def try_step(model: EstimatorTraining, trainer: pl.Trainer, batch: Any) -> StepT
         # Unlike `backward`, `grad` leaves the gradients of the parameters alone, so DDP starts no exchange.
         torch.autograd.grad(model.objective(model.losses(x, class_label, key)[0], x), weights, allow_unused=True)
     return StepTime(whole.read_and_reset(), estimator.read_and_reset())
+
+
+def planned_step(model: EstimatorTraining, trainer: pl.Trainer, shape: tuple[int, ...], batch_size: int) -> str:
+    """Say what a step takes, from steps of blank images. An estimator that needs the data is left out.
+
+    The module is not fit for training afterwards.
+
+    Args:
+        model: the module.
+        trainer: its trainer.
+        shape: shape of one image.
+        batch_size: images of a batch on one rank.
+    """
+    device, left_out = trainer.strategy.root_device, ""
+    model.to(device).train()
+    model.trainer, model.monitor = trainer, TrainingMonitor(model.grid, device)
+    if model.estimator.needs_reference:
+        model.estimator = OneSample()
+        left_out = ", without the estimator, whose time `fit` tells before its first step"
+    try:
+        model._set_image_shape(shape)
+        seconds, tried = _seconds_of_batch(model, trainer, shape, batch_size)
+    except InputError as error:
+        return f"The time of a step is NOT KNOWN: {error}"
+    seconds *= trainer.accumulate_grad_batches
+    images = batch_size * trainer.accumulate_grad_batches * trainer.world_size
+    line = f"A step of {images:,} images takes about {duration(seconds)} on this {device.type}{left_out}"
+    if tried < batch_size:
+        line += f" (by a try of {tried} image{'s' if tried > 1 else ''})"
+    if trainer.max_steps > 0:
+        line += f": {trainer.max_steps:,} steps about {duration(trainer.max_steps * seconds)}"
+    return line
+
+
+def _seconds_of_batch(
+    model: EstimatorTraining, trainer: pl.Trainer, shape: tuple[int, ...], batch_size: int
+) -> tuple[float, int]:
+    """Return the seconds of a batch on one rank, and the images of the try that tells it."""
+    size = 1
+    device = trainer.strategy.root_device
+    while True:
+        x = torch.zeros(size, *shape, device=device)
+        labels = torch.zeros(size, dtype=torch.int64, device=device)
+        _, seconds = (try_step(model, trainer, (x, labels)).seconds for _ in range(2))
+        if size == batch_size or seconds > LONG_ENOUGH_S:
+            return seconds * batch_size / size, size
+        size = min(GROWTH * size, batch_size)
 
 
 def is_compiled(model: nn.Module) -> bool:
