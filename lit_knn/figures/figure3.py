@@ -45,7 +45,7 @@ def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
         row_of_axes[0].set_ylabel(label)
         _fit_limits(row_of_axes[0], rows, f"{prefix}_mse")
     handles, labels = grid[0][0].get_legend_handles_labels()
-    hollow = {"hollow: squared bias below this": any_limit, "hollow, at the foot: 0": any_zero}
+    hollow = {"hollow: bias below this": any_limit, "at the foot: 0": any_zero}
     for label in (label for label, there in hollow.items() if there):
         handles.insert(0, Line2D([], [], color="0.4", marker="o", markersize=3, fillstyle="none", linestyle="none"))
         labels.insert(0, label)
