@@ -11,7 +11,9 @@ from lit_knn.best_checkpoint import BestCheckpoint, MeasuresSamples
 from lit_knn.data import ReferenceDataModule
 from lit_knn.errors import InputError
 from lit_knn.planning import Plan, make_plan
+from lit_knn.training.base import EstimatorTraining
 from lit_knn.training.checkpoint_io import WholeCheckpointIO, read_training
+from lit_knn.training.first_try import planned_step
 from lit_knn.training.fit_loop import EpochLoop, ResumingFitLoop
 from lit_knn.training.interruption import end_at_sigterm
 from lit_knn.training.resumption import check_same_run, describe_run
@@ -86,7 +88,9 @@ class Trainer(pl.Trainer):
         gpu_gb: float | None = None,
         machine_gb: float | None = None,
     ) -> Plan:
-        """Show how much memory each rank of a fit needs, and whether that is available. Nothing is loaded or built.
+        """Show how much memory each rank of a fit needs, whether that is available, and the time of a step.
+
+        Nothing is loaded or built: the time is that of the network, tried on blank images.
 
         Args:
             model: the module.
@@ -104,6 +108,11 @@ class Trainer(pl.Trainer):
         print(plan)
         if not plan.fits:
             raise SystemExit(1)
+        if isinstance(model, EstimatorTraining):
+            assert datamodule is not None
+            elsewhere = "The time of a step is not known: the GPU that is described is not here."
+            shape = plan.image_shape
+            print(elsewhere if plan.elsewhere else planned_step(model, self, shape, datamodule.batch_size))
         return plan
 
     def best(

@@ -41,6 +41,15 @@ def marks(axes):
     }
 
 
+def limits(axes):
+    """The hollow marks that are not at the foot: (t, value) of each, by colour."""
+    return {
+        to_hex(line.get_color()).upper(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for line in axes.lines
+        if line.get_fillstyle() == "none" and line.get_transform() == axes.transData
+    }
+
+
 def curves(axes):
     """Each curve's values, by its name."""
     return {line.get_label(): list(line.get_ydata()) for line in axes.lines if line.get_fillstyle() != "none"}
@@ -60,11 +69,19 @@ def test_zeros_are_marks_at_the_foot_and_gaps_in_the_curve():
     assert any("foot" in text.get_text() for text in bias.figure.legends[0].get_texts())
 
 
-def test_a_bias_that_may_be_none_is_neither_drawn_nor_a_zero():
-    rows = [row("KNN", 1.0, 1e-3, se=1e-4, bias=-1e-5), row("KNN", 2.0, 1e-3, se=1e-4, bias=1e-4)]
-    bias = drawn(rows)[1]
-    assert all(math.isnan(value) for value in curves(bias)["KNN"])
-    assert marks(bias) == {}
+def test_a_bias_that_may_be_none_is_a_hollow_mark_at_its_upper_limit():
+    # An estimate of squared bias is unbiased, so it can be negative; two standard errors above it, or 0, is the limit.
+    biases = {0.5: -1e-5, 1.0: 1.9e-4, 2.0: 2.1e-4}
+    rows = [row("KNN", t, 1e-3, se=1e-4, bias=bias) for t, bias in biases.items()]
+    mse, bias, variance = figure3([*rows, row("STF", 1.0, 1e-3, bias=5e-4)]).axes[:3]
+    assert curves(bias)["KNN"] == pytest.approx([math.nan, math.nan, 2.1e-4], nan_ok=True)
+    (colour,), (found,) = limits(bias), limits(bias).values()
+    assert colour == COLOURS[0]
+    assert found == [(0.5, pytest.approx(2e-4)), (1.0, pytest.approx(3.9e-4))]
+    assert limits(mse) == limits(variance) == marks(bias) == {}
+    assert any("below this" in text.get_text() for text in bias.figure.legends[0].get_texts())
+    told = figure3([row("STF", 1.0, 1e-3, bias=5e-4)]).legends[0].get_texts()
+    assert [text.get_text() for text in told] == ["STF"]
 
 
 def test_nothing_but_zeros_is_a_picture():
@@ -99,5 +116,5 @@ def test_kept_results_can_be_drawn(path):
         ]
     assert {row["estimator"] for row in rows} >= {"KNN", "STF"}
     for axes, quantity in zip(drawn(rows), [*QUANTITIES] * len(PREFIXES), strict=True):
-        # The bias is drawn only if it differs significantly from 0.
+        # A bias that is not told from 0 is no curve.
         assert quantity == "bias_sq_corrected" or any(map(math.isfinite, curves(axes)["KNN"]))

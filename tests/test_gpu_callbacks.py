@@ -50,6 +50,7 @@ TRAINING = {
     "NetworkSpeed": {"compile": False},  # The stand-in cannot compile.
     "RunRecord": {},
     "RunSummary": {},
+    "StepCost": {},
     "StepProgressBar": {},
 }
 # Tests of their own, here and in test_gpu_training.py.

@@ -53,6 +53,8 @@ def test_figure_1_shows_the_posterior_and_the_proposal():
     capped = np.exp([0, -0.5, -0.5])
     np.testing.assert_allclose(axes.lines[0].get_ydata(), capped / capped.sum(), rtol=1e-6)
     assert f"{capped.sum() / likelihood.sum():.2f}" in axes.get_title()
+    assert "k = 2" in figure.get_suptitle()
+    assert "N = 3" in figure.get_suptitle()
 
 
 def test_points_on_a_line_are_the_same_for_the_same_seed():

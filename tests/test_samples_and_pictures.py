@@ -8,10 +8,10 @@ import pytorch_lightning as pl
 import torch
 from PIL import Image
 
-from lit_knn.callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter
+from lit_knn.callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter, sample_writer
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
-from lit_knn.figures import checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid
+from lit_knn.figures import captioned, checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid
 from lit_knn.metrics.mean_pictures import mean_pictures
 from lit_knn.reference import ReferenceSet
 from tests.interrupted_runs import file_size_limit
@@ -71,6 +71,18 @@ def test_each_png_is_the_sample_of_the_seed_in_its_name(tmp_path):
     assert np.array_equal(grid[2:26:6, 2:38:6], pixels(0))
     assert np.array_equal(grid[2:26:6, 40:76:6], pixels(1))
     assert np.array_equal(grid[28:52:6, 2:38:6], pixels(2))
+
+
+def test_the_grid_says_how_many_of_how_many(tmp_path, monkeypatch):
+    captions, few = [], sum(seed < 64 for seed in SEEDS)
+    monkeypatch.setattr(
+        sample_writer, "captioned", lambda grid, caption: [captions.append(caption), captioned(grid, caption)][1]
+    )
+    predict(tmp_path / "few")
+    monkeypatch.setattr("tests.test_samples_and_pictures.SEEDS", list(range(70)))
+    predict(tmp_path / "many")
+    predict(tmp_path / "npz", "npz")
+    assert captions == [f"{few} of 7 samples", "64 of 70 samples", "64 of 70 samples"]
 
 
 @pytest.mark.parametrize(("format", "name"), [("png", "000005.png"), ("npz", "batches/0000_000000.npz")])
@@ -167,6 +179,17 @@ def test_grids_show_black_as_0_and_white_as_1_and_pairs_one_above_the_other():
     assert shown == pytest.approx([0, 1, 128 / 255, 191 / 255])
 
 
+def test_a_caption_is_below_the_picture_and_leaves_it_as_it_is():
+    picture = torch.rand(3, 20, 30, generator=torch.Generator().manual_seed(0))
+    longer = captioned(picture, "64 of 2,000 samples")
+    assert torch.allclose(longer[:, :20, :30], picture)
+    below = longer[:, 20:]
+    assert below.min() == 0
+    # All letters are inside: the borders are white.
+    assert below[:, -1].min() == below[:, :, 0].min() == below[:, :, -1].min() == 1
+    assert longer[:, :20, 30:].min() == 1
+
+
 def test_figure_2_names_rows_and_levels_and_has_the_pictures_in_their_places():
     rows = {"a": torch.full((3, 1, 2, 2), -1.0), "b": torch.full((3, 1, 2, 2), 1.0)}
     rows["b"][2] = 0
@@ -217,7 +240,7 @@ def test_figure_5_has_the_distance_left_and_the_copies_right_in_the_order_of_t_s
             assert list(panel[name].get_xdata()) == [0.1, 5.0]
             assert list(panel[name].get_ydata()) == heights
     assert lines[0]["forward"].get_linestyle() == "--"
-    assert (left.get_ylabel(), right.get_ylabel()) == ("fid", "copied fraction")
+    assert (left.get_ylabel(), right.get_ylabel()) == ("FID", "copied fraction")
 
 
 def test_the_curve_of_checkpoints_marks_the_best_at_its_place():

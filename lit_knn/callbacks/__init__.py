@@ -18,6 +18,7 @@ from lit_knn.callbacks.run_summary import RunSummary
 from lit_knn.callbacks.sample_grid import SampleGrid
 from lit_knn.callbacks.sample_writer import SampleWriter
 from lit_knn.callbacks.size_calibration import SizeCalibration
+from lit_knn.callbacks.step_cost import StepCost
 
 __all__ = [
     "CheckpointByImages",
@@ -37,5 +38,6 @@ __all__ = [
     "SampleGrid",
     "SampleWriter",
     "SizeCalibration",
+    "StepCost",
     "StepProgressBar",
 ]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from lit_knn.errors import InputError, prefixed
-from lit_knn.figures import image_grid
+from lit_knn.figures import captioned, image_grid
 from lit_knn.metrics.features import are_pictures
 from lit_knn.training.base import EstimatorTraining
 from lit_knn.training.run import save_picture
@@ -52,5 +52,7 @@ class SampleGrid(pl.Callback):
                 return
             name = "default" if steps is None else f"{steps}-step"
             path = folder / f"step_{pl_module.step:07d}_{name}.png"
-            save_picture(trainer, image_grid(images), path, f"samples/{name}", int(pl_module.step))  # type: ignore[arg-type]
+            caption = f"{len(images):,} samples, step {pl_module.step:,}"
+            picture = captioned(image_grid(images), caption)
+            save_picture(trainer, picture, path, f"samples/{name}", int(pl_module.step))  # type: ignore[arg-type]
             self.last_paths.append(path)

@@ -15,14 +15,14 @@ from torchvision.utils import save_image
 
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
-from lit_knn.figures import image_grid
+from lit_knn.figures import captioned, image_grid
 from lit_knn.metrics.features import are_pictures, to_uint8
 
 GRID_SAMPLES = 64
 
 
 class SampleWriter(BasePredictionWriter):
-    """Write the samples of `predict` batch by batch, and a grid of the first 64.
+    """Write the samples of `predict` batch by batch, and a grid of the first 64 that says of how many.
 
     Args:
         format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8
@@ -78,7 +78,7 @@ class SampleWriter(BasePredictionWriter):
             keep = arrays["seeds"] < GRID_SAMPLES
             arrays = {name: array[keep] for name, array in arrays.items()}
         with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
-            np.savez(partial, **arrays)  # type: ignore[arg-type]
+            np.savez(partial, count=len(batch), **arrays)  # type: ignore[arg-type]
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Join the batches of all ranks in the order of their seeds."""
@@ -93,8 +93,11 @@ class SampleWriter(BasePredictionWriter):
         if is_picture:
             from torch import from_numpy
 
+            grid = image_grid(from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1)
+            all_samples = sum(int(shard["count"]) for shard in shards)
+            caption = f"{min(len(order), GRID_SAMPLES)} of {all_samples:,} samples"
             with written_whole(self._folder / "grid.png") as partial:
-                save_image(image_grid(from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1), partial)
+                save_image(captioned(grid, caption), partial)
         if self.format == "npz" or not is_picture:
             stored = images.transpose(0, 2, 3, 1) if is_picture else images
             with written_whole(self._folder / "samples.npz") as partial:

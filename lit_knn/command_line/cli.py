@@ -21,13 +21,13 @@ from pytorch_lightning.utilities import rank_zero_only
 import lit_knn.callbacks
 import lit_knn.startup
 from lit_knn import average, export, report
-from lit_knn.callbacks import RunRecord, SampleWriter, StepProgressBar
+from lit_knn.callbacks import RunRecord, SampleWriter, StepCost, StepProgressBar
 from lit_knn.command_line.arguments import check_linked, with_joined_negatives, without_debug
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
 from lit_knn.command_line.interruption import interrupted
 from lit_knn.command_line.learning_rate import check_learning_rate
-from lit_knn.command_line.memory_check import check_fits
+from lit_knn.command_line.memory_check import check_fits, warn_of_large_images
 from lit_knn.command_line.messages import is_lost, message_of, quiet_threads
 from lit_knn.command_line.option_help import Parser
 from lit_knn.command_line.option_values import as_dict, check_values
@@ -153,6 +153,7 @@ class CLI(LightningCLI):
         trainer.check_fit(self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
         self._check_checkpoint()
         check_fits(self.trainer, self.model, self.datamodule)
+        warn_of_large_images(self.datamodule)
 
     def before_validate(self) -> None:
         """Check the checkpoint, and that data and estimators fit into the memory, before anything long begins."""
@@ -192,8 +193,9 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, StepProgressBar()]
         if self.subcommand == "predict" and not any(isinstance(c, BasePredictionWriter) for c in callbacks):
             callbacks = [*callbacks, SampleWriter()]  # Without a writer, no sample would be kept.
-        if self.subcommand == "fit" and not any(isinstance(c, RunRecord) for c in callbacks):
-            callbacks = [*callbacks, RunRecord()]
+        if self.subcommand == "fit":
+            given = {type(callback) for callback in callbacks}
+            callbacks = [*callbacks, *(made() for made in (RunRecord, StepCost) if made not in given)]
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.

@@ -1,11 +1,30 @@
-"""Refuses a run whose data and estimators do not fit into the memory."""
+"""Refuses a run whose data and estimators do not fit into the memory, and warns of large images."""
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.data import ReferenceDataModule
 from lit_knn.errors import InputError
 from lit_knn.memory import machine_bytes
 from lit_knn.planning import GB, Plan, data_parts, device_memory, estimators_of
+
+# The largest published runs of these methods have images of 64 x 64 pixels.
+LARGEST_SIDE = 128
+
+
+def warn_of_large_images(datamodule: pl.LightningDataModule | None) -> None:
+    """Warn before long work of images that are larger than 128 pixels a side, and name what makes them smaller."""
+    try:
+        stored = datamodule.stored() if isinstance(datamodule, ReferenceDataModule) else None
+    except InputError:
+        return  # What cannot be read is told where it is loaded.
+    if stored is not None and len(stored.shape) == 4 and max(stored.shape[2:]) > LARGEST_SIDE:
+        height, width = stored.shape[2:]
+        rank_zero_warn(
+            f"the images have {height} x {width} pixels: above {LARGEST_SIDE} a side, steps are slow and take much "
+            "memory, and the nets here are untried; `lit-knn prepare SOURCE OUT.npy --center-crop --size 64` makes "
+            "smaller ones (`python -m lit_knn.prepare` from a checkout)"
+        )
 
 
 def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:

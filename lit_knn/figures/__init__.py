@@ -6,7 +6,7 @@ from lit_knn.figures.figure2 import figure2
 from lit_knn.figures.figure3 import figure3
 from lit_knn.figures.figure4 import figure4
 from lit_knn.figures.figure5 import figure5
-from lit_knn.figures.image_grid import image_grid, pair_grid
+from lit_knn.figures.image_grid import captioned, image_grid, pair_grid
 from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.figures.save import save_figure
 from lit_knn.figures.size_calibration import size_calibration
@@ -15,6 +15,7 @@ __all__ = [
     "agreement_curves",
     "agreement_grid",
     "average_curve",
+    "captioned",
     "checkpoint_curve",
     "figure1",
     "figure2",

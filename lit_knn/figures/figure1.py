@@ -23,7 +23,7 @@ def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) ->
     panels = figure.subplots(1, len(levels), squeeze=False)[0]
     for axes, t in zip(panels, levels, strict=True):
         _draw_panel(axes, knn, reference, z, t)
-    panels[0].set_ylabel("probability")
+    figure.suptitle(f"The $k = {knn.k}$ points nearest to $z$, of $N = {reference.N}$", fontsize=11)
     handles = [
         Line2D([], [], color=NEIGHBOUR, linewidth=4, label="posterior, neighbours"),
         Line2D([], [], color=OTHER, linewidth=4, label="posterior, others"),
@@ -47,5 +47,6 @@ def _draw_panel(axes: Axes, knn: KNN, reference: ReferenceSet, z: float, t: floa
     axes.vlines(x, 0, posterior, colors=np.where(near, NEIGHBOUR, OTHER).tolist(), linewidth=1.8)
     axes.plot(x, q, "o", color=PROPOSAL, markersize=3.5)
     axes.axvline(z, color="0.4", linestyle="--", linewidth=1)
-    axes.set(title=f"$t = {t:g}$,  $Z_q / p_t(z) = {ratio:.2f}$", xlabel="$x$", ylim=(0, 1.15 * max(*posterior, *q)))
+    axes.set(xlabel="$x$", ylabel="probability", ylim=(0, 1.15 * max(*posterior, *q)))
+    axes.set_title(f"$t = {t:g}$,  $Z_q / p_t(z) = {ratio:.2f}$")
     axes.spines[["top", "right"]].set_visible(False)

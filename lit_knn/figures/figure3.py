@@ -14,6 +14,8 @@ QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "va
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
 # The axis reaches `DECADES` below the peak of each curve, but at most `ABOVE` and `BELOW` decades from the middle peak.
 DECADES, ABOVE, BELOW = 4.0, 6.0, 10.0
+# A bias within so many standard errors of 0 is not told from 0.
+UNTOLD = 2.0
 # Distance between the rows of marks for zeros, as a share of the axis.
 MARK_STEP = 0.03
 
@@ -22,27 +24,31 @@ def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw score errors above and posterior mean errors below, one column per quantity, one colour per estimator.
 
     `rows` are those of `estimator_error.csv`, one for each estimator and noise level. The squared bias is the corrected
-    one, shown if it exceeds three standard errors. Bands are one standard error. A logarithmic axis cannot show exact
-    zeros: they are marks at the foot, in one row per estimator.
+    one. Where it is within two standard errors of 0, a hollow mark shows its upper limit, two standard errors above the
+    estimate or, if that is negative, above 0. Bands are one standard error. A logarithmic axis cannot show exact zeros:
+    they are marks at the foot, in one row per estimator.
     """
     names = list(dict.fromkeys(row["estimator"] for row in rows))
     figure = Figure(figsize=(11, 6.6), layout="constrained")
     grid = figure.subplots(2, 3, sharex=True, sharey="row")
-    any_zero = False
+    any_zero = any_limit = False
     for row_of_axes, (prefix, label) in zip(grid, PREFIXES.items(), strict=True):
         for axes, (quantity, title) in zip(row_of_axes, QUANTITIES.items(), strict=True):
             dress(axes, "xy", **({"title": title} if prefix == "score" else {"xlabel": "noise level $t$"}))
             for i, name in reversed(list(enumerate(names))):  # The first estimator is drawn last, on top.
                 own = sorted((row for row in rows if row["estimator"] == name), key=lambda row: row["t"])
                 _draw_curve(axes, own, f"{prefix}_{quantity}", i)
+                if "bias" in quantity:
+                    any_limit |= _mark_limits(axes, own, f"{prefix}_{quantity}", i)
                 zeros = [row["t"] for row in own if row[f"{prefix}_{quantity}"] == 0]
                 any_zero |= _mark_zeros(axes, zeros, i)
         row_of_axes[0].set_ylabel(label)
         _fit_limits(row_of_axes[0], rows, f"{prefix}_mse")
     handles, labels = grid[0][0].get_legend_handles_labels()
-    if any_zero:
+    hollow = {"hollow: bias below this": any_limit, "at the foot: 0": any_zero}
+    for label in (label for label, there in hollow.items() if there):
         handles.insert(0, Line2D([], [], color="0.4", marker="o", markersize=3, fillstyle="none", linestyle="none"))
-        labels.insert(0, "hollow, at the foot: 0")
+        labels.insert(0, label)
     figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=min(len(labels), 7), frameon=False)
     return figure
 
@@ -52,7 +58,7 @@ def _draw_curve(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, numb
     t, values, errors = [], [], []
     for row in rows:
         value, error = (math.nan if row[name] == "" else row[name] for name in (column, f"{column}_se"))
-        hidden = not value > 0 or ("bias" in column and value < 3 * error)
+        hidden = not value > 0 or ("bias" in column and value < UNTOLD * error)
         t.append(row["t"])
         values.append(math.nan if hidden else value)
         errors.append(error if math.isfinite(error) else 0.0)
@@ -60,6 +66,15 @@ def _draw_curve(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, numb
     low = [max(value - error, value / 10) for value, error in zip(values, errors, strict=True)]
     high = [value + error for value, error in zip(values, errors, strict=True)]
     axes.fill_between(t, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+
+
+def _mark_limits(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, number: int) -> bool:
+    """Mark the upper limits of biases that are not told from 0; return True if there are any."""
+    known = [(row["t"], row[column], row[f"{column}_se"]) for row in rows if row[column] != ""]
+    limits = [(t, max(value, 0.0) + UNTOLD * error) for t, value, error in known if value < UNTOLD * error]
+    if limits:
+        axes.plot(*zip(*limits, strict=True), **{**look(number), "linestyle": "none", "fillstyle": "none"})
+    return len(limits) > 0
 
 
 def _mark_zeros(axes: Axes, t: Sequence[float], number: int) -> bool:

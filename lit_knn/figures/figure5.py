@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from lit_knn.figures.style import dress, look
-from lit_knn.results import Row
+from lit_knn.results import TITLES, Row
 
 
 def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
@@ -27,7 +27,7 @@ def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
             axes.plot(*zip(*points, strict=True), label=method, **style)
         dress(axes, "x", xlabel="$t_{\\mathrm{switch}}$", ylabel=column.replace("_", " "))
     # The axis is linear: a logarithmic one would exaggerate the differences between draws of equal quality.
-    left.set(ylim=(0, None), ylabel=metric)
+    left.set(ylim=(0, None), ylabel=TITLES.get(metric, metric))
     right.set_ylim(-0.03, 1.03)
     left.legend()
     return figure

@@ -1,6 +1,8 @@
 """Images tiled into one picture."""
 
+import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision.utils import make_grid
 
@@ -9,6 +11,8 @@ from lit_knn.metrics.features import to_uint8
 # Small images are enlarged to about this many pixels a side, so that people can see them.
 MIN_SIDE = 32
 PAIRS_PER_ROW = 8
+# Size of a caption's letters and the white around it, in pixels.
+LETTERS, MARGIN = 12, 4
 
 
 def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
@@ -17,6 +21,19 @@ def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
     pixels = to_uint8(images).cpu().float() / 255
     pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)
     return make_grid(pixels, nrow=columns or max(round(len(images) ** 0.5), 1), padding=2, pad_value=1.0)
+
+
+def captioned(picture: Tensor, caption: str) -> Tensor:
+    """Write one line of text below a picture (3, H, W) in [0, 1]; a picture narrower than its text becomes wider."""
+    font = ImageFont.load_default(LETTERS)
+    left, _, right, bottom = map(round, font.getbbox(caption))
+    _, H, W = picture.shape
+    size = max(W, right - left + 2 * MARGIN), H + bottom + 2 * MARGIN
+    canvas = Image.new("RGB", size, "white")
+    ImageDraw.Draw(canvas).text((MARGIN - left, H + MARGIN), caption, fill="black", font=font)
+    written = torch.from_numpy(np.array(canvas)).permute(2, 0, 1).float() / 255
+    written[:, :H, :W] = picture
+    return written
 
 
 def pair_grid(upper: Tensor, lower: Tensor) -> Tensor:

@@ -81,6 +81,7 @@ def same_noise_boxes(samples: Mapping[str, Tensor], network_samples: Mapping[str
             drawn["boxes"][0].set_label(network)
         # R² has no lower bound. Below −1 it says no more.
         dress(axes, ylabel=title, ylim=(max(least, -1.0) - 0.05, 1.02))
+    lower.set_xlabel("estimator")
     upper.set_title("samples against the network's, from the same noise")
     lower.set_xticks(range(len(names)), names, rotation=30, ha="right")
     lower.legend(loc="lower left")

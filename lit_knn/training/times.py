@@ -51,3 +51,15 @@ def hardware_name(device: torch.device, processes: int) -> str:
 def _processor() -> str:
     threads = torch.get_num_threads()
     return f"{processor_name()} ({threads} thread{'s' if threads > 1 else ''})"
+
+
+def duration(seconds: float) -> str:
+    """Write a time for people: `0.034 s`, `2.6 s`, `2 min 50 s`, `3 h 5 min` or `12 days`."""
+    if seconds < 59.5:
+        return f"{seconds:.2g} s"
+    seconds = round(seconds)
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+    return f"{seconds / 86400:.0f} days"
