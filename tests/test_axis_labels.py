@@ -15,10 +15,10 @@ from lit_knn.figures import (
     same_noise_boxes,
     size_calibration,
 )
+from lit_knn.figures.figure3 import PREFIXES, QUANTITIES
 from lit_knn.figures.figure4.curves import Curve
 from lit_knn.figures.run_comparison import ComparedRun, run_comparison
 from lit_knn.reference import ReferenceSet
-from tests.test_error_curves import row
 
 
 def of_figure1():
@@ -63,7 +63,8 @@ def of_averages():
 
 
 def of_figure3():
-    return figure3([row("KNN", t, 1e-3, variance=1e-3) for t in (1.0, 2.0)])
+    columns = [f"{prefix}_{quantity}{part}" for prefix in PREFIXES for quantity in QUANTITIES for part in ("", "_se")]
+    return figure3([{"estimator": "KNN", "t": t, **dict.fromkeys(columns, 1e-3)} for t in (1.0, 2.0)])
 
 
 MADE = [value for name, value in list(globals().items()) if name.startswith("of_")]
