@@ -50,12 +50,16 @@ class LitFlow(PosteriorRegression):
         warped: target of warped items: `posterior`, the mean over the warped reference set, or `source`, the item
             itself, as with `OneSample`.
         class_conditional: give the net and the estimator class labels; the net's `num_classes` must fit the data.
+        label_dropout: probability of training an item without its class, for `guidance`; its target is then the mean
+            over all images. EDM's networks have an option of this name, whose target stays the mean over the class.
         lr: learning rate of Adam.
         lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
         ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
         sampler: a sampler of `lit_knn.flow_sampling`, for pictures and `predict`.
         sampling_steps: steps of the sampler; null for a sampler that chooses its own.
         sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        guidance: weight w of classifier-free guidance in sampling, see `lit_knn.guidance.guided`. 1 is the
+            class-conditional model, 0 the unconditional one; others than 1 need `label_dropout`.
         measure_target: at validation, log `val/target_mse`: the squared error per dimension of μ̂, against the exact
             posterior mean. This costs one call of `ExactFloat64` per batch.
         seed: first part of the key of every random draw.
@@ -77,16 +81,18 @@ class LitFlow(PosteriorRegression):
         augmentation: GeometricAugmentation | None = None,
         warped: Literal["posterior", "source"] = "posterior",
         class_conditional: bool = False,
+        label_dropout: float = 0.0,
         lr: float = 2e-4,
         lr_ramp_up_images: int = 640_000,
         ema_half_life_images: int = 887_000,
         sampler: FlowSampler | None = None,
         sampling_steps: int | None = 50,
         sampling_class: int | None = None,
+        guidance: float = 1.0,
         measure_target: bool = True,
         seed: int = 0,
     ) -> None:
-        conditioning = Conditioning("LitFlow", net, class_conditional, sampling_class)
+        conditioning = Conditioning("LitFlow", net, class_conditional, sampling_class, label_dropout)
         times = UniformTimes() if times is None else times
         super().__init__(net, estimator, times, conditioning, augmentation, warped)
         self.save_hyperparameters(ignore=["net", "estimator", "output", "times", "augmentation", "sampler"])
@@ -101,6 +107,7 @@ class LitFlow(PosteriorRegression):
         if sampling_steps is not None:
             check_positive("LitFlow", sampling_steps=sampling_steps)
         with prefixed("LitFlow"):
+            conditioning.check_guidance(guidance)
             check_steps(self.sampler, self.grid, sampling_steps, "sampling_steps")
 
     @property
@@ -126,7 +133,7 @@ class LitFlow(PosteriorRegression):
     def generative_model(self) -> FlowModel:
         """See `EstimatorTraining.generative_model`."""
         h, shape = self.hparams, self.known_image_shape()
-        return FlowModel(self.flow, shape, self.grid, self.sampler, h.sampling_steps, h.sampling_class)
+        return FlowModel(self.flow, shape, self.grid, self.sampler, h.sampling_steps, h.sampling_class, h.guidance)
 
     # Checkpoints
 

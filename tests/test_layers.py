@@ -20,7 +20,7 @@ LAYERS = (
     ("theory", "linalg", "images"),
     ("prepare",),
     ("solvers", "schedules"),
-    ("sampling", "flow_sampling"),
+    ("sampling", "flow_sampling", "guidance"),
     ("index",),
     ("reference",),
     ("nets",),

@@ -1,7 +1,6 @@
 """Diffusion models: a denoiser, whose probability flow maps noise to an image."""
 
 from collections.abc import Sequence
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -29,6 +28,7 @@ class DiffusionModel(GenerativeModel):
         num_steps: see `GenerativeModel`.
         sampling_class: see `GenerativeModel`.
         process: the noise process whose probability flow the sampler integrates.
+        guidance: see `GenerativeModel`.
     """
 
     kind = "diffusion"
@@ -42,8 +42,9 @@ class DiffusionModel(GenerativeModel):
         num_steps: int = 18,
         sampling_class: int | None = None,
         process: Process = EDM_PROCESS,
+        guidance: float = 1.0,
     ) -> None:
-        super().__init__(network, image_shape, num_steps, sampling_class)
+        super().__init__(network, image_shape, num_steps, sampling_class, guidance)
         check_numbers(sigma_data=network.sigma_data)
         self.grid = NoiseGrid() if grid is None else grid
         self.grid.descending(num_steps)
@@ -80,6 +81,8 @@ class DiffusionModel(GenerativeModel):
         }
         if type(self.process) is not EDM:
             options["process"] = _named_process(self.process)
+        if self.guidance != 1:
+            options["guidance"] = self.guidance
         return options
 
     @property
@@ -92,11 +95,13 @@ class DiffusionModel(GenerativeModel):
         sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
         return self.network(z, sigma, class_label)
 
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None, guidance: float
+    ) -> Tensor:
         """See `GenerativeModel.draw`."""
         noise = seeded_noise(seeds, self.image_shape, device=self.device)
         assert num_steps is not None
-        denoiser = partial(self.network, class_label=class_label)
+        denoiser = self.guided_network(class_label, guidance)
         return heun_sampler(denoiser, noise, num_steps, self.grid, process=self.process)
 
 

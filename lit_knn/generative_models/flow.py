@@ -1,7 +1,6 @@
 """Flow models: a velocity, whose flow maps noise to an image."""
 
 from collections.abc import Sequence
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -30,6 +29,7 @@ class FlowModel(GenerativeModel):
         sampler: integrates the velocity; `FixedSteps` by default.
         num_steps: see `GenerativeModel`; None for a sampler that chooses its own steps.
         sampling_class: see `GenerativeModel`.
+        guidance: see `GenerativeModel`.
     """
 
     kind = "flow"
@@ -43,8 +43,9 @@ class FlowModel(GenerativeModel):
         sampler: FlowSampler | None = None,
         num_steps: int | None = 50,
         sampling_class: int | None = None,
+        guidance: float = 1.0,
     ) -> None:
-        super().__init__(network, image_shape, num_steps, sampling_class)
+        super().__init__(network, image_shape, num_steps, sampling_class, guidance)
         self.times = times
         self.sampler = FixedSteps() if sampler is None else sampler
         check_steps(self.sampler, times, num_steps)
@@ -82,6 +83,7 @@ class FlowModel(GenerativeModel):
             "sampler": _sampler_options(self.sampler) if is_known(self.sampler, SAMPLERS) else None,
             "num_steps": self.num_steps,
             "sampling_class": self.sampling_class,
+            **({} if self.guidance == 1 else {"guidance": self.guidance}),
         }
 
     @property
@@ -98,14 +100,16 @@ class FlowModel(GenerativeModel):
         """See `GenerativeModel.check_steps`."""
         check_steps(self.sampler, self.times, num_steps)
 
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None, guidance: float
+    ) -> Tensor:
         """See `GenerativeModel.draw`."""
         self.check_steps(num_steps)
 
         def start(chosen: Sequence[int] | Tensor) -> tuple[Tensor, Velocity]:
             noise = seeded_noise(chosen, self.image_shape, device=self.device)
             labels = class_label if chosen is seeds else self.labels(chosen, None)
-            return noise, partial(self.network, class_label=labels)
+            return noise, self.guided_network(labels, guidance)
 
         return self.sampler(start, seeds, self.times, num_steps)
 

@@ -17,6 +17,7 @@ from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 from lit_knn.training.base import (
     AUGMENTATION_STREAM,
     DROPOUT_STREAM,
+    LABEL_STREAM,
     TRAIN_STREAM,
     EstimatorTraining,
     check_positive,
@@ -97,7 +98,7 @@ class PosteriorRegression(EstimatorTraining):
             z: (B, *shape), latents of `process`.
             t: (B,) float64, their times.
             target: (B, *shape), the estimated posterior mean E[x|z].
-            class_label: (B,) int64, or None.
+            class_label: (B,) int64, `NO_CLASS` for an item without a class, or None.
             augment_label: (B, label_dim), or None.
         """
 
@@ -132,6 +133,8 @@ class PosteriorRegression(EstimatorTraining):
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Compute `item_losses` at drawn times with the estimator's target; also return the times, (B,) float64."""
         generator = keyed_generator(x.device, *key)
+        if key[-1] == TRAIN_STREAM:
+            class_label = self.conditioning.dropped(class_label, *key, LABEL_STREAM)
         t = self.draw_times(len(x), generator)
         augmented = None
         if self.augmentation is not None and key[-1] == TRAIN_STREAM:
