@@ -19,7 +19,7 @@ LAYERS = (
     ("results", "settings", "checkpoint_file", "run_folder"),
     ("theory", "linalg", "images"),
     ("prepare",),
-    ("solvers", "schedules"),
+    ("solvers", "schedules", "autoencoders"),
     ("sampling", "flow_sampling", "guidance"),
     ("index",),
     ("reference",),

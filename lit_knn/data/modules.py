@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from lit_knn.autoencoders import Autoencoder
 from lit_knn.data.batches import ReferenceBatches
 from lit_knn.data.split import split_rows
 from lit_knn.distributed import in_every_process
@@ -103,6 +104,15 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
     mapped = False
     """True if the images stay on the disk; pages are read when used, and the ranks of a machine share them."""
+
+    autoencoder: Autoencoder | None = None
+    """Decodes samples for pictures and Fréchet distances; None if the samples are images themselves."""
+
+    image_reference: ReferenceSet | None = None
+    """The images of encoded training data, after `setup`; None if the reference set has the images."""
+
+    held_out_image_reference: ReferenceSet | None = None
+    """The images of encoded held-out data."""
 
     check_file: Callable[[], None] | None = None
     """Raises InputError if the file of the images was cut; None if they are in memory."""

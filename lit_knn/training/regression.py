@@ -24,6 +24,7 @@ from lit_knn.training.base import (
 )
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.plug_ins import check_net
+from lit_knn.training.run import data_autoencoder
 
 # Early in training EDM limits the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
@@ -81,6 +82,12 @@ class PosteriorRegression(EstimatorTraining):
         check_positive(owner, lr=h.lr, ema_half_life_images=h.ema_half_life_images)
         if h.lr_ramp_up_images < 0:
             raise InputError(f"{owner}: lr_ramp_up_images must be at least 0, got {h.lr_ramp_up_images}")
+
+    def setup(self, stage: str) -> None:
+        """See `EstimatorTraining.setup`; refuses to warp latents."""
+        if stage == "fit" and self.augmentation is not None and data_autoencoder(self.trainer) is not None:
+            raise InputError(f"{self.conditioning.owner}: augmentation would warp latents, not images: set it to null")
+        super().setup(stage)
 
     # Subclasses define these
 
