@@ -1,21 +1,18 @@
 """Diffusion models: a denoiser, whose probability flow maps noise to an image."""
 
 from collections.abc import Sequence
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.generative_models.base import GenerativeModel, check_numbers, is_known, named
+from lit_knn.generative_models.base import GenerativeModel, check_numbers
+from lit_knn.generative_models.processes import named_process, process_of
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
-from lit_knn.theory.noise import EDM, EDM_PROCESS, VP, LinearInterpolant, Process
-
-# A file can name these processes alone. A file that names none has EDM's.
-PROCESSES: dict[str, type[Process]] = {process.__name__: process for process in (EDM, VP, LinearInterpolant)}
+from lit_knn.theory.noise import EDM, EDM_PROCESS, Process
 
 
 class DiffusionModel(GenerativeModel):
@@ -66,7 +63,7 @@ class DiffusionModel(GenerativeModel):
         """See `GenerativeModel.around`. `process` is named with its options; None is EDM's."""
         check_numbers(sigma_min=sigma_min, sigma_max=sigma_max, rho=rho)
         grid = NoiseGrid(sigma_min, sigma_max, rho)
-        made = EDM_PROCESS if process is None else _process(process)
+        made = EDM_PROCESS if process is None else process_of(process)
         return cls(EDMPrecond(net, sigma_data), image_shape, grid, process=made, **options)
 
     def options(self) -> dict[str, Any]:
@@ -80,7 +77,7 @@ class DiffusionModel(GenerativeModel):
             "sampling_class": self.sampling_class,
         }
         if type(self.process) is not EDM:
-            options["process"] = _named_process(self.process)
+            options["process"] = named_process(self.process)
         if self.guidance != 1:
             options["guidance"] = self.guidance
         return options
@@ -111,20 +108,3 @@ def check_process(process: Process, grid: NoiseGrid) -> None:
     times = process.t_of_sigma(levels)
     if not torch.allclose(process.sigma(times), levels, rtol=1e-6) or not process.scale(times).isfinite().all():
         raise InputError(f"process={type(process).__name__} does not reach the noise levels {levels.tolist()}")
-
-
-def _named_process(process: Process) -> dict[str, Any]:
-    if not is_known(process, PROCESSES):
-        return {"class": "own"}
-    return {
-        "class": type(process).__name__,
-        **{name: getattr(process, name) for name in signature(type(process)).parameters},
-    }
-
-
-def _process(told: object) -> Process:
-    name, given = named("process", told, PROCESSES)
-    for option, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"{option} must be a number, got {value!r:.80}")
-    return PROCESSES[name](**given)

@@ -1,5 +1,6 @@
 """Flow models: a velocity, whose flow maps noise to an image."""
 
+import math
 from collections.abc import Sequence
 from inspect import signature
 from typing import Any
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from lit_knn.errors import InputError
 from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps, FlowSampler, TimeSpan, Velocity
 from lit_knn.generative_models.base import GenerativeModel, check_numbers, is_known, named, without
+from lit_knn.generative_models.processes import named_process, process_of
 from lit_knn.nets.flow import OUTPUTS, FlowDenoiser, FlowNetwork
 from lit_knn.sampling import seeded_noise
 from lit_knn.solvers import euler_step, heun_step
+from lit_knn.theory.noise import LinearInterpolant, Process
 
 # A file can name these samplers and solvers alone.
 SAMPLERS: dict[str, type[FlowSampler]] = {sampler.__name__: sampler for sampler in (FixedSteps, AdaptiveSteps)}
@@ -46,6 +49,7 @@ class FlowModel(GenerativeModel):
         guidance: float = 1.0,
     ) -> None:
         super().__init__(network, image_shape, num_steps, sampling_class, guidance)
+        check_flow_process(network.process, times)
         self.times = times
         self.sampler = FixedSteps() if sampler is None else sampler
         check_steps(self.sampler, times, num_steps)
@@ -58,11 +62,17 @@ class FlowModel(GenerativeModel):
         output: object = None,
         times: object = None,
         sampler: object = None,
+        process: object = None,
         **options: Any,
     ) -> "FlowModel":
-        """See `GenerativeModel.around`. `output`, `times` and `sampler` are named with their options."""
+        """See `GenerativeModel.around`. `output`, `times`, `sampler` and `process` are named with their options.
+
+        A file that names no process has the straight path.
+        """
         name, given = named("output", output, OUTPUTS)
         network = OUTPUTS[name](net, **given)
+        if process is not None:
+            network.process = process_of(process)
         name, given = named("sampler", sampler, SAMPLERS)
         solver = given.get("solver", "heun_step")
         if not isinstance(solver, str) or solver not in SOLVERS:
@@ -76,13 +86,15 @@ class FlowModel(GenerativeModel):
 
     def options(self) -> dict[str, Any]:
         """See `GenerativeModel.options`. A user's own class is None, because no file can name it."""
-        own = without(self.network.description(), "output")
+        own = without(without(self.network.description(), "output"), "process")
+        process = self.network.process
         return {
             "output": {"class": type(self.network).__name__, **own} if is_known(self.network, OUTPUTS) else None,
             "times": {"low": self.times.low, "high": self.times.high},
             "sampler": _sampler_options(self.sampler) if is_known(self.sampler, SAMPLERS) else None,
             "num_steps": self.num_steps,
             "sampling_class": self.sampling_class,
+            **({} if type(process) is LinearInterpolant else {"process": named_process(process)}),
             **({} if self.guidance == 1 else {"guidance": self.guidance}),
         }
 
@@ -111,7 +123,21 @@ class FlowModel(GenerativeModel):
             labels = class_label if chosen is seeds else self.labels(chosen, None)
             return noise, self.guided_network(labels, guidance)
 
-        return self.sampler(start, seeds, self.times, num_steps)
+        return self.sampler(start, seeds, self.times, num_steps, self.network.process)
+
+
+def check_flow_process(process: Process, times: TimeSpan) -> None:
+    """Raise InputError if a flow cannot have this process: at `times.high`, where it begins, noise must outweigh x.
+
+    So processes whose times are noise levels, such as EDM's, do not fit.
+    """
+    ends = torch.tensor([times.low, times.high], dtype=torch.float64)
+    (low, high), scale = process.sigma(ends).tolist(), process.scale(ends)
+    if not (0 < low < high < math.inf and high > 1) or not (scale > 0).all():
+        raise InputError(
+            f"process={type(process).__name__} has the noise levels {low:g} to {high:g} at the times {times.low:g} to "
+            f"{times.high:g}, but a flow begins above 1: use LinearInterpolant or VP"
+        )
 
 
 def check_steps(sampler: FlowSampler, times: TimeSpan, num_steps: int | None, option: str = "num_steps") -> None:
