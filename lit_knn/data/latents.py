@@ -34,6 +34,8 @@ class Latents(ReferenceDataModule):
             returns something else than finite latents, or the file at `path` does not hold those of these images.
     """
 
+    autoencoder: Autoencoder
+
     def __init__(
         self,
         images: ReferenceDataModule,
