@@ -7,7 +7,8 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
   `run_folder`: names the files of a run.
 - `theory`: the paper as pure functions; `linalg`: number types, integer products, principal components.
 - `images`: files of images on a disk; `prepare`: the command that makes one file of many.
-- `solvers`, `schedules`, `sampling`, `flow_sampling`: steps of the ODE, noise levels, samplers.
+- `solvers`, `schedules`, `sampling`, `flow_sampling`, `guidance`: steps of the ODE, noise levels, samplers.
+- `autoencoders`: from images to latents and back.
 - `index`: neighbour search; `reference`: the data set that estimators average over, whole or in shards.
 - `nets`: networks; `edm_checkpoint`: reads and converts the files of EDM networks.
 - `generative_models`: trained networks with their samplers; `hand_over`: `lit_knn.load(path)` reads them from any file.

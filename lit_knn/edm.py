@@ -45,6 +45,8 @@ class LitEDM(PosteriorRegression):
             itself, as with `OneSample`.
         class_conditional: give the net and the estimator class labels, so that the target is the mean over the images
             of the item's class; the net's `num_classes` must fit the data.
+        label_dropout: probability of training an item without its class, for `guidance`; its target is then the mean
+            over all images. EDM's networks have an option of this name, whose target stays the mean over the class.
         lr: learning rate of Adam.
         lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
         ema_half_life_images: half-life of the averaged weights.
@@ -56,6 +58,8 @@ class LitEDM(PosteriorRegression):
         rho: exponent of the sampler's grid.
         sampling_steps: steps of the Heun sampler, for pictures and `predict`.
         sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        guidance: weight w of classifier-free guidance in sampling, see `lit_knn.guidance.guided`. 1 is the
+            class-conditional model, 0 the unconditional one; others than 1 need `label_dropout`.
         process: noise process whose probability flow the sampler integrates: `lit_knn.theory.noise.EDM`, `VP` or
             `LinearInterpolant`; null for EDM's. The network is the same, because every process divided by its scale is
             EDM's (ap:general_diffusion).
@@ -76,6 +80,7 @@ class LitEDM(PosteriorRegression):
         augmentation: GeometricAugmentation | None = None,
         warped: Literal["posterior", "source"] = "posterior",
         class_conditional: bool = False,
+        label_dropout: float = 0.0,
         lr: float = 1e-3,
         lr_ramp_up_images: int = 10_000_000,
         ema_half_life_images: int = 500_000,
@@ -87,11 +92,12 @@ class LitEDM(PosteriorRegression):
         rho: float = 7.0,
         sampling_steps: int = 18,
         sampling_class: int | None = None,
+        guidance: float = 1.0,
         process: Process | None = None,
         measure_target: bool = True,
         seed: int = 0,
     ) -> None:
-        conditioning = Conditioning("LitEDM", net, class_conditional, sampling_class)
+        conditioning = Conditioning("LitEDM", net, class_conditional, sampling_class, label_dropout)
         grid = checked_grid("LitEDM", sigma_min, sigma_max, rho)
         super().__init__(net, estimator, grid, conditioning, augmentation, warped)
         self.save_hyperparameters(ignore=["net", "estimator", "augmentation", "process"])
@@ -99,6 +105,7 @@ class LitEDM(PosteriorRegression):
         self.check_training_options()
         check_positive("LitEDM", P_std=P_std, sigma_data=sigma_data, sampling_steps=sampling_steps)
         with prefixed("LitEDM"):
+            conditioning.check_guidance(guidance)
             grid.descending(sampling_steps)
             self.sampling_process = EDM_PROCESS if process is None else process
             check_process(self.sampling_process, grid)
@@ -139,5 +146,5 @@ class LitEDM(PosteriorRegression):
     def generative_model(self) -> DiffusionModel:
         """See `EstimatorTraining.generative_model`."""
         h = self.hparams
-        options = (self.grid, h.sampling_steps, h.sampling_class, self.sampling_process)
+        options = (self.grid, h.sampling_steps, h.sampling_class, self.sampling_process, h.guidance)
         return DiffusionModel(self.denoiser, self.known_image_shape(), *options)

@@ -10,9 +10,9 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.flow_sampling import FixedSteps, FlowSampler
 from lit_knn.generative_models import FlowModel
-from lit_knn.generative_models.flow import check_steps
-from lit_knn.nets.flow import FlowNetwork, VelocityOutput
-from lit_knn.theory.noise import LINEAR_PROCESS, pf_ode_velocity
+from lit_knn.generative_models.flow import check_flow_process, check_steps
+from lit_knn.nets.flow import OUTPUTS, FlowNetwork, VelocityOutput
+from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, pf_ode_velocity
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.base import check_positive
 from lit_knn.training.conditioning import Conditioning
@@ -25,7 +25,7 @@ FLOW_KEY = "flow"
 
 
 class LitFlow(PosteriorRegression):
-    """Flow matching: v(z, τ) is fitted to E[ε − x | z] = (z − μ̂)/τ, where z = (1 − τ)x + τε.
+    """Flow matching: v(z, τ) is fitted to E[ε − x | z] = (z − μ̂)/τ, where z = (1 − τ)x + τε, or to that of a `process`.
 
     μ̂ is the estimator's posterior mean at z/(1 − τ) and noise level σ = τ/(1 − τ). With `OneSample` this is plain
     conditional flow matching (arXiv 2210.02747), whose target is ε − x. With `STF` and `Exact` it is the empirical and
@@ -50,12 +50,19 @@ class LitFlow(PosteriorRegression):
         warped: target of warped items: `posterior`, the mean over the warped reference set, or `source`, the item
             itself, as with `OneSample`.
         class_conditional: give the net and the estimator class labels; the net's `num_classes` must fit the data.
+        label_dropout: probability of training an item without its class, for `guidance`; its target is then the mean
+            over all images. EDM's networks have an option of this name, whose target stays the mean over the class.
         lr: learning rate of Adam.
         lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
         ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
         sampler: a sampler of `lit_knn.flow_sampling`, for pictures and `predict`.
         sampling_steps: steps of the sampler; null for a sampler that chooses its own.
         sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        guidance: weight w of classifier-free guidance in sampling, see `lit_knn.guidance.guided`. 1 is the
+            class-conditional model, 0 the unconditional one; others than 1 need `label_dropout`.
+        process: noise process z = s(τ)(x + σ(τ)ε) with times between 0 and 1: `lit_knn.theory.noise.LinearInterpolant`,
+            the straight path, or `VP`; null for the straight path. The velocity of every process is
+            (ṡ/s)z + (σ̇/σ)(z − sμ̂), Eq. 4 of Karras et al. 2022 (eq:general_pfode).
         measure_target: at validation, log `val/target_mse`: the squared error per dimension of μ̂, against the exact
             posterior mean. This costs one call of `ExactFloat64` per batch.
         seed: first part of the key of every random draw.
@@ -65,7 +72,6 @@ class LitFlow(PosteriorRegression):
             checkpoint has another parameterisation.
     """
 
-    process = LINEAR_PROCESS
     grid: TimeDistribution
 
     def __init__(
@@ -77,23 +83,34 @@ class LitFlow(PosteriorRegression):
         augmentation: GeometricAugmentation | None = None,
         warped: Literal["posterior", "source"] = "posterior",
         class_conditional: bool = False,
+        label_dropout: float = 0.0,
         lr: float = 2e-4,
         lr_ramp_up_images: int = 640_000,
         ema_half_life_images: int = 887_000,
         sampler: FlowSampler | None = None,
         sampling_steps: int | None = 50,
         sampling_class: int | None = None,
+        guidance: float = 1.0,
+        process: Process | None = None,
         measure_target: bool = True,
         seed: int = 0,
     ) -> None:
-        conditioning = Conditioning("LitFlow", net, class_conditional, sampling_class)
+        conditioning = Conditioning("LitFlow", net, class_conditional, sampling_class, label_dropout)
         times = UniformTimes() if times is None else times
+        process = LINEAR_PROCESS if process is None else process
+        with prefixed("LitFlow"):
+            check_flow_process(process, times)
+        times.process = process
         super().__init__(net, estimator, times, conditioning, augmentation, warped)
-        self.save_hyperparameters(ignore=["net", "estimator", "output", "times", "augmentation", "sampler"])
+        self.save_hyperparameters(ignore=["net", "estimator", "output", "times", "augmentation", "sampler", "process"])
+        self.process = process
         self.flow = output(net)
         if not isinstance(self.flow, FlowNetwork):
             made = type(self.flow).__name__
             raise InputError(f"LitFlow: output={output.__name__} makes {made}, not a FlowNetwork of lit_knn.nets.flow")
+        if type(self.flow) not in OUTPUTS.values() and type(process) is not LinearInterpolant:
+            raise InputError(f"LitFlow: process={type(process).__name__} needs an output of lit_knn.nets.flow")
+        self.flow.process = process
         self.sampler = FixedSteps() if sampler is None else sampler
         if self.sampler.solver is not None:
             check_solver("LitFlow", self.sampler.solver, self.process)
@@ -101,6 +118,7 @@ class LitFlow(PosteriorRegression):
         if sampling_steps is not None:
             check_positive("LitFlow", sampling_steps=sampling_steps)
         with prefixed("LitFlow"):
+            conditioning.check_guidance(guidance)
             check_steps(self.sampler, self.grid, sampling_steps, "sampling_steps")
 
     @property
@@ -119,14 +137,14 @@ class LitFlow(PosteriorRegression):
     def item_losses(
         self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
     ) -> Tensor:
-        """Compute ‖v(z, τ) − (z − μ̂)/τ‖²/d of each item, (B,)."""
+        """Compute ‖v(z, τ) − v̂‖²/d of each item, (B,); v̂ is (z − μ̂)/τ on the straight path."""
         velocity = pf_ode_velocity(z, t, target, self.process).to(z.dtype)
         return (self.flow(z, t, class_label, augment_label) - velocity).square().flatten(1).mean(1)
 
     def generative_model(self) -> FlowModel:
         """See `EstimatorTraining.generative_model`."""
         h, shape = self.hparams, self.known_image_shape()
-        return FlowModel(self.flow, shape, self.grid, self.sampler, h.sampling_steps, h.sampling_class)
+        return FlowModel(self.flow, shape, self.grid, self.sampler, h.sampling_steps, h.sampling_class, h.guidance)
 
     # Checkpoints
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lit_knn.errors import InputError, first_line
 from lit_knn.schedules import check_num_steps
-from lit_knn.solvers import PosteriorMean, euler_step, heun_step
-from lit_knn.theory.noise import LINEAR_PROCESS, per_item
+from lit_knn.solvers import PosteriorMean, heun_step
+from lit_knn.theory.noise import LINEAR_PROCESS, Process, per_item
 
 # A solver that needs more steps is stuck: the tolerance is below the rounding of the network.
 MOST_STEPS = 1000
@@ -22,7 +22,7 @@ Start = Callable[[Seeds], tuple[Tensor, Velocity]]
 
 
 class TimeSpan:
-    """Times τ of a flow from low to high; the noise level at τ is τ/(1 − τ).
+    """Times τ of a flow from low to high; on the straight path the noise level at τ is τ/(1 − τ).
 
     Args:
         low: smallest time that a sampler evaluates.
@@ -52,8 +52,9 @@ class TimeSpan:
 class FlowSampler(ABC):
     """Integrates dz/dτ = v(z, τ) from noise at τ = high to data at τ = 0, in float64.
 
-    It starts with z = high·ε, which leaves out (1 − high)·x, and ends with the posterior mean z − τv of the last time,
-    as EDM's sampler does. An image depends on its own seed alone.
+    It starts with the noise of z at `high`, which leaves out s(high)·x: on the straight path z = high·ε without
+    (1 − high)·x. It ends with the posterior mean of the last time, as EDM's sampler does. An image depends on its own
+    seed alone.
     """
 
     chooses_steps = False
@@ -63,7 +64,9 @@ class FlowSampler(ABC):
     """One step of the sampler, if it is a step of `lit_knn.solvers`."""
 
     @abstractmethod
-    def __call__(self, start: Start, seeds: Seeds, times: TimeSpan, num_steps: int | None) -> Tensor:
+    def __call__(
+        self, start: Start, seeds: Seeds, times: TimeSpan, num_steps: int | None, process: Process = LINEAR_PROCESS
+    ) -> Tensor:
         """Draw one image per seed, (B, *shape) float32.
 
         Args:
@@ -71,6 +74,7 @@ class FlowSampler(ABC):
             seeds: (B,), non-negative integers.
             times: the range of times.
             num_steps: number of steps; None if the sampler chooses its own.
+            process: the noise process of the flow.
         """
 
 
@@ -84,16 +88,18 @@ class FixedSteps(FlowSampler):
     def __init__(self, solver: Callable = heun_step) -> None:
         self.solver = solver
 
-    def __call__(self, start: Start, seeds: Seeds, times: TimeSpan, num_steps: int | None) -> Tensor:
+    def __call__(
+        self, start: Start, seeds: Seeds, times: TimeSpan, num_steps: int | None, process: Process = LINEAR_PROCESS
+    ) -> Tensor:
         """See `FlowSampler.__call__`."""
         assert num_steps is not None
         assert self.solver is not None
         noise, velocity = start(seeds)
-        mean, levels = _posterior_mean(velocity, noise.dtype), times.descending(num_steps)
-        z = levels[0].item() * noise.double()
-        for tau, tau_next in pairwise([*levels, torch.zeros_like(levels[0])]):
-            z = self.solver(z, tau, tau_next, mean, LINEAR_PROCESS)
-        return z.to(noise.dtype)
+        mean, levels = _posterior_mean(velocity, noise.dtype, process), times.descending(num_steps)
+        z = process.noise_std(levels[0]).item() * noise.double()
+        for tau, tau_next in pairwise(levels):
+            z = self.solver(z, tau, tau_next, mean, process)
+        return mean(z, levels[-1].to(z.device).expand(len(z))).to(noise.dtype)
 
 
 class AdaptiveSteps(FlowSampler):
@@ -122,16 +128,20 @@ class AdaptiveSteps(FlowSampler):
         self.atol = atol
         self.pilot = pilot
 
-    def __call__(self, start: Start, seeds: Seeds, times: TimeSpan, num_steps: int | None) -> Tensor:
+    def __call__(
+        self, start: Start, seeds: Seeds, times: TimeSpan, num_steps: int | None, process: Process = LINEAR_PROCESS
+    ) -> Tensor:
         """See `FlowSampler.__call__`."""
         assert num_steps is None
         noise, velocity = start(range(self.pilot))
         flow, end = _BackwardFlow(velocity, times.high, noise.dtype), times.high - times.low
-        self._integrate(flow, times.high * noise.double(), torch.tensor([end], dtype=torch.float64), {})
+        std = process.noise_std(torch.tensor(times.high, dtype=torch.float64)).item()
+        self._integrate(flow, std * noise.double(), torch.tensor([end], dtype=torch.float64), {})
         noise, velocity = start(seeds)
         ends = torch.stack(flow.ends).cpu()
-        z = self._replay(_BackwardFlow(velocity, times.high, noise.dtype), times.high * noise.double(), ends)
-        return euler_step(z, times.low, 0.0, _posterior_mean(velocity, noise.dtype), LINEAR_PROCESS).to(noise.dtype)
+        z = self._replay(_BackwardFlow(velocity, times.high, noise.dtype), std * noise.double(), ends)
+        mean = _posterior_mean(velocity, noise.dtype, process)
+        return mean(z, torch.full((len(z),), times.low, dtype=torch.float64, device=z.device)).to(noise.dtype)
 
     def _replay(self, flow: "_BackwardFlow", z: Tensor, ends: Tensor) -> Tensor:
         """Take the given steps: with a huge tolerance the solver accepts each step, and would double any that follows.
@@ -171,6 +181,6 @@ class _BackwardFlow:
         self.ends.append(s + step)
 
 
-def _posterior_mean(velocity: Velocity, dtype: torch.dtype) -> PosteriorMean:
-    """E[x|z] = z − τv, which calls the velocity with the type of the noise."""
-    return lambda z, tau: z - per_item(tau, z) * velocity(z.to(dtype), tau).double()
+def _posterior_mean(velocity: Velocity, dtype: torch.dtype, process: Process) -> PosteriorMean:
+    """E[x|z] of a velocity, which is called with the type of the noise."""
+    return lambda z, tau: process.mean_of_velocity(z, per_item(tau, z), velocity(z.to(dtype), tau).double())

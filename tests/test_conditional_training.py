@@ -18,12 +18,12 @@ from lit_knn.ict import LitICT
 from lit_knn.index import FaissIndex
 from lit_knn.nets import UNet
 from lit_knn.prepare import main as prepare
-from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented
 from lit_knn.training.conditioning import Conditioning
 from main import main
+from tests.labelled import Labelled, Watched, undone
 from tests.ranks import run_main, run_ranks
 from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean, unwarped
@@ -32,37 +32,6 @@ ROOT = Path(__file__).parent.parent
 CONFIGS = {name: str(ROOT / "configs" / name / "digits_conditional.yaml") for name in ("table1", "table2")}
 TINY = ["-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8", "--model.estimator.n", "8"]
 BOTH = pytest.mark.parametrize("kind", [LitICT, LitEDM])
-
-
-class Watched(nn.Module):
-    """Outputs its parameter everywhere and records its inputs."""
-
-    def __init__(self, num_classes=3):
-        super().__init__()
-        self.value = nn.Parameter(torch.tensor(0.3))
-        self.num_classes = num_classes
-        self.calls = []
-
-    def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
-        self.calls.append((z_scaled.detach(), noise_label.detach(), class_label))
-        return self.value.expand_as(z_scaled)
-
-
-class Labelled(pl.LightningDataModule):
-    """Sixty images of 1x4x4 in three classes; each batch has all of them; options choose which parts have labels."""
-
-    def __init__(self, in_batches=True, in_reference=True, lowest=0):
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        self.labels = lowest + torch.randint(3, (60,), generator=generator)
-        self.x = torch.randn(60, 1, 4, 4, generator=generator) * 0.5 + self.labels.reshape(-1, 1, 1, 1)
-        self.reference = ReferenceSet(self.x, labels=self.labels if in_reference else None)
-        self.dataset = list(zip(self.x, self.labels, strict=True)) if in_batches else self.x
-
-    def train_dataloader(self):
-        return torch.utils.data.DataLoader(self.dataset, batch_size=60)
-
-    val_dataloader = train_dataloader
 
 
 class Asked(Estimator):
@@ -86,13 +55,6 @@ def scaled(kind, **options):
     """A network that records its inputs, and the conditional model around it."""
     net = Watched()
     return net, kind(net, class_conditional=True, **options)
-
-
-def undone(call):
-    """Recover z and its noise level, (B,) float64, from the network's inputs."""
-    z_scaled, noise, _ = call
-    t = torch.exp(4 * noise.double())
-    return z_scaled.double() * (t.reshape(-1, 1, 1, 1) ** 2 + 0.25).sqrt(), t
 
 
 @BOTH

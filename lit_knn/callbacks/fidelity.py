@@ -13,7 +13,7 @@ from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3
 from lit_knn.metrics.samples import draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import FIDELITY_CSV, keep_aside, read_rows, write_rows
-from lit_knn.training.run import compared_reference, measuring_bar
+from lit_knn.training.run import decoded, image_reference, measuring_bar
 
 
 class Fidelity(pl.Callback):
@@ -79,7 +79,8 @@ class Fidelity(pl.Callback):
         if trainer.sanity_checking:
             return
         device, bar = trainer.strategy.root_device, partial(measuring_bar, trainer)
-        values = self.measure(self._reference(trainer), self.samples(pl_module), self.num_samples, device, bar)
+        samples = ((seeds, decoded(trainer, drawn)) for seeds, drawn in self.samples(pl_module))
+        values = self.measure(self._reference(trainer), samples, self.num_samples, device, bar)
         self.last_values = values
         for name, value in values.items():
             # Every rank logs the shared value, so that every rank can monitor it.
@@ -89,7 +90,7 @@ class Fidelity(pl.Callback):
             self._write(trainer, pl_module, Path(log_dir) / FIDELITY_CSV)
 
     def _reference(self, trainer: pl.Trainer) -> ReferenceSet:
-        return compared_reference(type(self).__name__, trainer, self.held_out, may_be_sharded=True)
+        return image_reference(type(self).__name__, trainer, self.held_out, may_be_sharded=True)
 
     def samples(self, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's share of the samples: seeds (B,) and images (B, *shape)."""

@@ -8,13 +8,14 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.figures import captioned, image_grid
 from lit_knn.metrics.features import are_pictures
 from lit_knn.training.base import EstimatorTraining
-from lit_knn.training.run import save_picture
+from lit_knn.training.run import decoded, save_picture
 
 
 class SampleGrid(pl.Callback):
     """At each validation, write grids of samples from fixed seeds as PNG files and to TensorBoard.
 
-    It needs images of 1 or 3 channels; the model must have `sample(seeds, num_steps)` and `step`.
+    It needs images of 1 or 3 channels, or latents that the data's autoencoder decodes to such images. The model must
+    have `sample(seeds, num_steps)` and `step`.
 
     Args:
         num_samples: images in a grid; the seeds are 0 to num_samples − 1.
@@ -47,7 +48,8 @@ class SampleGrid(pl.Callback):
         folder = Path(log_dir) / "samples"
         self.last_paths = []
         for steps in self.num_steps:
-            images = pl_module.sample(range(self.num_samples), steps)  # type: ignore[operator]
+            samples = pl_module.sample(range(self.num_samples), steps)  # type: ignore[operator]
+            images = decoded(trainer, samples)
             if not are_pictures(images.shape[1:]):
                 return
             name = "default" if steps is None else f"{steps}-step"

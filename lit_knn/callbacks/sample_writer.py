@@ -17,6 +17,7 @@ from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.figures import captioned, image_grid
 from lit_knn.metrics.features import are_pictures, to_uint8
+from lit_knn.training.run import decoded
 
 GRID_SAMPLES = 64
 
@@ -26,7 +27,8 @@ class SampleWriter(BasePredictionWriter):
 
     Args:
         format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8
-            (N, H, W, C), and `seeds`. Latents and vectors are always written as `npz`, float32, not rescaled.
+            (N, H, W, C), and `seeds`. An autoencoder of the data decodes latents first. Other latents and vectors are
+            always written as `npz`, float32, not rescaled.
         folder: output folder, empty or new; by default `predictions/` in the run's folder.
     """
 
@@ -64,7 +66,7 @@ class SampleWriter(BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         """Write one batch of samples and its seeds to a file; raise InputError if a sample is not finite."""
-        images = prediction.cpu().float()
+        images = decoded(trainer, prediction).cpu().float()
         finite = images.isfinite().flatten(1).all(1)
         if not finite.all():  # They would become pictures of one colour.
             seed = batch.cpu()[~finite][0].item()

@@ -1,6 +1,8 @@
 """The one line that tells a user what is wrong."""
 
 import argparse
+import inspect
+import pkgutil
 import re
 import threading
 import traceback
@@ -23,6 +25,8 @@ FRAMES = (
 # These lines say only that another reading of the value failed, if there is another reason.
 VAGUE = ("Expected a path but", "Not a valid subclass of")
 LONGEST_VALUE = 200
+NO_CLASS_PATH = "Expected a dot import path string"
+OWN_CLASS = re.compile(r"<class '(lit_knn\.[\w.]+)'>")
 
 
 def message_of(error: BaseException) -> str | None:
@@ -95,7 +99,23 @@ def condense(message: str) -> str:
     value = (paths or values or [""])[-1]
     told = value.startswith(("NestedArg", "Namespace")) or value in "; ".join(reasons)
     given = f" (given: {value[:LONGEST_VALUE]})" if value and not told else ""
-    return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + given
+    known = _known_classes(lines) if any(line.startswith(NO_CLASS_PATH) for line in reasons) else []
+    choices = f"; known by name: {', '.join(known)}" if known else ""
+    return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + given + choices
+
+
+def _known_classes(lines: list[str]) -> list[str]:
+    """Return the names of the classes of this package that an option takes, if the parser tells their base."""
+    bases = [name for line in lines if line.startswith("Subtypes:") for name in OWN_CLASS.findall(line)]
+    if not bases:
+        return []
+    found, left = set(), [pkgutil.resolve_name(bases[-1])]
+    while left:
+        kind = left.pop()
+        left += kind.__subclasses__()
+        if kind.__module__.startswith("lit_knn.") and not inspect.isabstract(kind):
+            found.add(kind.__name__)
+    return sorted(found)
 
 
 def _in_one_line(error: BaseException) -> str:

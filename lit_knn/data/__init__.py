@@ -1,5 +1,6 @@
 """Data modules: their images are the training data and also the reference set of the estimators."""
 
+from lit_knn.data.latents import Latents
 from lit_knn.data.modules import (
     CIFAR10,
     Arrays,
@@ -17,6 +18,7 @@ __all__ = [
     "Arrays",
     "Digits",
     "ImageFiles",
+    "Latents",
     "PointsOnALine",
     "Prepared",
     "ReferenceDataModule",

@@ -9,7 +9,9 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from lit_knn.autoencoders import Autoencoder
 from lit_knn.data.batches import ReferenceBatches
+from lit_knn.data.split import split_rows
 from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError
 from lit_knn.images.arrays import array_file_shape, read_array_file
@@ -24,8 +26,6 @@ from lit_knn.rng import keyed_generator
 
 Images = np.ndarray | Tensor
 Labels = np.ndarray | Tensor | None
-# The draw of the held-out images puts this number first in its key, and so shares no draws with other streams.
-HELD_OUT = 0x68656C64
 T = TypeVar("T")
 
 
@@ -105,6 +105,15 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     mapped = False
     """True if the images stay on the disk; pages are read when used, and the ranks of a machine share them."""
 
+    autoencoder: Autoencoder | None = None
+    """Decodes samples for pictures and Fréchet distances; None if the samples are images themselves."""
+
+    image_reference: ReferenceSet | None = None
+    """The images of encoded training data, after `setup`; None if the reference set has the images."""
+
+    held_out_image_reference: ReferenceSet | None = None
+    """The images of encoded held-out data."""
+
     check_file: Callable[[], None] | None = None
     """Raises InputError if the file of the images was cut; None if they are in memory."""
 
@@ -151,16 +160,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
     def _split(self, images: Images, labels: Labels) -> tuple[ReferenceSet, ReferenceSet | None]:
         """Make the reference set and the held-out set. Both keep the order of the data."""
-        wanted = self.held_out + (self.train_images or 1)
-        if len(images) < wanted:
-            both = "" if self.train_images is None else f" and data.train_images={self.train_images}"
-            raise InputError(
-                f"data.held_out={self.held_out}{both} needs at least {wanted} images, there are {len(images)}"
-            )
-        order = torch.randperm(len(images), generator=keyed_generator("cpu", HELD_OUT, 0))
-        end = None if self.train_images is None else wanted
-        training = order[self.held_out : end].sort().values
-        held_out = order[: self.held_out].sort().values
+        training, held_out = split_rows(len(images), self.held_out, self.train_images)
         return (
             self._part(images, labels, training, self.index),
             self._part(images, labels, held_out, None) if self.held_out else None,
@@ -330,23 +330,26 @@ class ImageFiles(ReferenceDataModule):
     """PNG and JPEG files in a zip or a folder, in the layout of EDM's data sets.
 
     All images have the same size and are RGB or grayscale. Labels come from `dataset.json` at the root of the zip or
-    folder, if there is one: {"labels": [["00000/img00000.png", 6], ...]}.
+    folder, if there is one: {"labels": [["00000/img00000.png", 6], ...]}; or from the folders of the images.
 
     Args:
         path: the .zip file or the folder.
+        labels_from_folders: label each image with the place of its folder among all, sorted by name, from 0, as
+            torchvision's `ImageFolder` does for `path/CLASS/0.png`; `dataset.json` is then not read.
     """
 
-    def __init__(self, path: str, **kwargs: Any) -> None:
+    def __init__(self, path: str, labels_from_folders: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.path = path
+        self.labels_from_folders = labels_from_folders
 
     def load(self) -> tuple[Images, Labels]:
         """See `ReferenceDataModule.load`."""
-        return _read(read_image_files, self.path)
+        return _read(read_image_files, self.path, self.labels_from_folders)
 
     def stored(self) -> Stored:
         """See `ReferenceDataModule.stored`. This counts the files and reads only the first."""
-        return Stored(_read(count_image_files, self.path))
+        return Stored(_read(count_image_files, self.path), by_class=self.labels_from_folders)
 
 
 class Prepared(ReferenceDataModule):

@@ -100,11 +100,14 @@ class Estimator(TellsSettings, ABC):
         """Tells whether `warped_mean` works: true if a subclass implements `_warped_mean`."""
         return type(self)._warped_mean is not Estimator._warped_mean
 
-    def by_class(self) -> "Estimator":
-        """Return this estimator over the images of one class; itself if it takes labels or needs no images."""
+    def by_class(self, unlabelled: bool = False) -> "Estimator":
+        """Return this estimator over the images of one class; itself if it takes labels or needs no images.
+
+        With `unlabelled` it also estimates items without a class; see `ByClass`.
+        """
         from lit_knn.estimators.by_class import ByClass
 
-        return ByClass(self) if self.needs_reference and not self.knows_classes else self
+        return ByClass(self, unlabelled) if self.needs_reference and not self.knows_classes else self
 
     def check_levels(self, lowest: float, highest: float) -> None:
         """Check the estimator's own noise levels against the lowest and highest level of a run.
@@ -137,7 +140,8 @@ class Estimator(TellsSettings, ABC):
             t: (B,) or scalar, noise level, finite and t > 0.
             x_source: (B, *shape), float, the clean x that each z was made from; only some estimators use it.
             generator: source of randomness, on the device of `z`; by default PyTorch's own.
-            labels: (B,), int64, the class of each z, for estimators that know classes (`ByClass`, `Network`).
+            labels: (B,), int64, the class of each z, for estimators that know classes (`ByClass`, `Network`); some also
+                take `lit_knn.guidance.NO_CLASS`.
 
         Returns:
             (B, *shape), in the dtype of `z`.

@@ -15,6 +15,7 @@ from lit_knn.estimators.class_passes import DRAWS, MEANS, ClassBatch
 from lit_knn.estimators.draws import joined_draws
 from lit_knn.estimators.sampled import SampledEstimator
 from lit_knn.estimators.values import Check
+from lit_knn.guidance import NO_CLASS
 from lit_knn.index.base import with_progress
 from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.reference.classes import rows_by_label
@@ -34,6 +35,8 @@ class ByClass(Estimator):
 
     Args:
         estimator: the estimator to wrap; it is copied.
+        unlabelled: also estimate E[x|z,t], over all images, where the label is `NO_CLASS`, as training with label
+            dropout needs. `bind` then binds one more copy, to the whole set, with an index of all images.
 
     Attributes:
         parts: the copies by label; filled by `bind`.
@@ -43,10 +46,11 @@ class ByClass(Estimator):
             do not fit a class, which the message names.
     """
 
-    def __init__(self, estimator: Estimator) -> None:
+    def __init__(self, estimator: Estimator, unlabelled: bool = False) -> None:
         if estimator.knows_classes:
             raise InputError(f"ByClass: {type(estimator).__name__} takes labels itself")
         self.estimator = estimator
+        self.unlabelled = unlabelled
         self.deterministic, self.uses_source = estimator.deterministic, estimator.uses_source
         self.parts: dict[int, Estimator] = {}
         self._whole: SampledEstimator | None = None
@@ -56,6 +60,10 @@ class ByClass(Estimator):
     def can_warp(self) -> bool:
         """Tells whether the wrapped estimator can warp."""
         return self.estimator.can_warp
+
+    def by_class(self, unlabelled: bool = False) -> Estimator:
+        """See `Estimator.by_class`."""
+        return ByClass(self.estimator, unlabelled=True) if unlabelled and not self.unlabelled else self
 
     def check_levels(self, lowest: float, highest: float) -> None:
         """See `Estimator.check_levels`."""
@@ -70,6 +78,8 @@ class ByClass(Estimator):
         title = f"binding {type(self.estimator).__name__} to {len(classes)} classes"
         for _ in with_progress(sizes, len(reference.local.images), title):
             pass
+        if self.unlabelled:
+            self.parts[NO_CLASS] = copied_apart(self.estimator).bind(reference)
         if self._passes(reference.device):
             fuses(reference)
         return self
@@ -107,7 +117,9 @@ class ByClass(Estimator):
     ) -> Tensor:
         """Compute the means of an estimator that draws images in one pass; on a CPU the draws go class by class."""
         if labels is not None and self._passes(z.device):
-            return self._check_mean(self._mean_in_one_pass(z, t, x_source, generator, labels), z).to(z.dtype)
+            if not self.unlabelled:
+                return self._check_mean(self._mean_in_one_pass(z, t, x_source, generator, labels), z).to(z.dtype)
+            return self._with_unlabelled(z, t, x_source, generator, labels)
         if self._whole is None:
             return super()._checked_mean(z, t, x_source, generator, labels)
         draws = []
@@ -116,10 +128,28 @@ class ByClass(Estimator):
             source = None if x_source is None else x_source[own]
             part = self.parts[label]
             drawn = part._draw(z[own], t[own], source, generator)  # type: ignore[attr-defined]
-            draws.append(drawn._replace(ids=self.reference.classes.ids_of(label, drawn.ids)))
+            ids = drawn.ids if label == NO_CLASS else self.reference.classes.ids_of(label, drawn.ids)
+            draws.append(drawn._replace(ids=ids))
         order = torch.cat(list(rows.values()))
         mu = self._whole._average(joined_draws(draws), z[order], t[order])
         return mu[order.argsort()].to(z.dtype)
+
+    def _with_unlabelled(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
+    ) -> Tensor:
+        """Compute the means of the rows with a class in one pass, and then those of the rows without one."""
+        result = torch.empty_like(z)
+        for unlabelled in (False, True):
+            # This waits for the device, which costs less than the means of all rows over all images.
+            rows = ((labels == NO_CLASS) == unlabelled).nonzero()[:, 0]
+            if len(rows):
+                own, source = (z[rows], t[rows]), None if x_source is None else x_source[rows]
+                if unlabelled:
+                    mean = self.parts[NO_CLASS]._checked_mean(*own, source, generator, None)
+                else:
+                    mean = self._check_mean(self._mean_in_one_pass(*own, source, generator, labels[rows]), own[0])
+                result[rows] = mean.to(z.dtype)
+        return result
 
     def _mean_in_one_pass(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
@@ -143,10 +173,13 @@ class ByClass(Estimator):
             return None
         table = self.reference.classes.table()
         unknown = table.labels[table.find(labels)] != labels
+        if self.unlabelled:
+            unknown &= labels != NO_CLASS
         return Check(unknown.any(), partial(first_of, labels.double(), unknown), self._unknown_label)
 
     def _unknown_label(self, label: float, where: str = "") -> InputError:
-        return InputError(f"label {label:.0f} is none of the {len(self.parts)} classes of the reference set{where}")
+        number = len(self.reference.classes)
+        return InputError(f"label {label:.0f} is none of the {number} classes of the reference set{where}")
 
     def _by_label(self, labels: Tensor | None, answer: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
         """See `Estimator._by_label`; the classes answer in the order of their labels."""

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.guidance import NO_CLASS
 from lit_knn.hand_over.loading import load_denoiser
 
 
 class Network(Estimator):
     """Estimates E[x|z,σ] by the denoiser D(z, σ) of a trained EDM or flow network: biased and deterministic.
 
-    It needs no reference set and no randomness. Class-conditional networks take `labels`; without labels they run
-    unconditionally.
+    It needs no reference set and no randomness. Class-conditional networks take `labels`; without labels, or with the
+    label `NO_CLASS`, they run unconditionally.
 
     Args:
         path: a published `.pkl` (none of its code is run), a file converted from it by `python -m
@@ -65,7 +66,7 @@ class Network(Estimator):
         if labels is None:
             return answer(self, slice(None))
         lowest, highest = labels.aminmax()
-        if lowest < 0 or highest >= self.num_classes:
+        if lowest < NO_CLASS or highest >= self.num_classes:
             raise InputError(
                 f"Network: labels are {lowest.item()} to {highest.item()}, but the net has "
                 f"num_classes={self.num_classes}"

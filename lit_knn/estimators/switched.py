@@ -70,9 +70,9 @@ class Switched(Estimator):
         """Tells whether both parts can warp."""
         return all(part.can_warp for part in self.parts)
 
-    def by_class(self) -> Estimator:
+    def by_class(self, unlabelled: bool = False) -> Estimator:
         """See `Estimator.by_class`. Each part averages over the images of one class."""
-        return Switched(self.below.by_class(), self.above.by_class(), self.t)
+        return Switched(self.below.by_class(unlabelled), self.above.by_class(unlabelled), self.t)
 
     def check_levels(self, lowest: float, highest: float) -> None:
         """See `Estimator.check_levels`. The switch must be one of the levels of a run."""

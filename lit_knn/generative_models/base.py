@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
+from lit_knn.guidance import Denoiser, check_guidance, guided
 from lit_knn.nets.architecture import architecture_of
 from lit_knn.sampling import seeded_classes
 from lit_knn.schedules import check_num_steps
@@ -27,6 +29,7 @@ class GenerativeModel(nn.Module):
         num_steps: sampling steps, if a call of `sample` gives none; None if the sampler chooses its own.
         sampling_class: class of all images of a class-conditional network, if a call gives none; None draws the class
             of each image from its seed.
+        guidance: weight w of classifier-free guidance, if a call gives none; see `lit_knn.guidance.guided`.
 
     Raises:
         InputError: a value of the wrong type or out of its range.
@@ -36,7 +39,12 @@ class GenerativeModel(nn.Module):
     """Name of the kind of model in files."""
 
     def __init__(
-        self, network: nn.Module, image_shape: Sequence[int], num_steps: int | None, sampling_class: int | None = None
+        self,
+        network: nn.Module,
+        image_shape: Sequence[int],
+        num_steps: int | None,
+        sampling_class: int | None = None,
+        guidance: float = 1.0,
     ) -> None:
         super().__init__()
         self.network = network
@@ -47,6 +55,7 @@ class GenerativeModel(nn.Module):
         if sampling_class is not None:
             _check_class("sampling_class", sampling_class, self.num_classes)
         self.sampling_class = sampling_class
+        self.guidance = check_guidance(guidance, self.num_classes)
 
     @classmethod
     @abstractmethod
@@ -63,7 +72,9 @@ class GenerativeModel(nn.Module):
         """The raw network under the preconditioning."""
 
     @abstractmethod
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None, guidance: float
+    ) -> Tensor:
         """Draw one image per seed, see `sample`; the arguments are checked."""
 
     def check_steps(self, num_steps: int | None) -> None:
@@ -90,6 +101,7 @@ class GenerativeModel(nn.Module):
         seeds: Sequence[int] | Tensor,
         num_steps: int | None = None,
         class_label: int | Sequence[int] | Tensor | None = None,
+        guidance: float | None = None,
     ) -> Tensor:
         """Draw one image per seed: (B, *shape), float32, model space, on the device of the weights.
 
@@ -98,14 +110,22 @@ class GenerativeModel(nn.Module):
             num_steps: sampling steps; None for the model's own number.
             class_label: one class for all images, or (B,) classes; None for `sampling_class`, or classes drawn from the
                 seeds.
+            guidance: w of D(z; none) + w·(D(z; class) − D(z; none)); None for the model's own. 1 is the conditional
+                model, 0 the unconditional one; others evaluate the network twice. All but 1 need a network that was
+                trained with `label_dropout`.
 
         Raises:
             InputError: no seed or an impossible one, a class that the network does not know, another number of classes
-                than seeds, an impossible number of steps.
+                than seeds, an impossible number of steps, a guidance below 0 or of a model that has none.
         """
         _check_seeds(seeds)
         steps = self.num_steps if num_steps is None else num_steps
-        return self.draw(seeds, steps, self.labels(seeds, class_label))
+        weight = self.guidance if guidance is None else check_guidance(guidance, self.num_classes)
+        return self.draw(seeds, steps, self.labels(seeds, class_label), weight)
+
+    def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:
+        """Return the preconditioned network as a function of (z, t), with classes (B,) or None, and guidance."""
+        return guided(partial(self.network, class_label=class_label), self.network, guidance)
 
     def description(self) -> dict[str, Any]:
         """Describe the model without its weights, as plain values; `architecture` is None if the net is a user's."""

@@ -75,8 +75,12 @@ class ConsistencyModel(GenerativeModel):
         """See `GenerativeModel.check_steps`."""
         self._checked_steps(num_steps)
 
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
-        """See `GenerativeModel.draw`."""
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None, guidance: float
+    ) -> Tensor:
+        """See `GenerativeModel.draw`. There is no guidance, because the network is no denoiser."""
+        if guidance != 1:
+            raise InputError(f"sample: guidance={guidance}, but a consistency model has none")
         num_steps = self._checked_steps(num_steps)
         noise = [seeded_noise(seeds, self.image_shape, draw, self.device) for draw in range(num_steps)]
         function = partial(self.network, class_label=class_label)

@@ -1,22 +1,18 @@
 """Diffusion models: a denoiser, whose probability flow maps noise to an image."""
 
 from collections.abc import Sequence
-from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.generative_models.base import GenerativeModel, check_numbers, is_known, named
+from lit_knn.generative_models.base import GenerativeModel, check_numbers
+from lit_knn.generative_models.processes import named_process, process_of
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
-from lit_knn.theory.noise import EDM, EDM_PROCESS, VP, LinearInterpolant, Process
-
-# A file can name these processes alone. A file that names none has EDM's.
-PROCESSES: dict[str, type[Process]] = {process.__name__: process for process in (EDM, VP, LinearInterpolant)}
+from lit_knn.theory.noise import EDM, EDM_PROCESS, Process
 
 
 class DiffusionModel(GenerativeModel):
@@ -29,6 +25,7 @@ class DiffusionModel(GenerativeModel):
         num_steps: see `GenerativeModel`.
         sampling_class: see `GenerativeModel`.
         process: the noise process whose probability flow the sampler integrates.
+        guidance: see `GenerativeModel`.
     """
 
     kind = "diffusion"
@@ -42,8 +39,9 @@ class DiffusionModel(GenerativeModel):
         num_steps: int = 18,
         sampling_class: int | None = None,
         process: Process = EDM_PROCESS,
+        guidance: float = 1.0,
     ) -> None:
-        super().__init__(network, image_shape, num_steps, sampling_class)
+        super().__init__(network, image_shape, num_steps, sampling_class, guidance)
         check_numbers(sigma_data=network.sigma_data)
         self.grid = NoiseGrid() if grid is None else grid
         self.grid.descending(num_steps)
@@ -65,7 +63,7 @@ class DiffusionModel(GenerativeModel):
         """See `GenerativeModel.around`. `process` is named with its options; None is EDM's."""
         check_numbers(sigma_min=sigma_min, sigma_max=sigma_max, rho=rho)
         grid = NoiseGrid(sigma_min, sigma_max, rho)
-        made = EDM_PROCESS if process is None else _process(process)
+        made = EDM_PROCESS if process is None else process_of(process)
         return cls(EDMPrecond(net, sigma_data), image_shape, grid, process=made, **options)
 
     def options(self) -> dict[str, Any]:
@@ -79,7 +77,9 @@ class DiffusionModel(GenerativeModel):
             "sampling_class": self.sampling_class,
         }
         if type(self.process) is not EDM:
-            options["process"] = _named_process(self.process)
+            options["process"] = named_process(self.process)
+        if self.guidance != 1:
+            options["guidance"] = self.guidance
         return options
 
     @property
@@ -92,11 +92,13 @@ class DiffusionModel(GenerativeModel):
         sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
         return self.network(z, sigma, class_label)
 
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None, guidance: float
+    ) -> Tensor:
         """See `GenerativeModel.draw`."""
         noise = seeded_noise(seeds, self.image_shape, device=self.device)
         assert num_steps is not None
-        denoiser = partial(self.network, class_label=class_label)
+        denoiser = self.guided_network(class_label, guidance)
         return heun_sampler(denoiser, noise, num_steps, self.grid, process=self.process)
 
 
@@ -106,20 +108,3 @@ def check_process(process: Process, grid: NoiseGrid) -> None:
     times = process.t_of_sigma(levels)
     if not torch.allclose(process.sigma(times), levels, rtol=1e-6) or not process.scale(times).isfinite().all():
         raise InputError(f"process={type(process).__name__} does not reach the noise levels {levels.tolist()}")
-
-
-def _named_process(process: Process) -> dict[str, Any]:
-    if not is_known(process, PROCESSES):
-        return {"class": "own"}
-    return {
-        "class": type(process).__name__,
-        **{name: getattr(process, name) for name in signature(type(process)).parameters},
-    }
-
-
-def _process(told: object) -> Process:
-    name, given = named("process", told, PROCESSES)
-    for option, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"{option} must be a number, got {value!r:.80}")
-    return PROCESSES[name](**given)

@@ -1,7 +1,7 @@
 """Flow models: a velocity, whose flow maps noise to an image."""
 
+import math
 from collections.abc import Sequence
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from lit_knn.errors import InputError
 from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps, FlowSampler, TimeSpan, Velocity
 from lit_knn.generative_models.base import GenerativeModel, check_numbers, is_known, named, without
+from lit_knn.generative_models.processes import named_process, process_of
 from lit_knn.nets.flow import OUTPUTS, FlowDenoiser, FlowNetwork
 from lit_knn.sampling import seeded_noise
 from lit_knn.solvers import euler_step, heun_step
+from lit_knn.theory.noise import LinearInterpolant, Process
 
 # A file can name these samplers and solvers alone.
 SAMPLERS: dict[str, type[FlowSampler]] = {sampler.__name__: sampler for sampler in (FixedSteps, AdaptiveSteps)}
@@ -30,6 +32,7 @@ class FlowModel(GenerativeModel):
         sampler: integrates the velocity; `FixedSteps` by default.
         num_steps: see `GenerativeModel`; None for a sampler that chooses its own steps.
         sampling_class: see `GenerativeModel`.
+        guidance: see `GenerativeModel`.
     """
 
     kind = "flow"
@@ -43,8 +46,10 @@ class FlowModel(GenerativeModel):
         sampler: FlowSampler | None = None,
         num_steps: int | None = 50,
         sampling_class: int | None = None,
+        guidance: float = 1.0,
     ) -> None:
-        super().__init__(network, image_shape, num_steps, sampling_class)
+        super().__init__(network, image_shape, num_steps, sampling_class, guidance)
+        check_flow_process(network.process, times)
         self.times = times
         self.sampler = FixedSteps() if sampler is None else sampler
         check_steps(self.sampler, times, num_steps)
@@ -57,11 +62,17 @@ class FlowModel(GenerativeModel):
         output: object = None,
         times: object = None,
         sampler: object = None,
+        process: object = None,
         **options: Any,
     ) -> "FlowModel":
-        """See `GenerativeModel.around`. `output`, `times` and `sampler` are named with their options."""
+        """See `GenerativeModel.around`. `output`, `times`, `sampler` and `process` are named with their options.
+
+        A file that names no process has the straight path.
+        """
         name, given = named("output", output, OUTPUTS)
         network = OUTPUTS[name](net, **given)
+        if process is not None:
+            network.process = process_of(process)
         name, given = named("sampler", sampler, SAMPLERS)
         solver = given.get("solver", "heun_step")
         if not isinstance(solver, str) or solver not in SOLVERS:
@@ -75,13 +86,16 @@ class FlowModel(GenerativeModel):
 
     def options(self) -> dict[str, Any]:
         """See `GenerativeModel.options`. A user's own class is None, because no file can name it."""
-        own = without(self.network.description(), "output")
+        own = without(without(self.network.description(), "output"), "process")
+        process = self.network.process
         return {
             "output": {"class": type(self.network).__name__, **own} if is_known(self.network, OUTPUTS) else None,
             "times": {"low": self.times.low, "high": self.times.high},
             "sampler": _sampler_options(self.sampler) if is_known(self.sampler, SAMPLERS) else None,
             "num_steps": self.num_steps,
             "sampling_class": self.sampling_class,
+            **({} if type(process) is LinearInterpolant else {"process": named_process(process)}),
+            **({} if self.guidance == 1 else {"guidance": self.guidance}),
         }
 
     @property
@@ -98,16 +112,32 @@ class FlowModel(GenerativeModel):
         """See `GenerativeModel.check_steps`."""
         check_steps(self.sampler, self.times, num_steps)
 
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None, guidance: float
+    ) -> Tensor:
         """See `GenerativeModel.draw`."""
         self.check_steps(num_steps)
 
         def start(chosen: Sequence[int] | Tensor) -> tuple[Tensor, Velocity]:
             noise = seeded_noise(chosen, self.image_shape, device=self.device)
             labels = class_label if chosen is seeds else self.labels(chosen, None)
-            return noise, partial(self.network, class_label=labels)
+            return noise, self.guided_network(labels, guidance)
 
-        return self.sampler(start, seeds, self.times, num_steps)
+        return self.sampler(start, seeds, self.times, num_steps, self.network.process)
+
+
+def check_flow_process(process: Process, times: TimeSpan) -> None:
+    """Raise InputError if a flow cannot have this process: at `times.high`, where it begins, noise must outweigh x.
+
+    So processes whose times are noise levels, such as EDM's, do not fit.
+    """
+    ends = torch.tensor([times.low, times.high], dtype=torch.float64)
+    (low, high), scale = process.sigma(ends).tolist(), process.scale(ends)
+    if not (0 < low < high < math.inf and high > 1) or not (scale > 0).all():
+        raise InputError(
+            f"process={type(process).__name__} has the noise levels {low:g} to {high:g} at the times {times.low:g} to "
+            f"{times.high:g}, but a flow begins above 1: use LinearInterpolant or VP"
+        )
 
 
 def check_steps(sampler: FlowSampler, times: TimeSpan, num_steps: int | None, option: str = "num_steps") -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lit_knn.errors import InputError, first_line, printable
+from lit_knn.images.folder_labels import check_class_folders, folder_labels
 from lit_knn.memory import machine_bytes
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -33,7 +34,9 @@ COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
 Read = Callable[[str], bytes]
 
 
-def read_image_files(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray | None]:
+def read_image_files(
+    path: str | os.PathLike[str], labels_from_folders: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Read a zip or a folder in the layout of EDM's data sets.
 
     Every PNG and JPEG file, in subfolders too, is one image. Images are sorted by name. Hidden and other files are
@@ -42,6 +45,7 @@ def read_image_files(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarr
 
     Args:
         path: a .zip file or a folder.
+        labels_from_folders: number the folders of the images by name, see `folder_labels`; `dataset.json` is not read.
 
     Returns:
         `images` (N, C, H, W), uint8, C = 3 for colour (a palette becomes its colours) or 1 for grayscale, and
@@ -49,12 +53,17 @@ def read_image_files(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarr
 
     Raises:
         InputError: a path that does not exist; no images; an image that is damaged, that differs from the first in
-            size or number of channels, or that is neither RGB, palette nor 8-bit grayscale; labels that do not match.
+            size or number of channels, or that is neither RGB, palette nor 8-bit grayscale; labels that do not match,
+            or folders that are no classes.
     """
     path = existing(path)
     with opened(path) as (names, read):
         image_names = sorted_images(path, names)
-        labels = read_labels(path, names, image_names, read)
+        if labels_from_folders:
+            check_class_folders(path, image_names)
+            labels: np.ndarray | None = folder_labels(path, image_names)
+        else:
+            labels = read_labels(path, names, image_names, read)
         return _read_images(path, image_names, read), labels
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from lit_knn.errors import InputError
 from lit_knn.images.files import Read, decode, existing, opened, read_labels, sorted_images
+from lit_knn.images.folder_labels import folder_labels
 
 # An image of this width and height has 200 MB.
 LARGEST_SIZE = 8192
@@ -118,14 +119,7 @@ def _origin_now(path: Path, options: Options) -> dict[str, Any] | None:
 
 
 def _labels(path: Path, options: Options, all_names: list[str], names: list[str], read: Read) -> np.ndarray | None:
-    return _folder_labels(path, names) if options.labels_from_folders else read_labels(path, all_names, names, read)
-
-
-def _folder_labels(path: Path, names: list[str]) -> np.ndarray:
-    outside = next((name for name in names if "/" not in name), None)
-    if outside is not None:
-        raise InputError(f"{path}: --labels-from-folders needs every image in a folder, {outside} is in none")
-    return np.unique([name.partition("/")[0] for name in names], return_inverse=True)[1].astype(np.int64)
+    return folder_labels(path, names) if options.labels_from_folders else read_labels(path, all_names, names, read)
 
 
 def _stamps(path: Path, names: list[str]) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Flow networks: what a raw network puts out, a velocity, the data or the noise, turned into a velocity.
 
-The process is flow matching's straight path, z = (1 − τ)x + τε (`LinearInterpolant`), with noise level σ = τ/(1 − τ).
-Its velocity v = E[ε − x | z] is a linear function of z and of any one of E[ε|z], E[x|z].
+The process is flow matching's straight path, z = (1 − τ)x + τε (`LinearInterpolant`), with noise level σ = τ/(1 − τ),
+or another one with times between 0 and 1. Its velocity v = E[dz/dτ | z] is a linear function of z and of any one of
+E[ε|z], E[x|z]; on the straight path it is E[ε − x | z].
 """
 
 import math
@@ -14,19 +15,22 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.theory.noise import LINEAR_PROCESS, per_item
+from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per_item
 
 
 class FlowNetwork(nn.Module):
-    """v_θ(z, τ): turns the output of a raw network into the velocity E[ε − x | z]. Subclasses say what the output is.
+    """v_θ(z, τ): turns the output of a raw network into the velocity E[dz/dτ | z]. Subclasses say what the output is.
 
-    The network gets z as it is, and the noise label of an EDM network, ln(σ)/4 = ln(τ/(1 − τ))/4, so that any network
-    of `lit_knn.nets` fits; τ is sigmoid(4·noise_label). The label is finite for 0 < τ < 1.
+    The network gets z as it is, and the noise label of an EDM network, ln(σ)/4, so that any network of `lit_knn.nets`
+    fits. On the straight path τ is sigmoid(4·noise_label). The label is finite for 0 < τ < 1.
 
     Args:
         model: any module `model(z_scaled, noise_label, class_label=None)`. To use augmentation labels, it must take
             `augment_label` too.
     """
+
+    process: Process = LINEAR_PROCESS
+    """The noise process. Whoever makes the network may set another one."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,15 +51,19 @@ class FlowNetwork(nn.Module):
 
     def output(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
         """Return the raw network's output, (B, *shape) float32."""
-        return self.model(z, torch.logit(tau).float() / 4, *labels).to(torch.float32)
+        return self.model(z, self.process.sigma(tau).log().float() / 4, *labels).to(torch.float32)
 
     def denoised(self, z: Tensor, tau: Tensor, class_label: Tensor | None = None) -> Tensor:
-        """Return the posterior mean E[x|z] = z − τv, (B, *shape) float32."""
-        return z.float() - _of_items(tau, z) * self(z, tau, class_label)
+        """Return the posterior mean E[x|z], (B, *shape) float32; on the straight path it is z − τv."""
+        velocity = self(z, tau, class_label)
+        return self.process.mean_of_velocity(z.float(), per_item(tau, z).double(), velocity).to(torch.float32)
 
     def description(self) -> dict[str, Any]:
         """Describe the parameterisation by plain values, for checkpoints."""
-        return {"output": type(self).__name__}
+        told = {"output": type(self).__name__}
+        if type(self.process) is LinearInterpolant:
+            return told
+        return {**told, "process": {"class": type(self.process).__name__, **vars(self.process)}}
 
 
 class VelocityOutput(FlowNetwork):
@@ -67,7 +75,7 @@ class VelocityOutput(FlowNetwork):
 
 
 class DataOutput(FlowNetwork):
-    """The network's output is x̂ = E[x|z], so v = (z − x̂)/τ.
+    """The network's output is x̂ = E[x|z], so v = (z − x̂)/τ on the straight path.
 
     An error of x̂ grows by 1/τ. So train it at times from about 0.05 on (Li & He 2025, arXiv 2511.13720, divide by no
     less): `UniformTimes(low=0.05)`.
@@ -75,22 +83,25 @@ class DataOutput(FlowNetwork):
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
         """See `FlowNetwork.velocity`."""
-        return (z - self.output(z, tau, labels)) / _of_items(tau, z)
+        return _velocity(self.process, z, tau, self.output(z, tau, labels))
 
 
 class NoiseOutput(FlowNetwork):
-    """The network's output is ε̂ = E[ε|z], so v = (ε̂ − z)/(1 − τ).
+    """The network's output is ε̂ = E[ε|z], so v = (ε̂ − z)/(1 − τ) on the straight path, and (ṡ/s)z + sσ̇ε̂ on any.
 
     An error of ε̂ grows by 1/(1 − τ). So train it at times up to about 0.95.
     """
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
         """See `FlowNetwork.velocity`."""
-        return (self.output(z, tau, labels) - z) / _of_items(1 - tau, z)
+        t, process = per_item(tau, z), self.process
+        drift = process.scale_derivative(t) / process.scale(t) * z
+        noise = process.scale(t) * process.sigma_derivative(t) * self.output(z, tau, labels)
+        return (drift + noise).to(torch.float32)
 
 
 class EDMOutput(FlowNetwork):
-    """An EDM denoiser as a flow network: v = (z − D(z/(1 − τ), σ))/τ, with EDM's preconditioning of the raw network.
+    """An EDM denoiser as a flow network: v is that of x̂ = D(z/s, σ), with EDM's preconditioning of the raw network.
 
     So a flow is trained with EDM's network, or a trained one flows along the straight path.
 
@@ -111,8 +122,8 @@ class EDMOutput(FlowNetwork):
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
         """See `FlowNetwork.velocity`."""
         denoiser = EDMPrecond(self.model, self.sigma_data)
-        y, sigma = z / _of_items(1 - tau, z), LINEAR_PROCESS.sigma(tau)
-        return (z - denoiser(y, sigma, *labels)) / _of_items(tau, z)
+        y, sigma = z / _of_items(self.process.scale(tau), z), self.process.sigma(tau)
+        return _velocity(self.process, z, tau, denoiser(y, sigma, *labels))
 
     def description(self) -> dict[str, Any]:
         """See `FlowNetwork.description`."""
@@ -120,7 +131,7 @@ class EDMOutput(FlowNetwork):
 
 
 class FlowDenoiser(nn.Module):
-    """D(z, σ) of a flow network: E[x | x + σε = z], by one evaluation at τ = σ/(1 + σ) and (1 − τ)z.
+    """D(z, σ) of a flow network: E[x | x + σε = z], by one evaluation at the time of σ and s·z.
 
     Args:
         flow: the flow network.
@@ -139,15 +150,20 @@ class FlowDenoiser(nn.Module):
 
     def forward(self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None) -> Tensor:
         """Map z (B, *shape) of the EDM process at sigma (B,) or () to the denoised (B, *shape), float32."""
-        tau = LINEAR_PROCESS.t_of_sigma(sigma.to(z.device).double().expand(len(z)))
+        process = self.flow.process
+        tau = process.t_of_sigma(sigma.to(z.device).double().expand(len(z)))
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
-            return self.flow.denoised(_of_items(1 - tau, z) * z, tau, class_label)
+            return self.flow.denoised(_of_items(process.scale(tau), z) * z, tau, class_label)
 
 
 OUTPUTS: dict[str, type[FlowNetwork]] = {
     kind.__name__: kind for kind in (VelocityOutput, DataOutput, NoiseOutput, EDMOutput)
 }
 """The parameterisations that a checkpoint may name."""
+
+
+def _velocity(process: Process, z: Tensor, tau: Tensor, mean: Tensor) -> Tensor:
+    return process.velocity(z, per_item(tau, z), mean).to(torch.float32)
 
 
 def _of_items(values: Tensor, z: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lit_knn.deferred_checks import refuse
 from lit_knn.errors import InputError
+from lit_knn.guidance import NO_CLASS
 from lit_knn.nets.layers import MOST_BLOCKS, Direction, ResidualBlock
 
 
@@ -159,8 +160,9 @@ class ResidualUNet(nn.Module):
         Args:
             z_scaled: images divided by about their standard deviation.
             noise_label: ln(t)/4, float.
-            class_label: (B,) integers, or (B, num_classes) float. A row of zeros is an item without label; None
-                means that no item has a label. On a GPU, integers wait for a range check; floats do not.
+            class_label: (B,) integers, or (B, num_classes) float. A row of zeros, or the integer `NO_CLASS`, is an item
+                without label; None means that no item has a label. On a GPU, integers wait for a range
+                check; floats do not.
             augment_label: (B, augment_dim) float; zeros or None mean that nothing was augmented.
 
         Raises:
@@ -205,7 +207,7 @@ class ResidualUNet(nn.Module):
         # A compiled network cannot branch on a value, so the data module must check the labels for it.
         if not torch.compiler.is_compiling() and class_label.numel() > 0:
             ends = torch.stack(class_label.aminmax())
-            bad = torch.stack([ends[0] < 0, ends[1] >= self.num_classes])
+            bad = torch.stack([ends[0] < NO_CLASS, ends[1] >= self.num_classes])
             refuse(f"{type(self).__name__}: labels", bad, lambda: ends, self._unknown_label)
         known = torch.arange(self.num_classes, device=class_label.device)
         return (class_label[..., None] == known).float()

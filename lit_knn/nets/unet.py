@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_knn.errors import InputError
+from lit_knn.guidance import NO_CLASS
 from lit_knn.nets.layers import MOST_BLOCKS
 
 
@@ -158,12 +159,18 @@ class NoiseEmbedding(nn.Module):
         self.augmentation = nn.Linear(augment_dim, width, bias=False) if augment_dim > 0 else None
 
     def forward(self, noise_label: Tensor, class_label: Tensor | None, augment_label: Tensor | None) -> Tensor:
-        """Map noise (B,), classes (B,) or None, and augmentations (B, augment_dim) or None to (B, width)."""
+        """Map noise (B,), classes (B,) or None, and augmentations (B, augment_dim) or None to (B, width).
+
+        A class `NO_CLASS` is like None.
+        """
         # Half precision would merge neighbouring noise levels of a fine grid.
         with torch.autocast(noise_label.device.type, enabled=False):
             embedding = self.mlp(self.waves(noise_label))
             if self.classes is not None and class_label is not None:
-                embedding = embedding + self.classes(class_label)
+                # Other labels than the known ones and NO_CLASS still end in an error of the embedding.
+                unlabelled = class_label == NO_CLASS
+                vectors = self.classes(class_label.masked_fill(unlabelled, 0))
+                embedding = embedding + vectors.masked_fill(unlabelled[:, None], 0)
             if self.augmentation is not None and augment_label is not None:
                 embedding = embedding + self.augmentation(augment_label)
             return F.silu(embedding)

@@ -100,6 +100,12 @@ class Process(ABC):
         """s(t)·σ(t), the standard deviation of z given x."""
         return self.scale(t) * self.sigma(t)
 
+    def mean_of_velocity(self, z: Tensor, t: Tensor, velocity: Tensor) -> Tensor:
+        """Return the posterior mean μ whose velocity is given: the inverse of `velocity` at the same z and t."""
+        s = self.scale(t)
+        drift = self.scale_derivative(t) / s * z
+        return (z - self.sigma(t) / self.sigma_derivative(t) * (velocity - drift)) / s
+
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
         """dz/dt of the probability flow ODE for t > 0: (ṡ/s)·z + (σ̇/σ)·(z − s·μ), (B, *shape).
 
@@ -238,6 +244,10 @@ class LinearInterpolant(Process):
     def noise_std(self, t: Tensor) -> Tensor:
         """s(t)·σ(t) = t, also at t = 1, where σ is infinite."""
         return t
+
+    def mean_of_velocity(self, z: Tensor, t: Tensor, velocity: Tensor) -> Tensor:
+        """z − t·v, also at t = 1."""
+        return z - t * velocity
 
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
         """(z − μ) / t = E[ε − x | z], for 0 < t <= 1. The factors that diverge at t = 1 cancel."""

@@ -41,7 +41,7 @@ from lit_knn.training.times import TrainingTime, hardware_name
 
 # Each random stream has its own number as the last part of its key, so that no two streams are equal.
 TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM = range(CLASS_STREAM)
-AUGMENTATION_STREAM = CLASS_STREAM + 1
+AUGMENTATION_STREAM, LABEL_STREAM = CLASS_STREAM + 1, CLASS_STREAM + 2
 
 
 class EstimatorTraining(pl.LightningModule):
@@ -63,8 +63,9 @@ class EstimatorTraining(pl.LightningModule):
         super().__init__()
         with prefixed(type(self).__name__):
             estimator.check_levels(*grid.noise_range())
-        # Each target is then a mean over the images of one class.
-        self.estimator = estimator.by_class() if conditioning else estimator
+        # Each target is then a mean over the images of one class, or of all images for an item without a class.
+        unlabelled = conditioning.label_dropout > 0
+        self.estimator = estimator.by_class(unlabelled) if conditioning else estimator
         self.grid = grid
         self.conditioning = conditioning
         self.image_shape: tuple[int, ...] | None = None

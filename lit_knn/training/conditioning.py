@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.guidance import NO_CLASS, check_guidance
 from lit_knn.reference import ReferenceSet
+from lit_knn.rng import keyed_generator
 from lit_knn.sampling import seeded_classes
 
 
@@ -18,15 +20,24 @@ class Conditioning:
         net: its network, or the `Network` that samples; it has `num_classes` if it knows classes.
         class_conditional: whether the model gets labels.
         sampling_class: class of all samples; None draws one for each seed.
+        label_dropout: probability of training an item without its class.
 
     Attributes:
         num_classes: the network's number of classes, 0 if it is unconditional.
 
     Raises:
-        InputError: `class_conditional` does not fit the network, or the network has no class `sampling_class`.
+        InputError: `class_conditional` does not fit the network, or the network has no class `sampling_class`;
+            `label_dropout` is out of its range, has no labels to drop, or is an option of the network already.
     """
 
-    def __init__(self, owner: str, net: object, class_conditional: bool, sampling_class: int | None) -> None:
+    def __init__(
+        self,
+        owner: str,
+        net: object,
+        class_conditional: bool,
+        sampling_class: int | None,
+        label_dropout: float = 0.0,
+    ) -> None:
         num_classes = getattr(net, "num_classes", 0)
         if class_conditional != (num_classes > 0):
             raise InputError(
@@ -34,7 +45,15 @@ class Conditioning:
             )
         if sampling_class is not None and not 0 <= sampling_class < num_classes:
             raise InputError(f"{owner}: sampling_class={sampling_class}, but the net has num_classes={num_classes}")
+        if not 0 <= label_dropout < 1:
+            raise InputError(f"{owner}: label_dropout must be at least 0 and below 1, got {label_dropout}")
+        if label_dropout and not class_conditional:
+            raise InputError(f"{owner}: label_dropout={label_dropout}, but class_conditional is false")
+        if label_dropout and getattr(net, "label_dropout", 0):
+            raise InputError(f"{owner}: label_dropout={label_dropout}, but the net drops labels, too: set one to 0")
         self.owner = owner
+        self.label_dropout = label_dropout
+        self._drops_labels = bool(label_dropout or getattr(net, "label_dropout", 0))
         self.num_classes = num_classes
         self.sampling_class = sampling_class
 
@@ -63,6 +82,22 @@ class Conditioning:
         if self and class_label is None:
             raise InputError(f"{self.owner}: class_conditional=True, but the batches have no labels")
         return class_label if self else None
+
+    def check_guidance(self, guidance: float) -> None:
+        """Raise InputError if the model has no classes to guide to, or is never trained without them."""
+        check_guidance(guidance, self.num_classes)
+        if guidance != 1 and not self._drops_labels:
+            raise InputError(
+                f"guidance={guidance} needs label_dropout above 0, so that the net also trains without classes"
+            )
+
+    def dropped(self, class_label: Tensor | None, *key: int) -> Tensor | None:
+        """Replace labels (B,) by `NO_CLASS`, each with the probability `label_dropout`; `key` is that of the draws."""
+        if class_label is None or not self.label_dropout:
+            return class_label
+        generator = keyed_generator(class_label.device, *key)
+        draws = torch.rand(len(class_label), device=class_label.device, generator=generator)
+        return class_label.masked_fill(draws < self.label_dropout, NO_CLASS)
 
     def of_samples(self, seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor | None:
         """Draw the class of each sample, (B,) int64, from its seed alone; return None for an unconditional model."""

@@ -17,12 +17,14 @@ from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 from lit_knn.training.base import (
     AUGMENTATION_STREAM,
     DROPOUT_STREAM,
+    LABEL_STREAM,
     TRAIN_STREAM,
     EstimatorTraining,
     check_positive,
 )
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.plug_ins import check_net
+from lit_knn.training.run import data_autoencoder
 
 # Early in training EDM limits the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
@@ -81,6 +83,12 @@ class PosteriorRegression(EstimatorTraining):
         if h.lr_ramp_up_images < 0:
             raise InputError(f"{owner}: lr_ramp_up_images must be at least 0, got {h.lr_ramp_up_images}")
 
+    def setup(self, stage: str) -> None:
+        """See `EstimatorTraining.setup`; refuses to warp latents."""
+        if stage == "fit" and self.augmentation is not None and data_autoencoder(self.trainer) is not None:
+            raise InputError(f"{self.conditioning.owner}: augmentation would warp latents, not images: set it to null")
+        super().setup(stage)
+
     # Subclasses define these
 
     @abstractmethod
@@ -97,7 +105,7 @@ class PosteriorRegression(EstimatorTraining):
             z: (B, *shape), latents of `process`.
             t: (B,) float64, their times.
             target: (B, *shape), the estimated posterior mean E[x|z].
-            class_label: (B,) int64, or None.
+            class_label: (B,) int64, `NO_CLASS` for an item without a class, or None.
             augment_label: (B, label_dim), or None.
         """
 
@@ -132,6 +140,8 @@ class PosteriorRegression(EstimatorTraining):
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Compute `item_losses` at drawn times with the estimator's target; also return the times, (B,) float64."""
         generator = keyed_generator(x.device, *key)
+        if key[-1] == TRAIN_STREAM:
+            class_label = self.conditioning.dropped(class_label, *key, LABEL_STREAM)
         t = self.draw_times(len(x), generator)
         augmented = None
         if self.augmentation is not None and key[-1] == TRAIN_STREAM:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 from tqdm import tqdm
 
 from lit_knn.atomic_files import written_whole
+from lit_knn.autoencoders import Autoencoder
 from lit_knn.distributed import broadcast
 from lit_knn.errors import InputError, first_line
 from lit_knn.metrics.progress import progress_bar
@@ -66,6 +68,36 @@ def compared_reference(owner: str, trainer: pl.Trainer, held_out: bool, may_be_s
     if kept is None:
         raise InputError(f"{owner}: held_out=true, but the data holds no images out: set data.held_out to their number")
     return kept
+
+
+def image_reference(owner: str, trainer: pl.Trainer, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
+    """Return the real images that decoded samples are compared with: `compared_reference`, if nothing is encoded."""
+    reference = compared_reference(owner, trainer, held_out, may_be_sharded)
+    name = "held_out_image_reference" if held_out else "image_reference"
+    images = getattr(getattr(trainer, "datamodule", None), name, None)
+    return reference if images is None else images
+
+
+def data_autoencoder(trainer: pl.Trainer) -> Autoencoder | None:
+    """Return the autoencoder of the run's data, or None if its images are not encoded."""
+    return getattr(getattr(trainer, "datamodule", None), "autoencoder", None)
+
+
+def decoded(trainer: pl.Trainer, samples: Tensor) -> Tensor:
+    """Decode samples (B, *shape) to images by the autoencoder of the run's data; without one return them as they are.
+
+    Raises:
+        InputError: `decode` returns no tensor of one image for each sample.
+    """
+    autoencoder = data_autoencoder(trainer)
+    if autoencoder is None:
+        return samples
+    with torch.no_grad():
+        images = autoencoder.decode(samples.float())
+    if not isinstance(images, Tensor) or len(images) != len(samples):
+        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"{type(autoencoder).__name__}: decode must return {len(samples)} images, got {got}")
+    return images.to(samples.device, torch.float32)
 
 
 def run_seed(pl_module: pl.LightningModule) -> int:

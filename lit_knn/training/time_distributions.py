@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.flow_sampling import TimeSpan
+from lit_knn.theory.noise import LINEAR_PROCESS, Process
 
 
 class TimeDistribution(TimeSpan, ABC):
@@ -33,6 +34,9 @@ class TimeDistribution(TimeSpan, ABC):
             raise InputError(f"{type(self).__name__}: there is no probability between low={low} and high={high}")
         self._before, self._mass = before, after - before
 
+    process: Process = LINEAR_PROCESS
+    """The noise process of the times; `LitFlow` sets its own."""
+
     @abstractmethod
     def cdf(self, tau: Tensor) -> Tensor:
         """Probability of a time below `tau`, before the cut; elementwise, float64."""
@@ -52,8 +56,9 @@ class TimeDistribution(TimeSpan, ABC):
         return torch.linspace(self.low, self.high, count + 1, dtype=torch.float64)
 
     def noise_range(self) -> tuple[float, float]:
-        """Return the noise levels σ = τ/(1 − τ) of the ends."""
-        return self.low / (1 - self.low), self.high / (1 - self.high)
+        """Return the noise levels σ of the ends, τ/(1 − τ) on the straight path."""
+        low, high = self.process.sigma(torch.tensor([self.low, self.high], dtype=torch.float64)).tolist()
+        return low, high
 
 
 class UniformTimes(TimeDistribution):
@@ -79,8 +84,8 @@ class UniformTimes(TimeDistribution):
 class LogitNormalTimes(TimeDistribution):
     """Times whose logit, ln(τ/(1 − τ)), is normal (Esser et al. 2024, arXiv 2403.03206, Eq. 19).
 
-    The logit of τ is ln σ. So EDM's log-normal noise levels are `LogitNormalTimes(mean=-1.2, std=1.2)`, its P_mean and
-    P_std.
+    On the straight path the logit of τ is ln σ. So EDM's log-normal noise levels are
+    `LogitNormalTimes(mean=-1.2, std=1.2)`, its P_mean and P_std.
 
     Args:
         mean: mean of the logit; below 0, there is less noise.

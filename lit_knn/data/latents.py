@@ -1,0 +1,126 @@
+"""Latents of the images of another data module, which an autoencoder encodes and decodes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_knn.autoencoders import Autoencoder, fit_sample
+from lit_knn.data.modules import Images, Labels, ReferenceDataModule
+from lit_knn.data.split import split_rows
+from lit_knn.errors import InputError, prefixed
+from lit_knn.images.arrays import read_array_file
+from lit_knn.reference import ReferenceSet
+
+# The latents in a file may come from another device or precision than those that they are compared with.
+FILE_TOLERANCE = 0.02
+
+
+class Latents(ReferenceDataModule):
+    """Latents as the training data and the reference set, encoded once, before training. Samples are decoded.
+
+    Estimators, losses and samplers work on latents. `SampleGrid`, `SampleWriter` and the Fréchet distances decode the
+    samples, and compare them with the images. All other callbacks see latents.
+
+    Args:
+        images: data module of the images; its images and labels are used, and its index and sizes of batches are not.
+        autoencoder: an `lit_knn.autoencoders.Autoencoder`.
+        path: an .npy file with the latents of all images in their order, which `encode_images` made; null to encode at
+            every start.
+        encode_batch: images that are encoded at a time.
+
+    Raises:
+        InputError: hflip or sharded is true; `images` has an option that belongs here; at `setup`, the autoencoder
+            returns something else than finite latents, or the file at `path` does not hold those of these images.
+    """
+
+    autoencoder: Autoencoder
+
+    def __init__(
+        self,
+        images: ReferenceDataModule,
+        autoencoder: Autoencoder,
+        path: str | None = None,
+        encode_batch: int = 256,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if self.hflip:
+            raise InputError("data.hflip=true would mirror latents, which are not those of mirrored images")
+        if self.sharded:
+            raise InputError("data.sharded=true does not work with Latents")
+        if encode_batch < 1:
+            raise InputError(f"data.encode_batch must be at least 1, got {encode_batch}")
+        for option in ("hflip", "sharded", "held_out", "train_images"):
+            if getattr(images, option):
+                raise InputError(
+                    f"data.images.{option}={getattr(images, option)} is not used: it is an option of Latents"
+                )
+        self.images = images
+        self.autoencoder = autoencoder
+        self.path = path
+        self.encode_batch = encode_batch
+
+    def prepare_data(self) -> None:
+        """Download the images, if their data module does."""
+        self.images.prepare_data()
+
+    def load(self) -> tuple[Images, Labels]:
+        """See `ReferenceDataModule.load`. Returns latents, and keeps the images for comparisons."""
+        images, labels = self.images.load()
+        whole = ReferenceSet(images)
+        with prefixed(type(self.autoencoder).__name__):
+            fit(self.autoencoder, whole)
+            latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
+        self.image_reference = whole
+        if self.held_out or self.train_images is not None:
+            used, kept = split_rows(whole.N, self.held_out, self.train_images)
+            self.image_reference = self._part(images, None, used, None)
+            self.held_out_image_reference = self._part(images, None, kept, None) if self.held_out else None
+        return latents, labels
+
+    def _read(self, images: ReferenceSet) -> Tensor:
+        assert self.path is not None
+        latents = torch.from_numpy(read_array_file(self.path, floats_as_is=True)[0])
+        if len(latents) != images.N:
+            raise InputError(f"data.path={self.path} holds {len(latents)} latents for {images.N} images")
+        ends = torch.tensor([0, images.N - 1])
+        expected = encoded(self.autoencoder, images.gather(ends))
+        if expected.shape[1:] != latents.shape[1:] or not _close(latents[ends], expected):
+            raise InputError(f"data.path={self.path}: its first and last latents are not those of the images")
+        return latents
+
+
+def fit(autoencoder: Autoencoder, images: ReferenceSet) -> None:
+    """Let an autoencoder learn from the images, or from a part of them if they are many."""
+    autoencoder.fit(images.gather(fit_sample(images.N, images.d)))
+
+
+def encode_images(images: ReferenceSet, autoencoder: Autoencoder, batch_size: int = 256) -> Tensor:
+    """Encode all images in their order: (N, *latent_shape), float32, on the CPU. The autoencoder is fitted already.
+
+    Raises:
+        InputError: `encode` returns no tensor of one finite latent for each image.
+    """
+    from tqdm import tqdm
+
+    batches = torch.arange(images.N).split(batch_size)
+    shown = tqdm(batches, desc="Encoding", unit=" batches", disable=None, leave=False)
+    return torch.cat([encoded(autoencoder, images.gather(ids)) for ids in shown])
+
+
+@torch.no_grad()
+def encoded(autoencoder: Autoencoder, images: Tensor) -> Tensor:
+    """Encode images (B, *shape) and check the latents: (B, *latent_shape), float32, on the CPU."""
+    latents = autoencoder.encode(images)
+    if not isinstance(latents, Tensor) or latents.ndim < 2 or len(latents) != len(images):
+        got = tuple(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
+        raise InputError(f"encode must return a tensor of {len(images)} latents, got {got}")
+    latents = latents.to("cpu", torch.float32)
+    if not latents.isfinite().all():
+        raise InputError("encode returned NaN or infinite values")
+    return latents
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).norm() <= FILE_TOLERANCE * other.norm())

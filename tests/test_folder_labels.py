@@ -1,0 +1,60 @@
+"""Class labels from folders, without preparing: against torchvision's `ImageFolder`, and bad folders refused."""
+
+import torch
+from torchvision.datasets import ImageFolder
+
+from lit_knn.data import ImageFiles
+from lit_knn.estimators import Exact
+from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
+from tests.toys import enumerate_class_mean
+
+# Sorted by full path, the images of "a" come after those of "a-b".
+FILES = {f"{folder}/{i}.png": encoded(pixels(4, 4, 3)) for folder in ("dog", "a", "a-b", "10", "9") for i in range(3)}
+
+
+def test_labels_are_those_of_torchvision_in_a_folder_and_in_a_zip(tmp_path):
+    folder, theirs = write_folder(tmp_path / "s", FILES), []
+    for image, label in ImageFolder(folder):
+        theirs.append((image.tobytes(), label))
+    # A zip may have entries of folders, and dataset.json is not read.
+    zipped = {"dog/": b"", "__MACOSX/dog/._0.png": b"", **FILES, **labels_json([[name, 7] for name in FILES])}
+    for path in (folder, write_zip(tmp_path / "s.zip", zipped)):
+        images, labels = ImageFiles(str(path), labels_from_folders=True).load()
+        ours = [(image.transpose(1, 2, 0).tobytes(), label) for image, label in zip(images, labels, strict=True)]
+        assert sorted(ours) == sorted(theirs)
+    assert ImageFiles(str(folder)).load()[1] is None
+
+
+def test_estimators_average_over_the_folder_of_an_item(tmp_path):
+    data = ImageFiles(str(write_folder(tmp_path / "s", FILES)), labels_from_folders=True, batch_size=4)
+    data.setup()
+    assert data.stored().by_class
+    z, labels = torch.randn(5, 3, 4, 4), torch.tensor([4, 0, 2, 2, 1])
+    estimator = Exact().by_class().bind(data.reference)
+    expected = enumerate_class_mean(data.reference, z, torch.full((5,), 4.0), labels)
+    torch.testing.assert_close(estimator.posterior_mean(z, 4.0, labels=labels).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_folders_that_are_no_classes_are_refused(tmp_path):
+    def said(name, files):
+        folder = write_folder(tmp_path / name, files)
+        (folder / ".hidden").mkdir()
+        texts = [
+            refusal(ImageFiles(str(path), labels_from_folders=True).load)
+            for path in (folder, write_zip(tmp_path / f"{name}.zip", files))
+        ]
+        assert all(text.startswith("data.path=") for text in texts)
+        return texts
+
+    image = encoded(pixels(4, 4, 3))
+    cases = {
+        "beside": ({"b.png": image}, "b.png is in none"),
+        "deep": ({"dog/big/7.png": image}, "dog/big/7.png is 2 folders deep"),
+        "empty": ({"notes/readme.txt": b""}, "the folder notes holds no image"),
+    }
+    for name, (more, words) in cases.items():
+        assert all(words in text for text in said(name, FILES | more))
+    assert all("there is only cat" in text for text in said("one", {"cat/0.png": image}))
+    empty = write_folder(tmp_path / "void", FILES)
+    (empty / "zebra").mkdir()
+    assert "the folder zebra holds no image" in refusal(ImageFiles(str(empty), labels_from_folders=True).load)

@@ -1,0 +1,204 @@
+"""Classifier-free guidance: against enumerated densities; training with dropped labels; samples; files; bad input."""
+
+import pytest
+import torch
+
+from lit_knn.edm import LitEDM
+from lit_knn.errors import InputError
+from lit_knn.estimators import KNN, ByClass, Exact, ExactFloat64
+from lit_knn.flow import LitFlow
+from lit_knn.flow_sampling import TimeSpan
+from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
+from lit_knn.guidance import NO_CLASS, guided
+from lit_knn.hand_over.parts import Parts, build
+from lit_knn.nets import ADM, ConvResNet, DDPMpp, UNet
+from lit_knn.nets.flow import VelocityOutput
+from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
+from lit_knn.reference import ReferenceSet
+from lit_knn.sampling import heun_sampler, seeded_noise
+from lit_knn.training.conditioning import Conditioning
+from tests.labelled import Labelled, Watched, undone
+from tests.short_training import train
+from tests.toys import enumerate_class_mean
+
+SMALL = {"image_size": 8, "in_channels": 1, "channels": 32, "multipliers": (1, 1), "blocks": 1, "attention_at": ()}
+SMALL |= {"num_classes": 3}
+
+
+def randomised(net):
+    """Give a network weights that use all inputs; some layers begin as zeros."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return net.eval()
+
+
+def small_unet():
+    return randomised(UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=3))
+
+
+def diffusion(**options):
+    return DiffusionModel(EDMPrecond(small_unet()), (1, 4, 4), num_steps=3, **options)
+
+
+def flow(**options):
+    return FlowModel(VelocityOutput(small_unet()), (1, 4, 4), TimeSpan(1e-3, 0.999), num_steps=3, **options)
+
+
+@pytest.mark.parametrize("w", [0.0, 1.0, 2.5])
+def test_the_guided_score_is_the_gradient_of_the_guided_log_density(w):
+    data = Labelled()
+    z, t = torch.randn(7, 1, 4, 4, dtype=torch.float64), torch.linspace(0.5, 4, 7, dtype=torch.float64)
+    labels = torch.arange(7) % 3
+    by_class, whole = ExactFloat64().by_class().bind(data.reference), ExactFloat64().bind(data.reference)
+    mean = guided(lambda z, t: by_class.posterior_mean(z, t, labels=labels), whole.posterior_mean, w)(z, t)
+    score = (mean - z) / t.reshape(-1, 1, 1, 1) ** 2
+
+    wanted = z.clone().requires_grad_()
+    x = data.reference.gather(torch.arange(60)).flatten(1).double()
+    log_p = -torch.cdist(wanted.flatten(1), x).square() / (2 * t[:, None] ** 2)
+    own = log_p.masked_fill(data.labels != labels[:, None], -torch.inf).logsumexp(1)
+    unconditional = log_p.logsumexp(1)
+    (unconditional + w * (own - unconditional)).sum().backward()
+    torch.testing.assert_close(score, wanted.grad, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("make", [diffusion, flow])
+def test_w_1_is_the_conditional_model_and_w_0_the_unconditional_one_to_the_last_bit(make):
+    model, seeds, labels = make(), range(4), torch.tensor([0, 2, 1, 1])
+    own = model.sample(seeds, class_label=labels)
+    assert torch.equal(model.sample(seeds, class_label=labels, guidance=1), own)
+    without = model.sample(seeds, class_label=labels, guidance=0)
+    assert torch.equal(without, model.sample(seeds, class_label=[2, 2, 0, 0], guidance=0))
+    if make is diffusion:
+        assert torch.equal(without, heun_sampler(model.network, seeded_noise(seeds, (1, 4, 4)), 3))
+    guided_twice = model.sample(seeds, class_label=labels, guidance=2)
+    assert torch.equal(make(guidance=2).sample(seeds, class_label=labels), guided_twice)
+    assert not torch.allclose(guided_twice, own)
+    z, t = torch.randn(4, 1, 4, 4), torch.full((4,), 0.3)
+    none, conditional = model(z, t), model(z, t, labels)
+    mixed = model.guided_network(labels, 2.0)(z, t)
+    torch.testing.assert_close(mixed, 2 * conditional - none)
+    assert not torch.allclose(mixed, conditional)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        lambda: UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=3),
+        lambda: ConvResNet(1, channels=8, layers=2, num_classes=3),
+        lambda: DDPMpp(**SMALL),
+        lambda: ADM(**SMALL, head_width=32),
+    ],
+)
+def test_an_item_without_class_is_as_in_a_batch_without_labels(net):
+    net = randomised(net())
+    z, noise = torch.randn(4, 1, 8, 8), torch.tensor([-1.0, 0.0, 0.5, 1.0])
+    labels = torch.tensor([NO_CLASS, 2, NO_CLASS, 0])
+    with torch.no_grad():
+        mixed, none, known = net(z, noise, labels), net(z, noise), net(z, noise, labels.clamp(min=0))
+    torch.testing.assert_close(mixed[[0, 2]], none[[0, 2]])
+    torch.testing.assert_close(mixed[[1, 3]], known[[1, 3]])
+    assert not torch.allclose(known, none)
+    for wrong in (-2, 3):
+        with pytest.raises((InputError, IndexError)):
+            net(z, noise, torch.full((4,), wrong))
+
+
+def test_labels_are_dropped_as_often_as_asked_and_reproducibly():
+    conditioning = Conditioning("LitEDM", Watched(), True, None, label_dropout=0.2)
+    labels = torch.arange(40_000) % 3
+    dropped = conditioning.dropped(labels, 1, 2)
+    # Four standard deviations of a share of 40,000 draws.
+    assert abs((dropped == NO_CLASS).float().mean() - 0.2) < 4 * (0.2 * 0.8 / 40_000) ** 0.5
+    kept = dropped != NO_CLASS
+    assert torch.equal(dropped[kept], labels[kept])
+    assert torch.equal(conditioning.dropped(labels, 1, 2), dropped)
+    assert not torch.equal(conditioning.dropped(labels, 1, 3), dropped)
+    assert conditioning.dropped(None, 1, 2) is None
+
+
+def test_the_target_of_an_item_without_class_is_the_mean_over_all_images():
+    data, net, losses = Labelled(), Watched(), []
+    model = LitEDM(net, Exact(), class_conditional=True, label_dropout=0.5)
+    model.objective = lambda loss, x: losses.append(loss.detach()) or loss.mean()
+    train(model, data, 1, limit_val_batches=1)
+    trained, validated = net.calls[-2:]
+    assert torch.equal(validated[2], data.labels)
+    z, sigma = undone(trained)
+    unlabelled = trained[2] == NO_CLASS
+    assert torch.equal(trained[2][~unlabelled], data.labels[~unlabelled])
+    level = sigma.reshape(-1, 1, 1, 1)
+    denoised = 0.25 / (level**2 + 0.25) * z + 0.5 * level / (level**2 + 0.25).sqrt() * 0.3
+    every = ReferenceSet(data.x, labels=torch.zeros(60, dtype=torch.int64))
+    whole = enumerate_class_mean(every, z, sigma, torch.zeros(60, dtype=torch.int64))
+    own = enumerate_class_mean(data.reference, z, sigma, data.labels)
+    target = torch.where(unlabelled.reshape(-1, 1, 1, 1), whole, own)
+    # At large noise levels the two means differ.
+    assert 15 < unlabelled.sum() < 45
+    assert (whole - own)[sigma > 1].abs().max() > 0.1
+    expected = (sigma**2 + 0.25) / (sigma * 0.5) ** 2 * (denoised - target).square().flatten(1).mean(1)
+    torch.testing.assert_close(losses[0].double(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_knn_draws_from_all_images_where_there_is_no_class():
+    data = Labelled()
+    labels, z = data.labels.clone()[:30], data.x[:30] + 0.7 * torch.randn(30, 1, 4, 4)
+    labels[::2] = NO_CLASS
+    both, whole = KNN(k=8, n=4).by_class(unlabelled=True).bind(data.reference), KNN(k=8, n=4).bind(data.reference)
+    mean = both.posterior_mean(z, 0.7, generator=torch.Generator().manual_seed(0), labels=labels)
+    # Rows without a class draw first.
+    expected = whole.posterior_mean(z[::2], 0.7, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(mean[::2], expected)
+    for estimator in (KNN(k=8, n=4).by_class(), Exact().by_class()):
+        with pytest.raises(InputError, match="label -1 is none of the 3 classes"):
+            estimator.bind(data.reference).posterior_mean(z, 0.7, labels=labels)
+    assert ByClass(Exact()).by_class(unlabelled=True).unlabelled
+
+
+@pytest.mark.parametrize("make", [diffusion, flow])
+def test_a_file_keeps_the_guidance(make):
+    model = make(guidance=3.0)
+    loaded = build(Parts(model.description(), model.net.state_dict()))
+    assert loaded.guidance == 3.0
+    assert torch.equal(loaded.sample(range(2)), model.sample(range(2)))
+    assert "guidance" not in make().options()
+    assert build(Parts(make().description(), model.net.state_dict())).guidance == 1.0
+
+
+def test_the_module_samples_with_its_guidance():
+    for kind in (LitEDM, LitFlow):
+        model = kind(small_unet(), Exact(), class_conditional=True, label_dropout=0.1, guidance=2.0, sampling_steps=2)
+        model.image_shape = (1, 4, 4)
+        expected = model.generative_model().sample(range(3), guidance=2.0)
+        assert torch.equal(model.sample(range(3)), expected)
+        assert not torch.equal(model.generative_model().sample(range(3), guidance=1.0), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"label_dropout": 1.0}, "label_dropout must be at least 0 and below 1, got 1.0"),
+        ({"label_dropout": 0.1, "class_conditional": False}, "label_dropout=0.1, but class_conditional is false"),
+        ({"guidance": 2.0}, "guidance=2.0 needs label_dropout above 0"),
+        ({"guidance": -1.0, "label_dropout": 0.1}, "guidance must be a finite number of at least 0, got -1.0"),
+        ({"guidance": 2.0, "class_conditional": False}, "guidance=2.0 needs a class-conditional network"),
+    ],
+)
+@pytest.mark.parametrize("kind", [LitEDM, LitFlow])
+def test_options_that_do_not_fit_are_refused(kind, options, words):
+    conditional = options.get("class_conditional", True)
+    with pytest.raises(InputError, match=f"^{kind.__name__}: {words}"):
+        kind(Watched(3 if conditional else 0), Exact(), **{"class_conditional": conditional, **options})
+
+
+def test_a_net_that_drops_labels_itself_and_models_without_guidance_are_refused():
+    net = Watched()
+    net.label_dropout = 0.1
+    LitEDM(net, Exact(), class_conditional=True, guidance=2.0)
+    with pytest.raises(InputError, match="but the net drops labels, too: set one to 0"):
+        LitEDM(net, Exact(), class_conditional=True, label_dropout=0.2)
+    model = ConsistencyModel(ConsistencyFunction(small_unet()), (1, 4, 4))
+    with pytest.raises(InputError, match="but a consistency model has none"):
+        model.sample(range(2), guidance=2.0)
