@@ -209,7 +209,7 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     args = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--model.net.channels", "4"]
     args += ["--trainer.logger.save_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"]
     main(["fit", "-c", "configs/demo.yaml", *args, "--data.batch_size", "16"])
-    folder = tmp_path / "demo" / "version_0"
+    folder = tmp_path / "demo" / "knn_0"
     record = json.loads((folder / "run.json").read_text())
     data = Digits(batch_size=16)
     data.setup("fit")
@@ -224,14 +224,14 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     assert record["memory_gb"] > 0.1
     # The record of every part of the run tells where the part started.
     last = folder / "checkpoints" / "last.ckpt"
-    args += ["--data.batch_size", "16", "--trainer.callbacks+=callbacks.RunRecord"]
+    args += ["--data.batch_size", "16", "--trainer.callbacks+=callbacks.RunRecord", "--trainer.logger.version", "knn_1"]
     cli = make_cli(["fit", "-c", "configs/demo.yaml", *args, "--trainer.max_steps", "4", "--ckpt_path", str(last)])
     assert sum(isinstance(callback, RunRecord) for callback in cli.trainer.callbacks) == 1
-    record = json.loads((tmp_path / "demo" / "version_1" / "run.json").read_text())
+    record = json.loads((tmp_path / "demo" / "knn_1" / "run.json").read_text())
     assert record["resumed_from"] == str(last)
     assert (record["step"], record["images_seen"]) == (4, 64)
     capsys.readouterr()
-    rows, _ = report(tmp_path, monkeypatch, capsys, str(folder), str(folder.parent / "version_1"))
+    rows, _ = report(tmp_path, monkeypatch, capsys, str(folder), str(folder.parent / "knn_1"))
     assert rows["steps"] == ["2", "4"]
     assert rows["ckpt_path"] == ["None", str(last)]
 

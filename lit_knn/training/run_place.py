@@ -66,10 +66,13 @@ def choose_folder(
 
 
 def version_stem(model: Mapping[str, Any]) -> str:
-    """Return the class of a model's estimator, or else of the model, in snake case: `one_sample` for OneSample."""
+    """Return the class of a model's estimator in snake case: `one_sample` for OneSample.
+
+    Without an estimator it is the class of the model: `edm` for LitEDM.
+    """
     estimator = (model.get("init_args") or {}).get("estimator")
     named = estimator if hasattr(estimator, "get") and estimator.get("class_path") else model
-    return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower()
+    return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
 
 
 def next_version(parent: Path, stem: str) -> str:
