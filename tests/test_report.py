@@ -2,6 +2,7 @@
 
 import json
 import resource
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy
@@ -234,6 +235,17 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     rows, _ = report(tmp_path, monkeypatch, capsys, str(folder), str(folder.parent / "knn_1"))
     assert rows["steps"] == ["2", "4"]
     assert rows["ckpt_path"] == ["None", str(last)]
+
+
+def test_the_picture_has_a_line_where_the_steps_of_the_discretisation_double(tmp_path):
+    run = read_run(leave_run(tmp_path / "a", "KNN", 10.0, images=900))  # 9 steps of 100 images
+    distances = {"fid": [(100, 3.0), (900, 2.0)]}
+    consistency = replace(run, distances=distances, config={"model.total_steps": 12, "model.s0": 2, "model.s1": 8})
+    for found, expected in ((consistency, [400, 800]), (replace(consistency, config={}), [])):
+        panel, _ = run_comparison([compared(found)]).axes
+        vertical = [line.get_xdata()[0] for line in panel.get_lines() if line.get_linestyle() == ":"]
+        divisor = 900 / panel.get_lines()[0].get_xdata()[-1]
+        assert [seen * divisor for seen in vertical] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

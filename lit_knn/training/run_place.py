@@ -71,7 +71,7 @@ def version_stem(model: Mapping[str, Any]) -> str:
     Without an estimator it is the class of the model: `edm` for LitEDM.
     """
     estimator = (model.get("init_args") or {}).get("estimator")
-    named = estimator if hasattr(estimator, "get") and estimator.get("class_path") else model
+    named = model if estimator is None or not estimator.get("class_path") else estimator
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
 
 
