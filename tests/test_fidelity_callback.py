@@ -53,7 +53,7 @@ def test_validate_logs_and_writes_what_it_measured():
     run, (row,) = quick(extractor=extractor("Pixels"), extra_metrics=["kid", "precision", "recall"], kid_subset_size=20)
     logged = read_rows(run / "metrics.csv")[0]
     for name in ("fd_pixels", "kid", "kid_std", "precision", "recall"):
-        assert float(row[name]) == pytest.approx(float(logged[name]), rel=1e-4)
+        assert float(row[name]) == pytest.approx(float(logged[f"samples/{name}"]), rel=1e-4)
     assert {name: row[name] for name in ("num_samples", "images_seen", "checkpoint")} == {
         "num_samples": "30",
         "images_seen": "0",

@@ -275,7 +275,7 @@ def test_two_processes_measure_what_one_does():
         assert (one["method"], one["settings"]) == (two["method"], two["settings"])
         assert values(one) == pytest.approx(values(two), rel=1e-4)
     assert logged[0] == pytest.approx(logged[1], rel=1e-6)
-    assert {"copied_fraction", "mean_nearest_distance"} <= set(logged[0])
+    assert {"samples/copied_fraction", "samples/mean_nearest_distance"} <= set(logged[0])
     assert np.array_equal(*pictures)
 
 

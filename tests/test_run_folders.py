@@ -145,9 +145,7 @@ def test_two_loggers_share_the_folder_and_a_resumed_table_has_all_rows():
         ("wandb", logger("pytorch_lightning.loggers.WandbLogger", project="flowers", offline=True)),
         (
             "mlflow",
-            logger(
-                "pytorch_lightning.loggers.MLFlowLogger", experiment_name="flowers", tracking_uri="sqlite:///own.db"
-            ),
+            logger("pytorch_lightning.loggers.MLFlowLogger", experiment_name="flowers"),
         ),
     ],
 )

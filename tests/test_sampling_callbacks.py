@@ -122,7 +122,7 @@ def test_memorisation_counts_each_validation_anew_with_its_threshold(threshold, 
         assert found["copied_fraction"] == copied
         share = sum(ratio / (1 + ratio) for ratio in Places.ratios) / 4
         assert found["mean_nearest_distance"] == pytest.approx(share * 4, rel=1e-5)  # the two images have distance 4
-        (path,) = (tmp_path / "run" / f"knn_{number}" / "memorisation").iterdir()
+        (path,) = (tmp_path / "run" / f"version_{number}" / "memorisation").iterdir()
         shown = np.asarray(Image.open(path))[:, :, 0]
         # The pairs with the smallest ratios: samples above, their nearest images below, which is image 0 for both.
         shades = [shown[row, column] for row in (10, 46) for column in (10, 44)]
@@ -156,14 +156,14 @@ def test_measurements_of_a_validation_are_rows_of_their_own_and_keep_the_earlier
     trainer = pl.Trainer(**options, callbacks=[callback])
     for _ in range(2):
         trainer.validate(model, Set(), verbose=False)
-    with (tmp_path / "run" / "knn_0" / "fidelity.csv").open() as file:
+    with (tmp_path / "run" / "version_0" / "fidelity.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows] == ["3", "3"]
     assert all(float(row["fd_pixels"]) > 0 for row in rows)
 
 
 def test_a_table_of_another_run_gets_a_row_and_a_damaged_one_is_kept_aside(tmp_path):
-    table = tmp_path / "run" / "knn_0" / "fidelity.csv"
+    table = tmp_path / "run" / "version_0" / "fidelity.csv"
     table.parent.mkdir(parents=True)
 
     def measure():
