@@ -1,7 +1,7 @@
 """`lit-knn report RUN...` puts training runs side by side, as a Markdown table and a picture.
 
-It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A resumed training has a folder for
-each part; the last one stands for all, and earlier ones are found.
+It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A training that was resumed
+in another folder has several; the last one stands for all, and earlier ones are found.
 """
 
 import argparse
@@ -22,6 +22,8 @@ from lit_knn.schedules import ict_doublings
 from lit_knn.training.record import RECORD_NAME, Record, read_record
 
 Points = list[tuple[int, float]]
+# Options of LitICT that set N(k).
+CURRICULUM = ("total_steps", "s0", "s1")
 # These columns of the tables are no metrics.
 POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint"}
 
@@ -199,8 +201,8 @@ def compared(run: Run) -> ComparedRun:
 
 def doublings_of(run: Run) -> list[float]:
     """Return the images seen where N(k) of a run of LitICT doubled; no numbers for another model."""
-    options = [run.config.get(f"model.{name}") for name in ("total_steps", "s0", "s1")]
-    if not all(isinstance(value, int) for value in options) or not run.record.step:
+    options = [value for name in CURRICULUM if isinstance(value := run.config.get(f"model.{name}"), int)]
+    if len(options) < len(CURRICULUM) or not run.record.step:
         return []
     images_per_step = run.record.images_seen / run.record.step
     return [step * images_per_step for step in ict_doublings(*options) if step <= run.record.step]
