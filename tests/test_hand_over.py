@@ -322,7 +322,7 @@ def foreign_run(folder):
     config = ["-c", str(ROOT / "configs" / "demo.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml"), *options]
     more = ["--trainer.max_steps", "1", "--trainer.logger.save_dir", str(folder), "--trainer.logger.name", "own"]
     main(["fit", *config, *more])
-    return folder / "own" / "knn_0"
+    return folder / "own" / "one_sample_0"
 
 
 def test_a_network_of_a_users_own_is_given(tmp_path):
