@@ -105,8 +105,8 @@ def train(module: str, estimator: str, setting: Setting) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.fit(model, Images(reference, setting.batch))
-    wall = setting.batch / clock.values["time/images_per_s"]
-    share = clock.values["time/estimator_share"]
+    wall = setting.batch / clock.values["train/images_per_s"]
+    share = clock.values["estimator/share_of_time"]
     if device.type == "cuda":
         return {"seconds": wall, "estimator_share": share, "bytes": torch.cuda.max_memory_allocated(device)}
     return {"seconds": clock.cpu_seconds / setting.steps, "estimator_share": share, "bytes": peak.bytes - before}

@@ -75,9 +75,9 @@ def main() -> None:
     for name, precision in rows:
         run = ["-c", args.config, *estimator_options(name, k=args.k, n=args.n), *options, *PRECISIONS[precision]]
         values, memory = measure(run, args.warmup, args.steps)
-        speed = values["time/images_per_s"]
+        speed = values["train/images_per_s"]
         base = base or speed
-        share = values["time/estimator_share"]
+        share = values["estimator/share_of_time"]
         print(
             f"| {name} | {precision} | {speed:.4g} | {speed / base:.3f} | {share:.1%} | {memory:.1f} GiB |", flush=True
         )

@@ -1,7 +1,7 @@
 """`lit-knn report RUN...` puts training runs side by side, as a Markdown table and a picture.
 
-It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A resumed training has a folder for
-each part; the last one stands for all, and earlier ones are found.
+It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A training that was resumed
+in another folder has several; the last one stands for all, and earlier ones are found.
 """
 
 import argparse
@@ -18,9 +18,12 @@ from lit_knn.figures.run_comparison import ComparedRun, run_comparison
 from lit_knn.figures.save import save_figure
 from lit_knn.results import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
 from lit_knn.run_folder import config_of_run
+from lit_knn.schedules import ict_doublings
 from lit_knn.training.record import RECORD_NAME, Record, read_record
 
 Points = list[tuple[int, float]]
+# Options of LitICT that set N(k).
+CURRICULUM = ("total_steps", "s0", "s1")
 # These columns of the tables are no metrics.
 POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint"}
 
@@ -71,7 +74,7 @@ def parts_of(folder: str, record: Record) -> list[Path]:
 
 
 def trainings(folders: Sequence[str]) -> list[str]:
-    """Leave out folders of `validate` and `predict`, which `version_*` also names, with a line for each."""
+    """Leave out folders of `validate` and `predict`, which `runs/NAME/*` also names, with a line for each."""
     folders = list(dict.fromkeys(folders))
     recorded = [folder for folder in folders if (Path(folder) / RECORD_NAME).is_file()]
     if not recorded:
@@ -193,7 +196,16 @@ def compared(run: Run) -> ComparedRun:
     time = run.record.time
     estimator, rest = time.estimator_seconds, time.seconds - time.estimator_seconds
     ms = (1000 * estimator / time.images, 1000 * rest / time.images) if time.images else (0.0, 0.0)
-    return ComparedRun(f"{run.folder} {run.estimator}", ms, run.distances)
+    return ComparedRun(f"{run.folder} {run.estimator}", ms, run.distances, doublings_of(run))
+
+
+def doublings_of(run: Run) -> list[float]:
+    """Return the images seen where N(k) of a run of LitICT doubled; no numbers for another model."""
+    options = [value for name in CURRICULUM if isinstance(value := run.config.get(f"model.{name}"), int)]
+    if len(options) < len(CURRICULUM) or not run.record.step:
+        return []
+    images_per_step = run.record.images_seen / run.record.step
+    return [step * images_per_step for step in ict_doublings(*options) if step <= run.record.step]
 
 
 def best_of(points: Points, metric: str) -> str:
@@ -233,7 +245,7 @@ def main(args: Sequence[str] | None = None) -> None:
         prog="lit-knn report",
         description="Put training runs side by side: distances, speed, data, versions, and the settings that differ.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a training run, such as runs/demo/version_0")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0")
     parser.add_argument(
         "--baseline", help="the run to compare times with; by default the first one of OneSample, else the first"
     )

@@ -3,6 +3,7 @@
 iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -176,6 +177,22 @@ def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int =
     doubling_period = max(math.floor(total_steps / (math.log2(s1 // s0) + 1)), 1)
     doublings = min(step // doubling_period, math.ceil(math.log2(s1 / s0)))
     return min(s0 * 2**doublings, s1) + 1
+
+
+def ict_doublings(total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> list[int]:
+    """Return the training iterations k at which `ict_num_steps` grows, ascending."""
+
+    def num_steps(step: int) -> int:
+        return ict_num_steps(step, total_steps, s0, s1)
+
+    found: list[int] = []
+    first = 0
+    while num_steps(first) <= s1:
+        first = bisect.bisect_right(range(total_steps), num_steps(first), key=num_steps)
+        if first >= total_steps:
+            break
+        found.append(first)
+    return found
 
 
 def lognormal_step_probs(sigmas: Tensor, P_mean: float = -1.1, P_std: float = 2.0) -> Tensor:

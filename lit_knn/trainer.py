@@ -1,22 +1,25 @@
 """Lightning's trainer with safe checkpoints and two more subcommands, `plan` and `best`."""
 
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.best_checkpoint import BestCheckpoint, MeasuresSamples
 from lit_knn.data import ReferenceDataModule
 from lit_knn.errors import InputError
 from lit_knn.planning import Plan, make_plan
+from lit_knn.run_folder import CHECKPOINTS
 from lit_knn.training.base import EstimatorTraining
 from lit_knn.training.checkpoint_io import WholeCheckpointIO, read_training
 from lit_knn.training.first_try import planned_step
 from lit_knn.training.fit_loop import EpochLoop, ResumingFitLoop
 from lit_knn.training.interruption import end_at_sigterm
 from lit_knn.training.resumption import check_same_run, describe_run
+from lit_knn.training.run_place import set_version
 
 
 class Trainer(pl.Trainer):
@@ -26,6 +29,8 @@ class Trainer(pl.Trainer):
     resume from fits the options, and that no longer run would be overwritten.
     """
 
+    _run_folder: Path | None = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
@@ -33,6 +38,27 @@ class Trainer(pl.Trainer):
         loop = ResumingFitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
         loop.epoch_loop = EpochLoop(self, self.fit_loop.epoch_loop.min_steps, self.fit_loop.epoch_loop.max_steps)
         self.fit_loop = loop
+
+    def write_into(self, folder: Path, appends: bool = False) -> None:
+        """Make this folder, NAME/VERSION, that of the run, for every logger; call it before the run begins.
+
+        Args:
+            folder: the folder of config.yaml, checkpoints, tables and pictures.
+            appends: the folder may be that of an earlier part of the run, whose rows a CSV logger then keeps.
+        """
+        self._run_folder = folder
+        for logger in self.loggers:
+            set_version(logger, folder.name, appends)
+        for callback in self.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(folder / CHECKPOINTS)
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the run, the same on every process; every process must read it."""
+        if self._run_folder is None:
+            return super().log_dir
+        return self.strategy.broadcast(str(self._run_folder))
 
     def _run_stage(self) -> Any:
         """Let SIGTERM end a validation or a prediction at once; Lightning would only note it."""
@@ -131,7 +157,7 @@ class Trainer(pl.Trainer):
 
         Args:
             model: the module.
-            run: folder of the training run, such as runs/table1/version_0, with its config.yaml; rows and picture go
+            run: folder of the training run, such as runs/table1/knn_0, with its config.yaml; rows and picture go
                 there. For a resumed training give the last folder: earlier ones are found. If the run has no
                 callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
             datamodule: the data.

@@ -23,7 +23,7 @@ from main import main
 from tests.ranks import run_main
 
 ROOT = Path(__file__).parent.parent
-RUN = "runs/table1_digits/version_0"
+RUN = "runs/table1_digits/knn_0"
 TABLE = "checkpoints_fd_pixels.csv"
 SIZES = ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
 STEPS, BATCH, EVERY = 11, 32, 96
@@ -95,7 +95,7 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
     ]
     # `validate` gives the same number for this checkpoint.
     main(["validate", "-c", str(run / "config.yaml"), "--ckpt_path", table[1]["checkpoint"]])
-    (measured,) = read_rows(Path("runs/table1_digits/version_1/fidelity.csv"))
+    (measured,) = read_rows(Path("runs/table1_digits/knn_1/fidelity.csv"))
     assert float(table[1]["fd_pixels"]) == pytest.approx(float(measured["fd_pixels"]), rel=1e-5)
     least = min(table, key=lambda row: float(row["fd_pixels"]))
     assert f"Best of 4 checkpoints: Fréchet distance on pixels {float(least['fd_pixels']):.4g}" in printed
@@ -106,7 +106,7 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
     (curve,) = read_curves([run], "fd_pixels")
     assert curve.points == [(n, float(row["fd_pixels"])) for n, row in zip(KEPT, table, strict=True)]
     # `best` makes no new run folder.
-    assert sorted(path.name for path in run.parent.iterdir()) == ["version_0", "version_1"]
+    assert sorted(path.name for path in run.parent.iterdir()) == ["knn_0", "knn_1"]
 
 
 def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, monkeypatch, capsys):
@@ -285,7 +285,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(run, capsys):
     assert "the checkpoint is of another architecture" in other
     for path in (run / "checkpoints").glob("images_seen*"):
         path.unlink()
-    assert "version_0/checkpoints has no checkpoint that callbacks.CheckpointByImages kept" in complaint(capsys)
+    assert "knn_0/checkpoints has no checkpoint that callbacks.CheckpointByImages kept" in complaint(capsys)
     assert "nowhere has no checkpoint" in complaint(capsys, "--checkpoints", "nowhere")
     (run / "config.yaml").write_text("a: [")
     assert "config.yaml cannot be read" in complaint(capsys)

@@ -57,7 +57,7 @@ def test_a_run_trains_and_a_second_one_maps_the_index_of_the_first(name, smooth_
     (index,) = Path("runs/index_cache").glob("*.index")
     built = index.stat()
     second = make_cli([*args, "--trainer.max_steps", "1"])
-    checkpoint = torch.load(f"runs/{name}/version_0/checkpoints/last.ckpt", weights_only=False)
+    checkpoint = torch.load(f"runs/{name}/knn_0/checkpoints/last.ckpt", weights_only=False)
     assert (checkpoint["global_step"], checkpoint["images_seen"]) == (STEPS, STEPS * 4)
     assert checkpoint["image_shape"] == (3, 64, 64)
     assert [*Path("runs/index_cache").glob("*.index")] == [index]

@@ -10,7 +10,7 @@ import callbacks
 from main import main
 
 ROOT = Path(__file__).parent.parent
-LAST = "runs/demo/version_0/checkpoints/last.ckpt"
+LAST = "runs/demo/knn_0/checkpoints/last.ckpt"
 DEMO = str(ROOT / "configs" / "demo.yaml")
 ICT_KNN = str(ROOT / "configs" / "table1" / "ict_knn.yaml")
 TINY_RUN = ["-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
@@ -30,7 +30,7 @@ def fit_demo(*args, steps=4):
 
 
 def run_folder(version=0):
-    return Path("runs/demo") / f"version_{version}"
+    return Path("runs/demo") / f"knn_{version}"
 
 
 def write_images(folder, number=40, size=(8, 8), mode="RGB"):
@@ -62,11 +62,13 @@ def test_everything_promised_is_logged():
     events = EventAccumulator(str(run_folder()))
     events.Reload()
     scalars = set(events.Tags()["scalars"])
-    assert {"train/loss", "train/num_steps", "train/lr", "time/images_per_s", "time/estimator_share"} <= scalars
-    assert {"val/loss", "fd_pixels", "images_seen"} <= scalars
+    assert {"train/loss", "train/num_steps", "train/lr", "train/images_per_s", "estimator/share_of_time"} <= scalars
+    assert {"val/loss", "samples/fd_pixels", "train/images_seen"} <= scalars
+    groups = {name.partition("/")[0] for name in scalars}
+    assert groups == {"train", "val", "estimator", "samples", "epoch", "hp_metric"}
     assert sum(name.startswith("train/loss_t_") for name in scalars) == 4
     assert events.Tags()["images"] == ["samples/1-step", "samples/2-step"]
-    share = [event.value for event in events.Scalars("time/estimator_share")]
+    share = [event.value for event in events.Scalars("estimator/share_of_time")]
     assert all(0 < value < 1 for value in share)
     assert events.Scalars("train/num_steps")[0].value == 11
     assert [event.value for event in events.Scalars("train/lr")] == pytest.approx([0.003] * 4)
@@ -110,7 +112,7 @@ def test_validate_measures_what_the_end_of_training_measured():
     fit_demo("--model.total_steps", "2")
     main(["validate", "-c", DEMO, *TINY, "--model.total_steps", "2", "--ckpt_path", LAST])
     assert (run_folder(1) / "samples" / "step_0000004_1-step.png").exists()
-    for name in ("val/loss", "fd_pixels"):
+    for name in ("val/loss", "samples/fd_pixels"):
         assert scalars(1)[name] == pytest.approx([scalars(0)[name][-1]], rel=1e-4)
 
 
@@ -125,7 +127,7 @@ def test_options_of_the_command_line_win_over_those_saved_in_a_checkpoint():
     one, two = (np.load(f"{folder}/samples.npz")["images"].astype(int) for folder in ("one", "two"))
     assert np.abs(one - two).max() > 1
     fit_demo("--ckpt_path", LAST, "--model.total_steps", "20", steps=5)
-    config = torch.load(run_folder(3) / "checkpoints" / "last.ckpt", weights_only=False)["hyper_parameters"]
+    config = torch.load(run_folder() / "checkpoints" / "last.ckpt", weights_only=False)["hyper_parameters"]
     assert config["total_steps"] == 20
 
 
@@ -149,7 +151,7 @@ def test_checkpoint_of_images_of_another_size_is_refused(capsys):
 def test_fit_resumes_from_the_command_line():
     fit_demo(steps=4)
     fit_demo("--ckpt_path", str(run_folder() / "checkpoints" / "last.ckpt"), steps=6)
-    checkpoint = torch.load(run_folder(1) / "checkpoints" / "last.ckpt", weights_only=False)
+    checkpoint = torch.load(run_folder() / "checkpoints" / "last.ckpt", weights_only=False)
     assert checkpoint["global_step"] == 6
     assert checkpoint["images_seen"] == 6 * 32
 
@@ -158,7 +160,7 @@ def test_fit_resumes_from_the_command_line():
 def test_every_estimator_trains_from_the_command_line(estimator):
     config = str(ROOT / "configs" / "estimators" / f"{estimator}.yaml")
     main(["fit", "-c", DEMO, *TINY_RUN, "--model.estimator", config, "--trainer.max_steps", "2"])
-    assert (run_folder() / "checkpoints" / "last.ckpt").exists()
+    assert (Path("runs/demo") / f"{estimator}_0" / "checkpoints" / "last.ckpt").exists()
 
 
 def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
@@ -175,7 +177,7 @@ def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
         "    - {class_path: callbacks.LastCheckpoint}\n"
     )
     main(["fit", "-c", ICT_KNN, "-c", "often.yaml", *args, "--trainer.max_steps", "5"])
-    folder = Path("runs/table1/version_0/checkpoints")
+    folder = Path("runs/table1/knn_0/checkpoints")
     names = {path.name for path in folder.iterdir()}
     assert names == {"last.ckpt", "images_seen=32.ckpt", "images_seen=64.ckpt"}
     config = (folder.parent / "config.yaml").read_text()
@@ -270,7 +272,7 @@ def test_ctrl_c_saves_the_last_checkpoint_and_the_run_resumes(monkeypatch):
     checkpoint = run_folder() / "checkpoints" / "last.ckpt"
     assert torch.load(checkpoint, weights_only=False)["global_step"] == 3
     fit_demo("--ckpt_path", str(checkpoint), steps=6)
-    assert torch.load(run_folder(1) / "checkpoints" / "last.ckpt", weights_only=False)["global_step"] == 6
+    assert torch.load(checkpoint, weights_only=False)["global_step"] == 6
 
 
 @pytest.mark.slow

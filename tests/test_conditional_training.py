@@ -217,14 +217,14 @@ def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
     steps = ["--trainer.max_steps", "6", "--trainer.val_check_interval", "6"]
     main(["fit", "-c", CONFIGS[name], *TINY, *steps, *FAST[name]])
     folder = Path("runs") / f"{name}_digits_conditional"
-    checkpoint = folder / "version_0" / "checkpoints" / "last.ckpt"
-    assert list((folder / "version_0" / "samples").glob("*.png"))
+    checkpoint = folder / "knn_0" / "checkpoints" / "last.ckpt"
+    assert list((folder / "knn_0" / "samples").glob("*.png"))
     Path("npz.yaml").write_text("trainer: {callbacks: {class_path: callbacks.SampleWriter, init_args: {format: npz}}}")
     written = []
     for number, more in enumerate((["--model.sampling_class", "3"], ["--model.sampling_class", "4"], []), start=1):
         options = ["--ckpt_path", str(checkpoint), "--data.predict_samples", "24", *more]
         main(["predict", "-c", CONFIGS[name], *TINY, "-c", "npz.yaml", *options])
-        written.append(np.load(folder / f"version_{number}" / "predictions" / "samples.npz")["images"].astype(int))
+        written.append(np.load(folder / f"knn_{number}" / "predictions" / "samples.npz")["images"].astype(int))
     three, four, drawn = written
     assert three.shape == four.shape == drawn.shape == (24, 8, 8, 1)
     assert (three != four).any()

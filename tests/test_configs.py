@@ -43,9 +43,9 @@ def unfilled_weights():
 def trained_networks(tmp_path, monkeypatch):
     """A folder with the network files that the runs need."""
     monkeypatch.chdir(tmp_path)
-    write_own("runs/table2_digits/version_0/checkpoints/last.ckpt", channels=32, augment_dim=9)
-    write_start("runs/conv_resnet_digits/version_0/checkpoints/last.ckpt", ConvResNet(1, channels=48))
-    write_start("runs/conv_unet_digits/version_0/checkpoints/last.ckpt", ConvUNet(1, multipliers=(1, 2)))
+    write_own("runs/table2_digits/knn_0/checkpoints/last.ckpt", channels=32, augment_dim=9)
+    write_start("runs/conv_resnet_digits/exact_0/checkpoints/last.ckpt", ConvResNet(1, channels=48))
+    write_start("runs/conv_unet_digits/exact_0/checkpoints/last.ckpt", ConvUNet(1, multipliers=(1, 2)))
     write_published("data/edm-cifar10-32x32-uncond-vp.pkl")
 
 

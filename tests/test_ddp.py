@@ -167,7 +167,7 @@ def test_two_processes_measure_what_one_does(tmp_path):
         run_main([*command, "--ckpt_path", checkpoint], devices)
         (metrics,) = folder.rglob("metrics.csv")
         header, row = metrics.read_text().splitlines()[:2]
-        values.append(float(dict(zip(header.split(","), row.split(","), strict=True))["fd_pixels"]))
+        values.append(float(dict(zip(header.split(","), row.split(","), strict=True))["samples/fd_pixels"]))
     assert values[0] == pytest.approx(values[1], rel=1e-4)
 
 

@@ -248,7 +248,7 @@ def command(folder, logger="TensorBoardLogger", **options):
 
 
 def read(folder):
-    with (folder / "run" / "version_0" / "estimator_error.csv").open() as file:
+    with (folder / "run" / "estimator_0" / "estimator_error.csv").open() as file:
         return list(csv.DictReader(file))
 
 
@@ -278,15 +278,21 @@ def test_a_run_leaves_table_picture_and_tensorboard(finished):
     stf = by_name["STF", 5.0]
     assert float(stf["bias_share"]) == pytest.approx(float(stf["mu_bias_sq_corrected"]) / float(stf["mu_mse"]))
     assert 0 < float(stf["bias_share_se"]) < 1
-    folder = finished / "run" / "version_0"
+    folder = finished / "run" / "estimator_0"
     assert Image.open(folder / "figure3.png").size[0] > 1000
     assert (folder / "figure3.pdf").read_bytes().startswith(b"%PDF")
     assert not list(folder.glob(".*"))
     events = EventAccumulator(str(folder))
     events.Reload()
-    assert events.Tags()["images"] == ["figure3"]
-    assert [e.step for e in events.Scalars("score_mse/KNN")] == [0, 1]
-    assert "theorem_4_1_bound/KNN" in events.Tags()["scalars"]
+    assert events.Tags()["images"] == ["estimator/figure3"]
+    logged = {name: events.Scalars(name) for name in events.Tags()["scalars"] if name.startswith("estimator/")}
+    parts = {f"{error}/{name}" for error in ("mse", "bias_sq", "variance") for name in ESTIMATORS} - {"variance/exact"}
+    assert set(logged) == {f"estimator/peak_score_{part}" for part in parts}
+    for name, (event,) in logged.items():
+        _, peak, estimator = name.split("/")
+        column = peak.removeprefix("peak_")
+        highest = max(float(by_name[estimator, t][column]) for t in (0.5, 5.0))
+        assert event.value == pytest.approx(highest, rel=1e-6)
 
 
 def without_time(rows):

@@ -126,7 +126,7 @@ def test_no_path_of_the_machine_is_told(run, tmp_path):
         ("~/data/", "data"),
         (r"C:\data\my set.zip", "my set.zip"),
         ("from /a/b/c.ckpt, and ~/x/y", "from c.ckpt, and y"),
-        ("runs/demo/version_0", "runs/demo/version_0"),
+        ("runs/demo/knn_0", "runs/demo/knn_0"),
         ("../data/cifar.zip", "../data/cifar.zip"),
         ("https://example.org/a/b", "https://example.org/a/b"),
         ({"/a/b": ["/c/d", 3, None, ("/e",)]}, {"b": ["d", 3, None, ("e",)]}),

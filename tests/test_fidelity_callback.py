@@ -53,7 +53,7 @@ def test_validate_logs_and_writes_what_it_measured():
     run, (row,) = quick(extractor=extractor("Pixels"), extra_metrics=["kid", "precision", "recall"], kid_subset_size=20)
     logged = read_rows(run / "metrics.csv")[0]
     for name in ("fd_pixels", "kid", "kid_std", "precision", "recall"):
-        assert float(row[name]) == pytest.approx(float(logged[name]), rel=1e-4)
+        assert float(row[name]) == pytest.approx(float(logged[f"samples/{name}"]), rel=1e-4)
     assert {name: row[name] for name in ("num_samples", "images_seen", "checkpoint")} == {
         "num_samples": "30",
         "images_seen": "0",
@@ -150,7 +150,7 @@ def test_a_published_network_is_measured(small_network):
     main(
         ["validate", *args, "-c", "pixels.yaml", "--trainer.callbacks.num_samples", "4", "--model.sampling_steps", "3"]
     )
-    (row,) = read_rows(Path("runs/table2_published/version_0/fidelity.csv"))
+    (row,) = read_rows(Path("runs/table2_published/network_0/fidelity.csv"))
     assert float(row["fd_pixels"]) > 0
     with pytest.raises(SystemExit):
         main(["validate", *args, "--model.estimator.path", "no.pkl"])
@@ -164,7 +164,7 @@ def test_two_callbacks_share_a_row_of_the_table():
     np.save("images.npy", np.random.default_rng(0).integers(0, 256, (12, 3, 8, 8), dtype=np.uint8))
     Path("both.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": both}}))
     main(["validate", "--data", "Arrays", "--data.path", "images.npy", *QUICK, "-c", "both.yaml"])
-    (row,) = read_rows(Path("runs/lightning_logs/version_0/fidelity.csv"))
+    (row,) = read_rows(Path("runs/lightning_logs/exact_0/fidelity.csv"))
     assert float(row["fd_pixels"]) > 0
     assert float(row["fd_efficientnet_lite0"]) > 0
     assert "fid" not in row
@@ -184,14 +184,14 @@ def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation(capsys):
     steps = ["--trainer.max_steps", "12", "--trainer.val_check_interval", "3", "--model.ema_decay", "0.5"]
     main(["fit", *DEMO, "-c", "best.yaml", *steps])
     assert "Fréchet distance on pixels:" in capsys.readouterr().out
-    rows = read_rows(Path("runs/demo/version_0/fidelity.csv"))
+    rows = read_rows(Path("runs/demo/knn_0/fidelity.csv"))
     assert [row["images_seen"] for row in rows] == [str(32 * step) for step in (3, 6, 9, 12)]
     best = min(rows, key=lambda row: float(row["fd_pixels"]))
-    path = "runs/demo/version_0/checkpoints/best.ckpt"
+    path = "runs/demo/knn_0/checkpoints/best.ckpt"
     assert torch.load(path, weights_only=False)["global_step"] == int(best["step"])
     # The checkpoint has the averaged weights that were measured.
     main(["validate", *DEMO, "-c", "best.yaml", "--ckpt_path", path])
-    (row,) = read_rows(Path("runs/demo/version_1/fidelity.csv"))
+    (row,) = read_rows(Path("runs/demo/knn_1/fidelity.csv"))
     assert float(row["fd_pixels"]) == pytest.approx(float(best["fd_pixels"]), rel=1e-4)
     assert row["checkpoint"] == path
 

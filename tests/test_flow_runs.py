@@ -61,7 +61,7 @@ def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
     main(["fit", *TINY, *callbacks, *logged, "--trainer.precision", "bf16-mixed"])
     (log,) = Path("runs").rglob("metrics.csv")
     names = {name for row in read_rows(log) for name, value in row.items() if value}
-    assert {"fd_pixels", "copied_fraction", "val/loss", "val/target_mse", "train/augmented"} <= names
+    assert {"samples/fd_pixels", "samples/copied_fraction", "val/loss", "val/target_mse", "train/augmented"} <= names
     assert any(name.startswith("train/loss_t_0.25_to_0.5") for name in names)
     path, _ = weights("runs")
     main(["report", str(path.parent.parent)])

@@ -93,15 +93,15 @@ def assert_same(path, other):
 def test_a_resumed_run_is_the_uninterrupted_one_and_can_be_used(run):
     version, whole = fit(run, "whole", 6)
     assert len(logged(version, "train/loss")) == 6
-    assert len(logged(version, "val/loss")) == len(logged(version, "fd_pixels")) == 2
-    assert len(logged(version, "time/images_per_s")) == 6
+    assert len(logged(version, "val/loss")) == len(logged(version, "samples/fd_pixels")) == 2
+    assert len(logged(version, "train/images_per_s")) == 6
     _, part = fit(run, "part", 4)
     _, resumed = fit(run, "part", 6, "--ckpt_path", str(part))
     assert_same(resumed, whole)
 
     main(["validate", *options(run, "validation", *CALLBACKS[2:]), "--ckpt_path", str(whole)])
     again = sorted(Path("validation/run").iterdir())[-1]
-    for name in ("val/loss", "fd_pixels"):
+    for name in ("val/loss", "samples/fd_pixels"):
         assert logged(again, name) == pytest.approx(logged(version, name)[-1:], rel=1e-3)
     main(["predict", *options(run, "sampling", WRITER), "--ckpt_path", str(whole), "--data.predict_samples", "5"])
     assert sorted(path.name for path in Path("samples").iterdir()) == ["grid.png", "samples.npz"]

@@ -65,7 +65,7 @@ def net_of(kind):
 def module_of(kind, run):
     """The Lightning module with the run's weights, as `predict` makes it."""
     more = {"augmentation": GeometricAugmentation()} if kind in AUGMENTED else {}
-    more |= {"start": str(last(run.parent.parent / "edm" / "version_0"))} if kind == "ect" else {}
+    more |= {"start": str(last(run.parent.parent / "edm" / "knn_0"))} if kind == "ect" else {}
     module = MODULES[kind.partition("_")[0]]
     return module.load_from_checkpoint(last(run), net=net_of(kind), estimator=OneSample(), **more).eval()
 
@@ -322,7 +322,7 @@ def foreign_run(folder):
     config = ["-c", str(ROOT / "configs" / "demo.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml"), *options]
     more = ["--trainer.max_steps", "1", "--trainer.logger.save_dir", str(folder), "--trainer.logger.name", "own"]
     main(["fit", *config, *more])
-    return folder / "own" / "version_0"
+    return folder / "own" / "one_sample_0"
 
 
 def test_a_network_of_a_users_own_is_given(tmp_path):
@@ -348,7 +348,7 @@ def test_a_network_of_a_users_own_is_given(tmp_path):
 @pytest.mark.parametrize("kind", ["ict_classes", "edm"])
 def test_an_older_checkpoint_is_told_by_its_runs_config(kind, runs, tmp_path):
     run = runs[kind][0]
-    old = tmp_path / "version_0"
+    old = tmp_path / "knn_0"
     (old / "checkpoints").mkdir(parents=True)
     checkpoint = torch.load(last(run), weights_only=True)
     del checkpoint[TOLD]
@@ -397,17 +397,17 @@ def test_a_genuine_pickle_gives_the_samples_of_its_network(name):
 
 def test_a_run_is_its_last_checkpoint_or_the_kept_one_of_the_most_images(runs, tmp_path):
     run = runs["ict"][0]
-    folder = tmp_path / "version_0" / "checkpoints"
+    folder = tmp_path / "knn_0" / "checkpoints"
     folder.mkdir(parents=True)
-    with pytest.raises(InputError, match=r"version_0 has neither checkpoints/last\.ckpt nor a kept checkpoint"):
-        lit_knn.load(tmp_path / "version_0")
+    with pytest.raises(InputError, match=r"knn_0 has neither checkpoints/last\.ckpt nor a kept checkpoint"):
+        lit_knn.load(tmp_path / "knn_0")
     (folder / "images_seen=9.ckpt").write_bytes(b"damaged")
     (folder / "images_seen=10.ckpt").write_bytes(last(run).read_bytes())
     expected = lit_knn.load(run).sample([0])
-    assert torch.equal(lit_knn.load(tmp_path / "version_0").sample([0]), expected)
+    assert torch.equal(lit_knn.load(tmp_path / "knn_0").sample([0]), expected)
     (folder / "images_seen=11.ckpt").write_bytes(b"damaged")
     (folder / "last.ckpt").write_bytes(last(run).read_bytes())
-    assert torch.equal(lit_knn.load(tmp_path / "version_0").sample([0]), expected)
+    assert torch.equal(lit_knn.load(tmp_path / "knn_0").sample([0]), expected)
 
 
 # Files that are wrong
@@ -544,7 +544,7 @@ def test_weights_that_are_missing_or_not_finite_are_refused(runs, tmp_path):
 
 
 def test_checkpoints_that_are_wrong_are_refused(runs, tmp_path):
-    run = tmp_path / "version_0"
+    run = tmp_path / "knn_0"
     (run / "checkpoints").mkdir(parents=True)
     whole = torch.load(last(runs["edm"][0]), weights_only=True)
     huge = {name: torch.zeros(1).expand(2**40) for name in whole["state_dict"]}

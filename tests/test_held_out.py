@@ -64,9 +64,9 @@ def test_the_distance_is_to_the_images_that_are_in_no_reference_set_and_copies_a
     everything = np.rint(load_digits().data * 255 / 16) / 127.5 - 1
     assert np.abs(kept[:, None] - everything[None]).max(2).min(1).max() < 1e-6
     logged = rows("metrics.csv")[0]
-    assert float(logged["fd_pixels_held_out"]) == pytest.approx(scipy_distance(samples, kept), rel=1e-3)
-    assert "fd_pixels" not in logged
-    assert float(logged["copied_fraction"]) > 0.9
+    assert float(logged["samples/fd_pixels_held_out"]) == pytest.approx(scipy_distance(samples, kept), rel=1e-3)
+    assert "samples/fd_pixels" not in logged
+    assert float(logged["samples/copied_fraction"]) > 0.9
     assert rows("fidelity.csv")[0]["fd_pixels_held_out"]
 
 

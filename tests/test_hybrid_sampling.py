@@ -96,7 +96,7 @@ def test_every_point_has_a_row_a_grid_and_its_place_in_the_picture(drawn):
         assert (RESULTS.parent / "settings" / f"{row['settings']}.json").exists()
         grid = RESULTS.parent / "samples" / f"{row['method']}_t{float(row['t_switch']):g}_{row['settings']}.png"
         assert Image.open(grid).size[0] > 4 * 32
-    folder = Path("runs/figure5_digits/version_0")
+    folder = Path("runs/figure5_digits/estimator_0")
     assert np.asarray(Image.open(folder / "hybrid_sampling.png").convert("L")).std() > 5
     assert (folder / "hybrid_sampling.pdf").read_bytes().startswith(b"%PDF")
     events = EventAccumulator(str(folder))
@@ -127,7 +127,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(drawn, monkeypatch):
     drawn.clear()
     main(arguments())
     assert drawn == []
-    assert Path("runs/figure5_digits/version_3/hybrid_sampling.png").exists()
+    assert Path("runs/figure5_digits/estimator_3/hybrid_sampling.png").exists()
 
 
 def test_other_settings_are_other_points(drawn):
@@ -275,7 +275,7 @@ def test_two_processes_measure_what_one_does():
         assert (one["method"], one["settings"]) == (two["method"], two["settings"])
         assert values(one) == pytest.approx(values(two), rel=1e-4)
     assert logged[0] == pytest.approx(logged[1], rel=1e-6)
-    assert {"copied_fraction", "mean_nearest_distance"} <= set(logged[0])
+    assert {"samples/copied_fraction", "samples/mean_nearest_distance"} <= set(logged[0])
     assert np.array_equal(*pictures)
 
 
@@ -283,12 +283,12 @@ def test_memorisation_finds_the_copies_of_the_exact_flow_and_shows_them_beside_t
     Path("small.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [MEMORISATION]}}))
     args = ["--model.estimator", "Exact", "--model.sampling_steps", "40", "--trainer.enable_progress_bar", "false"]
     main(["validate", "-c", RUN, "-c", "small.yaml", *args])
-    folder = Path("runs/figure5_digits/version_0")
+    folder = Path("runs/figure5_digits/exact_0")
     events = EventAccumulator(str(folder))
     events.Reload()
-    (copied,) = events.Scalars("copied_fraction")
+    (copied,) = events.Scalars("samples/copied_fraction")
     assert copied.value > 0.9
-    assert "memorisation" in events.Tags()["images"]
+    assert "samples/memorisation" in events.Tags()["images"]
     picture = np.asarray(Image.open(folder / "memorisation" / "step_0000000.png").convert("L")).astype(int)
     # Two double rows show 8 and 4 pairs; in each, the upper half equals the lower half.
     for pair in np.split(picture, 2):

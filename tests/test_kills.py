@@ -61,8 +61,10 @@ def test_two_ranks_of_which_one_is_killed_or_stopped(tmp_path):
             assert len(errors) == 1
             assert errors[0].startswith("error: another process ended in training")
         else:
-            assert f"--ckpt_path runs/killed/version_{1 if codes[0] == 143 else 2}/checkpoints/last.ckpt" in done.stderr
+            assert "--ckpt_path runs/killed/knn_0/checkpoints/last.ckpt" in done.stderr
     assert run(tmp_path / "killed", ICT, 10, 2).codes == [0, 0]
+    # Both ranks of each part went on in the folder of the first part.
+    assert [path.name for path in Path("runs/killed").iterdir()] == ["knn_0"]
     assert_same(final(tmp_path / "killed", 10), final(tmp_path / "whole", 10))
     # One rank alone would draw other noise.
     alone = run(tmp_path / "killed", ICT, 12, 1)

@@ -14,7 +14,7 @@ SCHEDULE = str(ROOT / "configs" / "schedules" / "warmup_cosine.yaml")
 def fit(folder, config, *args):
     logger = ["--trainer.logger.save_dir", str(folder), "--trainer.logger.name", "run"]
     main(["fit", "-c", config, *TINY, *logger, *args])
-    checkpoint = torch.load(folder / "run" / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
+    checkpoint = torch.load(folder / "run" / "knn_0" / "checkpoints" / "last.ckpt", weights_only=True)
     return checkpoint["optimizer_states"][0]["param_groups"][0]["lr"], checkpoint
 
 

@@ -344,15 +344,3 @@ def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(t
     assert plain["mu_mse"] == row(0)["mu_mse"]
     assert plain["mu_mse"] != row(1)["mu_mse"]
     assert (plain["repeats"], row(0, resample_source=True)["repeats"]) == ("1", "3")
-
-
-def test_the_points_of_a_curve_have_the_numbers_of_their_levels_as_steps(tmp_path):
-    shown = []
-    logger = pl.loggers.TensorBoardLogger(tmp_path, name="a")
-    logger.experiment.add_scalar = lambda tag, value, step=None: shown.append((tag, value, step))
-    callback = EstimatorError({"one": OneSample()}, [2.0, 0.5], num_z=6, repeats=2)
-    options = {**TRAINER, "logger": logger, "limit_val_batches": 1}
-    pl.Trainer(**options, callbacks=[callback]).validate(LitEstimator(), Images(), verbose=False)
-    rows = read_rows(Path(logger.log_dir) / "estimator_error.csv")
-    expected = [pytest.approx(float(row["mu_mse"])) for row in rows]
-    assert [(value, step) for tag, value, step in shown if tag == "mu_mse/one"] == [*zip(expected, (0, 1), strict=True)]

@@ -39,7 +39,7 @@ def check_files(folder, *names):
 
 def test_figure_1_is_saved_and_shown(tmp_path):
     validate("figure1/toy.yaml", tmp_path)
-    assert check_files(tmp_path / "figure1_toy" / "version_0", "figure1") == ["figure1"]
+    assert check_files(tmp_path / "figure1_toy" / "estimator_0", "figure1") == ["figure1"]
 
 
 def test_figure_1_shows_the_posterior_and_the_proposal():
@@ -70,7 +70,7 @@ def test_points_on_a_line_are_the_same_for_the_same_seed():
 
 def test_figure_2_is_saved_and_shown(tmp_path):
     validate("figure2/digits.yaml", tmp_path, "--trainer.callbacks.noise_levels", "[0.5, 5]")
-    tags = check_files(tmp_path / "figure2_digits" / "version_0", "figure2_0", "figure2_1")
+    tags = check_files(tmp_path / "figure2_digits" / "estimator_0", "figure2_0", "figure2_1")
     assert sorted(tags) == ["figure2/0", "figure2/1"]
 
 

@@ -28,7 +28,7 @@ NET = ["--model.net.channels", "8", "--model.net.multipliers", "[1]", "--model.m
 NET += ["--model.lr", "0.01", "--model.lr_ramp_up_images", "0"]
 SAVED = ["--trainer.callbacks+", "callbacks.CheckpointByImages", "--trainer.callbacks.every_n_images", "1"]
 TRACKED = ["--trainer.callbacks+", "callbacks.PowerAverages", "--trainer.callbacks.every_n_images", str(EVERY)]
-RUN = Path("runs/table2_digits/version_0")
+RUN = Path("runs/table2_digits/knn_0")
 
 
 def train(*args):
@@ -110,8 +110,8 @@ def test_average_writes_checkpoints_that_all_commands_take(run, capsys):
     config = ["-c", str(run / "config.yaml")]
     main(["validate", *config, "--ckpt_path", str(files[0])])
     main(["predict", *config, "--ckpt_path", str(files[0]), "--data.predict_samples", "2"])
-    assert len(list(Path("runs/table2_digits/version_2/predictions").glob("0*.png"))) == 2
-    (row,) = read_rows(Path("runs/table2_digits/version_1/fidelity.csv"))
+    assert len(list(Path("runs/table2_digits/knn_2/predictions").glob("0*.png"))) == 2
+    (row,) = read_rows(Path("runs/table2_digits/knn_1/fidelity.csv"))
     assert (row["step"], row["images_seen"]) == ("24", "768")
     main(["best", "--run", str(run), "--checkpoints", str(run / "averages")])
     rows = read_rows(run / "averages" / "averages_fd_pixels.csv")

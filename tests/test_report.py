@@ -2,6 +2,7 @@
 
 import json
 import resource
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy
@@ -209,7 +210,7 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     args = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--model.net.channels", "4"]
     args += ["--trainer.logger.save_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"]
     main(["fit", "-c", "configs/demo.yaml", *args, "--data.batch_size", "16"])
-    folder = tmp_path / "demo" / "version_0"
+    folder = tmp_path / "demo" / "knn_0"
     record = json.loads((folder / "run.json").read_text())
     data = Digits(batch_size=16)
     data.setup("fit")
@@ -224,16 +225,27 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     assert record["memory_gb"] > 0.1
     # The record of every part of the run tells where the part started.
     last = folder / "checkpoints" / "last.ckpt"
-    args += ["--data.batch_size", "16", "--trainer.callbacks+=callbacks.RunRecord"]
+    args += ["--data.batch_size", "16", "--trainer.callbacks+=callbacks.RunRecord", "--trainer.logger.version", "knn_1"]
     cli = make_cli(["fit", "-c", "configs/demo.yaml", *args, "--trainer.max_steps", "4", "--ckpt_path", str(last)])
     assert sum(isinstance(callback, RunRecord) for callback in cli.trainer.callbacks) == 1
-    record = json.loads((tmp_path / "demo" / "version_1" / "run.json").read_text())
+    record = json.loads((tmp_path / "demo" / "knn_1" / "run.json").read_text())
     assert record["resumed_from"] == str(last)
     assert (record["step"], record["images_seen"]) == (4, 64)
     capsys.readouterr()
-    rows, _ = report(tmp_path, monkeypatch, capsys, str(folder), str(folder.parent / "version_1"))
+    rows, _ = report(tmp_path, monkeypatch, capsys, str(folder), str(folder.parent / "knn_1"))
     assert rows["steps"] == ["2", "4"]
     assert rows["ckpt_path"] == ["None", str(last)]
+
+
+def test_the_picture_has_a_line_where_the_steps_of_the_discretisation_double(tmp_path):
+    run = read_run(leave_run(tmp_path / "a", "KNN", 10.0, images=900))  # 9 steps of 100 images
+    distances = {"fid": [(100, 3.0), (900, 2.0)]}
+    consistency = replace(run, distances=distances, config={"model.total_steps": 12, "model.s0": 2, "model.s1": 8})
+    for found, expected in ((consistency, [400, 800]), (replace(consistency, config={}), [])):
+        panel, _ = run_comparison([compared(found)]).axes
+        vertical = [line.get_xdata()[0] for line in panel.get_lines() if line.get_linestyle() == ":"]
+        divisor = 900 / panel.get_lines()[0].get_xdata()[-1]
+        assert [seen * divisor for seen in vertical] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

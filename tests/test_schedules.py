@@ -12,6 +12,7 @@ from lit_knn.schedules import (
     TuningSchedule,
     consistency_weight,
     euclidean,
+    ict_doublings,
     ict_num_steps,
     karras_sigmas,
     lognormal_step_probs,
@@ -70,6 +71,13 @@ def test_ict_num_steps_for_other_settings():
     # Even with fewer iterations than doublings there is a schedule and no division by zero.
     assert ict_num_steps(0, total_steps=3) == 11
     assert ict_num_steps(100, total_steps=3) == 1281
+
+
+@pytest.mark.parametrize("options", [(100, 10, 100), (100, 10, 25), (3, 1, 1024), (50, 10, 10)])
+def test_ict_doublings_are_the_steps_where_the_number_grows(options):
+    values = [ict_num_steps(k, *options) for k in range(options[0])]
+    assert ict_doublings(*options) == [k for k in range(1, options[0]) if values[k] != values[k - 1]]
+    assert ict_doublings() == [50_000 * doubling for doubling in range(1, 8)]
 
 
 @pytest.mark.parametrize("options", [{"s0": 0}, {"s0": 20, "s1": 10}, {"total_steps": 0}])

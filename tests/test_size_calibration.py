@@ -128,7 +128,7 @@ def _files():
 @pytest.mark.usefixtures("_files")
 def test_a_run_writes_an_estimator_and_the_next_run_uses_its_comparisons(monkeypatch):
     main(arguments())
-    folder = Path("runs/figure5_digits/version_0")
+    folder = Path("runs/figure5_digits/estimator_0")
     curve = read_rows(folder / "size_calibration.csv")
     assert len(curve) == 4 * 2
     assert np.asarray(Image.open(folder / "size_calibration.png").convert("L")).std() > 5

@@ -182,7 +182,7 @@ def test_the_callback_measures_with_classes(tmp_path):
     config = tmp_path / "error.yaml"
     config.write_text(yaml.safe_dump({"model": "LitEstimator", "data": "Digits", "trainer": trainer}))
     main(["validate", "-c", str(config)])
-    with (tmp_path / "run" / "version_0" / "estimator_error.csv").open() as file:
+    with (tmp_path / "run" / "estimator_0" / "estimator_error.csv").open() as file:
         exact, one = csv.DictReader(file)
     assert float(exact["mu_mse"]) < 1e-9
     # One class of the digits varies less than all of them.

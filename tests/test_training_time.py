@@ -136,8 +136,8 @@ def test_reading_in_between_changes_nothing(clock):
         monitor.elapsed()
     assert monitor.elapsed() == TrainingTime(15, 6, 3)
     averages = monitor.read()
-    assert averages["time/images_per_s"] == pytest.approx(6 / 15)
-    assert averages["time/estimator_share"] == pytest.approx(3 / 15)
+    assert averages["train/images_per_s"] == pytest.approx(6 / 15)
+    assert averages["estimator/share_of_time"] == pytest.approx(3 / 15)
     monitor.pause()
     clock.now += 100
     assert monitor.elapsed() == TrainingTime(15, 6, 3)

@@ -21,7 +21,7 @@ def leave_run(folder, kind, *args):
     """Train for one step, then replace the weights in the checkpoint; returns the run's folder and its options."""
     options = ["-c", str(ROOT / "configs" / f"{CONFIGS[kind]}.yaml"), *TINY, "--model.net.dropout", "0.5", *args]
     main(["fit", *options, "--trainer.logger.save_dir", str(folder), "--trainer.logger.name", kind])
-    run = Path(folder) / kind / "version_0"
+    run = Path(folder) / kind / "knn_0"
     change_checkpoint(run, lambda checkpoint: randomise(checkpoint["state_dict"]))
     return run, options
 

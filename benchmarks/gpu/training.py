@@ -116,7 +116,7 @@ def _trained(
     finally:
         _forget(model)
     peak = torch.cuda.max_memory_allocated(device) / MIB if device.type == "cuda" else float("nan")
-    return {"images_per_s": clock.values["time/images_per_s"], "peak_mib": peak, "syncs": counter.count}
+    return {"images_per_s": clock.values["train/images_per_s"], "peak_mib": peak, "syncs": counter.count}
 
 
 def _forget(model: nn.Module) -> None:

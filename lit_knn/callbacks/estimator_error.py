@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
 
 from lit_knn.errors import prefixed
@@ -16,13 +15,16 @@ from lit_knn.results import write_rows
 from lit_knn.training.run import check_new, check_stage, data_reference, measuring_bar, run_seed, show_figure
 
 CSV_NAME, FIGURE_NAME = "estimator_error.csv", "figure3"
+# The logger gets the largest value over the noise levels of these columns, which are the terms of Eq. 15 (eq:MSE).
+PEAKS = ("score_mse", "score_bias_sq", "score_variance")
 
 
 class EstimatorError(pl.Callback):
     """At validation, measure estimators against the exact posterior mean, which is computed once for all of them.
 
     Writes `estimator_error.csv`, one row for each estimator and noise level, and Figure 3 (`figure3.png`, `.pdf`) to
-    the run's folder, and both to TensorBoard. `lit_knn.metrics.ErrorCurve.levels` explains the columns.
+    the run's folder. The logger gets the picture and the peak over t of each error. `lit_knn.metrics.ErrorCurve.levels`
+    explains the columns.
 
     Args:
         estimators: by name.
@@ -82,22 +84,20 @@ class EstimatorError(pl.Callback):
                 if trainer.is_global_zero:
                     write_rows(folder / CSV_NAME, rows)
         for name in self.curve.estimators:
-            peak = max((row for row in rows if row["estimator"] == name), key=lambda row: row["score_mse"])
-            pl_module.log(f"peak_score_mse/{name}", peak["score_mse"], rank_zero_only=True)
+            own = [row for row in rows if row["estimator"] == name]
+            for error in PEAKS:
+                values = [row[error] for row in own if row[error] != ""]
+                if values:  # An estimator without randomness has an MSE alone.
+                    pl_module.log(f"estimator/peak_{error}/{name}", max(values), rank_zero_only=True)
+            peak = max(own, key=lambda row: row["score_mse"])
             error = f"{peak['score_mse']:.1e} ± {peak['score_mse_se']:.1e}"
             rank_zero_info(f"Peak score MSE of {name}: {error}, at t = {peak['t']:.3g}")
         if trainer.is_global_zero:
             self._show(trainer, rows, folder)
 
     def _show(self, trainer: pl.Trainer, rows: list[dict[str, Any]], folder: Path) -> None:
-        """Draw Figure 3, and log the curves to TensorBoard with the number of the noise level as the step."""
+        """Draw Figure 3."""
         figure = figure3(rows)
         paths = save_figure(figure, folder / FIGURE_NAME)
-        show_figure(trainer, FIGURE_NAME, figure)
-        if isinstance(trainer.logger, TensorBoardLogger):
-            for row in rows:
-                for column, value in row.items():
-                    if column not in ("estimator", "num_z", "repeats") and value != "" and not column.endswith("_se"):
-                        step = self.curve.noise_levels.index(row["t"])
-                        trainer.logger.experiment.add_scalar(f"{column}/{row['estimator']}", value, step)
+        show_figure(trainer, f"estimator/{FIGURE_NAME}", figure)
         rank_zero_info(f"Estimator error is in {folder / CSV_NAME} and {paths[0]}")

@@ -83,9 +83,10 @@ class Fidelity(pl.Callback):
         values = self.measure(self._reference(trainer), samples, self.num_samples, device, bar)
         self.last_values = values
         for name, value in values.items():
-            # Every rank logs the shared value, so that every rank can monitor it.
+            # Every rank logs the shared value, so that every rank can monitor it. Loggers show it beside the samples.
             shown = name in (self.measure.metric, "inception_score")
-            pl_module.log(name, value, prog_bar=shown, rank_zero_only=True)
+            pl_module.log(name, value, prog_bar=shown, rank_zero_only=True, logger=False)
+            pl_module.log(f"samples/{name}", value, rank_zero_only=True)
         if trainer.is_global_zero and log_dir is not None:
             self._write(trainer, pl_module, Path(log_dir) / FIDELITY_CSV)
 

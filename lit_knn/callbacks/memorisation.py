@@ -68,11 +68,13 @@ class Memorisation(pl.Callback):
                 self.metric.update(nearest)
                 likest.update(samples, nearest)
                 bar.update(len(seeds))
-        pl_module.log_dict(self.metric.compute(), rank_zero_only=True)
+        for name, value in self.metric.compute().items():
+            pl_module.log(name, value, rank_zero_only=True, logger=False)  # for callbacks that monitor it
+            pl_module.log(f"samples/{name}", value, rank_zero_only=True)
         samples, ids = likest.compute()  # Every rank calls this, because the ranks exchange pairs.
         if trainer.is_global_zero and log_dir is not None and len(ids) and are_pictures(reference.shape):
             step = int(pl_module.step)  # type: ignore[arg-type]
             picture = pair_grid(samples, reference.gather(ids))
             save_picture(
-                trainer, picture, Path(log_dir) / "memorisation" / f"step_{step:07d}.png", "memorisation", step
+                trainer, picture, Path(log_dir) / "memorisation" / f"step_{step:07d}.png", "samples/memorisation", step
             )

@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
 
-from lit_knn.errors import first_line
-from lit_knn.training.record import Record
+from lit_knn.errors import InputError, first_line
+from lit_knn.run_folder import is_in
+from lit_knn.training.record import Record, read_record
 from lit_knn.training.run import find_reference
 
 
@@ -26,6 +28,11 @@ class RunRecord(pl.Callback):
             return
         resumed_from = None if trainer.ckpt_path is None else str(trainer.ckpt_path)
         self._record = Record(resumed_from=resumed_from, data=data, processes=trainer.world_size)
+        if resumed_from is not None and self._folder is not None and is_in(resumed_from, self._folder):
+            try:
+                self._record.follow(read_record(self._folder))
+            except InputError as error:
+                rank_zero_warn(f"{error}; what it said of the earlier part of this run is lost")
         self._write(trainer, pl_module)
 
     def on_save_checkpoint(

@@ -9,13 +9,14 @@ import time
 import traceback
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonargparse
 import pytorch_lightning as pl
 import yaml
 from pytorch_lightning.callbacks import BasePredictionWriter, ProgressBar
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities import rank_zero_only
 
 import lit_knn.callbacks
@@ -36,10 +37,11 @@ from lit_knn.command_line.quiet import quiet
 from lit_knn.command_line.trainer_options import check_processes, check_trainer_options, explain
 from lit_knn.errors import InputError, LostProcessError, NonFiniteLossError, prefixed, printable
 from lit_knn.extras import is_installed
-from lit_knn.run_folder import config_of_run
+from lit_knn.run_folder import CONFIG_NAME, config_of_run, keep_earlier_config
 from lit_knn.trainer import Trainer
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole, of_same_estimator
+from lit_knn.training.run_place import choose_folder, folder_of_name
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 NAMED = ["data", "ect", "edm", "flow", "ict", "lit_estimator", "nets"]
@@ -201,7 +203,32 @@ class CLI(LightningCLI):
         except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
             raise InputError(explain(error, options)) from error
         check_processes(trainer)
+        if self.subcommand not in ("plan", "best"):
+            self._place(trainer)
         return trainer
+
+    def _place(self, trainer: Any) -> None:
+        """Give the run its folder."""
+        model = as_dict(self._get(self.config, "model"))
+        resumed_from = self._get(self.config, "ckpt_path")
+        fits = self.subcommand == "fit"
+        parent = folder_of_name(as_dict(self._get(self.config, "trainer")))
+        folder = choose_folder(parent, trainer.loggers, model, resumed_from if fits else None)
+        trainer.write_into(folder, appends=not fits or resumed_from is not None)
+
+
+class SaveConfig(SaveConfigCallback):
+    """Saves `config.yaml` in the run's folder; that of an earlier part of the run there becomes `config_N.yaml`."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Save the configuration; one that says the same as the earlier one replaces it."""
+        folder = str(trainer.log_dir)  # Every rank must read `log_dir`, because reading it is a collective operation.
+        saves, earlier = not self.already_saved and trainer.is_global_zero, None
+        if saves:
+            earlier = keep_earlier_config(folder)
+        super().setup(trainer, pl_module, stage)
+        if earlier is not None and earlier.read_bytes() == Path(folder, CONFIG_NAME).read_bytes():
+            earlier.unlink()
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
@@ -229,6 +256,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         subclass_mode_data=True,
         seed_everything_default=0,
         trainer_defaults={"default_root_dir": "runs"},
+        save_config_callback=SaveConfig,
         save_config_kwargs={"overwrite": True},
         parser_kwargs={
             **raising,

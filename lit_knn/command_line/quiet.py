@@ -9,8 +9,10 @@ from contextlib import contextmanager
 WARNINGS = (
     # Lightning calls PyTorch's own tree functions.
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
-    # A resumed run writes into a folder of its own; our checkpoint callbacks keep no best score.
+    # A run may be resumed into another folder; our checkpoint callbacks keep no best score.
     "The dirpath has changed from",
+    # A resumed run goes on in its folder. `LastCheckpoint` refuses to overwrite a longer run.
+    "Checkpoint directory .* exists and is not empty",
     # A checkpoint holds the averaged weights as the model's; `validate` and `predict` use them.
     "You're using the WeightAveraging callback, but loading a checkpoint outside the 'fit' stage",
     # `validate` and `predict` need no callback that wrote the checkpoint.

@@ -71,9 +71,7 @@ def main(args: Sequence[str] | None = None) -> None:
         prog="lit-knn export",
         description="Write a trained model for others: weights as safetensors, a configuration and a model card.",
     )
-    parser.add_argument(
-        "source", metavar="RUN", help="folder of a training run, such as runs/demo/version_0, or a .ckpt"
-    )
+    parser.add_argument("source", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0, or a .ckpt")
     parser.add_argument("folder", metavar="FOLDER", help="folder of the three files; none of them is overwritten")
     options = parser.parse_args(args)
     model = export(options.source, options.folder)

@@ -17,15 +17,20 @@ class ComparedRun(NamedTuple):
         name: as in the legend.
         ms_per_image: (estimator, rest): milliseconds of training per image.
         distances: (images seen, value) in ascending order, by metric.
+        doublings: images seen where the number of discretisation steps N(k) doubled.
     """
 
     name: str
     ms_per_image: tuple[float, float]
     distances: Mapping[str, Sequence[tuple[int, float]]]
+    doublings: Sequence[float] = ()
 
 
 def run_comparison(runs: Sequence[ComparedRun]) -> Figure:
-    """Draw one panel per metric over images seen, with a line per run, and bars of the time per image."""
+    """Draw one panel per metric over images seen, with a line per run, and bars of the time per image.
+
+    A thin vertical line shows where N(k) doubles in consistency training: the loss and the samples change there.
+    """
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.distances))
     figure = Figure(figsize=(4.2 * (len(metrics) + 1), 3.8), layout="constrained")
     *panels, bars = figure.subplots(1, len(metrics) + 1, squeeze=False)[0]
@@ -42,6 +47,8 @@ def _draw_metric(axes: Axes, runs: Sequence[ComparedRun], metric: str) -> None:
     for number, run in enumerate(runs):
         own = run.distances.get(metric, ())
         axes.plot([seen / divisor for seen, _ in own], [value for _, value in own], **look(number))
+    for seen in sorted({seen for run in runs for seen in run.doublings if seen <= max(seen for seen, _ in points)}):
+        axes.axvline(seen / divisor, color="0.6", linewidth=0.6, linestyle=":", zorder=0)
     dress(axes, xlabel=f"Training images seen ({unit})", ylabel=TITLES.get(metric, metric))
     if min(value for _, value in points) > 0:
         log_values(axes)

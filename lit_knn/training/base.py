@@ -228,7 +228,9 @@ class EstimatorTraining(pl.LightningModule):
         # Lightning reads what is in its progress bar after each batch, and would wait for the device.
         self.log("train/loss", loss.mean())
         # Lightning would copy a number to the device.
-        self.log("images_seen", torch.tensor(float(self.images_seen)))
+        seen = torch.tensor(float(self.images_seen))
+        self.log("train/images_seen", seen)
+        self.log("images_seen", seen, logger=False)  # The names of kept checkpoints have it.
         minimised = self.objective(loss, x)
         # If the objective were None, Lightning would skip the batch and train nothing.
         if not isinstance(minimised, Tensor) or minimised.numel() != 1:

@@ -8,7 +8,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.checkpoint_file import read_checkpoint_file
 from lit_knn.errors import InputError
-from lit_knn.run_folder import CHECKPOINTS, CONFIG_NAME, LAST_NAME, config_of_run, kept_in
+from lit_knn.run_folder import CHECKPOINTS, CONFIG_NAME, LAST_NAME, config_of_run, kept_in, resumed_from
 
 # `lit-knn average` gives its files these names.
 AVERAGE_NAME = re.compile(r"ema=(0\.\d+)\.ckpt")
@@ -94,20 +94,20 @@ def _before(run: Path, folder: str | None = None) -> dict[int, Path]:
     """
     found: dict[int, Path] = {}
     visited = {run.resolve()}
-    while (start := config_of_run(run).get("ckpt_path")) is not None:
-        run, resumed_from = Path(start).parent.parent, Path(start)
+    while (start := resumed_from(run)) is not None:
+        run, checkpoint = Path(start).parent.parent, Path(start)
         if run.resolve() in visited:
             break
         visited.add(run.resolve())
-        if not (resumed_from.is_file() and (run / CONFIG_NAME).is_file()):
+        if not (checkpoint.is_file() and (run / CONFIG_NAME).is_file()):
             rank_zero_warn(f"the run was resumed from {start}, which is not there: what was kept before it is missing")
             break
         try:
-            until = int(read_checkpoint(resumed_from)["images_seen"])
+            until = int(read_checkpoint(checkpoint)["images_seen"])
         except InputError as error:
             rank_zero_warn(f"the run was resumed from there, but {error}: what was kept before it is missing")
             break
-        earlier = kept_in(resumed_from.parent if folder is None else run / folder)
+        earlier = kept_in(checkpoint.parent if folder is None else run / folder)
         found |= {seen: path for seen, path in earlier.items() if seen <= until and seen not in found}
     return found
 

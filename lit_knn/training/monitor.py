@@ -61,7 +61,10 @@ class TrainingMonitor:
     def read(self) -> dict[str, float]:
         """Return the averages by name, without those of empty bands, and call `restart`."""
         interval = self._interval()
-        values = {"time/images_per_s": interval.images_per_second, "time/estimator_share": interval.estimator_share}
+        values = {
+            "train/images_per_s": interval.images_per_second,
+            "estimator/share_of_time": interval.estimator_share,
+        }
         edges = self.band_edges.tolist()
         for band, (total, count) in enumerate(zip(self._band_sum.tolist(), self._band_count.tolist(), strict=True)):
             if count > 0:

@@ -19,6 +19,8 @@ from lit_knn.training.times import TrainingTime
 from lit_knn.versions import package_versions, revision
 
 RECORD_NAME = "run.json"
+# What a record keeps of an earlier part of the run.
+OF_A_PART = ("command", "status", "started", "wall_seconds", "revision", "step")
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Record:
         status: `running`, `finished`, or how the run ended. A killed run stays `running`.
         started: start of this part of the run, ISO 8601, UTC.
         wall_seconds: time since `started`, with validations, without the parts before a resume.
-        resumed_from: the checkpoint that the run started from, or None.
+        resumed_from: the checkpoint in another folder that the run started from, or None.
         revision: revision of the program's checkout, with `-dirty` if files were changed; None without Git.
         python: version of Python.
         packages: version of each installed package of `PACKAGES`.
@@ -41,6 +43,7 @@ class Record:
         step: number of optimiser steps since the beginning.
         memory_gb: peak memory of the first process in this part of the run, on the machine, in GB of 10⁹ bytes.
         gpu_memory_gb: peak memory of its tensors on the GPU, in GB; 0 without a GPU.
+        earlier: the parts of the run before this one in the same folder, the first one first: `OF_A_PART` of each.
     """
 
     command: str = field(default_factory=lambda: shlex.join(sys.argv))
@@ -58,6 +61,12 @@ class Record:
     step: int = 0
     memory_gb: float = 0.0
     gpu_memory_gb: float = 0.0
+    earlier: list[dict[str, Any]] = field(default_factory=list)
+
+    def follow(self, before: "Record") -> None:
+        """Keep the record of the part of the run that this one goes on from, in the same folder."""
+        self.resumed_from = before.resumed_from
+        self.earlier = [*before.earlier, {name: getattr(before, name) for name in OF_A_PART}]
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write `run.json` into the folder of the run."""
@@ -79,8 +88,9 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
         raise InputError(f"{path}: no such file; callbacks.RunRecord writes it, which `lit-knn fit` always has")
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        record = Record(**{known.name: said[known.name] for known in fields(Record)})
+        record = Record(**{known.name: said[known.name] for known in fields(Record) if known.name != "earlier"})
         record.time = TrainingTime(**{**said["time"], "hardware": tuple(map(str, said["time"]["hardware"]))})
+        record.earlier = [dict(part) for part in said.get("earlier", [])]  # Older records have no such key.
         # A value of another type would fail in the middle of a report.
         numbers = (record.time.seconds, record.time.images, record.time.estimator_seconds, record.images_seen)
         for number in (*numbers, record.step, record.wall_seconds, record.memory_gb, record.gpu_memory_gb):

@@ -76,7 +76,7 @@ def read_estimator(path: Path, owner: str) -> tuple[str, int | None, int | None]
         InputError: the file does not exist or has no estimator.
     """
     if not path.is_file():
-        raise InputError(f"{owner}: {path}: no such file; give the folders of training runs, such as runs/x/version_0")
+        raise InputError(f"{owner}: {path}: no such file; give the folders of training runs, such as runs/x/knn_0")
     try:
         estimator = yaml.safe_load(path.read_text())["model"]["init_args"]["estimator"]
         options = estimator.get("init_args") or {}

@@ -1,0 +1,120 @@
+"""Chooses the folder of a run, `runs/NAME/VERSION`, from the options of the trainer, whatever its logger."""
+
+import pkgutil
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.loggers.csv_logs import ExperimentWriter
+
+from lit_knn.errors import InputError
+from lit_knn.results import keep_aside, read_rows
+from lit_knn.run_folder import CHECKPOINTS, CONFIG_NAME, LAST_NAME, same_model_and_estimator
+
+# These loggers write into folders NAME/VERSION. Other loggers have places of their own.
+FILE_LOGGERS = (TensorBoardLogger, CSVLogger)
+DEFAULT_NAME = "lightning_logs"
+# Loggers call what groups their runs by one of these options.
+NAMES = ("project", "experiment_name", "name")
+WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def folder_of_name(trainer: Mapping[str, Any]) -> Path:
+    """Return the folder of all runs of a name: that of the first TensorBoard or CSV logger, or else `runs/NAME`.
+
+    Args:
+        trainer: the options of the trainer, with `logger` and `default_root_dir`.
+    """
+    root = Path(trainer["default_root_dir"] or ".")
+    given = trainer["logger"]
+    loggers = [logger for logger in (given if isinstance(given, list) else [given]) if hasattr(logger, "get")]
+    options = next(((logger.get("init_args") or {}) for logger in loggers if _writes_files(logger)), None)
+    if options is not None:
+        name = options.get("name", DEFAULT_NAME)
+        return Path(options.get("save_dir") or root) / (name or "")
+    options = (loggers[0].get("init_args") or {}) if loggers else {}
+    return root / next((str(options.get(name)) for name in NAMES if options.get(name)), DEFAULT_NAME)
+
+
+def choose_folder(
+    parent: Path, loggers: list[Logger], model: Mapping[str, Any], resumed_from: str | None = None
+) -> Path:
+    """Choose the folder of a run: `parent/VERSION`.
+
+    VERSION is the logger's, if it is given. A fit that resumes from the `last.ckpt` of a run in `parent`, with the same
+    model and estimator, goes on in the folder of that run. Any other run gets a new folder: the class of its estimator
+    with a number, such as `one_sample_0`.
+
+    Args:
+        parent: see `folder_of_name`.
+        loggers: the loggers of the trainer.
+        model: class path and arguments of the model.
+        resumed_from: the checkpoint that a fit resumes from, or None.
+    """
+    given = next((version for version in map(_given_version, loggers) if version is not None), None)
+    if given is not None:
+        return parent / given
+    if resumed_from is not None:
+        run = Path(resumed_from).parent.parent
+        last = Path(resumed_from).name == LAST_NAME and Path(resumed_from).parent.name == CHECKPOINTS
+        here = (run / CONFIG_NAME).is_file() and run.resolve().parent == parent.resolve()
+        if last and here and same_model_and_estimator(run, model):
+            return parent / run.resolve().name
+    return parent / next_version(parent, version_stem(model))
+
+
+def version_stem(model: Mapping[str, Any]) -> str:
+    """Return the class of a model's estimator in snake case: `one_sample` for OneSample.
+
+    Without an estimator it is the class of the model: `edm` for LitEDM.
+    """
+    estimator = (model.get("init_args") or {}).get("estimator")
+    named = model if estimator is None or not estimator.get("class_path") else estimator
+    return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
+
+
+def next_version(parent: Path, stem: str) -> str:
+    """Return `stem_N` with the first number above those of the folders in `parent`."""
+    pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
+    names = (path.name for path in parent.iterdir()) if parent.is_dir() else ()
+    numbers = [int(match[1]) for match in map(pattern.fullmatch, names) if match]
+    return f"{stem}_{max(numbers, default=-1) + 1}"
+
+
+def set_version(logger: Logger, version: str, appends: bool) -> None:
+    """Make a TensorBoard or CSV logger write to this version, unless it has one; `appends` keeps a CSV's rows."""
+    if not isinstance(logger, FILE_LOGGERS):
+        return
+    if logger._version is None:
+        logger._version = version
+    if (
+        appends
+        and isinstance(logger, CSVLogger)
+        and (Path(logger.log_dir) / ExperimentWriter.NAME_METRICS_FILE).exists()
+    ):
+        logger._experiment = AppendingWriter(logger.log_dir)
+
+
+class AppendingWriter(ExperimentWriter):
+    """Lightning's writer of `metrics.csv`; it appends to the rows of an earlier part of the run, not deletes them."""
+
+    def _check_log_dir_exists(self) -> None:
+        path = Path(self.metrics_file_path)
+        try:
+            rows = read_rows(path)
+        except InputError as error:
+            keep_aside(path, str(error))
+        else:
+            self.metrics_keys = list(rows[0]) if rows else []
+
+
+def _writes_files(logger: Any) -> bool:
+    path = logger.get("class_path")
+    return path is not None and issubclass(pkgutil.resolve_name(path), FILE_LOGGERS)
+
+
+def _given_version(logger: Logger) -> str | None:
+    version = logger._version if isinstance(logger, FILE_LOGGERS) else None
+    return version if version is None or isinstance(version, str) else f"version_{version}"

@@ -1,0 +1,195 @@
+"""Each run has one folder, whatever its logger, and a resumed run goes on in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_knn.report import main as report
+from lit_knn.results import read_rows
+from lit_knn.run_folder import earlier_configs, resumed_from
+from lit_knn.training.kept_checkpoints import kept_checkpoints
+from lit_knn.training.record import read_record
+from lit_knn.training.run_place import choose_folder, next_version, version_stem
+from main import main
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["-c", str(ROOT / "configs/demo.yaml"), "-c", "small.yaml"]
+STF = str(ROOT / "configs/estimators/stf.yaml")
+RUN = Path("runs/demo/knn_0")
+LAST = RUN / "checkpoints" / "last.ckpt"
+CSV = "pytorch_lightning.loggers.CSVLogger"
+TENSORBOARD = "pytorch_lightning.loggers.TensorBoardLogger"
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    callbacks = [
+        {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 8}},
+        {"class_path": "lit_knn.callbacks.SampleGrid", "init_args": {"num_samples": 4}},
+        {"class_path": "lit_knn.callbacks.LastCheckpoint"},
+        {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": 32}},
+    ]
+    trainer = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+    trainer |= {"val_check_interval": 2, "callbacks": callbacks}
+    net = {"init_args": {"channels": 4, "multipliers": [1]}}
+    model = {"init_args": {"net": net, "estimator": {"init_args": {"n": 4}}}}
+    config = {"trainer": trainer, "model": model, "data": {"init_args": {"batch_size": 16, "val_images": 16}}}
+    Path("small.yaml").write_text(yaml.safe_dump(config))
+
+
+def fit(steps, *args):
+    main(["fit", *SMALL, "--trainer.max_steps", str(steps), *map(str, args)])
+
+
+def options(name, *loggers):
+    path = Path(f"{name}.yaml")
+    path.write_text(yaml.safe_dump({"trainer": {"logger": list(loggers) if len(loggers) > 1 else loggers[0]}}))
+    return "-c", path
+
+
+def logger(class_path, **arguments):
+    return {"class_path": class_path, "init_args": arguments}
+
+
+def parts(run):
+    """Check that a run's folder has all that belongs to it."""
+    for name in ("config.yaml", "run.json", "fidelity.csv", "samples", "checkpoints/last.ckpt"):
+        assert (run / name).exists(), name
+    return sorted(path.name for path in run.iterdir())
+
+
+def steps_of(table, column):
+    return [int(row["step"]) for row in read_rows(table) if row.get(column)]
+
+
+def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
+    fit(4)
+    first = (RUN / "config.yaml").read_text()
+    record = read_record(RUN)
+    fit(6, "--ckpt_path", "last")
+    assert [path.name for path in RUN.parent.iterdir()] == ["knn_0"]
+    assert torch.load(LAST, weights_only=True)["global_step"] == 6
+    events = EventAccumulator(str(RUN))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(6))
+    assert steps_of(RUN / "fidelity.csv", "fd_pixels") == [2, 4, 6]
+    assert sorted(path.name for path in (RUN / "samples").glob("*1-step.png")) == [
+        f"step_000000{step}_1-step.png" for step in (2, 4, 6)
+    ]
+    # The settings of each part are kept, and the chain of checkpoints does not end in a circle.
+    assert [path.read_text() for path in earlier_configs(RUN)] == [first]
+    assert yaml.safe_load((RUN / "config.yaml").read_text())["ckpt_path"] == str(LAST)
+    assert resumed_from(RUN) is None
+    assert list(kept_checkpoints(RUN)) == [32, 64, 96]
+    now = read_record(RUN)
+    assert now.resumed_from is None
+    assert (now.step, now.time.images, now.images_seen) == (6, 96, 96)
+    assert now.time.seconds > record.time.seconds
+    (part,) = now.earlier
+    assert (part["step"], part["status"], part["started"]) == (4, "finished", record.started)
+    capsys.readouterr()
+    report([str(RUN)])
+    assert "| steps | 6 |" in capsys.readouterr().out
+
+
+def test_what_is_no_continuation_gets_a_folder_of_its_own():
+    fit(2)
+    before = {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
+    fit(3, "--ckpt_path", RUN / "checkpoints" / "images_seen=32.ckpt")
+    fit(3, "--ckpt_path", LAST, "--trainer.logger.name", "another")
+    fit(3, "--ckpt_path", LAST, "--trainer.logger.version", "own")
+    fit(3, "--ckpt_path", LAST, "--model.estimator", STF)
+    main(["validate", *SMALL, "--ckpt_path", str(LAST)])
+    assert {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()} == before
+    assert sorted(path.name for path in RUN.parent.iterdir()) == ["knn_0", "knn_1", "knn_2", "own", "stf_0"]
+    assert read_record(Path("runs/another/knn_0")).step == 3
+    assert read_record(RUN.parent / "own").resumed_from == str(LAST)
+    assert resumed_from(RUN.parent / "own") == str(LAST)
+    # What has been resumed into another folder goes on there, and still knows where it began.
+    fit(4, "--ckpt_path", RUN.parent / "own" / "checkpoints" / "last.ckpt")
+    assert read_record(RUN.parent / "own").resumed_from == resumed_from(RUN.parent / "own") == str(LAST)
+    assert list(kept_checkpoints(RUN.parent / "own")) == [32, 64]
+
+
+def test_runs_without_a_logger_do_not_share_a_folder():
+    for _ in range(2):
+        fit(2, "--trainer.logger", "false")
+    runs = Path("runs/lightning_logs")
+    assert parts(runs / "knn_0") == parts(runs / "knn_1")
+    assert steps_of(runs / "knn_0" / "fidelity.csv", "fd_pixels") == [2]
+    fit(3, "--trainer.logger", "false", "--ckpt_path", "last")
+    assert read_record(runs / "knn_1").step == 3
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["lightning_logs"]
+
+
+def test_two_loggers_share_the_folder_and_a_resumed_table_has_all_rows():
+    both = options("both", logger(CSV, save_dir="runs", name="two"), logger(TENSORBOARD, save_dir="runs", name="two"))
+    fit(2, *both)
+    run = Path("runs/two/knn_0")
+    assert {"metrics.csv"} < set(parts(run))
+    fit(4, *both, "--ckpt_path", "last")
+    assert steps_of(run / "metrics.csv", "train/loss") == [0, 1, 2, 3]
+    assert len(list(run.glob("events.out.*"))) == 2
+    assert [path.name for path in run.parent.iterdir()] == ["knn_0"]
+
+
+@pytest.mark.parametrize(
+    ("package", "own"),
+    [
+        ("wandb", logger("pytorch_lightning.loggers.WandbLogger", project="flowers", offline=True)),
+        (
+            "mlflow",
+            logger("pytorch_lightning.loggers.MLFlowLogger", experiment_name="flowers"),
+        ),
+    ],
+)
+def test_a_tracker_of_experiments_has_the_folder_of_its_project(package, own, monkeypatch):
+    pytest.importorskip(package)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    chosen = options(package, own)
+    fit(2, *chosen)
+    fit(2, *chosen)
+    runs = Path("runs/flowers")
+    assert parts(runs / "knn_0") == parts(runs / "knn_1")
+    fit(3, *chosen, "--ckpt_path", "last")
+    assert read_record(runs / "knn_1").step == 3
+    assert not [path for path in Path("runs").iterdir() if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "stem"),
+    [("KNN", "knn"), ("STF", "stf"), ("OneSample", "one_sample"), ("UniformSNIS", "uniform_snis")],
+)
+def test_a_version_is_named_after_the_estimator(estimator, stem):
+    model = {"class_path": "lit_knn.ict.LitICT"}
+    named = {"estimator": {"class_path": f"lit_knn.estimators.{estimator}"}}
+    assert version_stem({**model, "init_args": named}) == stem
+    assert version_stem({**model, "init_args": {"estimator": None}}) == "ict"
+
+
+def test_the_number_is_above_those_of_the_same_name(tmp_path):
+    assert next_version(tmp_path / "none", "stf") == "stf_0"
+    for name in ("stf_2", "stf_10", "stf_x", "own_stf_30", "version_40"):
+        (tmp_path / name).mkdir()
+    assert (next_version(tmp_path, "stf"), next_version(tmp_path, "knn")) == ("stf_11", "knn_0")
+
+
+@pytest.mark.parametrize(("version", "folder"), [("mine", "mine"), (7, "version_7")])
+def test_a_version_of_ones_own_stays(version, folder, tmp_path):
+    loggers = [TensorBoardLogger(tmp_path), CSVLogger(tmp_path, version=version)]
+    model = {"class_path": "lit_knn.ict.LitICT"}
+    assert choose_folder(tmp_path, loggers, model) == tmp_path / folder
+
+
+def test_a_run_of_an_earlier_version_goes_on_in_its_folder():
+    fit(2)
+    old = RUN.rename(RUN.with_name("version_0"))
+    fit(3, "--ckpt_path", "last")
+    assert json.loads((old / "run.json").read_text())["step"] == 3
+    assert [path.name for path in RUN.parent.iterdir()] == ["version_0"]
