@@ -8,7 +8,7 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.figures import image_grid
 from lit_knn.metrics.features import are_pictures
 from lit_knn.training.base import EstimatorTraining
-from lit_knn.training.run import save_picture
+from lit_knn.training.pictures import save_picture
 
 
 class SampleGrid(pl.Callback):
