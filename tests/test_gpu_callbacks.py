@@ -48,6 +48,7 @@ TRAINING = {
     "LastCheckpoint": {},
     "PowerAverages": {"every_n_images": 32},
     "NetworkSpeed": {"compile": False},  # The stand-in cannot compile.
+    "Hyperparameters": {},
     "RunRecord": {},
     "RunSummary": {},
     "StepCost": {},

@@ -4,6 +4,7 @@ from lit_knn.callbacks.checkpoint_by_images import CheckpointByImages
 from lit_knn.callbacks.estimator_error import EstimatorError
 from lit_knn.callbacks.fidelity import Fidelity
 from lit_knn.callbacks.hybrid_sampling import HybridSampling
+from lit_knn.callbacks.hyperparameters import Hyperparameters
 from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.callbacks.mean_picture import MeanPicture
 from lit_knn.callbacks.memorisation import Memorisation
@@ -25,6 +26,7 @@ __all__ = [
     "EstimatorError",
     "Fidelity",
     "HybridSampling",
+    "Hyperparameters",
     "LastCheckpoint",
     "MeanPicture",
     "Memorisation",

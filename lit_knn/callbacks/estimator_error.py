@@ -12,7 +12,8 @@ from lit_knn.figures import figure3, save_figure
 from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import noise_grid
 from lit_knn.results import write_rows
-from lit_knn.training.run import check_new, check_stage, data_reference, measuring_bar, run_seed, show_figure
+from lit_knn.training.pictures import show_figure
+from lit_knn.training.run import check_new, check_stage, data_reference, measuring_bar, run_seed
 
 CSV_NAME, FIGURE_NAME = "estimator_error.csv", "figure3"
 # The logger gets the largest value over the noise levels of these columns, which are the terms of Eq. 15 (eq:MSE).

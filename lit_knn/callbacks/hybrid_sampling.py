@@ -29,7 +29,8 @@ from lit_knn.metrics.samples import draw_samples
 from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas
 from lit_knn.settings import describe, fingerprint
-from lit_knn.training.run import check_new, compared_reference, data_reference, measuring_bar, save_picture, show_figure
+from lit_knn.training.pictures import save_picture, show_figure
+from lit_knn.training.run import check_new, compared_reference, data_reference, measuring_bar
 
 FORWARD = "forward"
 GRID_SAMPLES = 64

@@ -12,7 +12,8 @@ from lit_knn.metrics import LikestPairs, MemorisationMetric, nearest_images
 from lit_knn.metrics.features import are_pictures
 from lit_knn.metrics.memorisation import check_search
 from lit_knn.metrics.samples import draw_samples
-from lit_knn.training.run import data_reference, measuring_bar, save_picture
+from lit_knn.training.pictures import save_picture
+from lit_knn.training.run import data_reference, measuring_bar
 
 
 class Memorisation(pl.Callback):

@@ -32,7 +32,8 @@ from lit_knn.metrics.network_agreement import (
 from lit_knn.metrics.same_noise import SameNoise, StoredSamples, same_noise, same_noise_table
 from lit_knn.results import ResultsTable, Row, write_rows
 from lit_knn.settings import describe, fingerprint
-from lit_knn.training.run import check_new, data_reference, held_out_reference, measuring_bar, save_picture, show_figure
+from lit_knn.training.pictures import save_picture, show_figure
+from lit_knn.training.run import check_new, data_reference, held_out_reference, measuring_bar
 
 CSV_NAME, CURVES, SAME_NOISE = "network_agreement.csv", "network_agreement", "same_noise"
 GRID_SAMPLES = 8

@@ -9,7 +9,8 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import KNN
 from lit_knn.figures import figure1, save_figure
 from lit_knn.metrics.latents import noise_grid
-from lit_knn.training.run import check_new, check_stage, data_reference, show_figure
+from lit_knn.training.pictures import show_figure
+from lit_knn.training.run import check_new, check_stage, data_reference
 
 FIGURE_NAME = "figure1"
 

@@ -32,7 +32,8 @@ class RunSummary(pl.Callback):
                 lines.extend([] if saved is None else [f"Checkpoint:   {_short(saved)}"])
             elif isinstance(callback, SampleGrid):
                 lines.extend(f"Samples:      {_short(path)}" for path in callback.last_paths)
-        if isinstance(trainer.logger, TensorBoardLogger) and log_dir is not None:
+        has_tensorboard = any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers)
+        if has_tensorboard and log_dir is not None:
             lines.append(f"TensorBoard:  tensorboard --logdir {_short(Path(log_dir).parent)}")
         print("\n".join(["", *lines]))
 

@@ -8,7 +8,8 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.figures import captioned, image_grid
 from lit_knn.metrics.features import are_pictures
 from lit_knn.training.base import EstimatorTraining
-from lit_knn.training.run import decoded, save_picture
+from lit_knn.training.pictures import save_picture
+from lit_knn.training.run import decoded
 
 
 class SampleGrid(pl.Callback):

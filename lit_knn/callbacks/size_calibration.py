@@ -26,7 +26,8 @@ from lit_knn.metrics.size_calibration import (
 )
 from lit_knn.results import ResultsTable, Row, write_rows
 from lit_knn.settings import describe, fingerprint
-from lit_knn.training.run import check_new, data_reference, measuring_bar, show_figure
+from lit_knn.training.pictures import show_figure
+from lit_knn.training.run import check_new, data_reference, measuring_bar
 
 NAME = "size_calibration"
 

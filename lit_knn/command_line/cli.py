@@ -22,7 +22,7 @@ from pytorch_lightning.utilities import rank_zero_only
 import lit_knn.callbacks
 import lit_knn.startup
 from lit_knn import average, export, report
-from lit_knn.callbacks import RunRecord, SampleWriter, StepCost, StepProgressBar
+from lit_knn.callbacks import Hyperparameters, RunRecord, SampleWriter, StepCost, StepProgressBar
 from lit_knn.command_line.arguments import check_linked, with_joined_negatives, without_debug
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
@@ -198,6 +198,10 @@ class CLI(LightningCLI):
         if self.subcommand == "fit":
             given = {type(callback) for callback in callbacks}
             callbacks = [*callbacks, *(made() for made in (RunRecord, StepCost) if made not in given)]
+        if self.subcommand in ("fit", "validate") and options["enable_autolog_hparams"] is not False:
+            # Lightning's own logging of hyperparameters knows neither estimator nor net.
+            callbacks = [*callbacks, Hyperparameters(as_dict(self.config)[self.subcommand])]
+            kwargs = {"enable_autolog_hparams": False, **kwargs}
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.

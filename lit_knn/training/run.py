@@ -1,29 +1,21 @@
-"""Helpers for callbacks: they use a run's data, seed, folder, ranks, progress bar and logger."""
+"""Helpers for callbacks: they use a run's data, seed, folder, ranks and progress bar."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 from tqdm import tqdm
 
-from lit_knn.atomic_files import written_whole
 from lit_knn.autoencoders import Autoencoder
 from lit_knn.distributed import broadcast
 from lit_knn.errors import InputError, first_line
 from lit_knn.metrics.progress import progress_bar
 from lit_knn.reference import ReferenceSet
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-TENSORBOARD_DPI = 100
 
 
 def find_reference(trainer: pl.Trainer) -> ReferenceSet | None:
@@ -140,26 +132,3 @@ def is_end_of_training(trainer: pl.Trainer) -> bool:
 def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
     """Make a `progress_bar`; it is shown unless the run's bars are off."""
     return progress_bar(total, description, unit, leave, shown=trainer.progress_bar_callback is not None)
-
-
-def save_picture(trainer: pl.Trainer, picture: Tensor, path: Path, tag: str, step: int = 0) -> None:
-    """Write a picture (3, H, W) in [0, 1] to a file, and to TensorBoard if that is the run's logger."""
-    # Training needs neither torchvision nor matplotlib, so that only pictures import them.
-    from torchvision.utils import save_image
-
-    with written_whole(path) as partial:
-        save_image(picture, partial)
-    if isinstance(trainer.logger, TensorBoardLogger):
-        trainer.logger.experiment.add_image(tag, picture, step)
-
-
-def show_figure(trainer: pl.Trainer, tag: str, figure: Figure, step: int = 0) -> None:
-    """Add a figure to TensorBoard, if that is the run's logger."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    if isinstance(trainer.logger, TensorBoardLogger):
-        figure.set_dpi(TENSORBOARD_DPI)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        pixels = np.asarray(canvas.buffer_rgba())[..., :3]
-        trainer.logger.experiment.add_image(tag, pixels, step, dataformats="HWC")

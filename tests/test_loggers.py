@@ -1,0 +1,112 @@
+"""Loggers get a run's pictures and options: TensorBoard, W&B and MLflow by the files that they write."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from lit_knn.training.hyperparameters import of_options
+from main import main
+from tests.command_lines import DEMO, ROOT, TINY
+
+OPTIONS = ["fit", "-c", DEMO, *TINY, "--trainer.val_check_interval", "1"]
+
+
+def page_snippet(logger):
+    """The snippet of the page about loggers that names this logger."""
+    text = (ROOT / "docs" / "command_line.md").read_text()
+    section = text.split("## Loggers")[1].split("\n## ")[0]
+    (found,) = [s for s in re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL) if logger in s]
+    return found
+
+
+def fit(*args):
+    """Train for one step; return the grid of samples that the run's folder has."""
+    main([*OPTIONS, *args])
+    (grid,) = [path for path in Path().rglob("grid*.png") if "wandb" not in path.parts and "mlflow" not in path.parts]
+    return np.asarray(Image.open(grid).convert("RGB"))
+
+
+def pixels_in(folder):
+    return [np.asarray(Image.open(path).convert("RGB")) for path in sorted(folder.rglob("*.png"))]
+
+
+def session_of(folder):
+    """The options in TensorBoard's tab HPARAMS, and the names of the values beside them."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    told = {}
+    for tag, metadata in events.summary_metadata.items():
+        if metadata.plugin_data.plugin_name == "hparams":
+            told[tag] = plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content)
+    start = told["_hparams_/session_start_info"].session_start_info.hparams
+    names = [info.name.tag for info in told["_hparams_/experiment"].experiment.metric_infos]
+    return {name: getattr(value, value.WhichOneof("kind")) for name, value in start.items()}, names, events
+
+
+def one_run(folder):
+    (events,) = folder.rglob("events.out.tfevents.*")
+    return events.parent
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_tensorboard_compares_estimators():
+    told = {}
+    for name, options in {"one_sample": [], "stf": ["--model.estimator.n", "8"], "knn": TINY[-6:-2]}.items():
+        estimator = ["--model.estimator", str(ROOT / "configs" / "estimators" / f"{name}.yaml"), *options]
+        short = [*OPTIONS[:5], "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
+        main([*short, "--model.net.channels", "8", *estimator, "--trainer.logger.name", name])
+        told[name], values, events = session_of(one_run(Path("runs") / name))
+        assert any(value.endswith("fd_pixels") for value in values)
+        assert "hp_metric" not in events.Tags()["scalars"]
+        # The tab reads the values of the scalars with these names.
+        assert set(values) <= set(events.Tags()["scalars"])
+    assert [told[name]["estimator"] for name in told] == ["OneSample", "STF", "KNN"]
+    assert {told[name]["net"] for name in told} == {"UNet"}
+    assert (told["knn"]["estimator.k"], told["knn"]["estimator.n"], told["stf"]["estimator.n"]) == (32, 8, 8)
+    expected = {"net.channels": 8, "data": "Digits", "data.batch_size": 32, "data.index": "FaissIndex", "lr": 3e-3}
+    expected |= {"model": "LitICT", "seed": 0, "solver": "heun_step", "data.index.factory": "Flat", "max_steps": 1}
+    assert {name: told["knn"][name] for name in expected} == expected
+
+
+def test_options_are_plain_values():
+    part = {"class_path": "lit_knn.nets.UNet", "init_args": {"multipliers": [1, 2], "attention": None, "flag": True}}
+    options = {"model": {"class_path": "mine.Model", "init_args": {"net": part, "lr": 0.1}}, "trainer": {}}
+    expected = {"model": "mine.Model", "net": "UNet", "net.multipliers": "[1, 2]", "net.flag": True, "lr": 0.1}
+    assert of_options(options) == expected
+
+
+def test_wandb_gets_pictures_and_options(monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    Path("wandb.yaml").write_text(page_snippet("WandbLogger"))
+    grid = fit("-c", "wandb.yaml")
+    assert any(np.array_equal(grid, got) for got in pixels_in(next(Path().rglob("offline-run-*"))))
+    (log,) = Path().rglob("run-*.wandb")
+    assert b"estimator.k" in log.read_bytes()
+
+
+def test_mlflow_csv_and_tensorboard_together_get_pictures_and_options(monkeypatch):
+    pytest.importorskip("mlflow")
+    snippet = yaml.safe_load(page_snippet("MLFlowLogger"))
+    several = yaml.safe_load(page_snippet("CSVLogger"))["trainer"]["logger"]
+    Path("several.yaml").write_text(yaml.safe_dump({"trainer": {"logger": [*several, snippet["trainer"]["logger"]]}}))
+    grid = fit("-c", "several.yaml")
+    store = Path("mlflow")
+    assert any(np.array_equal(grid, got) for got in pixels_in(store))
+    told, _, events = session_of(one_run(Path("runs")))
+    assert told["estimator"] == "KNN"
+    (tag,) = [tag for tag in events.Tags()["images"] if "grid" in tag or "sampl" in tag][:1]
+    shown = Path("shown.png")
+    shown.write_bytes(events.Images(tag)[0].encoded_image_string)
+    assert np.array_equal(np.asarray(Image.open(shown).convert("RGB")), grid)
+    assert list(Path("runs").rglob("metrics.csv"))
