@@ -207,4 +207,5 @@ def test_predict_writes_samples_without_being_asked_for_a_writer(tmp_path, monke
     assert config == DEMO
     cli = make_cli(["predict", *model, "--model.sampling_steps", "8", *data, *quiet])
     assert not cli.trainer.predict_loop.return_predictions  # They would fill the memory.
-    assert sorted(path.name for path in Path("runs/predictions").iterdir()) == ["000000.png", "000001.png", "grid.png"]
+    folder = Path("runs/lightning_logs/exact_0/predictions")
+    assert sorted(path.name for path in folder.iterdir()) == ["000000.png", "000001.png", "grid.png"]

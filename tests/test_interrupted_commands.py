@@ -99,7 +99,7 @@ def test_a_signal_ends_a_command_without_training_at_once(command, hook, signum,
     assert printed.splitlines()[-1].startswith("interrupted")
     assert "Traceback" not in printed
     # The second batch of samples was not drawn.
-    assert not Path("runs/predictions/000002.png").exists()
+    assert not list(Path("runs").rglob("000002.png"))
 
 
 def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):

@@ -119,9 +119,11 @@ def test_memorisation_counts_each_validation_anew_with_its_threshold(threshold, 
     callback = Memorisation(4, 3, threshold, num_pairs=2)
     for number in range(2):
         (found,) = validate(callback, Places(), Set(), tmp_path)
-        assert found["copied_fraction"] == copied
+        assert found["samples/copied_fraction"] == copied
         share = sum(ratio / (1 + ratio) for ratio in Places.ratios) / 4
-        assert found["mean_nearest_distance"] == pytest.approx(share * 4, rel=1e-5)  # the two images have distance 4
+        assert found["samples/mean_nearest_distance"] == pytest.approx(
+            share * 4, rel=1e-5
+        )  # the two images have distance 4
         (path,) = (tmp_path / "run" / f"version_{number}" / "memorisation").iterdir()
         shown = np.asarray(Image.open(path))[:, :, 0]
         # The pairs with the smallest ratios: samples above, their nearest images below, which is image 0 for both.
@@ -131,7 +133,7 @@ def test_memorisation_counts_each_validation_anew_with_its_threshold(threshold, 
     model = Places()
     model.ratios = (0.9,) * 4
     (found,) = validate(callback, model, Set(), tmp_path)
-    assert found["copied_fraction"] == (threshold > 0.9)
+    assert found["samples/copied_fraction"] == (threshold > 0.9)
 
 
 def test_the_distance_draws_batches_of_the_size_of_the_options(tmp_path):
