@@ -19,10 +19,11 @@ def of_options(options: Mapping[str, Any]) -> Flat:
     A class is told by its name, and a list by its text. Options of null are left out: they stand for a default.
     """
     model, data = options["model"], options.get("data")
-    trainer = options.get("trainer", {})
+    trainer, of_model = options.get("trainer", {}), model.get("init_args", {})
     told = {
+        "estimator": of_model.get("estimator"),  # It comes first, as runs are compared by it.
         "model": model["class_path"],
-        **model.get("init_args", {}),
+        **of_model,
         "data": data,
         "optimizer": options.get("optimizer"),
         "lr_scheduler": options.get("lr_scheduler"),
