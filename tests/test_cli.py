@@ -65,7 +65,7 @@ def test_everything_promised_is_logged():
     assert {"train/loss", "train/num_steps", "train/lr", "train/images_per_s", "estimator/share_of_time"} <= scalars
     assert {"val/loss", "samples/fd_pixels", "train/images_seen"} <= scalars
     groups = {name.partition("/")[0] for name in scalars}
-    assert groups == {"train", "val", "estimator", "samples", "epoch", "hp_metric"}
+    assert groups == {"train", "val", "estimator", "samples", "epoch"}
     assert sum(name.startswith("train/loss_t_") for name in scalars) == 4
     assert events.Tags()["images"] == ["samples/1-step", "samples/2-step"]
     share = [event.value for event in events.Scalars("estimator/share_of_time")]

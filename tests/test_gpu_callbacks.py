@@ -71,7 +71,7 @@ def run(command, device, chosen, *args):
     Path("callbacks.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": listed}}))
     where = ["--trainer.accelerator", device, "--trainer.logger.save_dir", "runs"]
     main([command, *args, *QUIET, *where, "-c", "callbacks.yaml"])
-    return max(Path("runs/run").iterdir(), key=lambda path: int(path.name.split("_")[1]))
+    return max(Path("runs/run").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
 def test_each_callback_has_a_test():

@@ -275,4 +275,4 @@ def test_what_is_kept_from_the_console_is_what_lightning_says():
     text = "".join(Path(pl.__path__[0], f"{name}.py").read_text(encoding="utf-8") for name in files)
     text = text.replace("TPU available: {", "TPU available: False{")
     assert [line for line in LINES[1:] if line not in text] == []
-    assert [warning for warning in WARNINGS[1:] if warning.partition(": `")[0] not in text] == []
+    assert [warning for warning in WARNINGS[1:] if not re.search(warning.partition(": `")[0], text)] == []

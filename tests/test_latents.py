@@ -14,7 +14,7 @@ from lit_knn.data import Digits, Latents
 from lit_knn.data.latents import encode_images
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact
-from lit_knn.figures import image_grid
+from lit_knn.figures import captioned, image_grid
 from lit_knn.sampling import heun_sampler
 from main import main
 
@@ -158,7 +158,8 @@ def test_a_training_on_latents_shows_images(tmp_path, monkeypatch, capsys):
     steps = ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
     main(["fit", "-c", str(root / "configs/table2/digits_conditional.yaml"), *small, *steps])
     (path,) = Path("runs").rglob("samples/*.png")
-    assert Image.open(path).size[::-1] == image_grid(torch.zeros(4, 1, 8, 8)).shape[1:]
+    expected = captioned(image_grid(torch.zeros(4, 1, 8, 8)), "4 samples, step 1")
+    assert Image.open(path).size[::-1] == expected.shape[1:]
     with pytest.raises(SystemExit):
         main(["fit", "-c", str(root / "configs/table2/digits.yaml"), *small])
     assert "augmentation would warp latents, not images" in capsys.readouterr().err

@@ -86,11 +86,12 @@ def test_options_are_plain_values():
 
 
 def test_wandb_gets_pictures_and_options(monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     Path("wandb.yaml").write_text(page_snippet("WandbLogger"))
     grid = fit("-c", "wandb.yaml")
     assert any(np.array_equal(grid, got) for got in pixels_in(next(Path().rglob("offline-run-*"))))
+    wandb.teardown()  # It writes the file in a process of its own.
     (log,) = Path().rglob("run-*.wandb")
     assert b"estimator.k" in log.read_bytes()
 

@@ -200,7 +200,7 @@ def test_the_denoiser_takes_any_network_and_one_noise_level_for_all():
     ("call", "message"),
     [
         ({"class_label": torch.tensor([0, 4, 1])}, "num_classes=4, but a class label is 4"),
-        ({"class_label": torch.tensor([0, -1, 1])}, "num_classes=4, but a class label is -1"),
+        ({"class_label": torch.tensor([0, -2, 1])}, "num_classes=4, but a class label is -2"),
         ({"class_label": torch.zeros(3, 5)}, r"num_classes=4 and 3 images need .* got \(3, 5\)"),
         ({"class_label": torch.tensor([0])}, r"num_classes=4 and 3 images need .* got \(1, 4\)"),
         ({"augment_label": torch.zeros(3, 5)}, r"augment_dim=9, but the augmentation labels are \(3, 5\)"),

@@ -149,7 +149,7 @@ def test_a_grid_has_the_number_of_samples_and_the_steps_of_the_options(tmp_path)
 def test_the_paths_are_those_of_the_latest_validation_and_pictures_have_its_step(tmp_path):
     grids, shown = SampleGrid(num_samples=1, num_steps=(2,)), []
     logger = pl.loggers.TensorBoardLogger(tmp_path, name="a")
-    logger.experiment.add_image = lambda tag, picture, step=None: shown.append((tag, step))
+    logger.experiment.add_image = lambda tag, picture, step=None, **_: shown.append((tag, step))
     options = {**TRAINER, "logger": logger, "limit_val_batches": 1, "enable_checkpointing": False}
     trainer, module = pl.Trainer(**options, callbacks=[grids]), Painter()
     for module.step in (7, 9):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import TensorBoardLogger
+from torch.utils.tensorboard.summary import hparams
 
 from lit_knn.training import hyperparameters
 
@@ -33,16 +34,16 @@ class Hyperparameters(pl.Callback):
         """Log the options of a run of `validate`; note which values are not of this validation."""
         if trainer.state.fn == "validate":
             self._log(trainer, pl_module)
-        self._before = set(trainer.callback_metrics)
+        self._before = set(trainer.logged_metrics)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let TensorBoard compare runs by the values of this validation."""
         if not trainer.sanity_checking:
-            self._show(trainer, set(trainer.callback_metrics) - self._before)
+            self._show(trainer, set(trainer.logged_metrics) - self._before)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Without any validation, let TensorBoard compare runs by the loss."""
-        self._show(trainer, {"train/loss"} & set(trainer.callback_metrics))
+        self._show(trainer, {"train/loss"} & set(trainer.logged_metrics))
 
     def _log(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         told = hyperparameters.of_objects(pl_module, getattr(trainer, "datamodule", None))
@@ -56,11 +57,13 @@ class Hyperparameters(pl.Callback):
                 logger.log_hyperparams(self._told)
 
     def _show(self, trainer: pl.Trainer, names: set[str]) -> None:
-        """Write options and values for the tab HPARAMS. The tab then takes later values from the scalars."""
+        """Write options and names of values for the tab HPARAMS, which then takes the values from the scalars."""
         if self._shown or not names:
             return
         self._shown = True
-        values = {name: float(trainer.callback_metrics[name]) for name in sorted(names)}
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(self._told, values, step=trainer.global_step)
+            if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
+                writer = logger.experiment._get_file_writer()
+                # Lightning's `log_hyperparams` would also log the values once more.
+                for summary in hparams(self._told, dict.fromkeys(sorted(names), 0.0)):
+                    writer.add_summary(summary)

@@ -44,7 +44,9 @@ class StepProgressBar(TQDMProgressBar):
     ) -> dict[str, int | str | float | dict[str, float]]:
         """Add the loss of the latest batch. Lightning's own way to show it would read it after each batch."""
         loss = trainer.callback_metrics.get("train/loss")
-        return super().get_metrics(trainer, pl_module) | ({} if loss is None else {"train/loss": loss.item()})
+        shown = super().get_metrics(trainer, pl_module) | ({} if loss is None else {"train/loss": loss.item()})
+        shown.pop("v_num", None)  # It would be the last four letters of the version.
+        return shown
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Close the bars on the screen, so that the message of the error gets a line of its own."""

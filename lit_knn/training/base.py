@@ -231,6 +231,10 @@ class EstimatorTraining(pl.LightningModule):
         seen = torch.tensor(float(self.images_seen))
         self.log("train/images_seen", seen)
         self.log("images_seen", seen, logger=False)  # The names of kept checkpoints have it.
+        return self.checked_objective(loss, x)
+
+    def checked_objective(self, loss: Tensor, x: Tensor) -> Tensor:
+        """Return `objective`, a scalar tensor; raise InputError if it is none."""
         minimised = self.objective(loss, x)
         # If the objective were None, Lightning would skip the batch and train nothing.
         if not isinstance(minimised, Tensor) or minimised.numel() != 1:

@@ -45,7 +45,8 @@ def try_step(model: EstimatorTraining, trainer: pl.Trainer, batch: Any) -> StepT
     estimator.read_and_reset()
     with _without_traces(model), trainer.precision_plugin.train_step_context(), whole.measure():
         # Unlike `backward`, `grad` leaves the gradients of the parameters alone, so DDP starts no exchange.
-        torch.autograd.grad(model.objective(model.losses(x, class_label, key)[0], x), weights, allow_unused=True)
+        loss, _ = model.losses(x, class_label, key)
+        torch.autograd.grad(model.checked_objective(loss, x), weights, allow_unused=True)
     return StepTime(whole.read_and_reset(), estimator.read_and_reset())
 
 
