@@ -24,6 +24,12 @@ from tests.interrupted_runs import assert_same, edm, fit, ict
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
+@pytest.fixture
+def any_run(monkeypatch):
+    """Runs of few steps are tried, too."""
+    monkeypatch.setattr(step_cost, "FEWEST_STEPS", 0)
+
+
 class Normalised(nn.Module):
     """Has what a try could change: running means, random numbers of PyTorch and Python, dropout."""
 
@@ -43,6 +49,7 @@ def augmented():
     return LitEDM(Normalised(), KNN(k=16, n=4), lr=1e-2, augmentation=GeometricAugmentation(0.5))
 
 
+@pytest.mark.usefixtures("any_run")
 @pytest.mark.parametrize("make", [ict, augmented])
 def test_a_run_with_a_try_is_the_run_without_one(make, tmp_path, capsys):
     paths = []
@@ -67,6 +74,7 @@ def told_by(folder, capsys, model, times, **options):
     return [line for line in capsys.readouterr().out.splitlines() if "step" in line]
 
 
+@pytest.mark.usefixtures("any_run")
 def test_the_second_try_counts_and_a_long_one_is_not_repeated(tmp_path, capsys):
     # A step has two batches of 400 images.
     (line,) = told_by(tmp_path / "a", capsys, edm(), [(9.0, 5.0), (2.0, 0.5)], accumulate_grad_batches=2)
@@ -75,12 +83,17 @@ def test_the_second_try_counts_and_a_long_one_is_not_repeated(tmp_path, capsys):
     assert line == "A step of 400 images takes about 45 s (estimator 30 s): 2 steps about 1 min 30 s, by a single try"
 
 
+@pytest.mark.usefixtures("any_run")
 def test_a_compiled_network_is_not_tried(tmp_path, capsys):
     model = edm()
     model.network.compile()
     with torch.compiler.set_stance("force_eager"):
         (line,) = told_by(tmp_path, capsys, model, [])
     assert "compiled" in line
+
+
+def test_nothing_is_tried_before_a_short_run(tmp_path, capsys):
+    assert told_by(tmp_path, capsys, edm(), []) == []
 
 
 TIMES = {0.0344: "0.034 s", 59.4: "59 s", 59.7: "1 min 0 s", 170.2: "2 min 50 s", 3600: "1 h 0 min"}

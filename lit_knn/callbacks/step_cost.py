@@ -13,6 +13,8 @@ from lit_knn.training.times import duration
 
 # A first try that takes longer than this is not repeated, although it includes what PyTorch does only once.
 LONGEST_TRY_S = 30.0
+# The tries would take a large part of a run with fewer steps.
+FEWEST_STEPS = 20
 
 
 class StepCost(pl.Callback):
@@ -21,7 +23,8 @@ class StepCost(pl.Callback):
     The second try counts. A try computes loss and gradients and drops them: the run is the same, bit for bit, as
     without it. Not counted are optimiser, validations, checkpoints, and the exchange of gradients between ranks.
 
-    Nothing is tried with a compiled network, whose first call takes minutes. `lit-knn fit` always adds this callback.
+    Nothing is tried with a compiled network, whose first call takes minutes, and in a run of fewer than 20 steps.
+    `lit-knn fit` always adds this callback.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -36,7 +39,8 @@ class StepCost(pl.Callback):
             return
         self._told = True
         plain = isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy))
-        if not plain or not isinstance(pl_module, EstimatorTraining):
+        steps = trainer.estimated_stepping_batches - trainer.global_step
+        if not plain or not isinstance(pl_module, EstimatorTraining) or 0 < steps < FEWEST_STEPS:
             return
         if is_compiled(pl_module):
             pl_module.print("The network is compiled at its first step, so the time of a step is not known before.")
@@ -52,7 +56,6 @@ class StepCost(pl.Callback):
         images = len(pl_module._unpack(batch)[0]) * trainer.world_size * batches
         seconds, estimator = batches * told.seconds, batches * told.estimator_seconds
         line = f"A step of {images:,} images takes about {duration(seconds)} (estimator {duration(estimator)})"
-        steps = trainer.estimated_stepping_batches - trainer.global_step
         if 0 < steps < math.inf:
             line += f": {steps:,} steps about {duration(steps * seconds)}"
         pl_module.print(line if twice else f"{line}, by a single try")
