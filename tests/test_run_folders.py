@@ -9,6 +9,7 @@ import yaml
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lit_knn.errors import InputError
 from lit_knn.report import main as report
 from lit_knn.results import read_rows
 from lit_knn.run_folder import earlier_configs, resumed_from
@@ -178,6 +179,19 @@ def test_the_number_is_above_those_of_the_same_name(tmp_path):
     for name in ("stf_2", "stf_10", "stf_x", "own_stf_30", "version_40"):
         (tmp_path / name).mkdir()
     assert (next_version(tmp_path, "stf"), next_version(tmp_path, "knn")) == ("stf_11", "knn_0")
+
+
+def test_the_number_is_new_in_the_folders_of_all_loggers(tmp_path):
+    (tmp_path / "b" / "ict_3").mkdir(parents=True)
+    loggers = [CSVLogger(tmp_path, name="a"), CSVLogger(tmp_path, name="b")]
+    model = {"class_path": "lit_knn.ict.LitICT"}
+    assert choose_folder(tmp_path / "a", loggers, model) == tmp_path / "a" / "ict_4"
+
+
+@pytest.mark.parametrize("version", ["", ".", "..", "x/y", "/x"])
+def test_a_version_that_is_no_name_of_a_folder_is_refused(version, tmp_path):
+    with pytest.raises(InputError, match=r"trainer\.logger\.version must be the name of a folder"):
+        choose_folder(tmp_path, [CSVLogger(tmp_path, version=version)], {"class_path": "lit_knn.ict.LitICT"})
 
 
 @pytest.mark.parametrize(("version", "folder"), [("mine", "mine"), (7, "version_7")])

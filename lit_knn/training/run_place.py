@@ -52,9 +52,14 @@ def choose_folder(
         loggers: the loggers of the trainer.
         model: class path and arguments of the model.
         resumed_from: the checkpoint that a fit resumes from, or None.
+
+    Raises:
+        InputError: the logger's version is not the name of a folder.
     """
     given = next((version for version in map(_given_version, loggers) if version is not None), None)
     if given is not None:
+        if given in ("", "..") or Path(given).name != given:
+            raise InputError(f"trainer.logger.version must be the name of a folder, got {given!r:.80}")
         return parent / given
     if resumed_from is not None:
         run = Path(resumed_from).parent.parent
@@ -62,7 +67,8 @@ def choose_folder(
         here = (run / CONFIG_NAME).is_file() and run.resolve().parent == parent.resolve()
         if last and here and same_model_and_estimator(run, model):
             return parent / run.resolve().name
-    return parent / next_version(parent, version_stem(model))
+    others = [Path(logger.root_dir) for logger in loggers if isinstance(logger, FILE_LOGGERS)]
+    return parent / next_version(parent, version_stem(model), *others)
 
 
 def version_stem(model: Mapping[str, Any]) -> str:
@@ -75,10 +81,10 @@ def version_stem(model: Mapping[str, Any]) -> str:
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
 
 
-def next_version(parent: Path, stem: str) -> str:
-    """Return `stem_N` with the first number above those of the folders in `parent`."""
+def next_version(parent: Path, stem: str, *others: Path) -> str:
+    """Return `stem_N` with the first number above those of the folders in `parent` and in those of other loggers."""
     pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
-    names = (path.name for path in parent.iterdir()) if parent.is_dir() else ()
+    names = (path.name for folder in {parent, *others} if folder.is_dir() for path in folder.iterdir())
     numbers = [int(match[1]) for match in map(pattern.fullmatch, names) if match]
     return f"{stem}_{max(numbers, default=-1) + 1}"
 
