@@ -62,7 +62,7 @@ class PCA(Autoencoder):
         flat, r = images.flatten(1), prod(self.latent_shape)
         if r > min(flat.shape):
             raise InputError(
-                f"PCA: latent_shape={list(self.latent_shape)} has {r} components, but there are {len(flat)} images of "
+                f"latent_shape={list(self.latent_shape)} has {r} components, but there are {len(flat)} images of "
                 f"{flat.shape[1]} values"
             )
         self._components = principal_components(flat, flat.mean(0), r)

@@ -31,7 +31,8 @@ class Latents(ReferenceDataModule):
 
     Raises:
         InputError: hflip or sharded is true; `images` has an option that belongs here; at `setup`, the autoencoder
-            returns something else than finite latents, or the file at `path` does not hold those of these images.
+            returns something else than finite latents, or decodes them to another shape than that of the images, or
+            the file at `path` does not hold those of these images.
     """
 
     autoencoder: Autoencoder
@@ -72,6 +73,7 @@ class Latents(ReferenceDataModule):
         with prefixed(type(self.autoencoder).__name__):
             fit(self.autoencoder, whole)
             latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
+            _check_decoder(self.autoencoder, latents[:2], whole.shape)
         self.image_reference = whole
         if self.held_out or self.train_images is not None:
             used, kept = split_rows(whole.N, self.held_out, self.train_images)
@@ -100,13 +102,17 @@ def encode_images(images: ReferenceSet, autoencoder: Autoencoder, batch_size: in
     """Encode all images in their order: (N, *latent_shape), float32, on the CPU. The autoencoder is fitted already.
 
     Raises:
-        InputError: `encode` returns no tensor of one finite latent for each image.
+        InputError: `encode` returns no tensor of one finite latent for each image, or latents of several shapes.
     """
     from tqdm import tqdm
 
     batches = torch.arange(images.N).split(batch_size)
     shown = tqdm(batches, desc="Encoding", unit=" batches", disable=None, leave=False)
-    return torch.cat([encoded(autoencoder, images.gather(ids)) for ids in shown])
+    latents = [encoded(autoencoder, images.gather(ids)) for ids in shown]
+    shapes = {tuple(part.shape[1:]) for part in latents}
+    if len(shapes) > 1:
+        raise InputError(f"encode must return latents of one shape, got {', '.join(map(str, sorted(shapes)))}")
+    return torch.cat(latents)
 
 
 @torch.no_grad()
@@ -120,6 +126,18 @@ def encoded(autoencoder: Autoencoder, images: Tensor) -> Tensor:
     if not latents.isfinite().all():
         raise InputError("encode returned NaN or infinite values")
     return latents
+
+
+@torch.no_grad()
+def _check_decoder(autoencoder: Autoencoder, latents: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse decoded latents that cannot be compared with the images, which the first validation would find."""
+    images = autoencoder.decode(latents)
+    expected = (len(latents), *shape)
+    if not isinstance(images, Tensor) or tuple(images.shape) != expected:
+        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"decode must return images of shape {expected} for {len(latents)} latents, got {got}")
+    if not images.isfinite().all():
+        raise InputError("decode returned NaN or infinite values")
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
