@@ -80,19 +80,21 @@ def test_a_finished_run_is_not_repeated_and_a_missing_one_is_made_again_the_same
     assert same_numbers(again[6:], kept[4:6])
 
 
+def stop(self, trainer, *_):
+    if trainer.global_step == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(path, *run):
+    Measure.on_train_batch_start = stop
+    curves_command(path, *run)
+
+
 def test_an_interrupted_run_goes_on_from_its_checkpoint(table, tmp_path):
     path = tmp_path / "x.csv"
     run = ["--modules", "EDM", "--estimators", "KNN"]
-
-    def stop(self, trainer, *_):
-        if trainer.global_step == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def killed():
-        Measure.on_train_batch_start = stop
-        curves_command(path, *run)
-
-    child = multiprocessing.get_context("fork").Process(target=killed)
+    # A fork of this process could not train if another test has started threads of autograd.
+    child = multiprocessing.get_context("forkserver").Process(target=killed, args=(path, *run))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL

@@ -207,3 +207,24 @@ def test_a_run_of_an_earlier_version_goes_on_in_its_folder():
     fit(3, "--ckpt_path", "last")
     assert json.loads((old / "run.json").read_text())["step"] == 3
     assert [path.name for path in RUN.parent.iterdir()] == ["version_0"]
+
+
+def test_a_measurement_in_the_folder_of_a_run_leaves_its_configuration():
+    fit(2)
+    kept = (RUN / "config.yaml").read_bytes()
+    here = ["--trainer.logger.version", RUN.name, "--ckpt_path", str(LAST)]
+    main(["validate", *SMALL, *here])
+    assert (RUN / "config.yaml").read_bytes() == kept
+    assert yaml.safe_load((RUN / "config_validate.yaml").read_text())["ckpt_path"] == str(LAST)
+    assert earlier_configs(RUN) == []
+    assert resumed_from(RUN) is None
+
+
+def test_a_table_of_another_run_is_not_deleted(tmp_path, capsys):
+    table = tmp_path / "x" / "mine" / "metrics.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("step\n7\n")
+    with pytest.raises(SystemExit):
+        fit(2, *options("csv", logger(CSV, save_dir=str(tmp_path), name="x", version="mine")))
+    assert f"{table} has the rows of another run" in capsys.readouterr().err
+    assert table.read_text() == "step\n7\n"

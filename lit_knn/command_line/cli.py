@@ -222,13 +222,18 @@ class CLI(LightningCLI):
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves `config.yaml` in the run's folder; that of an earlier part of the run there becomes `config_N.yaml`."""
+    """Saves `config.yaml` in the run's folder; that of an earlier part of the run there becomes `config_N.yaml`.
+
+    A command that measures in the folder of a run saves `config_validate.yaml` or `config_predict.yaml` instead.
+    """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Save the configuration; one that says the same as the earlier one replaces it."""
         folder = str(trainer.log_dir)  # Every rank must read `log_dir`, because reading it is a collective operation.
         saves, earlier = not self.already_saved and trainer.is_global_zero, None
-        if saves:
+        if stage != "fit" and Path(folder, CONFIG_NAME).is_file():
+            self.config_filename = f"config_{trainer.state.fn.value}.yaml"  # type: ignore[union-attr]
+        elif saves:
             earlier = keep_earlier_config(folder)
         super().setup(trainer, pl_module, stage)
         if earlier is not None and earlier.read_bytes() == Path(folder, CONFIG_NAME).read_bytes():

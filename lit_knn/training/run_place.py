@@ -90,17 +90,21 @@ def next_version(parent: Path, stem: str, *others: Path) -> str:
 
 
 def set_version(logger: Logger, version: str, appends: bool) -> None:
-    """Make a TensorBoard or CSV logger write to this version, unless it has one; `appends` keeps a CSV's rows."""
+    """Make a TensorBoard or CSV logger write to this version, unless it has one; `appends` keeps a CSV's rows.
+
+    Raises:
+        InputError: without `appends`, the folder of a CSV logger has the rows of another run.
+    """
     if not isinstance(logger, FILE_LOGGERS):
         return
     if logger._version is None:
         logger._version = version
-    if (
-        appends
-        and isinstance(logger, CSVLogger)
-        and (Path(logger.log_dir) / ExperimentWriter.NAME_METRICS_FILE).exists()
-    ):
-        logger._experiment = AppendingWriter(logger.log_dir)
+    if isinstance(logger, CSVLogger):
+        table = Path(logger.log_dir) / ExperimentWriter.NAME_METRICS_FILE
+        if table.exists() and not appends:
+            raise InputError(f"{table} has the rows of another run; move it, or give another version")
+        if table.exists():
+            logger._experiment = AppendingWriter(logger.log_dir)
 
 
 class AppendingWriter(ExperimentWriter):
