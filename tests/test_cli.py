@@ -57,6 +57,11 @@ def test_fit_leaves_checkpoint_pictures_and_logs_and_says_where(capsys):
     assert sorted(p.name for p in Path().iterdir()) == ["runs"]
 
 
+def test_a_folder_with_a_space_is_quoted_in_the_command_of_tensorboard(capsys):
+    fit_demo("--trainer.logger.name", "my demo", steps=1)
+    assert "tensorboard --logdir 'runs/my demo'" in capsys.readouterr().out
+
+
 def test_everything_promised_is_logged():
     fit_demo("--trainer.log_every_n_steps", "1")
     events = EventAccumulator(str(run_folder()))

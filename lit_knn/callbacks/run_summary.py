@@ -1,6 +1,7 @@
 """Show the results of a run."""
 
 from pathlib import Path
+from shlex import quote
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -17,7 +18,6 @@ class RunSummary(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the paths of the results that exist."""
-        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
         if not trainer.is_global_zero:
             return
         lines: list[str] = []
@@ -32,9 +32,9 @@ class RunSummary(pl.Callback):
                 lines.extend([] if saved is None else [f"Checkpoint:   {_short(saved)}"])
             elif isinstance(callback, SampleGrid):
                 lines.extend(f"Samples:      {_short(path)}" for path in callback.last_paths)
-        has_tensorboard = any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers)
-        if has_tensorboard and log_dir is not None:
-            lines.append(f"TensorBoard:  tensorboard --logdir {_short(Path(log_dir).parent)}")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                lines.append(f"TensorBoard:  tensorboard --logdir {quote(str(_short(Path(logger.log_dir).parent)))}")
         print("\n".join(["", *lines]))
 
 
