@@ -21,7 +21,6 @@ def of_options(options: Mapping[str, Any]) -> Flat:
     model, data = options["model"], options.get("data")
     trainer, of_model = options.get("trainer", {}), model.get("init_args", {})
     told = {
-        "estimator": of_model.get("estimator"),  # It comes first, as runs are compared by it.
         "model": model["class_path"],
         **of_model,
         "data": data,
