@@ -1,7 +1,7 @@
 """Guidance on the digits: how often a classifier sees the class that was asked for, and the distance to the data.
 
 python main.py fit -c configs/table2/digits_conditional.yaml --model.label_dropout 0.1
-python -m benchmarks.guidance runs/table2_digits_conditional/version_0
+python -m benchmarks.guidance runs/table2_digits_conditional/knn_0
 """
 
 import argparse

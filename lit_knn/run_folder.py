@@ -32,11 +32,15 @@ def config_of_run(run: str | Path, name: str = CONFIG_NAME) -> dict[str, Any]:
 
 
 def keep_earlier_config(run: str | Path) -> Path | None:
-    """Rename config.yaml of an earlier part of a run to `config_N.yaml`, N from 0; return the new path, if any."""
+    """Rename config.yaml of an earlier part of a run to `config_N.yaml`; return the new path, if any.
+
+    N counts from 0. It is above the numbers that are there, so that no file is replaced.
+    """
     path = Path(run) / CONFIG_NAME
     if not path.is_file():
         return None
-    return path.rename(path.with_name(f"config_{len(earlier_configs(run))}.yaml"))
+    latest = next((int(earlier.stem.removeprefix("config_")) for earlier in earlier_configs(run)), -1)
+    return path.rename(path.with_name(f"config_{latest + 1}.yaml"))
 
 
 def earlier_configs(run: str | Path) -> list[Path]:

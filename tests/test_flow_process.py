@@ -1,7 +1,9 @@
 """Flow matching in other processes than the straight path: a Gaussian's exact velocity and flow, files, bad input."""
 
+import io
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -145,6 +147,21 @@ def test_a_file_and_a_checkpoint_keep_the_process():
         straight.check_checkpoint({"flow": model.flow.description()})
     with pytest.raises(InputError, match="another parameterisation"):
         model.check_checkpoint({"flow": straight.flow.description()})
+
+
+def test_a_checkpoint_can_be_read_whatever_a_process_of_ones_own_holds():
+    process = Trigonometric()
+    process.rate, process.name = np.float64(2.5), "mine"
+    process.knots, process.function = np.linspace(0, 1, 5), lambda t: t
+    model, file = lit(process), io.BytesIO()
+    model.image_shape = (1, 4, 4)
+    torch.save({"flow": model.flow.description()}, file)
+    file.seek(0)
+    checkpoint = torch.load(file, weights_only=True)
+    assert checkpoint["flow"]["process"] == {"class": "Trigonometric", "rate": 2.5, "name": "mine"}
+    process.rate = 3.0
+    with pytest.raises(InputError, match="another parameterisation"):
+        model.check_checkpoint(checkpoint)
 
 
 def test_processes_that_are_no_flows_are_refused(tmp_path, monkeypatch, capsys):

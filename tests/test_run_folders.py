@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_knn.errors import InputError
 from lit_knn.report import main as report
 from lit_knn.results import read_rows
-from lit_knn.run_folder import earlier_configs, resumed_from
+from lit_knn.run_folder import earlier_configs, keep_earlier_config, resumed_from
 from lit_knn.training.kept_checkpoints import kept_checkpoints
 from lit_knn.training.record import read_record
-from lit_knn.training.run_place import choose_folder, next_version, version_stem
+from lit_knn.training.run_place import choose_folder, folder_of_name, next_version, version_stem
 from main import main
 
 ROOT = Path(__file__).parent.parent
@@ -127,6 +127,23 @@ def test_runs_without_a_logger_do_not_share_a_folder():
     fit(3, "--trainer.logger", "false", "--ckpt_path", "last")
     assert read_record(runs / "knn_1").step == 3
     assert sorted(path.name for path in Path("runs").iterdir()) == ["lightning_logs"]
+
+
+def test_no_earlier_configuration_is_replaced(tmp_path):
+    for name in ("config.yaml", "config_1.yaml"):  # Someone has deleted config_0.yaml.
+        (tmp_path / name).write_text(name)
+    assert keep_earlier_config(tmp_path) == tmp_path / "config_2.yaml"
+    assert [path.read_text() for path in earlier_configs(tmp_path)] == ["config.yaml", "config_1.yaml"]
+
+
+@pytest.mark.parametrize("place", ["~", "$PLACE"])
+def test_the_folder_of_a_run_is_that_of_its_tensorboard_files(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLACE", str(tmp_path / "place"))
+    arguments = {"save_dir": f"{place}/runs", "name": "x"}
+    for kind, written in ((TENSORBOARD, TensorBoardLogger), (CSV, CSVLogger)):
+        options = {"default_root_dir": "runs", "logger": logger(kind, **arguments)}
+        assert folder_of_name(options) / "version_0" == Path(written(**arguments, version=0).log_dir)
 
 
 def test_two_loggers_share_the_folder_and_a_resumed_table_has_all_rows():

@@ -7,7 +7,9 @@ E[ε|z], E[x|z]; on the straight path it is E[ε − x | z].
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import nullcontext
+from numbers import Real
 from typing import Any
 
 import torch
@@ -63,7 +65,7 @@ class FlowNetwork(nn.Module):
         told = {"output": type(self).__name__}
         if type(self.process) is LinearInterpolant:
             return told
-        return {**told, "process": {"class": type(self.process).__name__, **vars(self.process)}}
+        return {**told, "process": {"class": type(self.process).__name__, **_plain(vars(self.process))}}
 
 
 class VelocityOutput(FlowNetwork):
@@ -164,6 +166,12 @@ OUTPUTS: dict[str, type[FlowNetwork]] = {
 
 def _velocity(process: Process, z: Tensor, tau: Tensor, mean: Tensor) -> Tensor:
     return process.velocity(z, per_item(tau, z), mean).to(torch.float32)
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return the numbers and texts, in types that every reader of checkpoints accepts; the process is a user's."""
+    numbers: dict[str, float | str] = {name: float(v) for name, v in attributes.items() if isinstance(v, Real)}
+    return numbers | {name: v for name, v in attributes.items() if isinstance(v, str)}
 
 
 def _of_items(values: Tensor, z: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Chooses the folder of a run, `runs/NAME/VERSION`, from the options of the trainer, whatever its logger."""
 
+import os
 import pkgutil
 import re
 from collections.abc import Mapping
@@ -27,13 +28,15 @@ def folder_of_name(trainer: Mapping[str, Any]) -> Path:
     Args:
         trainer: the options of the trainer, with `logger` and `default_root_dir`.
     """
-    root = Path(trainer["default_root_dir"] or ".")
+    root = Path(trainer["default_root_dir"] or ".").expanduser()
     given = trainer["logger"]
     loggers = [logger for logger in (given if isinstance(given, list) else [given]) if hasattr(logger, "get")]
-    options = next(((logger.get("init_args") or {}) for logger in loggers if _writes_files(logger)), None)
-    if options is not None:
-        name = options.get("name", DEFAULT_NAME)
-        return Path(options.get("save_dir") or root) / (name or "")
+    first = next((logger for logger in loggers if _is_a(logger, FILE_LOGGERS)), None)
+    if first is not None:
+        options = first.get("init_args") or {}
+        folder = Path(options.get("save_dir") or root) / (options.get("name", DEFAULT_NAME) or "")
+        # TensorBoard's logger replaces `~` and `$NAME` in its folder, and the CSV logger does not.
+        return Path(os.path.expandvars(folder)).expanduser() if _is_a(first, TensorBoardLogger) else folder
     options = (loggers[0].get("init_args") or {}) if loggers else {}
     return root / next((str(options.get(name)) for name in NAMES if options.get(name)), DEFAULT_NAME)
 
@@ -120,9 +123,9 @@ class AppendingWriter(ExperimentWriter):
             self.metrics_keys = list(rows[0]) if rows else []
 
 
-def _writes_files(logger: Any) -> bool:
+def _is_a(logger: Any, kinds: type | tuple[type, ...]) -> bool:
     path = logger.get("class_path")
-    return path is not None and issubclass(pkgutil.resolve_name(path), FILE_LOGGERS)
+    return path is not None and issubclass(pkgutil.resolve_name(path), kinds)
 
 
 def _given_version(logger: Logger) -> str | None:
