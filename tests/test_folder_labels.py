@@ -25,6 +25,19 @@ def test_labels_are_those_of_torchvision_in_a_folder_and_in_a_zip(tmp_path):
     assert ImageFiles(str(folder)).load()[1] is None
 
 
+def test_class_folders_may_be_links_but_not_to_a_folder_they_are_in(tmp_path):
+    elsewhere = write_folder(tmp_path / "elsewhere", FILES)
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for folder in elsewhere.iterdir():
+        (linked / folder.name).symlink_to(folder)
+    there, here = (ImageFiles(str(path), labels_from_folders=True).load() for path in (elsewhere, linked))
+    assert (here[0] == there[0]).all()
+    assert (here[1] == there[1]).all()
+    (elsewhere / "dog" / "again").symlink_to(elsewhere)
+    assert "dog/again links to a folder that it is in" in refusal(ImageFiles(str(linked)).load)
+
+
 def test_estimators_average_over_the_folder_of_an_item(tmp_path):
     data = ImageFiles(str(write_folder(tmp_path / "s", FILES)), labels_from_folders=True, batch_size=4)
     data.setup()

@@ -1,6 +1,8 @@
 """Each run has one folder, whatever its logger, and a resumed run goes on in it."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -203,6 +205,26 @@ def test_the_number_is_new_in_the_folders_of_all_loggers(tmp_path):
     loggers = [CSVLogger(tmp_path, name="a"), CSVLogger(tmp_path, name="b")]
     model = {"class_path": "lit_knn.ict.LitICT"}
     assert choose_folder(tmp_path / "a", loggers, model) == tmp_path / "a" / "ict_4"
+
+
+def test_runs_that_start_together_get_folders_of_their_own(tmp_path):
+    model = {"class_path": "lit_knn.ict.LitICT"}
+    start = threading.Barrier(16)
+
+    def choose(_):
+        start.wait()
+        return choose_folder(tmp_path, [], model)
+
+    with ThreadPoolExecutor(16) as threads:
+        chosen = set(threads.map(choose, range(16)))
+    assert chosen == {tmp_path / f"ict_{number}" for number in range(16)}
+
+
+def test_a_refused_run_leaves_no_folder():
+    fit(2)
+    with pytest.raises(SystemExit):
+        fit(1, "-c", STF, "--ckpt_path", LAST)  # The checkpoint has two steps already.
+    assert [path.name for path in RUN.parent.iterdir()] == [RUN.name]
 
 
 @pytest.mark.parametrize("version", ["", ".", "..", "x/y", "/x"])

@@ -1,6 +1,7 @@
 """The commands that make a model, data and a trainer: `lit-knn fit|validate|predict|plan|best -c …`."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import pkgutil
@@ -78,6 +79,7 @@ class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
 
     _checkpoint: dict[str, Any] | None = None
+    _folder: Path | None = None
 
     def __init__(self, *args: Any, called: str | None = None, **kwargs: Any) -> None:
         self._called = called
@@ -207,7 +209,7 @@ class CLI(LightningCLI):
         except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
             raise InputError(explain(error, options)) from error
         check_processes(trainer)
-        if self.subcommand not in ("plan", "best"):
+        if self.subcommand not in (None, "plan", "best"):
             self._place(trainer)
         return trainer
 
@@ -219,6 +221,17 @@ class CLI(LightningCLI):
         parent = folder_of_name(as_dict(self._get(self.config, "trainer")))
         folder = choose_folder(parent, trainer.loggers, model, resumed_from if fits else None)
         trainer.write_into(folder, appends=not fits or resumed_from is not None)
+        self._folder = folder
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run the command; one that is refused before it wrote anything leaves no folder."""
+        try:
+            super()._run_subcommand(subcommand)
+        except BaseException:
+            if self._folder is not None:
+                with contextlib.suppress(OSError):  # A folder with files stays.
+                    self._folder.rmdir()
+            raise
 
 
 class SaveConfig(SaveConfigCallback):

@@ -180,8 +180,14 @@ def _folder_names(path: Path) -> list[str]:
     def refuse(error: OSError) -> None:
         raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    walk = os.walk(path, onerror=refuse)
-    return [(Path(folder) / file).relative_to(path).as_posix() for folder, _, files in walk for file in files]
+    names = []
+    for folder, subfolders, files in os.walk(path, onerror=refuse, followlinks=True):
+        links = (link for name in subfolders if (link := Path(folder, name)).is_symlink())
+        loop = next((link for link in links if Path(folder).resolve().is_relative_to(link.resolve())), None)
+        if loop is not None:
+            raise InputError(f"{printable(str(loop))} links to a folder that it is in")
+        names += [Path(folder, file).relative_to(path).as_posix() for file in files]
+    return names
 
 
 def _read_images(path: Path, names: list[str], read: Read) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
+from pytorch_lightning.utilities import rank_zero_only
 
 from lit_knn.errors import InputError
 from lit_knn.results import keep_aside, read_rows
@@ -48,7 +49,8 @@ def choose_folder(
 
     VERSION is the logger's, if it is given. A fit that resumes from the `last.ckpt` of a run in `parent`, with the same
     model and estimator, goes on in the folder of that run. Any other run gets a new folder: the class of its estimator
-    with a number, such as `one_sample_0`.
+    with a number, such as `one_sample_0`. The first process makes it, so that a run that starts at the same time gets
+    another one.
 
     Args:
         parent: see `folder_of_name`.
@@ -71,7 +73,15 @@ def choose_folder(
         if last and here and same_model_and_estimator(run, model):
             return parent / run.resolve().name
     others = [Path(logger.root_dir) for logger in loggers if isinstance(logger, FILE_LOGGERS)]
-    return parent / next_version(parent, version_stem(model), *others)
+    while True:
+        folder = parent / next_version(parent, version_stem(model), *others)
+        if rank_zero_only.rank > 0:  # type: ignore[attr-defined]
+            return folder  # The trainer tells the other processes which folder the first one has made.
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # Another run has just made it.
+            continue
+        return folder
 
 
 def version_stem(model: Mapping[str, Any]) -> str:
