@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import sys
@@ -71,6 +72,12 @@ def stand_in():
 
 
 @pytest.fixture
+def blank_figures(monkeypatch):
+    """Draw nothing into figures: for runs whose tables are looked at, and whose figures other tests look at."""
+    monkeypatch.setattr("matplotlib.figure.Figure.draw", lambda self, renderer: None)
+
+
+@pytest.fixture
 def every_u(monkeypatch):
     """`with every_u(grid):` spreads the uniform random numbers of `grid` rows, one per row, evenly over (0, 1).
 
@@ -111,6 +118,12 @@ def random_weights(tmp_path_factory):
 
 
 def pytest_collection_finish(session):
+    # What all tests share stays to the end. Looking through it for garbage takes time, and copies it in forks.
+    gc.freeze()
     # Some tests change the import path, and the server keeps the path that it started with.
     if "tests.ranks" in sys.modules:
         forkserver.ensure_running()
+
+
+def pytest_sessionfinish(session):
+    gc.unfreeze()  # Some libraries complain about objects that are there at the exit.

@@ -109,6 +109,7 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
     assert sorted(path.name for path in run.parent.iterdir()) == ["knn_0", "knn_1"]
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, monkeypatch, capsys):
     passes, measured = [], []
     share, measure = ReferenceSet.share, FidelityMeasure.__call__
@@ -155,6 +156,7 @@ def measure_until(killed_after):
     best()
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_killed_at_any_moment_it_loses_no_row_and_doubles_none(run):
     best()
     expected = rows()
@@ -175,6 +177,7 @@ def test_killed_at_any_moment_it_loses_no_row_and_doubles_none(run):
         assert float(ours["fd_pixels"]) == pytest.approx(float(theirs["fd_pixels"]), rel=1e-9)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_two_ranks_share_each_checkpoint(run):
     best()
     expected = rows()
@@ -191,6 +194,7 @@ def test_two_ranks_share_each_checkpoint(run):
         assert float(ours["fd_pixels"]) == pytest.approx(float(theirs["fd_pixels"]), rel=1e-4)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_damaged_checkpoints_are_named_and_the_others_measured(run, capsys):
     folder = run / "checkpoints"
     whole = (folder / "images_seen=96.ckpt").read_bytes()
@@ -220,6 +224,7 @@ def test_what_another_rank_cannot_read_is_not_measured(run, capsys, monkeypatch)
     assert not (run / TABLE).exists()
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
     best()
     before = (run / TABLE).read_bytes()
@@ -259,6 +264,7 @@ class Scored(Pixels):
         return "scored pixels"
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
     options = {"num_samples": 60, "extractor": {"class_path": "tests.test_best_checkpoint.Scored"}, "cache_dir": None}
     options |= {"extra_metrics": ["kid", "recall"], "kid_subset_size": 30}
@@ -274,6 +280,7 @@ def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
     assert len(read_curves([run], "inception_score")[0].points) == 4
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_what_cannot_be_measured_is_said_in_one_line(run, capsys):
     assert "config.yaml does not exist; give the folder of a training run" in complaint(capsys, run="runs")
     with pytest.raises(SystemExit):

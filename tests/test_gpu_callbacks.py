@@ -83,6 +83,7 @@ def numbers(folder, name):
     return [{key: value for key, value in row.items() if key not in ("seconds", "settings")} for row in rows]
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize("name", MEASURING)
 def test_a_measurement_is_that_of_the_cpu(name):
     np.save("images.npy", pixels(60, (1, 8, 8)).numpy())

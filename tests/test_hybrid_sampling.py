@@ -104,6 +104,7 @@ def test_every_point_has_a_row_a_grid_and_its_place_in_the_picture(drawn):
     assert {"hybrid_sampling", "samples/KNN/t_switch=1"} <= set(events.Tags()["images"])
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_an_interrupted_sweep_goes_on_where_it_was(drawn, monkeypatch):
     main(arguments(folder="whole"))
     whole = {(row["method"], row["t_switch"]): values(row) for row in rows(Path("whole") / RESULTS.name)}
@@ -130,6 +131,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(drawn, monkeypatch):
     assert Path("runs/figure5_digits/estimator_3/hybrid_sampling.png").exists()
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_other_settings_are_other_points(drawn):
     main(arguments(["KNN"], t_switch=[1.0]))
     drawn.clear()
@@ -199,6 +201,7 @@ def test_a_damaged_table_is_kept_aside_and_named(damage):
     assert not table.path.exists()
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_sweep_goes_on_after_a_damaged_table(drawn):
     RESULTS.parent.mkdir()
     RESULTS.write_text("method,t_switch,fd_pix\nKNN,1.0")
@@ -208,6 +211,7 @@ def test_a_sweep_goes_on_after_a_damaged_table(drawn):
     assert len(rows()) == 2
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network():
     main(arguments(["Exact"], t_switch=[0.003], num_steps=18))
     exact, forward = rows()

@@ -331,6 +331,7 @@ def test_the_certificate_is_of_the_source_of_the_latents():
         torch.testing.assert_close(values[name].double(), value.double())
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(tmp_path):
     def row(seed, **options):
         callback = EstimatorError({"one": OneSample()}, [1.0], num_z=20, repeats=3, **options)

@@ -22,7 +22,7 @@ MODELS = {"EDM": (LitEDM, {"lr_ramp_up_images": 0}), "iCT": (LitICT, {})}
 
 
 def small_net(**options):
-    options = {"multipliers": [1, 2], "attention_at": [4], "dropout": 0.0, **options}
+    options = {"multipliers": [1], "attention_at": [8], "dropout": 0.0, **options}
     return DDPMpp(image_size=8, in_channels=1, channels=16, blocks=1, **options)
 
 

@@ -24,6 +24,7 @@ from tests.image_files import refusal
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 CPU = torch.device("cpu")
+SMALL_NET = ["--model.net.channels", "16"]
 
 
 def plan_of(config, *args):
@@ -48,7 +49,7 @@ def test_networks_count_for_parameters_gradients_two_moments_and_an_average(conf
 
 
 def test_a_sharded_set_is_divided_by_the_number_of_devices():
-    options = ["--data.sharded", "true", "--trainer.devices", "4", "--trainer.strategy", "ddp"]
+    options = [*SMALL_NET, "--data.sharded", "true", "--trainer.devices", "4", "--trainer.strategy", "ddp"]
     parts = parts_of(plan_of("table1/ict_knn.yaml", *options))
     assert parts["images"] == 12_500 * 3072
     assert parts["index"] == 12_500 * 3072 * 4
@@ -64,13 +65,14 @@ def coordinates(parts):
 def test_what_ranks_do_not_share_of_a_sharded_set_counts_for_each(tmp_path):
     # Each rank keeps the index of its own images in its own file, and the coordinates of all images.
     options = ["--data.index.cache_dir", str(tmp_path), "--trainer.devices", "4", "--trainer.strategy", "ddp"]
+    options += SMALL_NET
     whole = plan_of("table1/ict_knn.yaml", *options)
     sharded = plan_of("table1/ict_knn.yaml", *options, "--data.sharded", "true")
     for plan, size in ((whole, 50_000 * 3072 * 4), (sharded, 12_500 * 3072 * 4)):
         (index,) = [part for part in plan.parts if part.name == "index"]
         assert (index.bytes, index.bytes * (1 if index.shared else 4)) == (size, 50_000 * 3072 * 4)
     subspace = ["--model.estimator", "lit_knn.estimators.SubspaceKNN", "--model.estimator.compute", "float32"]
-    subspace += ["--trainer.devices", "4", "--trainer.strategy", "ddp"]
+    subspace += [*SMALL_NET, "--trainer.devices", "4", "--trainer.strategy", "ddp"]
     whole, sharded = (plan_of("table1/ict_knn.yaml", *subspace, "--data.sharded", on) for on in ("false", "true"))
     assert coordinates(parts_of(whole)) == coordinates(parts_of(sharded))
 
@@ -216,7 +218,9 @@ def test_ranks_of_a_machine_hold_a_cached_index_once(tmp_path):
         assert plan.needed[0][1] == 4 * others + ranks_in_memory * parts["index"]
 
 
-@pytest.mark.parametrize(("name", "N"), [("celeba64", 202_599), ("imagenet64", 1_281_167)])
+@pytest.mark.parametrize(
+    ("name", "N"), [("celeba64", 202_599), pytest.param("imagenet64", 1_281_167, marks=pytest.mark.slow)]
+)
 def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     plan = ["plan", "-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu"]

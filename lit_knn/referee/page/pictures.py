@@ -44,7 +44,7 @@ def error_against_time(results: Results, entries: Sequence[Ranked]) -> Figure:
     _same_limits(used, [overall, *at_levels])
     _legends(figure, entries)
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)
     for axes, points in zip(used, [overall, *at_levels], strict=True):
         label_points(axes, [(time, error, str(number), _colour(kind)) for number, time, _, error, _, kind in points])
     return figure

@@ -67,7 +67,7 @@ def _save(figure: Figure, path: Path, alt: str) -> Picture:
     # Identifiers in an SVG would be random without a salt.
     with mpl.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)
     with written_whole(path) as partial:
         figure.savefig(partial, dpi=PNG_DPI)
     return Picture(alt, path.name, svg.getvalue())
