@@ -135,6 +135,7 @@ def test_more_lists_find_more_and_the_second_start_finds_the_index(prepared, tmp
     assert {"second_start", "ms", "search_ms", "mse", "call_ms", "held"} <= all_lists[0].keys()
 
 
+@pytest.mark.slow  # The other tests of this file run benchmarks in this process.
 def test_scale_runs_each_entry_in_a_process_of_its_own(prepared, tmp_path, capsys):
     arguments = ["--data", str(prepared), "--output", str(tmp_path / "out" / "x"), "--t", "1", "4", "--batch", "8"]
     arguments += ["--k", "16", "--n", "8", "--calls", "2", "--only", "STF"]

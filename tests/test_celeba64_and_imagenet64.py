@@ -34,7 +34,7 @@ def smooth_images(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:120 images are few")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["celeba64", pytest.param("imagenet64", marks=pytest.mark.slow)])
 def test_a_run_trains_and_a_second_one_maps_the_index_of_the_first(name, smooth_images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     labels = ["--rgb", "--labels-from-folders"] if name == "imagenet64" else []

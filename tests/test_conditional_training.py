@@ -211,7 +211,8 @@ FAST = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# The conditional run of tests/test_hand_over.py is of the kind of table1.
+@pytest.mark.parametrize("name", [pytest.param("table1", marks=pytest.mark.slow), "table2"])
 def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     steps = ["--trainer.max_steps", "6", "--trainer.val_check_interval", "6"]
@@ -282,6 +283,7 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
     assert list(Path("runs/imagenet64_conditional").rglob("last.ckpt"))
 
 
+@pytest.mark.slow  # Two ranks train in test_ddp.py, too.
 def test_two_processes_train_a_conditional_model(tmp_path):
     probe = tmp_path / "probe.yaml"
     probe.write_text(

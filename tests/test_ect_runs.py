@@ -46,6 +46,7 @@ def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(star
     assert list(Path("samples").glob("*.npz"))
 
 
+@pytest.mark.slow  # Two ranks train in test_ddp.py, too.
 def test_two_ranks_keep_the_same_weights(start, tmp_path):
     probe = tmp_path / "probe.yaml"
     callback = {"class_path": "tests.ddp_probe.DDPProbe", "init_args": {"folder": str(tmp_path)}}

@@ -299,6 +299,7 @@ def without_time(rows):
     return [{key: value for key, value in row.items() if key != "ms_per_estimate"} for row in rows]
 
 
+@pytest.mark.slow  # Two ranks share samples in test_fidelity_callback.py, too.
 def test_two_processes_measure_what_one_does(finished, tmp_path):
     run_main(command(tmp_path, resample_source=True), ranks=2)
     for ours, theirs in zip(without_time(read(tmp_path)), without_time(read(finished)), strict=True):

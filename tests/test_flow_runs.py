@@ -41,6 +41,7 @@ def weights(folder):
     return path, torch.load(path, weights_only=True)
 
 
+@pytest.mark.slow  # Two ranks train with half of the images in test_ddp.py, too.
 def test_two_ranks_train_with_half_of_the_images_each(tmp_path):
     # tests/test_ddp.py compares half of the images on each rank with all images on both.
     kept = ["--trainer.callbacks", "callbacks.LastCheckpoint", "--model.augmentation.p", "0.4"]

@@ -19,6 +19,7 @@ from tests.ranks import run_probe
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow  # The next test runs the command, with less time.
 def test_the_command_checks_and_measures_every_estimator(tmp_path, capsys):
     assert main(["--output", str(tmp_path / "gpu"), "--images", "300", "--batch", "4", "--n", "16"]) == 0
     assert (tmp_path / "gpu.md").read_text().strip() in capsys.readouterr().out

@@ -54,6 +54,8 @@ TRAINING = {
     "StepCost": {},
     "StepProgressBar": {},
 }
+# Like NetworkAgreement, which takes the same path on a GPU, but for its comparison of sizes.
+LONG = ("SizeCalibration",)
 # Tests of their own, here and in test_gpu_training.py.
 ELSEWHERE = {"PosteriorPicture", "SampleWriter"}
 
@@ -84,7 +86,7 @@ def numbers(folder, name):
 
 
 @pytest.mark.usefixtures("blank_figures")
-@pytest.mark.parametrize("name", MEASURING)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in MEASURING])
 def test_a_measurement_is_that_of_the_cpu(name):
     np.save("images.npy", pixels(60, (1, 8, 8)).numpy())
     write_own("network.ckpt")

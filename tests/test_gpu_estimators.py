@@ -53,8 +53,16 @@ def _default_streams_stay():
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("kind", SETS)
-@pytest.mark.parametrize("name", MAKERS)
+# These analytic models take half a minute on the stand-in, and one kind of set shows whether they run on a GPU.
+LONG = ("equivariant_patch", "golden", "pca_locality")
+NAMES_AND_KINDS = [
+    pytest.param(name, kind, marks=pytest.mark.slow if name in LONG and kind != "pixels" else ())
+    for name in MAKERS
+    for kind in SETS
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES_AND_KINDS)
 def test_posterior_means_are_as_good_as_on_the_cpu(name, kind):
     (ours, reference), (theirs, on_cpu) = (on(device, MAKERS[name], kind) for device in ("cuda", "cpu"))
     z, x = latents(on_cpu)
@@ -79,10 +87,6 @@ def test_posterior_means_are_as_good_as_on_the_cpu(name, kind):
     # Eq. 5 (eq:clean_score), solved for the mean.
     told = score.cpu().double() * T.reshape(-1, *[1] * (z.ndim - 1)) ** 2 + z
     torch.testing.assert_close(told, mean.cpu().double(), atol=1e-4, rtol=0)
-
-
-# Twice the work of the other tests, which takes these estimators half a minute on the stand-in.
-LONG = ("equivariant_patch", "golden", "pca_locality")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in MAKERS])
@@ -142,7 +146,7 @@ def test_arguments_on_another_device_are_refused(name):
 CLASS_MAKERS = every_class_estimator(k=10, n=8, r=4, max_n=10)
 
 
-@pytest.mark.parametrize("name", CLASS_MAKERS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in CLASS_MAKERS])
 def test_means_of_classes_are_as_good_as_on_the_cpu(name):
     def bound(device):
         labels = torch.arange(60) % 3

@@ -88,8 +88,9 @@ def assert_same(path, other):
             torch.testing.assert_close(value, theirs[name], rtol=1e-2, atol=1e-4, msg=name)
 
 
-# Runs of iCT resume on the stand-in in tests/test_no_waiting.py and without it in tests/test_ict.py.
-@pytest.mark.parametrize("run", [pytest.param("table1/digits", marks=pytest.mark.slow), "table2/digits"])
+# Runs resume on the stand-in in tests/test_no_waiting.py, too, and the next test runs commands there.
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["table1/digits", "table2/digits"])
 def test_a_resumed_run_is_the_uninterrupted_one_and_can_be_used(run):
     version, whole = fit(run, "whole", 6)
     assert len(logged(version, "train/loss")) == 6

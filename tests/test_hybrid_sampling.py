@@ -257,6 +257,7 @@ MEMORISATION = {"class_path": "callbacks.Memorisation"}
 MEMORISATION["init_args"] = {"num_samples": 60, "batch_size": 15, "num_pairs": 12}
 
 
+@pytest.mark.slow  # Two ranks share samples in test_fidelity_callback.py, too.
 def test_two_processes_measure_what_one_does():
     # Both callbacks run together, because starting two processes costs more than their work.
     tables, pictures, logged = [], [], []

@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def refused(capsys, command, *args, status=2):
 
 def test_an_interrupted_command_says_the_command_that_goes_on(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["main.py"])
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     # The second command has resumed already, and so says the newer checkpoint alone.
     for step, *resumed in [(2,), (4, "--ckpt_path", str(last()))]:
         configure(killed("KilledAt", step=step, hook="on_after_backward", signum=int(signal.SIGTERM)))

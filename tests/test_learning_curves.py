@@ -108,6 +108,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(table, tmp_path):
     assert float(rows_of(path)[0]["seconds"]) == kept["callbacks"]["Measure"]["rows"][0]["seconds"]
 
 
+@pytest.mark.slow  # The next tests continue runs, too.
 def test_tuning_starts_from_the_run_of_the_same_seed_which_is_made_if_it_is_missing(tmp_path):
     path = tmp_path / "x.csv"
     curves_command(path, "--modules", "ECT", "--estimators", "STF")

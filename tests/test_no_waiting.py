@@ -80,9 +80,12 @@ class Recorded(pl.Callback):
     ("kind", "options", "net_options", "trainer_options"),
     [
         (LitICT, {}, {"dropout": 0.1}, {}),
-        (LitEDM, {}, {"dropout": 0.1}, {"accumulate_grad_batches": 2}),
+        pytest.param(LitEDM, {}, {"dropout": 0.1}, {"accumulate_grad_batches": 2}, marks=pytest.mark.slow),
         (LitEDM, {"augmentation": GeometricAugmentation(0.4)}, {"augment_dim": 9}, {}),
-        (LitFlow, {"augmentation": GeometricAugmentation(0.4)}, {"augment_dim": 9}, {}),
+        # The step is that of LitEDM, but for the output of the network.
+        pytest.param(
+            LitFlow, {"augmentation": GeometricAugmentation(0.4)}, {"augment_dim": 9}, {}, marks=pytest.mark.slow
+        ),
         (LitICT, {"class_conditional": True}, {"num_classes": 10}, {"precision": "bf16-mixed"}),
     ],
 )

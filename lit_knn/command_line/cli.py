@@ -79,7 +79,7 @@ class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
 
     _checkpoint: dict[str, Any] | None = None
-    _folder: Path | None = None
+    _folders: Sequence[Path] = ()
 
     def __init__(self, *args: Any, called: str | None = None, **kwargs: Any) -> None:
         self._called = called
@@ -219,18 +219,19 @@ class CLI(LightningCLI):
         resumed_from = self._get(self.config, "ckpt_path")
         fits = self.subcommand == "fit"
         parent = folder_of_name(as_dict(self._get(self.config, "trainer")))
+        missing = [path for path in (parent, *parent.parents) if not path.exists()]
         folder = choose_folder(parent, trainer.loggers, model, resumed_from if fits else None)
+        self._folders = [folder, *missing]
         trainer.write_into(folder, appends=not fits or resumed_from is not None)
-        self._folder = folder
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run the command; one that is refused before it wrote anything leaves no folder."""
         try:
             super()._run_subcommand(subcommand)
         except BaseException:
-            if self._folder is not None:
-                with contextlib.suppress(OSError):  # A folder with files stays.
-                    self._folder.rmdir()
+            with contextlib.suppress(OSError):  # A folder with files stays.
+                for folder in self._folders:
+                    folder.rmdir()
             raise
 
 
