@@ -245,6 +245,24 @@ def test_the_index_without_faiss_finds_the_exact_neighbours():
     assert (reference.search(x[:50], 1)[0] >= 0).all()
 
 
+def test_the_help_of_a_command_has_its_own_options_first_and_the_trainer_last(capsys):
+    with pytest.raises(SystemExit):
+        entry.main(["plan", "--help"])
+    printed = capsys.readouterr().out
+    order = [
+        "usage:",
+        "--seed_everything",
+        "--image_shape",
+        "\n  --model ",
+        "\n  --data ",
+        "\n  --optimizer ",
+        "--trainer.m",
+    ]
+    assert [printed.index(part) for part in order] == sorted(printed.index(part) for part in order)
+    assert len(printed[: printed.index("options:")].splitlines()) < 8
+    assert "<class" not in "".join(line for line in printed.splitlines() if not line.startswith(" "))
+
+
 def test_the_help_of_a_model_names_own_networks_alone(capsys):
     # Hundreds of torch.nn hid them.
     with pytest.raises(SystemExit):

@@ -13,6 +13,17 @@ from lit_knn import nets
 KNOWN_MODULES = re.compile(r"known subclasses: torch\.nn\.Module\b[^)]*")
 
 
+# Lightning's trainer has four hundred lines, so it comes after what is set more often.
+TITLES = {
+    "model": "Model (--model.help CLASS lists its options)",
+    "data": "Data (--data.help CLASS lists its options)",
+    "optimizer": "Optimizer",
+    "lr_scheduler": "Schedule of the learning rate",
+    "trainer": "Trainer of PyTorch Lightning",
+}
+PARTS = [*TITLES, "Linked arguments"]
+
+
 class Formatter(DefaultHelpFormatter):
     """Lists the classes of `lit_knn.nets` for an option that takes any `torch.nn.Module`."""
 
@@ -25,6 +36,22 @@ class Parser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": Formatter, **kwargs})
+
+    def format_help(self) -> str:
+        """Describe a command: its own options first, its trainer last, and a usage of one line."""
+        parts = {group: _part(group) for group in self._action_groups}
+        if "trainer" in parts.values():
+            self.usage = "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"
+            self._action_groups.sort(key=lambda group: PARTS.index(parts[group]) if parts[group] in PARTS else -1)
+            for group, part in parts.items():
+                group.title = TITLES.get(part, group.title)
+        return super().format_help()
+
+
+def _part(group: Any) -> str:
+    """Return which part of a run a group of options is for: the name of its first option, else its title."""
+    first = group._group_actions[0].dest.removesuffix(".help") if group._group_actions else ""
+    return first if first in TITLES else group.title
 
 
 def _networks(_: re.Match[str]) -> str:
