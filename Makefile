@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lint test demo lock clean
+.PHONY: install lint test test-slow demo lock clean
 
 install: $(VENV)/.installed
 
@@ -21,6 +21,10 @@ lint: install
 
 test: lint
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# Tests that take minutes, or whose paths cheaper tests take.
+test-slow: install
+	$(BIN)/pytest -m slow --timeout=1800 -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The versions of this environment, with which the tests passed; pip takes the file with --constraint.
 lock: install

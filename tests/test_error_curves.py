@@ -37,7 +37,7 @@ def marks(axes):
     return {
         to_hex(line.get_color()).upper(): list(line.get_xdata())
         for line in axes.lines
-        if line.get_fillstyle() == "none" and line.get_transform() == axes.get_xaxis_transform()
+        if line.get_marker() == "x" and line.get_transform() == axes.get_xaxis_transform()
     }
 
 

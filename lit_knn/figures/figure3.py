@@ -18,6 +18,7 @@ DECADES, ABOVE, BELOW = 4.0, 6.0, 10.0
 UNTOLD = 2.0
 # Distance between the rows of marks for zeros, as a share of the axis.
 MARK_STEP = 0.03
+ZERO_MARKER = "x"
 
 
 def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -45,9 +46,9 @@ def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
         row_of_axes[0].set_ylabel(label)
         _fit_limits(row_of_axes[0], rows, f"{prefix}_mse")
     handles, labels = grid[0][0].get_legend_handles_labels()
-    hollow = {"hollow: bias below this": any_limit, "at the foot: 0": any_zero}
-    for label in (label for label, there in hollow.items() if there):
-        handles.insert(0, Line2D([], [], color="0.4", marker="o", markersize=3, fillstyle="none", linestyle="none"))
+    special = [("o", "hollow: bias below this", any_limit), (ZERO_MARKER, "at the foot: 0", any_zero)]
+    for marker, label in ((marker, label) for marker, label, there in special if there):
+        handles.insert(0, Line2D([], [], color="0.4", marker=marker, markersize=3, fillstyle="none", linestyle="none"))
         labels.insert(0, label)
     figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=min(len(labels), 7), frameon=False)
     return figure
@@ -81,7 +82,7 @@ def _mark_zeros(axes: Axes, t: Sequence[float], number: int) -> bool:
     """Mark the noise levels of an estimator's zeros at the foot of the axes; return True if there are zeros."""
     if t:
         marks = Line2D(t, [MARK_STEP * (number + 1)] * len(t), **look(number))
-        marks.set(linestyle="none", fillstyle="none", transform=axes.get_xaxis_transform())
+        marks.set(linestyle="none", fillstyle="none", marker=ZERO_MARKER, transform=axes.get_xaxis_transform())
         axes.add_line(marks)
     return len(t) > 0
 

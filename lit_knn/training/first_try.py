@@ -74,7 +74,8 @@ def planned_step(model: EstimatorTraining, trainer: pl.Trainer, shape: tuple[int
         return f"The time of a step is NOT KNOWN: {error}"
     seconds *= trainer.accumulate_grad_batches
     images = batch_size * trainer.accumulate_grad_batches * trainer.world_size
-    line = f"A step of {images:,} image{'s' if images > 1 else ''} takes about {duration(seconds)} on this {device.type}{left_out}"
+    counted = f"{images:,} image{'s' if images > 1 else ''}"
+    line = f"A step of {counted} takes about {duration(seconds)} on this {device.type}{left_out}"
     if tried < batch_size:
         line += f" (by a try of {tried} image{'s' if tried > 1 else ''})"
     if trainer.max_steps > 0:
