@@ -22,7 +22,11 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
+        partial.unlink()
         yield partial
+        partial.chmod(mode)  # Some libraries write files that only their owner can read.
         if flush:
             with partial.open("rb") as file:
                 # Flush to disk before renaming: otherwise, after a power cut, the name could exist without the data.

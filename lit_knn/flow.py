@@ -1,5 +1,6 @@
 """Flow matching (Lipman et al. 2022) trained towards the velocity of any estimator."""
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -96,7 +97,7 @@ class LitFlow(PosteriorRegression):
         seed: int = 0,
     ) -> None:
         conditioning = Conditioning("LitFlow", net, class_conditional, sampling_class, label_dropout)
-        times = UniformTimes() if times is None else times
+        times = UniformTimes() if times is None else copy.copy(times)
         process = LINEAR_PROCESS if process is None else process
         with prefixed("LitFlow"):
             check_flow_process(process, times)

@@ -59,6 +59,10 @@ OPTIONS = [
     ("--model.solver builtins.print", "LitICT: solver=print must return latents of the shape of z"),
     ("--model.estimator mine.Nope", "--model.estimator: No module named 'mine'"),
     ("--model.estimator.k true", "--model.estimator.k: Expected a <class 'int'>"),
+    ("--model.net.chanels 8", "--model.net: Option 'chanels' is not accepted; did you mean channels?"),
+    ("--model.estimator.zzz 8", "--model.estimator: Option 'zzz' is not accepted; it has include_source, k, n"),
+    ("--model.estimator sft.yaml", "--model.estimator sft.yaml: no such file; did you mean estimators/stf.yaml?"),
+    ("--model.estimator stf", "dot import path string: stf; known by name: Adaptive, ByClass, CascadeKNN, "),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
     ("-c .", "--config .: this is a folder"),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import yaml
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lit_knn.callbacks import SampleGrid
 from lit_knn.errors import InputError
 from lit_knn.report import main as report
 from lit_knn.results import read_rows
@@ -224,7 +225,20 @@ def test_a_refused_run_leaves_no_folder():
     fit(2)
     with pytest.raises(SystemExit):
         fit(1, "-c", STF, "--ckpt_path", LAST)  # The checkpoint has two steps already.
+    with pytest.raises(SystemExit):
+        fit(1, "--model.net.in_channels", "3")  # The data are found to be grey when the files are there already.
     assert [path.name for path in RUN.parent.iterdir()] == [RUN.name]
+    with pytest.raises(SystemExit):
+        fit(1, "--model.net.in_channels", "3", "--trainer.logger.name", "other/deep")
+    assert [path.name for path in RUN.parent.parent.iterdir()] == [RUN.parent.name]
+
+
+def test_a_run_that_fails_later_keeps_its_files(monkeypatch):
+    monkeypatch.setattr(SampleGrid, "on_validation_epoch_end", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fit(4)
+    assert (RUN / "config.yaml").exists()
+    assert read_rows(RUN / "fidelity.csv")
 
 
 @pytest.mark.parametrize("version", ["", ".", "..", "x/y", "/x"])

@@ -1,7 +1,6 @@
 """The commands that make a model, data and a trainer: `lit-knn fit|validate|predict|plan|best -c …`."""
 
 import argparse
-import contextlib
 import importlib
 import os
 import pkgutil
@@ -42,7 +41,7 @@ from lit_knn.run_folder import CONFIG_NAME, config_of_run, keep_earlier_config
 from lit_knn.trainer import Trainer
 from lit_knn.training.checkpoint_io import read_training
 from lit_knn.training.newest_checkpoint import checkpoints_of_name, newest_whole, of_same_estimator
-from lit_knn.training.run_place import choose_folder, folder_of_name
+from lit_knn.training.run_place import choose_folder, folder_of_name, remove_unused
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 NAMED = ["data", "ect", "edm", "flow", "ict", "lit_estimator", "nets"]
@@ -221,17 +220,17 @@ class CLI(LightningCLI):
         parent = folder_of_name(as_dict(self._get(self.config, "trainer")))
         missing = [path for path in (parent, *parent.parents) if not path.exists()]
         folder = choose_folder(parent, trainer.loggers, model, resumed_from if fits else None)
-        self._folders = [folder, *missing]
+        if folder.is_dir() and not any(folder.iterdir()):
+            self._folders = [folder, *missing]
         trainer.write_into(folder, appends=not fits or resumed_from is not None)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run the command; one that is refused before it wrote anything leaves no folder."""
+        """Run the command; one that is refused before its first step leaves no folder."""
         try:
             super()._run_subcommand(subcommand)
         except BaseException:
-            with contextlib.suppress(OSError):  # A folder with files stays.
-                for folder in self._folders:
-                    folder.rmdir()
+            if self._folders and self.trainer.global_step == 0:
+                remove_unused(self._folders)
             raise
 
 

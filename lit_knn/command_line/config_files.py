@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from lit_knn.command_line.packaged_configs import CONFIG_OPTIONS, hint
+from lit_knn.command_line.packaged_configs import CONFIG_OPTIONS, hint, hint_of_part
 from lit_knn.errors import InputError, first_line
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -45,7 +45,7 @@ def check_config_files(args: Sequence[str]) -> list[EmptyMapping]:
             found += _empty_mappings(_check_config(Path(value)), value, ())
         elif Path(value).suffix in SUFFIXES:
             if not Path(value).is_file():
-                raise InputError(f"{option} {value}: no such file")
+                raise InputError(f"{option} {value}: no such file{hint_of_part(value)}")
             _check_file(Path(value), ())
         elif value.startswith(("{", "[")):
             _check_text(value, option)

@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -26,6 +26,7 @@ FRAMES = (
 VAGUE = ("Expected a path but", "Not a valid subclass of")
 LONGEST_VALUE = 200
 NO_CLASS_PATH = "Expected a dot import path string"
+OWNER = re.compile(r"Problem with given class_path '([\w.]+)'")
 OWN_CLASS = re.compile(r"<class '(lit_knn\.[\w.]+)'>")
 
 
@@ -99,17 +100,26 @@ def condense(message: str) -> str:
     value = (paths or values or [""])[-1]
     told = value.startswith(("NestedArg", "Namespace")) or value in "; ".join(reasons)
     given = f" (given: {value[:LONGEST_VALUE]})" if value and not told else ""
-    known = _known_classes(lines) if any(line.startswith(NO_CLASS_PATH) for line in reasons) else []
+    known = _known_classes(lines, keys) if any(line.startswith(NO_CLASS_PATH) for line in reasons) else []
     choices = f"; known by name: {', '.join(known)}" if known else ""
     return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + given + choices
 
 
-def _known_classes(lines: list[str]) -> list[str]:
-    """Return the names of the classes of this package that an option takes, if the parser tells their base."""
-    bases = [name for line in lines if line.startswith("Subtypes:") for name in OWN_CLASS.findall(line)]
+def _known_classes(lines: list[str], keys: list[str]) -> list[str]:
+    """Return the names of the classes of this package that an option takes.
+
+    The parser tells their base, or the class that has the option `keys[-1]`.
+    """
+    bases = [
+        pkgutil.resolve_name(name) for line in lines if line.startswith("Subtypes:") for name in OWN_CLASS.findall(line)
+    ]
+    owners = [match[1] for line in lines if (match := OWNER.search(line))]
+    if not bases and owners and keys:
+        hint = get_type_hints(pkgutil.resolve_name(owners[-1]).__init__).get(keys[-1])
+        bases = [kind for kind in get_args(hint) or (hint,) if getattr(kind, "__module__", "").startswith("lit_knn.")]
     if not bases:
         return []
-    found, left = set(), [pkgutil.resolve_name(bases[-1])]
+    found, left = set(), [bases[-1]]
     while left:
         kind = left.pop()
         left += kind.__subclasses__()

@@ -1,5 +1,6 @@
-"""Help of the options that take any network: it names the networks of the project, not the hundreds of PyTorch."""
+"""The parser of the command line: a help that shows first what users set most, and names where one was misspelt."""
 
+import difflib
 import re
 from argparse import Action
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 
 from lit_knn import nets
 
+NOT_ACCEPTED = re.compile(r"Option '([\w.]+)' is not accepted")
 KNOWN_MODULES = re.compile(r"known subclasses: torch\.nn\.Module\b[^)]*")
 
 
@@ -37,15 +39,30 @@ class Parser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": Formatter, **kwargs})
 
-    def format_help(self) -> str:
+    def format_help(self, formatter: Any = None) -> str:
         """Describe a command: its own options first, its trainer last, and a usage of one line."""
-        parts = {group: _part(group) for group in self._action_groups}
+        groups: Any = self._action_groups
+        parts = {group: _part(group) for group in groups}
         if "trainer" in parts.values():
             self.usage = "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"
-            self._action_groups.sort(key=lambda group: PARTS.index(parts[group]) if parts[group] in PARTS else -1)
+            groups.sort(key=lambda group: PARTS.index(parts[group]) if parts[group] in PARTS else -1)
             for group, part in parts.items():
                 group.title = TITLES.get(part, group.title)
-        return super().format_help()
+        return super().format_help(formatter)
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        """Check values; an option that the class does not have is told with the option of the nearest name, or all."""
+        try:
+            super().validate(*args, **kwargs)
+        except KeyError as error:
+            unknown = NOT_ACCEPTED.fullmatch(str(error))
+            if unknown:
+                options = sorted(
+                    {name for action in self._actions if (name := action.dest.partition(".")[0]) != "help"}
+                )
+                near = difflib.get_close_matches(unknown[1], options, n=1)
+                error.args = (f"{error}; did you mean {near[0]}?" if near else f"{error}; it has {', '.join(options)}",)
+            raise
 
 
 def _part(group: Any) -> str:

@@ -52,6 +52,13 @@ def hint(name: str) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else f"; the configs of lit_knn are {', '.join(runs)}"
 
 
+def hint_of_part(name: str) -> str:
+    """Return what to add to the message that a part of a config, such as an estimator, is missing: the nearest one."""
+    parts = {Path(known).name: known for known in names() if known.partition("/")[0] in PARTS}
+    near = difflib.get_close_matches(Path(name).stem, parts, n=1)
+    return f"; did you mean {parts[near[0]]}{SUFFIX}?" if near else ""
+
+
 def _path(option: str, value: str) -> str:
     if value.startswith(("{", "[")):
         return NAMED_FILE.sub(lambda match: _packaged(match[0]), value)

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from lit_knn.figures.style import dress, image_unit, log_values, look
 from lit_knn.results import TITLES
 
+DOUBLES = "the steps N(k) double"
+
 
 class ComparedRun(NamedTuple):
     """One run of the picture.
@@ -37,7 +39,10 @@ def run_comparison(runs: Sequence[ComparedRun]) -> Figure:
     for axes, metric in zip(panels, metrics, strict=True):
         _draw_metric(axes, runs, metric)
     _draw_times(bars, runs)
-    figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    handles, labels = bars.get_legend_handles_labels()
+    marked = [line for axes in panels for line in axes.lines if line.get_label() == DOUBLES]
+    legend = [*handles, *marked[:1]], [*labels, *([DOUBLES] if marked else [])]
+    figure.legend(*legend, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
@@ -48,7 +53,7 @@ def _draw_metric(axes: Axes, runs: Sequence[ComparedRun], metric: str) -> None:
         own = run.distances.get(metric, ())
         axes.plot([seen / divisor for seen, _ in own], [value for _, value in own], **look(number))
     for seen in sorted({seen for run in runs for seen in run.doublings if seen <= max(seen for seen, _ in points)}):
-        axes.axvline(seen / divisor, color="0.6", linewidth=0.6, linestyle=":", zorder=0)
+        axes.axvline(seen / divisor, color="0.6", linewidth=0.6, linestyle=":", zorder=0, label=DOUBLES)
     dress(axes, xlabel=f"Training images seen ({unit})", ylabel=TITLES.get(metric, metric))
     if min(value for _, value in points) > 0:
         log_values(axes)

@@ -201,7 +201,8 @@ def _read_images(path: Path, names: list[str], read: Read) -> np.ndarray:
         if image.shape != first.shape:
             raise InputError(
                 f"{path}: all images must have one size and number of channels, but {printable(names[0])} is "
-                f"{describe_size(first)} and {printable(name)} is {describe_size(image)}"
+                f"{describe_size(first)} and {printable(name)} is {describe_size(image)}; `lit-knn prepare --size S` "
+                "makes them one size"
             )
         images[i] = image
     return images

@@ -1,9 +1,11 @@
 """Chooses the folder of a run, `runs/NAME/VERSION`, from the options of the trainer, whatever its logger."""
 
+import contextlib
 import os
 import pkgutil
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from lit_knn.run_folder import CHECKPOINTS, CONFIG_NAME, LAST_NAME, same_model_a
 
 # These loggers write into folders NAME/VERSION. Other loggers have places of their own.
 FILE_LOGGERS = (TensorBoardLogger, CSVLogger)
+# A run writes these files before its first step.
+WRITTEN_FIRST = (CONFIG_NAME, "hparams.yaml", "events.out.tfevents.*")
 DEFAULT_NAME = "lightning_logs"
 # Loggers call what groups their runs by one of these options.
 NAMES = ("project", "experiment_name", "name")
@@ -82,6 +86,20 @@ def choose_folder(
         except FileExistsError:  # Another run has just made it.
             continue
         return folder
+
+
+def remove_unused(folders: Sequence[Path]) -> None:
+    """Remove the folder of a run that did not begin, if it tells no more than how the run was to begin.
+
+    Args:
+        folders: the folder of the run, and the folders above it that were made for it, the inmost first.
+    """
+    files = [path for path in folders[0].rglob("*") if not path.is_dir()]
+    if all(any(path.match(pattern) for pattern in WRITTEN_FIRST) for path in files):
+        shutil.rmtree(folders[0], ignore_errors=True)
+        with contextlib.suppress(OSError):  # A folder with other files stays.
+            for folder in folders[1:]:
+                folder.rmdir()
 
 
 def version_stem(model: Mapping[str, Any]) -> str:
