@@ -105,7 +105,7 @@ def test_a_signal_ends_a_command_without_training_at_once(command, hook, signum,
 
 
 def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
-    assert "--ckpt_path last: found none" in refused(capsys, "fit", "--ckpt_path", "last")
+    assert "--ckpt_path last: found none in runs/demo; it needs" in refused(capsys, "fit", "--ckpt_path", "last")
     fit(2)
     fit(3, "--ckpt_path", "last", "--trainer.logger.version", "knn_1")
     fit(1, "--trainer.logger.name", "another")
@@ -149,7 +149,7 @@ def test_last_is_of_a_run_with_the_same_estimator(capsys):
         config = yaml.safe_load((run / "config.yaml").read_text())
         assert config["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
     line = refused(capsys, "fit", "--ckpt_path", "last", "--model.estimator", "StratifiedKNN")
-    assert "found none; it needs a whole last.ckpt of a run with this name, model and estimator" in line
+    assert "found none in runs/demo; it needs a whole last.ckpt of a run with this name, model and estimator" in line
 
 
 def test_a_longer_run_is_not_overwritten(capsys):

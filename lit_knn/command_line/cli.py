@@ -135,7 +135,8 @@ class CLI(LightningCLI):
             raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
         if path == "last":
             found = of_same_estimator(checkpoints_of_name(options.trainer), as_dict(options.model))
-            path = options.ckpt_path = str(newest_whole(found, command == "fit"))
+            where = folder_of_name(options.trainer)
+            path = options.ckpt_path = str(newest_whole(found, command == "fit", where))
         if path is not None:
             try:
                 self._checkpoint = read_training(path, to_resume=command == "fit", mmap=True)

@@ -25,6 +25,7 @@ FRAMES = (
 # These lines say only that another reading of the value failed, if there is another reason.
 VAGUE = ("Expected a path but", "Not a valid subclass of")
 LONGEST_VALUE = 200
+OWN_MODULE = "; a file of your own must be in the current folder"
 NO_CLASS_PATH = "Expected a dot import path string"
 OWNER = re.compile(r"Problem with given class_path '([\w.]+)'")
 OWN_CLASS = re.compile(r"<class '(lit_knn\.[\w.]+)'>")
@@ -95,6 +96,7 @@ def condense(message: str) -> str:
     option = ".".join(dict.fromkeys(keys))
     reasons = list(dict.fromkeys(line for line in lines if not line.startswith(FRAMES)))
     reasons = [line for line in reasons if not line.startswith(VAGUE)] or reasons
+    reasons = [f"{line}{OWN_MODULE}" if line.startswith("No module named") else line for line in reasons]
     values = [line.removeprefix("Given value: ") for line in lines if line.startswith("Given value: ")]
     paths = re.findall(r"Expected a path but (\S+) either", message)
     value = (paths or values or [""])[-1]

@@ -34,8 +34,13 @@ def of_same_estimator(paths: list[Path], model: Mapping[str, Any]) -> list[Path]
     return [path for path in paths if same_model_and_estimator(path.parent.parent, model)]
 
 
-def newest_whole(paths: list[Path], to_resume: bool) -> Path:
+def newest_whole(paths: list[Path], to_resume: bool, folder: Path) -> Path:
     """Return the first of the checkpoints that can be used, with a warning for each that cannot.
+
+    Args:
+        paths: checkpoints.
+        to_resume: a fit is to resume from it, see `read_training`.
+        folder: where the checkpoints were looked for, for messages.
 
     Raises:
         InputError: there is none.
@@ -49,4 +54,4 @@ def newest_whole(paths: list[Path], to_resume: bool) -> Path:
             return path
     looked = f"{len(paths)} damaged ones" if paths else "none"
     wanted = f"a whole {LAST_NAME} of a run with this name, model and estimator"
-    raise InputError(f"--ckpt_path last: found {looked}; it needs {wanted}")
+    raise InputError(f"--ckpt_path last: found {looked} in {folder}; it needs {wanted}")
