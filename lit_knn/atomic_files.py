@@ -26,7 +26,8 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
         mode = partial.stat().st_mode
         partial.unlink()
         yield partial
-        partial.chmod(mode)  # Some libraries write files that only their owner can read.
+        if partial.stat().st_mode != mode:  # Some libraries write files that only their owner can read.
+            partial.chmod(mode)
         if flush:
             with partial.open("rb") as file:
                 # Flush to disk before renaming: otherwise, after a power cut, the name could exist without the data.

@@ -47,6 +47,7 @@ def test_options_out_of_range_are_refused_in_one_line(options, capsys):
     assert capsys.readouterr().err.strip().startswith(f"error: {options[0]} must be above 0, got ")
 
 
+@pytest.mark.slow  # tests/test_gpu_estimators.py compares the same paths one by one.
 @pytest.mark.gpu
 def test_every_path_on_a_gpu_agrees_with_float64_on_the_cpu():
     rows = measure(200, (3, 8, 8), torch.device("cuda"))

@@ -275,6 +275,7 @@ def test_the_help_of_a_model_names_own_networks_alone(capsys):
 
 
 def test_only_the_listed_messages_are_kept_from_the_console(caplog):
+    caplog.set_level("INFO", logger="pytorch_lightning")  # Benchmarks that other tests run let only errors pass.
     logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
     with warnings.catch_warnings(record=True) as said, quiet():
         logger.warning("💡 Tip: buy this")

@@ -160,6 +160,7 @@ def test_two_loggers_share_the_folder_and_a_resumed_table_has_all_rows():
     assert [path.name for path in run.parent.iterdir()] == ["knn_0"]
 
 
+@pytest.mark.slow  # tests/test_loggers.py trains with both.
 @pytest.mark.parametrize(
     ("package", "own"),
     [

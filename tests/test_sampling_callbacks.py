@@ -69,6 +69,7 @@ class Others(Images):
         self.reference = ReferenceSet(self.x)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_point_is_of_its_data_grid_seed_estimator_and_options(tmp_path):
     # There are two methods, and the baseline has no estimator.
     assert sweep(tmp_path) == 2

@@ -229,7 +229,7 @@ class CLI(LightningCLI):
         """Run the command; one that is refused before its first step leaves no folder."""
         try:
             super()._run_subcommand(subcommand)
-        except BaseException:
+        except InputError:
             if self._folders and self.trainer.global_step == 0:
                 remove_unused(self._folders)
             raise
