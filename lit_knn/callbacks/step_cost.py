@@ -59,6 +59,7 @@ class StepCost(pl.Callback):
         if 0 < steps < math.inf:
             line += f": {steps:,} steps about {duration(steps * seconds)}"
         pl_module.print(line if twice else f"{line}, by a single try")
-        samples = sum(callback.num_samples for callback in trainer.callbacks if hasattr(callback, "measure"))
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        samples = sum(callback.num_samples for callback in callbacks if hasattr(callback, "measure"))
         if samples > 0 and trainer.enable_validation:
             pl_module.print(f"Each validation draws {samples:,} samples more, whose time is not counted")
