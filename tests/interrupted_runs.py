@@ -34,7 +34,7 @@ def ict(**options):
 
 
 def edm(**options):
-    return LitEDM(net(), OneSample(), lr=1e-2, **{"lr_ramp_up_images": 3000, "ema_half_life_images": 900, **options})
+    return LitEDM(net(), OneSample(), lr=1e-2, **{"lr_ramp_up_images": 300, "ema_half_life_images": 90, **options})
 
 
 class At(pl.Callback):
@@ -55,10 +55,16 @@ def interrupt(signum=signal.SIGINT):
 
 
 def fit(folder, model, steps, ckpt_path=None, at=None, every=100, **options):
-    """Train as the command line does; return the exit status of an interruption, or 0, and the last checkpoint."""
+    """Train as the command line does, four batches an epoch; return the exit status of an interruption, or 0, and the last checkpoint."""
     callbacks = [LastCheckpoint(every), *options.pop("callbacks", ()), *([] if at is None else [at])]
-    data = Digits(batch_size=400, val_images=32, **options.pop("data", {}))
-    options = {"val_check_interval": 3, "check_val_every_n_epoch": None, "log_every_n_steps": 1, **options}
+    data = Digits(batch_size=40, val_images=32, **options.pop("data", {}))
+    options = {
+        "limit_train_batches": 4,
+        "val_check_interval": 3,
+        "check_val_every_n_epoch": None,
+        "log_every_n_steps": 1,
+        **options,
+    }
     logger = options.pop("logger", None) or CSVLogger(folder, name=None, version="run", flush_logs_every_n_steps=1)
     trainer = Trainer(
         max_steps=steps, default_root_dir=folder, logger=logger, callbacks=callbacks, **{**QUIET, **options}

@@ -257,14 +257,15 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_without_its_start(tmp_path)
         model = LitECT(KNN(k=32, n=8), start, tiny_unet(dropout=0.3), **options)
         # The default generator must not matter, because a resumed process does not have its state.
         torch.manual_seed(steps)
-        trainer = pl.Trainer(max_steps=steps, **TRAINER, callbacks=callbacks, enable_checkpointing=bool(callbacks))
-        trainer.fit(model, Digits(batch_size=600), ckpt_path=ckpt_path)
+        options = {**TRAINER, "limit_train_batches": 2, "enable_checkpointing": bool(callbacks)}
+        trainer = pl.Trainer(max_steps=steps, callbacks=callbacks, **options)
+        trainer.fit(model, Digits(batch_size=60), ckpt_path=ckpt_path)
         return model
 
     run(3, start, callbacks=[LastCheckpoint(dirpath=str(tmp_path))])
     resumed = run(7, None, ckpt_path=tmp_path / "last.ckpt")
     whole = run(7, start)
-    assert resumed.images_seen == 7 * 600
+    assert resumed.images_seen == 7 * 60
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 

@@ -62,7 +62,7 @@ def within_the_span(one, two, verbose, theirs=metric_fid.fid_statistics_to_metri
     Neither covariance nor difference of means has a part outside of them, so the distance is the same. The eigenvalues
     of all 2048 directions take most of a minute.
     """
-    random = np.random.default_rng(0).standard_normal((len(one["mu"]), 20))
+    random = np.random.default_rng(0).standard_normal((len(one["mu"]), 16))
     spanning = [one["sigma"] @ random, two["sigma"] @ random, (one["mu"] - two["mu"])[:, None]]
     basis = np.linalg.qr(np.hstack(spanning))[0]
     small = [{"mu": basis.T @ part["mu"], "sigma": basis.T @ part["sigma"] @ basis} for part in (one, two)]
@@ -73,7 +73,7 @@ def within_the_span(one, two, verbose, theirs=metric_fid.fid_statistics_to_metri
 
 def test_numbers_are_those_of_torch_fidelity_on_the_same_images_and_weights(random_weights, monkeypatch):
     monkeypatch.setattr(metric_fid, "fid_statistics_to_metric", within_the_span)
-    generated, real = blobs(14, seed=0), (blobs(11, seed=1) // 2) + 60
+    generated, real = blobs(11, seed=0), (blobs(7, seed=1) // 2) + 60
     theirs = torch_fidelity.calculate_metrics(
         input1=Pictures(generated),
         input2=Pictures(real),
@@ -81,7 +81,7 @@ def test_numbers_are_those_of_torch_fidelity_on_the_same_images_and_weights(rand
         feature_extractor_weights_path=random_weights,
         **dict.fromkeys(("fid", "isc", "kid", "prc", "save_cpu_ram"), True),
         **dict.fromkeys(("cuda", "verbose", "cache"), False),
-        kid_subset_size=10,
+        kid_subset_size=6,
     )
     extractor = InceptionV3(random_weights)
     ours = statistics(extractor, model_space(generated), keep_features=True)
@@ -90,10 +90,10 @@ def test_numbers_are_those_of_torch_fidelity_on_the_same_images_and_weights(rand
     assert fid > 5
     assert fid == pytest.approx(theirs["frechet_inception_distance"], abs=1e-3, rel=0)
     score = inception_score(ours.logits)
-    assert score["inception_score"] > 1.1
+    assert score["inception_score"] > 1.01
     assert score["inception_score"] == pytest.approx(theirs["inception_score_mean"], abs=1e-3)
     assert score["inception_score_std"] == pytest.approx(theirs["inception_score_std"], abs=1e-3)
-    kid = kernel_distance(ours.features, of_data.features, subset_size=10)
+    kid = kernel_distance(ours.features, of_data.features, subset_size=6)
     assert kid["kid"] == pytest.approx(theirs["kernel_inception_distance_mean"], rel=1e-3)
     shares = precision_recall(ours.features, of_data.features)
     assert shares == {name: pytest.approx(theirs[name]) for name in ("precision", "recall")}

@@ -26,7 +26,7 @@ def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def flow(**options):
-    return LitFlow(net(), KNN(k=16, n=4), lr=1e-2, lr_ramp_up_images=3000, ema_half_life_images=900, **options)
+    return LitFlow(net(), KNN(k=16, n=4), lr=1e-2, lr_ramp_up_images=300, ema_half_life_images=90, **options)
 
 
 def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(tmp_path):

@@ -65,27 +65,28 @@ NAMES_AND_KINDS = [
 @pytest.mark.parametrize(("name", "kind"), NAMES_AND_KINDS)
 def test_posterior_means_are_as_good_as_on_the_cpu(name, kind):
     (ours, reference), (theirs, on_cpu) = (on(device, MAKERS[name], kind) for device in ("cuda", "cpu"))
-    z, x = latents(on_cpu)
-    expected = enumerated_mean(on_cpu, z, T)
+    few = slice(None, None, 4 if name in LONG else 1)
+    (z, x), t = (part[few] for part in latents(on_cpu)), T[few]
+    expected = enumerated_mean(on_cpu, z, t)
     stream = torch.cuda.get_rng_state()
-    mean = ours.posterior_mean(z.cuda(), T.cuda(), x.cuda(), keyed_generator("cuda", 1))
+    mean = ours.posterior_mean(z.cuda(), t.cuda(), x.cuda(), keyed_generator("cuda", 1))
     assert (mean.device, mean.dtype, mean.shape) == (reference.device, z.dtype, z.shape)
-    most = FACTOR * error(theirs.posterior_mean(z, T, x, keyed_generator("cpu", 1)), expected) + FLOOR
+    most = FACTOR * error(theirs.posterior_mean(z, t, x, keyed_generator("cpu", 1)), expected) + FLOOR
     assert error(mean, expected) <= most
     for rows in (slice(0, 1), slice(0, 0)):
         few = ours.posterior_mean(z[rows].cuda(), 2.0, x[rows].cuda(), keyed_generator("cuda", 1))
         assert few.shape == z[rows].shape
         assert few.is_cuda
     if isinstance(ours, CertifiedEstimator):
-        certificate = ours.certified_mean(z.cuda(), T.cuda(), x.cuda(), keyed_generator("cuda", 1))
+        certificate = ours.certified_mean(z.cuda(), t.cuda(), x.cuda(), keyed_generator("cuda", 1))
         assert error(certificate.mean, expected) <= most
         assert all(part.is_cuda for part in certificate)
-        told = theirs.certified_mean(z, T, x, keyed_generator("cpu", 1)).sq_error
+        told = theirs.certified_mean(z, t, x, keyed_generator("cpu", 1)).sq_error
         assert certificate.sq_error.mean().item() <= FACTOR * told.mean().item() + FLOOR
     assert torch.equal(torch.cuda.get_rng_state(), stream)
-    score = ours.score(z.cuda(), T.cuda(), x.cuda(), keyed_generator("cuda", 1))
+    score = ours.score(z.cuda(), t.cuda(), x.cuda(), keyed_generator("cuda", 1))
     # Eq. 5 (eq:clean_score), solved for the mean.
-    told = score.cpu().double() * T.reshape(-1, *[1] * (z.ndim - 1)) ** 2 + z
+    told = score.cpu().double() * t.reshape(-1, *[1] * (z.ndim - 1)) ** 2 + z
     torch.testing.assert_close(told, mean.cpu().double(), atol=1e-4, rtol=0)
 
 

@@ -95,12 +95,16 @@ def test_run_checkpoint_and_export_give_the_images_of_the_module_bit_for_bit(kin
     own = OWN_STEPS[kind.partition("_")[0]]
     expected = {steps: drawn_by_hand(kind, run, steps or own) for steps in (None, 2)}
     module = module_of(kind, run)
-    for model in (module, *map(lit_knn.load, (run, last(run), exported, exported / "model.safetensors"))):
-        for steps, images in expected.items():
-            assert torch.equal(model.sample(SEEDS, steps), images)
-    assert images.dtype == torch.float32
-    assert images.isfinite().all()
-    assert images.std() > 0.01
+    for model in (module, lit_knn.load(exported)):
+        assert torch.equal(model.sample(SEEDS), expected[None])
+    assert torch.equal(module.sample(SEEDS, 2), expected[2])
+    for model in map(lit_knn.load, (run, last(run), exported, exported / "model.safetensors")):
+        assert model.num_steps == own
+        assert torch.equal(model.sample(SEEDS, 2), expected[2])
+    for images in expected.values():
+        assert images.dtype == torch.float32
+        assert images.isfinite().all()
+        assert images.std() > 0.01
     assert not torch.equal(*expected.values())
 
 

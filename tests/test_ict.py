@@ -113,8 +113,9 @@ def test_resumed_run_repeats_the_uninterrupted_one(tmp_path):
         model = LitICT(tiny_unet(dropout=0.3), KNN(k=32, n=8), lr=1e-2, ema_decay=0.5, total_steps=8, s1=40)
         # The default generator must not matter, because a resumed process does not have its state.
         torch.manual_seed(steps)
-        trainer = pl.Trainer(max_steps=steps, **TRAINER, callbacks=callbacks, enable_checkpointing=bool(callbacks))
-        trainer.fit(model, Digits(batch_size=600), ckpt_path=ckpt_path)
+        options = {**TRAINER, "limit_train_batches": 2, "enable_checkpointing": bool(callbacks)}
+        trainer = pl.Trainer(max_steps=steps, callbacks=callbacks, **options)
+        trainer.fit(model, Digits(batch_size=60), ckpt_path=ckpt_path)
         return model, trainer
 
     # An epoch has 2 batches, so the run stops and resumes in the middle of an epoch.
@@ -122,7 +123,7 @@ def test_resumed_run_repeats_the_uninterrupted_one(tmp_path):
     resumed, trainer = run(7, ckpt_path=tmp_path / "last.ckpt")
     whole, _ = run(7)
     assert trainer.global_step == 7
-    assert resumed.images_seen == whole.images_seen == 7 * 600
+    assert resumed.images_seen == whole.images_seen == 7 * 60
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 

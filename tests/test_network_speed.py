@@ -47,7 +47,8 @@ def losses(name, *callbacks, steps=4, lr=1e-2, **trainer_args):
     return model, seen
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Compiling takes long, and iCT's network runs with and without gradients, so its two graphs show it all.
+@pytest.mark.parametrize("name", [pytest.param("EDM", marks=pytest.mark.slow), "iCT"])
 def test_compiled_and_channels_last_training_is_the_same(name, tmp_path):
     usual, plain = losses(name)
     speed = NetworkSpeed(backend="aot_eager")
@@ -62,7 +63,8 @@ def test_compiled_and_channels_last_training_is_the_same(name, tmp_path):
     assert set(saved) == set(usual.state_dict())
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow  # The next test compares masks of a small network bit for bit.
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_student_and_its_teacher_share_dropout_masks(backend):
     # The student runs with gradients, the teacher without, so there are two compiled graphs.
     torch.manual_seed(0)

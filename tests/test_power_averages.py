@@ -244,7 +244,7 @@ def snapshots(*folders):
 
 def test_a_resumed_run_has_the_snapshots_of_the_uninterrupted_one(tmp_path):
     def run(name, *args, **more):
-        tracked = PowerAverages([0.05, 0.2], every_n_images=900)
+        tracked = PowerAverages([0.05, 0.2], every_n_images=90)
         return fit(tmp_path / name, edm(), 6, *args, callbacks=[tracked], accumulate_grad_batches=2, **more)[1]
 
     whole = run("whole")
@@ -279,7 +279,7 @@ def test_snapshots_of_a_resumed_run_are_those_before_it_was_resumed_and_its_own(
 
 def test_averages_need_the_whole_training(tmp_path):
     _, path = fit(tmp_path / "a", edm(), 2)
-    with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 800 images, has no such averages"):
+    with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"):
         fit(tmp_path / "b", edm(), 4, path, callbacks=[PowerAverages()])
     _, path = fit(tmp_path / "c", edm(), 2, callbacks=[PowerAverages([0.1])])
     with pytest.raises(InputError, match=r"PowerAverages: .* averages of the lengths \[0\.1\], not \[0\.05, 0\.1\]"):
@@ -287,14 +287,14 @@ def test_averages_need_the_whole_training(tmp_path):
 
 
 def test_a_folder_with_later_snapshots_is_refused_or_its_later_ones_are_made_again(tmp_path):
-    _, path = fit(tmp_path, edm(), 2, callbacks=[PowerAverages(every_n_images=400)])
-    with pytest.raises(InputError, match=r"images_seen=400\.ckpt is of another training: move .*snapshots away"):
+    _, path = fit(tmp_path, edm(), 2, callbacks=[PowerAverages(every_n_images=40)])
+    with pytest.raises(InputError, match=r"images_seen=40\.ckpt is of another training: move .*snapshots away"):
         fit(tmp_path, edm(), 2, callbacks=[PowerAverages()])
-    later = tmp_path / "run" / "snapshots" / "images_seen=4000.ckpt"
+    later = tmp_path / "run" / "snapshots" / "images_seen=400.ckpt"
     later.write_bytes(b"")
-    with pytest.warns(UserWarning, match=r"images_seen=4000\.ckpt is removed: this training resumes from 800 images"):
-        fit(tmp_path, edm(), 3, path, callbacks=[PowerAverages(every_n_images=400)])
-    assert list(snapshots_in(tmp_path / "run" / "snapshots")) == [400, 800, 1200]
+    with pytest.warns(UserWarning, match=r"images_seen=400\.ckpt is removed: this training resumes from 80 images"):
+        fit(tmp_path, edm(), 3, path, callbacks=[PowerAverages(every_n_images=40)])
+    assert list(snapshots_in(tmp_path / "run" / "snapshots")) == [40, 80, 120]
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     from lit_knn.data import Digits
 
     args = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--model.net.channels", "4"]
-    args += ["--trainer.logger.save_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"]
+    args += ["-c", "tests/tiny.yaml", "--trainer.logger.save_dir", str(tmp_path)]
     main(["fit", "-c", "configs/demo.yaml", *args, "--data.batch_size", "16"])
     folder = tmp_path / "demo" / "knn_0"
     record = json.loads((folder / "run.json").read_text())

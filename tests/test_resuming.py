@@ -202,7 +202,7 @@ def test_the_options_of_the_optimiser_hold(tmp_path):
     ("option", "change"),
     [
         ("--seed_everything 0, not 1", {"model": {"seed": 1}}),
-        ("--data.batch_size 400, not 200", {"data": {"batch_size": 200}}),
+        ("--data.batch_size 40, not 20", {"data": {"batch_size": 20}}),
         ("--trainer.accumulate_grad_batches 1, not 2", {"accumulate_grad_batches": 2}),
         ("number of images of the data 1797, not 3594", {"data": {"hflip": True}}),
         (r"ranks \(.*\) 2, not 1", {}),
@@ -214,7 +214,7 @@ def test_options_that_change_the_meaning_of_the_counts_are_refused(option, chang
         checkpoint = torch.load(path, weights_only=True)
         checkpoint["run"]["ranks"] = 2
         torch.save(checkpoint, path)
-    data = Digits(**{"batch_size": 400, **change.get("data", {})})
+    data = Digits(**{"batch_size": 40, **change.get("data", {})})
     options = {name: value for name, value in change.items() if name not in ("model", "data")}
     trainer = Trainer(max_steps=4, logger=False, enable_checkpointing=False, **QUIET, **options)
     with pytest.raises(InputError, match=option):
@@ -246,23 +246,23 @@ def resume(path, data, model=None):
 def test_other_images_or_labels_are_refused(tmp_path):
     _, path = fit(tmp_path / "a", ict(), 1)
     with pytest.raises(InputError, match=r"images with the hash [0-9a-f]{16}, not [0-9a-f]{16};"):
-        resume(path, Inverted(batch_size=400))
+        resume(path, Inverted(batch_size=40))
     # Without classes the labels do not matter. A set in shards is the same set.
-    assert resume(path, Relabelled(batch_size=400)) == 2
-    assert resume(path, Digits(batch_size=400, sharded=True)) == 2
+    assert resume(path, Relabelled(batch_size=40)) == 2
+    assert resume(path, Digits(batch_size=40, sharded=True)) == 2
     checkpoint = torch.load(path, weights_only=True)
     del checkpoint["run"]["data"]
     torch.save(checkpoint, tmp_path / "earlier_version.ckpt")
-    assert resume(tmp_path / "earlier_version.ckpt", Inverted(batch_size=400)) == 2
+    assert resume(tmp_path / "earlier_version.ckpt", Inverted(batch_size=40)) == 2
 
     def conditional():
         net = UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10)
         return LitEDM(net, OneSample(), class_conditional=True)
 
     _, path = fit(tmp_path / "b", conditional(), 1)
-    assert resume(path, Digits(batch_size=400), conditional()) == 2
+    assert resume(path, Digits(batch_size=40), conditional()) == 2
     with pytest.raises(InputError, match="class labels with the hash"):
-        resume(path, Relabelled(batch_size=400), conditional())
+        resume(path, Relabelled(batch_size=40), conditional())
 
 
 def test_the_interruption_tells_step_and_checkpoint(tmp_path):

@@ -1,6 +1,8 @@
 """Each run has one folder, whatever its logger, and a resumed run goes on in it."""
 
+import contextlib
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +35,26 @@ TENSORBOARD = "pytorch_lightning.loggers.TensorBoardLogger"
 @pytest.fixture(autouse=True)
 def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    write_small()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder with a run of two steps, which is trained once."""
+    folder = tmp_path_factory.mktemp("kept")
+    with contextlib.chdir(folder):
+        write_small()
+        fit(2)
+    return folder
+
+
+@pytest.fixture
+def trained(kept):
+    """Copies that run into the current folder."""
+    shutil.copytree(kept, ".", dirs_exist_ok=True)
+
+
+def write_small():
     callbacks = [
         {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 8}},
         {"class_path": "lit_knn.callbacks.SampleGrid", "init_args": {"num_samples": 4}},
@@ -102,8 +124,8 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     assert "| steps | 6 |" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("trained")
 def test_what_is_no_continuation_gets_a_folder_of_its_own():
-    fit(2)
     before = {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
     fit(3, "--ckpt_path", RUN / "checkpoints" / "images_seen=32.ckpt")
     fit(3, "--ckpt_path", LAST, "--trainer.logger.name", "another")
@@ -222,8 +244,8 @@ def test_runs_that_start_together_get_folders_of_their_own(tmp_path):
     assert chosen == {tmp_path / f"ict_{number}" for number in range(16)}
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_refused_run_leaves_no_folder():
-    fit(2)
     with pytest.raises(SystemExit):
         fit(1, "-c", STF, "--ckpt_path", LAST)  # The checkpoint has two steps already.
     with pytest.raises(SystemExit):
@@ -255,16 +277,16 @@ def test_a_version_of_ones_own_stays(version, folder, tmp_path):
     assert choose_folder(tmp_path, loggers, model) == tmp_path / folder
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_run_of_an_earlier_version_goes_on_in_its_folder():
-    fit(2)
     old = RUN.rename(RUN.with_name("version_0"))
     fit(3, "--ckpt_path", "last")
     assert json.loads((old / "run.json").read_text())["step"] == 3
     assert [path.name for path in RUN.parent.iterdir()] == ["version_0"]
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_measurement_in_the_folder_of_a_run_leaves_its_configuration():
-    fit(2)
     kept = (RUN / "config.yaml").read_bytes()
     here = ["--trainer.logger.version", RUN.name, "--ckpt_path", str(LAST)]
     main(["validate", *SMALL, *here])

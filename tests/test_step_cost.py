@@ -76,11 +76,11 @@ def told_by(folder, capsys, model, times, **options):
 
 @pytest.mark.usefixtures("any_run")
 def test_the_second_try_counts_and_a_long_one_is_not_repeated(tmp_path, capsys):
-    # A step has two batches of 400 images.
+    # A step has two batches of 40 images.
     (line,) = told_by(tmp_path / "a", capsys, edm(), [(9.0, 5.0), (2.0, 0.5)], accumulate_grad_batches=2)
-    assert line == "A step of 800 images takes about 4 s (estimator 1 s): 2 steps about 8 s"
+    assert line == "A step of 80 images takes about 4 s (estimator 1 s): 2 steps about 8 s"
     (line,) = told_by(tmp_path / "b", capsys, edm(), [(45.0, 30.0)])
-    assert line == "A step of 400 images takes about 45 s (estimator 30 s): 2 steps about 1 min 30 s, by a single try"
+    assert line == "A step of 40 images takes about 45 s (estimator 30 s): 2 steps about 1 min 30 s, by a single try"
 
 
 @pytest.mark.usefixtures("any_run")

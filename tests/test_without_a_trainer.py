@@ -60,13 +60,13 @@ def points():
 def test_figure_3_is_two_calls_and_its_errors_are_those_of_enumeration(points):
     watched = Watched()
     estimators = {"source": watched, "drawn": MonteCarlo(n=n), "exact": ExactFloat64()}
-    rows = error_curve(estimators, ReferenceSet(points), LEVELS, num_z=N, repeats=200, batch_size=9, seed=1)
+    rows = error_curve(estimators, ReferenceSet(points), LEVELS, num_z=N, repeats=200, batch_size=16, seed=1)
     by_name = {(row["estimator"], row["t"]): row for row in rows}
     assert list(by_name) == [(name, t) for t in LEVELS for name in estimators]
     for t in LEVELS:
         z, x = (np.concatenate(parts) for parts in zip(*watched.seen[t], strict=True))
-        # Each image occurs once, in batches of 9.
-        assert len(watched.seen[t]) == 5
+        # Each image occurs once, in batches of 16.
+        assert len(watched.seen[t]) == 3
         np.testing.assert_array_equal(np.sort(x, 0), np.sort(points.astype(float), 0))
         mean, variance = enumerated(points.astype(float), z, t)
         errors = ((x - mean) ** 2).mean(1)

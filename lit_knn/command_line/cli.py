@@ -183,6 +183,13 @@ class CLI(LightningCLI):
         if self.subcommand == "predict" and self.config.predict.return_predictions is None:
             self.config.predict.return_predictions = False
 
+    def _dump_config(self) -> None:
+        """Keep the options as plain values, for the hyperparameters. Lightning's version checks all of them again."""
+        if not hasattr(self, "config_dump"):
+            dumped = self.parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True)
+            options = yaml.safe_load(dumped)
+            self.config_dump = options if self.subcommand is None else options[self.subcommand]
+
     def instantiate_classes(self) -> None:
         """Make all objects; `construct` tells why one cannot be made."""
         self.parser.add_instantiator(construct, object)
