@@ -120,6 +120,7 @@ def random_weights(tmp_path_factory):
 def pytest_collection_finish(session):
     # What all tests share stays to the end. Looking through it for garbage takes time, and copies it in forks.
     gc.freeze()
+    gc.set_threshold(10_000)
     # Some tests change the import path, and the server keeps the path that it started with.
     if "tests.ranks" in sys.modules:
         forkserver.ensure_running()

@@ -55,7 +55,10 @@ def interrupt(signum=signal.SIGINT):
 
 
 def fit(folder, model, steps, ckpt_path=None, at=None, every=100, **options):
-    """Train as the command line does, four batches an epoch; return the exit status of an interruption, or 0, and the last checkpoint."""
+    """Train as the command line does, with four batches an epoch.
+
+    Returns the exit status of an interruption, or 0, and the last checkpoint.
+    """
     callbacks = [LastCheckpoint(every), *options.pop("callbacks", ()), *([] if at is None else [at])]
     data = Digits(batch_size=40, val_images=32, **options.pop("data", {}))
     options = {

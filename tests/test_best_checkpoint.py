@@ -1,5 +1,6 @@
 """`python main.py best` measures all kept checkpoints of a run, also after interruptions, and names the best."""
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -45,12 +46,8 @@ def trained(tmp_path_factory):
     """The folder of a run of eleven steps; it is trained once."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         fit("--trainer.max_steps", str(STEPS))
-    finally:
-        os.chdir(before)
     return folder
 
 
@@ -60,6 +57,16 @@ def run(trained, tmp_path, monkeypatch):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return Path(RUN)
+
+
+@pytest.fixture(scope="module")
+def expected(trained, tmp_path_factory):
+    """The rows of all kept checkpoints of that run."""
+    folder = tmp_path_factory.mktemp("measured")
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        best()
+        return rows()
 
 
 def fit(*args):
@@ -157,11 +164,7 @@ def measure_until(killed_after):
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_killed_at_any_moment_it_loses_no_row_and_doubles_none(run):
-    best()
-    expected = rows()
-    for path in run.glob("checkpoints_*"):
-        path.unlink()
+def test_killed_at_any_moment_it_loses_no_row_and_doubles_none(run, expected):
     chance, seen = random.Random(3), []
     for killed_after in (chance.uniform(0.1, 0.4), chance.uniform(0.02, 0.3), 1000.0):
         child = multiprocessing.get_context("fork").Process(target=measure_until, args=(killed_after,))
@@ -178,11 +181,7 @@ def test_killed_at_any_moment_it_loses_no_row_and_doubles_none(run):
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_two_ranks_share_each_checkpoint(run):
-    best()
-    expected = rows()
-    for path in run.glob("checkpoints_*"):
-        path.unlink()
+def test_two_ranks_share_each_checkpoint(run, expected):
     # If one rank cannot read a checkpoint, both leave it out.
     (run / "checkpoints" / "images_seen=400.ckpt").write_bytes(b"nothing")
     done = run_main(["best", "--run", RUN], ranks=2, check=False)

@@ -1,3 +1,5 @@
+import contextlib
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,21 @@ def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
 def fit_demo(*args, steps=4):
     every = str(max(steps // 2, 1))
     main(["fit", "-c", DEMO, *TINY, "--trainer.max_steps", str(steps), "--trainer.val_check_interval", every, *args])
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder with a run of the demo of four steps, which is trained once."""
+    folder = tmp_path_factory.mktemp("kept")
+    with contextlib.chdir(folder):
+        fit_demo("--trainer.log_every_n_steps", "1")
+    return folder
+
+
+@pytest.fixture
+def trained(kept):
+    """Copies that run into the current folder."""
+    shutil.copytree(kept, ".", dirs_exist_ok=True)
 
 
 def run_folder(version=0):
@@ -62,8 +79,8 @@ def test_a_folder_with_a_space_is_quoted_in_the_command_of_tensorboard(capsys):
     assert "tensorboard --logdir 'runs/my demo'" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("trained")
 def test_everything_promised_is_logged():
-    fit_demo("--trainer.log_every_n_steps", "1")
     events = EventAccumulator(str(run_folder()))
     events.Reload()
     scalars = set(events.Tags()["scalars"])
@@ -79,8 +96,8 @@ def test_everything_promised_is_logged():
     assert [event.value for event in events.Scalars("train/lr")] == pytest.approx([0.003] * 4)
 
 
+@pytest.mark.usefixtures("trained")
 def test_predict_writes_samples_of_the_averaged_weights(capsys):
-    fit_demo()
     checkpoint = str(run_folder() / "checkpoints" / "last.ckpt")
     main(["predict", "-c", DEMO, *TINY, "--ckpt_path", checkpoint, "--data.predict_samples", "70"])
     folder = run_folder(1) / "predictions"
@@ -121,8 +138,8 @@ def test_validate_measures_what_the_end_of_training_measured():
         assert scalars(1)[name] == pytest.approx([scalars(0)[name][-1]], rel=1e-4)
 
 
+@pytest.mark.usefixtures("trained")
 def test_options_of_the_command_line_win_over_those_saved_in_a_checkpoint():
-    fit_demo()
     for folder, steps in (("one", "1"), ("two", "2")):
         Path("writer.yaml").write_text(
             "trainer:\n  callbacks:\n"
@@ -143,8 +160,8 @@ def test_an_untrained_model_is_not_measured(command, capsys):
     assert "error: --ckpt_path is missing" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("trained")
 def test_checkpoint_of_images_of_another_size_is_refused(capsys):
-    fit_demo()
     np.save("larger.npy", np.zeros((40, 1, 16, 16), dtype=np.uint8))
     other = ["--data", "Arrays", "--data.path", "larger.npy", "--ckpt_path", LAST]
     for command in (["predict"], ["fit", "--trainer.max_steps", "6"]):
@@ -153,19 +170,12 @@ def test_checkpoint_of_images_of_another_size_is_refused(capsys):
         assert "differ in shape: (1, 16, 16), (1, 8, 8)" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("trained")
 def test_fit_resumes_from_the_command_line():
-    fit_demo(steps=4)
     fit_demo("--ckpt_path", str(run_folder() / "checkpoints" / "last.ckpt"), steps=6)
     checkpoint = torch.load(run_folder() / "checkpoints" / "last.ckpt", weights_only=False)
     assert checkpoint["global_step"] == 6
     assert checkpoint["images_seen"] == 6 * 32
-
-
-@pytest.mark.parametrize("estimator", ["one_sample", "stf", "uniform_snis", "monte_carlo", "exact"])
-def test_every_estimator_trains_from_the_command_line(estimator):
-    config = str(ROOT / "configs" / "estimators" / f"{estimator}.yaml")
-    main(["fit", "-c", DEMO, *TINY_RUN, "--model.estimator", config, "--trainer.max_steps", "2"])
-    assert (Path("runs/demo") / f"{estimator}_0" / "checkpoints" / "last.ckpt").exists()
 
 
 def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
@@ -250,8 +260,8 @@ def test_bad_input_ends_in_one_line_before_training(args, words, capsys):
     assert not list(Path().rglob("*.ckpt"))
 
 
+@pytest.mark.usefixtures("trained")
 def test_checkpoint_of_another_net_is_refused_in_one_line(capsys):
-    fit_demo()
     args = ["--ckpt_path", str(run_folder() / "checkpoints" / "last.ckpt"), "--model.net.channels", "16"]
     with pytest.raises(SystemExit):
         fit_demo(*args)
