@@ -6,7 +6,8 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
   `distributed`, `child_process`, `versions`, `results`: small tools; `checkpoint_file`: reads checkpoints safely;
   `run_folder`: names the files of a run.
 - `theory`: the paper as pure functions; `linalg`: number types, integer products, principal components.
-- `images`: files of images on a disk; `prepare`: the command that makes one file of many.
+- `images`: files of images on a disk; `prepare`: the command that makes one file of many; `pixels`: of images
+  in model space.
 - `solvers`, `schedules`, `sampling`, `flow_sampling`, `guidance`: steps of the ODE, noise levels, samplers.
 - `autoencoders`: from images to latents and back.
 - `index`: neighbour search; `reference`: the data set that estimators average over, whole or in shards.

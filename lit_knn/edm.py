@@ -147,4 +147,4 @@ class LitEDM(PosteriorRegression):
         """See `EstimatorTraining.generative_model`."""
         h = self.hparams
         options = (self.grid, h.sampling_steps, h.sampling_class, self.sampling_process, h.guidance)
-        return DiffusionModel(self.denoiser, self.known_image_shape(), *options)
+        return DiffusionModel(self.denoiser, self.known_image_shape(), *options, self.conditioning.drops_labels)

@@ -144,8 +144,9 @@ class LitFlow(PosteriorRegression):
 
     def generative_model(self) -> FlowModel:
         """See `EstimatorTraining.generative_model`."""
-        h, shape = self.hparams, self.known_image_shape()
-        return FlowModel(self.flow, shape, self.grid, self.sampler, h.sampling_steps, h.sampling_class, h.guidance)
+        h = self.hparams
+        options = (self.grid, self.sampler, h.sampling_steps, h.sampling_class, h.guidance)
+        return FlowModel(self.flow, self.known_image_shape(), *options, self.conditioning.drops_labels)
 
     # Checkpoints
 

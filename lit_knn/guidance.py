@@ -38,14 +38,19 @@ def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> D
     return mix
 
 
-def check_guidance(guidance: object, num_classes: int) -> float:
-    """Return w; raise InputError if it is no finite number of at least 0, or if it asks for classes that are not known.
+def check_guidance(guidance: object, num_classes: int, drops_labels: bool) -> float:
+    """Return w; only w = 1 is allowed for a network without classes, or one that was never trained without them.
 
-    Without classes there is nothing to guide, and only w = 1 is allowed.
+    Raises:
+        InputError: w is no finite number of at least 0, or not 1 for such a network.
     """
     number = isinstance(guidance, int | float) and not isinstance(guidance, bool)
     if not number or not 0 <= guidance < math.inf:  # type: ignore[operator]
         raise InputError(f"guidance must be a finite number of at least 0, got {guidance!r:.80}")
     if guidance != 1 and num_classes == 0:
         raise InputError(f"guidance={guidance} needs a class-conditional network, but the net has num_classes=0")
+    if guidance != 1 and not drops_labels:
+        raise InputError(
+            f"guidance={guidance} needs label_dropout above 0, so that the net also trains without classes"
+        )
     return float(guidance)  # type: ignore[arg-type]

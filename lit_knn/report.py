@@ -239,7 +239,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Print the report of the runs on the command line, and write it with its picture.
 
     Raises:
-        InputError: a file of the report is there already, or the folder of a run lacks a file or has a damaged one.
+        InputError: a file of the report is there already without `--overwrite`, or the folder of a run lacks a file or
+            has a damaged one.
     """
     parser = argparse.ArgumentParser(
         prog="lit-knn report",
@@ -250,13 +251,16 @@ def main(args: Sequence[str] | None = None) -> None:
         "--baseline", help="the run to compare times with; by default the first one of OneSample, else the first"
     )
     parser.add_argument("--output", default="report", help="path of the files, without .md, .png and .pdf")
+    parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier report")
     options = parser.parse_args(args)
     if not Path(options.output).name:
         raise InputError(f"report: --output {options.output!r} is no name of a file")
     written = [Path(f"{options.output}.{suffix}") for suffix in ("md", "png", "pdf")]
     taken = next((path for path in written if path.exists()), None)
-    if taken is not None:
-        raise InputError(f"report: --output {options.output}: {taken} is there already; nothing is overwritten")
+    if taken is not None and not options.overwrite:
+        raise InputError(
+            f"report: --output {options.output}: {taken} is there already; give another path or --overwrite"
+        )
     runs = [read_run(folder) for folder in trainings(options.runs)]
     plain = [run for run in runs if run.estimator == "OneSample"]
     text = markdown(runs, read_run(options.baseline) if options.baseline else [*plain, *runs][0])

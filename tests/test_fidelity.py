@@ -26,8 +26,8 @@ from lit_knn.metrics import (
     kernel_distance,
     precision_recall,
 )
-from lit_knn.metrics.features import to_rgb_uint8, to_uint8
 from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
+from lit_knn.pixels import to_rgb_uint8, to_uint8
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import read_rows, write_rows
 from tests.inception import blobs

@@ -176,6 +176,18 @@ def test_the_module_samples_with_its_guidance():
         assert not torch.equal(model.generative_model().sample(range(3), guidance=1.0), expected)
 
 
+@pytest.mark.parametrize("kind", [LitEDM, LitFlow])
+def test_a_network_that_was_never_trained_without_classes_is_not_guided(kind):
+    module = kind(small_unet(), Exact(), class_conditional=True, sampling_steps=2)
+    module.image_shape = (1, 4, 4)
+    own = module.generative_model()
+    for model in (own, build(Parts(own.description(), own.net.state_dict()))):
+        model.sample(range(2), guidance=1.0)
+        for weight in (0, 2.0):
+            with pytest.raises(InputError, match="needs label_dropout above 0"):
+                model.sample(range(2), guidance=weight)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

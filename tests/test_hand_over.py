@@ -23,11 +23,11 @@ from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps
 from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
 from lit_knn.hand_over.exported import write_exported
 from lit_knn.ict import LitICT
-from lit_knn.metrics.features import to_uint8
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.architecture import architecture_of, build_network
 from lit_knn.nets.flow import DataOutput, EDMOutput, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
+from lit_knn.pixels import to_uint8
 from lit_knn.sampling import consistency_sampler, heun_sampler, seeded_noise
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training.augmentation import GeometricAugmentation
@@ -397,6 +397,9 @@ def test_a_genuine_pickle_gives_the_samples_of_its_network(name):
         return network.posterior_mean(z, sigma, labels=labels)
 
     assert torch.equal(model.sample([5, 6], 3, class_label=labels), heun_sampler(mean, latents, 3))
+    # EDM trained its networks with classes alone.
+    with pytest.raises(InputError, match="guidance=2 needs"):
+        model.sample([5], guidance=2)
 
 
 def test_a_run_is_its_last_checkpoint_or_the_kept_one_of_the_most_images(runs, tmp_path):

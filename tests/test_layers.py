@@ -17,7 +17,7 @@ LAYERS = (
     ("startup", "errors", "rng", "atomic_files", "stopwatch", "memory", "deferred_checks", "versions"),
     ("distributed", "child_process", "extras"),
     ("results", "settings", "checkpoint_file", "run_folder"),
-    ("theory", "linalg", "images"),
+    ("theory", "linalg", "images", "pixels"),
     ("prepare",),
     ("solvers", "schedules", "autoencoders"),
     ("sampling", "flow_sampling", "guidance"),

@@ -178,12 +178,15 @@ def test_folders_of_other_commands_are_left_out_with_a_line(tmp_path, monkeypatc
     assert f"| run | {run} |" in printed.out
 
 
-def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
+def test_nothing_is_overwritten_unasked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = leave_run(tmp_path / "a", "STF", 1.0)
     (tmp_path / "mine.png").write_text("precious")
-    assert "mine.png is there already" in refusal(capsys, run, "--output", "mine")
+    assert "mine.png is there already; give another path or --overwrite" in refusal(capsys, run, "--output", "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine.png"]
+    main(["report", run, "--output", "mine", "--overwrite"])
+    assert (tmp_path / "mine.png").read_bytes().startswith(b"\x89PNG")
+    assert "# Training runs" in (tmp_path / "mine.md").read_text()
 
 
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path, capsys):

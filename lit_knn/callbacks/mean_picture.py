@@ -9,8 +9,8 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure2, save_figure
 from lit_knn.metrics import mean_pictures
-from lit_knn.metrics.features import are_pictures
 from lit_knn.metrics.latents import bind_all, check_at_least, check_estimators, noise_grid
+from lit_knn.pixels import are_pictures
 from lit_knn.training.pictures import show_figure
 from lit_knn.training.run import check_new, check_stage, data_reference, run_seed
 

@@ -15,7 +15,6 @@ from lit_knn.estimators import Estimator
 from lit_knn.figures import agreement_curves, agreement_grid, same_noise_boxes, save_figure
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.metrics.agreement import MEASURES
-from lit_knn.metrics.features import are_pictures
 from lit_knn.metrics.latents import NoisyLatents, check_at_least, noise_grid
 from lit_knn.metrics.network_agreement import (
     GENERATED,
@@ -30,6 +29,7 @@ from lit_knn.metrics.network_agreement import (
     with_ideal,
 )
 from lit_knn.metrics.same_noise import SameNoise, StoredSamples, same_noise, same_noise_table
+from lit_knn.pixels import are_pictures
 from lit_knn.results import ResultsTable, Row, write_rows
 from lit_knn.settings import describe, fingerprint
 from lit_knn.training.pictures import save_picture, show_figure

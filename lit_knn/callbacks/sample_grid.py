@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.figures import captioned, image_grid
-from lit_knn.metrics.features import are_pictures
+from lit_knn.pixels import are_pictures
 from lit_knn.training.base import EstimatorTraining
 from lit_knn.training.pictures import save_picture
 from lit_knn.training.run import decoded

@@ -16,7 +16,7 @@ from torchvision.utils import save_image
 from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.figures import captioned, image_grid
-from lit_knn.metrics.features import are_pictures, to_uint8
+from lit_knn.pixels import are_pictures, to_uint8
 from lit_knn.training.run import decoded
 
 GRID_SAMPLES = 64

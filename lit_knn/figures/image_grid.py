@@ -4,9 +4,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from torchvision.utils import make_grid
 
-from lit_knn.metrics.features import to_uint8
+from lit_knn.pixels import to_uint8
 
 # Small images are enlarged to about this many pixels a side, so that people can see them.
 MIN_SIDE = 32
@@ -17,6 +16,8 @@ LETTERS, MARGIN = 12, 4
 
 def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
     """Tile images (B, C, H, W) in model space into one picture (3, H', W') in [0, 1], nearly square by default."""
+    from torchvision.utils import make_grid  # It takes seconds to import, also for figures without a grid.
+
     enlarge = max(-(-MIN_SIDE // images.shape[-1]), 1)
     pixels = to_uint8(images).cpu().float() / 255
     pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lit_knn.figures.image_grid import image_grid
 from lit_knn.figures.style import COLOURS, dress, look
-from lit_knn.metrics.same_noise import latent_agreement
 
 TITLES = {"training": "training images", "held_out": "held-out images", "generated": "the networks' own images"}
 # R² below this value says only that the estimator is another one, and would hide the differences near 1.
@@ -57,6 +56,8 @@ def same_noise_boxes(samples: Mapping[str, Tensor], network_samples: Mapping[str
         samples: (n, *shape) of each estimator, by name.
         network_samples: the same of each network.
     """
+    from lit_knn.metrics.same_noise import latent_agreement  # Metrics take seconds to import.
+
     names, networks = list(samples), list(network_samples)
     figure = Figure(figsize=(2 + 0.35 * len(names) * (1 + len(networks)), 6), layout="constrained")
     width = 0.8 / len(networks)

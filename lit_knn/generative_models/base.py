@@ -30,6 +30,8 @@ class GenerativeModel(nn.Module):
         sampling_class: class of all images of a class-conditional network, if a call gives none; None draws the class
             of each image from its seed.
         guidance: weight w of classifier-free guidance, if a call gives none; see `lit_knn.guidance.guided`.
+        drops_labels: whether the network was trained without classes, too (`label_dropout`); guidance needs it. True
+            also where that is not known, as of files of other programs.
 
     Raises:
         InputError: a value of the wrong type or out of its range.
@@ -45,6 +47,7 @@ class GenerativeModel(nn.Module):
         num_steps: int | None,
         sampling_class: int | None = None,
         guidance: float = 1.0,
+        drops_labels: bool = True,
     ) -> None:
         super().__init__()
         self.network = network
@@ -55,7 +58,10 @@ class GenerativeModel(nn.Module):
         if sampling_class is not None:
             _check_class("sampling_class", sampling_class, self.num_classes)
         self.sampling_class = sampling_class
-        self.guidance = check_guidance(guidance, self.num_classes)
+        if not isinstance(drops_labels, bool):
+            raise InputError(f"drops_labels must be true or false, got {drops_labels!r:.80}")
+        self.drops_labels = drops_labels
+        self.guidance = self._checked(guidance)
 
     @classmethod
     @abstractmethod
@@ -65,6 +71,11 @@ class GenerativeModel(nn.Module):
     @abstractmethod
     def options(self) -> dict[str, Any]:
         """Return what the model needs beside the network and the shape of its images, as plain values."""
+
+    def guidance_options(self) -> dict[str, Any]:
+        """Return the options of guidance that are not the defaults."""
+        options: dict[str, Any] = {} if self.guidance == 1 else {"guidance": self.guidance}
+        return options if self.drops_labels or not self.num_classes else {**options, "drops_labels": False}
 
     @property
     @abstractmethod
@@ -112,7 +123,7 @@ class GenerativeModel(nn.Module):
                 seeds.
             guidance: w of D(z; none) + w·(D(z; class) − D(z; none)); None for the model's own. 1 is the conditional
                 model, 0 the unconditional one; others evaluate the network twice. All but 1 need a network that was
-                trained with `label_dropout`.
+                trained with `label_dropout` (`drops_labels`).
 
         Raises:
             InputError: no seed or an impossible one, a class that the network does not know, another number of classes
@@ -120,8 +131,11 @@ class GenerativeModel(nn.Module):
         """
         _check_seeds(seeds)
         steps = self.num_steps if num_steps is None else num_steps
-        weight = self.guidance if guidance is None else check_guidance(guidance, self.num_classes)
+        weight = self.guidance if guidance is None else self._checked(guidance)
         return self.draw(seeds, steps, self.labels(seeds, class_label), weight)
+
+    def _checked(self, guidance: object) -> float:
+        return check_guidance(guidance, self.num_classes, self.drops_labels)
 
     def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:
         """Return the preconditioned network as a function of (z, t), with classes (B,) or None, and guidance."""

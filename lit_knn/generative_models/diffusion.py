@@ -26,6 +26,7 @@ class DiffusionModel(GenerativeModel):
         sampling_class: see `GenerativeModel`.
         process: the noise process whose probability flow the sampler integrates.
         guidance: see `GenerativeModel`.
+        drops_labels: see `GenerativeModel`.
     """
 
     kind = "diffusion"
@@ -40,8 +41,9 @@ class DiffusionModel(GenerativeModel):
         sampling_class: int | None = None,
         process: Process = EDM_PROCESS,
         guidance: float = 1.0,
+        drops_labels: bool = True,
     ) -> None:
-        super().__init__(network, image_shape, num_steps, sampling_class, guidance)
+        super().__init__(network, image_shape, num_steps, sampling_class, guidance, drops_labels)
         check_numbers(sigma_data=network.sigma_data)
         self.grid = NoiseGrid() if grid is None else grid
         self.grid.descending(num_steps)
@@ -78,9 +80,7 @@ class DiffusionModel(GenerativeModel):
         }
         if type(self.process) is not EDM:
             options["process"] = named_process(self.process)
-        if self.guidance != 1:
-            options["guidance"] = self.guidance
-        return options
+        return options | self.guidance_options()
 
     @property
     def net(self) -> nn.Module:

@@ -33,6 +33,7 @@ class FlowModel(GenerativeModel):
         num_steps: see `GenerativeModel`; None for a sampler that chooses its own steps.
         sampling_class: see `GenerativeModel`.
         guidance: see `GenerativeModel`.
+        drops_labels: see `GenerativeModel`.
     """
 
     kind = "flow"
@@ -47,8 +48,9 @@ class FlowModel(GenerativeModel):
         num_steps: int | None = 50,
         sampling_class: int | None = None,
         guidance: float = 1.0,
+        drops_labels: bool = True,
     ) -> None:
-        super().__init__(network, image_shape, num_steps, sampling_class, guidance)
+        super().__init__(network, image_shape, num_steps, sampling_class, guidance, drops_labels)
         check_flow_process(network.process, times)
         self.times = times
         self.sampler = FixedSteps() if sampler is None else sampler
@@ -95,7 +97,7 @@ class FlowModel(GenerativeModel):
             "num_steps": self.num_steps,
             "sampling_class": self.sampling_class,
             **({} if type(process) is LinearInterpolant else {"process": named_process(process)}),
-            **({} if self.guidance == 1 else {"guidance": self.guidance}),
+            **self.guidance_options(),
         }
 
     @property

@@ -85,4 +85,7 @@ def _published(path: Path, net: nn.Module | None) -> DiffusionModel:
         usual = NoiseGrid()
         lowest = max(usual.sigma_min, config.get("sigma_min", 0.0))
         highest = min(usual.sigma_max, config.get("sigma_max", usual.sigma_max))
-        return DiffusionModel(denoiser, shape, NoiseGrid(lowest, highest)).eval().requires_grad_(False)
+        model = DiffusionModel(
+            denoiser, shape, NoiseGrid(lowest, highest), drops_labels=config.get("label_dropout", 0) > 0
+        )
+        return model.eval().requires_grad_(False)

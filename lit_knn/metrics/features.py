@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from lit_knn.errors import InputError
+from lit_knn.pixels import are_pictures, to_rgb_uint8
 
 # First digits of the SHA-256 hash of the published weights. The name of the weights' file ends with these digits.
 INCEPTION_SHA256 = "6726825d"
@@ -224,21 +225,6 @@ def download_inception() -> Path:
                 "anywhere and give its path as `weights` of InceptionV3"
             ) from error
     return path
-
-
-def are_pictures(shape: tuple[int, ...]) -> bool:
-    """Tell whether images of this shape have 1 or 3 channels. Latents and vectors cannot be shown."""
-    return len(shape) == 3 and shape[0] in (1, 3)
-
-
-def to_uint8(images: Tensor) -> Tensor:
-    """Convert model space to pixels: round((x + 1)·127.5), cut off at 0 and 255, uint8."""
-    return torch.clamp((images + 1) * 127.5, 0, 255).round().to(torch.uint8)
-
-
-def to_rgb_uint8(images: Tensor) -> Tensor:
-    """Convert images (B, 1 or 3, H, W) like `to_uint8`; grey becomes three equal channels, as in a PNG read as RGB."""
-    return to_uint8(images).expand(-1, 3, -1, -1)
 
 
 def file_sha256(path: str | PathLike[str]) -> str:

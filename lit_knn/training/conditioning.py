@@ -24,6 +24,7 @@ class Conditioning:
 
     Attributes:
         num_classes: the network's number of classes, 0 if it is unconditional.
+        drops_labels: whether the network is trained without classes, too.
 
     Raises:
         InputError: `class_conditional` does not fit the network, or the network has no class `sampling_class`;
@@ -53,7 +54,7 @@ class Conditioning:
             raise InputError(f"{owner}: label_dropout={label_dropout}, but the net drops labels, too: set one to 0")
         self.owner = owner
         self.label_dropout = label_dropout
-        self._drops_labels = bool(label_dropout or getattr(net, "label_dropout", 0))
+        self.drops_labels = bool(label_dropout or getattr(net, "label_dropout", 0))
         self.num_classes = num_classes
         self.sampling_class = sampling_class
 
@@ -85,11 +86,7 @@ class Conditioning:
 
     def check_guidance(self, guidance: float) -> None:
         """Raise InputError if the model has no classes to guide to, or is never trained without them."""
-        check_guidance(guidance, self.num_classes)
-        if guidance != 1 and not self._drops_labels:
-            raise InputError(
-                f"guidance={guidance} needs label_dropout above 0, so that the net also trains without classes"
-            )
+        check_guidance(guidance, self.num_classes, self.drops_labels)
 
     def dropped(self, class_label: Tensor | None, *key: int) -> Tensor | None:
         """Replace labels (B,) by `NO_CLASS`, each with the probability `label_dropout`; `key` is that of the draws."""
