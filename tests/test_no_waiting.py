@@ -62,6 +62,20 @@ def net(**options):
     return DDPMpp(image_size=8, in_channels=1, channels=16, multipliers=[1], blocks=1, attention_at=[], **options)
 
 
+class OneNumber(nn.Module):
+    """A network of one number, whose output is not finite after `call` calls."""
+
+    def __init__(self, call=math.inf, num_classes=0):
+        super().__init__()
+        self.num_classes = num_classes
+        self.value, self.call, self.calls = nn.Parameter(torch.tensor(0.3)), call, 0
+
+    def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
+        self.calls += 1
+        output = self.value.expand_as(z_scaled)
+        return output * math.nan if self.calls > self.call else output
+
+
 class Recorded(pl.Callback):
     """Records all that happens from the start of one step to the start of another."""
 
@@ -115,7 +129,7 @@ def test_no_step_of_consistency_tuning_waits(stand_in, tmp_path):
 def test_no_estimator_makes_a_step_wait(stand_in, make):
     recorded = Recorded(stand_in, 2, 4)
     trainer = pl.Trainer(**{**UNSAVED, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
-    trainer.fit(LitEDM(net(), make()), Digits(batch_size=16, index=TorchIndex()))
+    trainer.fit(LitEDM(OneNumber(), make()), Digits(batch_size=16, index=TorchIndex()))
     assert recorded.seen.ops > 0
     assert recorded.seen.syncs == 0, recorded.seen.report()
 
@@ -124,23 +138,8 @@ def test_no_estimator_makes_a_step_wait(stand_in, make):
 def test_no_class_makes_a_step_wait(stand_in, make):
     recorded = Recorded(stand_in, 2, 4)
     trainer = pl.Trainer(**{**UNSAVED, "max_steps": 5, "log_every_n_steps": 5}, callbacks=[recorded])
-    trainer.fit(LitICT(net(num_classes=10), make(), class_conditional=True), Digits(batch_size=16))
+    trainer.fit(LitICT(OneNumber(num_classes=10), make(), class_conditional=True), Digits(batch_size=16))
     assert recorded.seen.syncs == 0, recorded.seen.report()
-
-
-class Breaks(nn.Module):
-    """Its output is not finite from a call on; `weights_too` says whether its gradients are, too."""
-
-    num_classes = 0
-
-    def __init__(self, call):
-        super().__init__()
-        self.value, self.call, self.calls = nn.Parameter(torch.tensor(0.3)), call, 0
-
-    def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
-        self.calls += 1
-        output = self.value.expand_as(z_scaled)
-        return output * math.nan if self.calls > self.call else output
 
 
 @pytest.mark.gpu
@@ -149,7 +148,7 @@ def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, logs, to
     last = LastCheckpoint(every, dirpath=str(tmp_path))
     trainer = pl.Trainer(**{**GPU, "max_steps": 9, "log_every_n_steps": logs}, callbacks=[last])
     # The first call is the trial of `setup`.
-    model = LitEDM(Breaks(call=4), OneSample(), lr=0.1, lr_ramp_up_images=0)
+    model = LitEDM(OneNumber(call=4), OneSample(), lr=0.1, lr_ramp_up_images=0)
     with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
         trainer.fit(model, Digits(batch_size=32))
     assert trainer.global_step == told
@@ -166,7 +165,7 @@ def test_a_validation_tells_what_is_not_finite():
     options = {**UNSAVED, "limit_val_batches": 1, "val_check_interval": 5}
     trainer = pl.Trainer(**options, max_steps=9)
     with pytest.raises(NonFiniteLossError, match="not finite at step 3"):
-        trainer.fit(LitEDM(Breaks(call=4), OneSample(), lr_ramp_up_images=0), Digits(batch_size=32, val_images=32))
+        trainer.fit(LitEDM(OneNumber(call=4), OneSample(), lr_ramp_up_images=0), Digits(batch_size=32, val_images=32))
     assert trainer.global_step == 5
 
 
@@ -174,7 +173,7 @@ def test_a_validation_tells_what_is_not_finite():
 def test_a_step_that_the_scaler_of_gradients_leaves_out_is_told_before_a_checkpoint_and_once(tmp_path):
     options = {**GPU, "precision": "16-mixed", "log_every_n_steps": 50}
     trainer = pl.Trainer(**options, max_steps=9, callbacks=[LastCheckpoint(2, dirpath=str(tmp_path))])
-    net = Breaks(call=4)
+    net = OneNumber(call=4)
     model, data = LitEDM(net, OneSample(), lr=0.1, lr_ramp_up_images=0), Digits(batch_size=32)
     with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
         trainer.fit(model, data)
@@ -194,7 +193,7 @@ def test_a_resumed_run_on_a_gpu_repeats_the_whole_one(kind, tmp_path):
         options = {"lr_ramp_up_images": 0} if kind is LitEDM else {"ema_decay": 0.9}
         folder = tmp_path / f"{steps} {ckpt_path is None}"
         trainer = pl.Trainer(**{**GPU, "max_steps": steps}, callbacks=[LastCheckpoint(dirpath=str(folder))])
-        model = kind(Breaks(call=math.inf), OneSample(), lr=0.1, **options)
+        model = kind(OneNumber(), OneSample(), lr=0.1, **options)
         trainer.fit(model, Digits(batch_size=300), ckpt_path=ckpt_path)
         return folder / "last.ckpt"
 
@@ -220,7 +219,7 @@ class HalfBad(Estimator):
 def test_an_estimate_that_is_not_finite_is_told_with_its_step(tmp_path):
     trainer = pl.Trainer(**UNSAVED, max_steps=9)
     with pytest.raises(InputError, match="HalfBad: the estimate of the posterior mean is not finite at step 2"):
-        trainer.fit(LitEDM(Breaks(call=99), HalfBad()), Digits(batch_size=32))
+        trainer.fit(LitEDM(OneNumber(call=99), HalfBad()), Digits(batch_size=32))
 
 
 @pytest.mark.gpu
