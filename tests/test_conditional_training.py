@@ -225,12 +225,15 @@ def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
     for number, more in enumerate((["--model.sampling_class", "3"], []), start=1):
         options = ["--ckpt_path", str(checkpoint), "--data.predict_samples", "24", *more]
         main(["predict", "-c", CONFIGS[name], *TINY, "-c", "npz.yaml", *options])
-        written.append(np.load(folder / f"knn_{number}" / "predictions" / "samples.npz")["images"].astype(int))
+        with np.load(folder / f"knn_{number}" / "predictions" / "samples.npz") as file:
+            written.append(file["images"].astype(int))
+            labels = file["labels"]
     three, drawn = written
     assert three.shape == drawn.shape == (24, 8, 8, 1)
     assert (three != drawn).any()
     conditioning = Conditioning("", Watched(10), class_conditional=True, sampling_class=None)
     own = conditioning.of_samples(range(24), torch.device("cpu")).numpy()
+    assert (labels == own).all()
     assert (own == 3).any()
     assert np.abs(drawn - three)[own == 3].max() <= 1  # rounding, one grey level
 

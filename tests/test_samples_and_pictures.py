@@ -14,6 +14,9 @@ from lit_knn.errors import InputError
 from lit_knn.figures import captioned, checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid
 from lit_knn.metrics.mean_pictures import mean_pictures
 from lit_knn.reference import ReferenceSet
+from lit_knn.results import read_rows
+from lit_knn.sampling import seeded_classes
+from lit_knn.training.conditioning import Conditioning
 from tests.interrupted_runs import file_size_limit
 from tests.short_training import TRAINER
 from tests.watched import Asked, Images, OneOfSeveral
@@ -106,6 +109,20 @@ def test_npz_has_samples_and_seeds_in_the_order_of_the_seeds(tmp_path):
         assert file["seeds"].tolist() == sorted(SEEDS)
         for seed, image in zip(file["seeds"], file["images"], strict=True):
             assert np.array_equal(image, pixels(seed))
+
+
+def test_images_of_a_conditional_model_have_their_classes(tmp_path, monkeypatch):
+    classes = Conditioning("", SimpleNamespace(num_classes=10), class_conditional=True, sampling_class=None)
+    monkeypatch.setattr(Painter, "conditioning", classes, raising=False)
+    expected = seeded_classes(sorted(SEEDS), 10, torch.device("cpu")).tolist()
+    assert len(set(expected)) > 2
+    assert "classes.csv" in predict(tmp_path / "png")
+    rows = read_rows(tmp_path / "png" / "classes.csv")
+    assert [row["file"] for row in rows] == [f"{seed:06d}.png" for seed in sorted(SEEDS)]
+    assert [int(row["class"]) for row in rows] == expected
+    assert predict(tmp_path / "npz", "npz") == ["grid.png", "samples.npz"]
+    with np.load(tmp_path / "npz" / "samples.npz") as file:
+        assert file["labels"].tolist() == expected
 
 
 def test_latents_are_written_as_they_are(tmp_path):

@@ -17,6 +17,7 @@ from lit_knn.atomic_files import written_whole
 from lit_knn.errors import InputError
 from lit_knn.figures import captioned, image_grid
 from lit_knn.pixels import are_pictures, to_uint8
+from lit_knn.results import write_rows
 from lit_knn.training.run import decoded
 
 GRID_SAMPLES = 64
@@ -28,7 +29,8 @@ class SampleWriter(BasePredictionWriter):
     Args:
         format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8
             (N, H, W, C), and `seeds`. An autoencoder of the data decodes latents first. Other latents and vectors are
-            always written as `npz`, float32, not rescaled.
+            always written as `npz`, float32, not rescaled. The classes of a class-conditional model are `labels` of
+            the `npz`, or `classes.csv` beside the images.
         folder: output folder, empty or new; by default `predictions/` in the run's folder.
     """
 
@@ -79,8 +81,10 @@ class SampleWriter(BasePredictionWriter):
                     to_pil_image(image.transpose(1, 2, 0)).save(partial)
             keep = arrays["seeds"] < GRID_SAMPLES
             arrays = {name: array[keep] for name, array in arrays.items()}
+        drawn, conditioning = batch.cpu(), getattr(pl_module, "conditioning", None)
+        labels = conditioning.of_samples(drawn, drawn.device) if conditioning else drawn[:0]
         with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
-            np.savez(partial, count=len(batch), **arrays)  # type: ignore[arg-type]
+            np.savez(partial, drawn=drawn.numpy(), labels=labels.numpy(), **arrays)  # type: ignore[arg-type]
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Join the batches of all ranks in the order of their seeds."""
@@ -88,21 +92,26 @@ class SampleWriter(BasePredictionWriter):
         if not trainer.is_global_zero:
             return
         shards: list[Any] = [np.load(path) for path in sorted(self._shards.iterdir())]
-        seeds = np.concatenate([shard["seeds"] for shard in shards])
+        seeds, images, drawn, labels = (
+            np.concatenate([shard[name] for shard in shards]) for name in ("seeds", "images", "drawn", "labels")
+        )
         order = np.argsort(seeds)
-        images = np.concatenate([shard["images"] for shard in shards])[order]
+        images = images[order]
+        classes: dict[str, Any] = {"labels": labels[np.argsort(drawn)]} if len(labels) else {}
         is_picture = images.dtype == np.uint8
         if is_picture:
             from torch import from_numpy
 
             grid = image_grid(from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1)
-            all_samples = sum(int(shard["count"]) for shard in shards)
-            caption = f"{min(len(order), GRID_SAMPLES)} of {all_samples:,} samples"
+            caption = f"{min(len(order), GRID_SAMPLES)} of {len(drawn):,} samples"
             with written_whole(self._folder / "grid.png") as partial:
                 save_image(captioned(grid, caption), partial)
         if self.format == "npz" or not is_picture:
             stored = images.transpose(0, 2, 3, 1) if is_picture else images
             with written_whole(self._folder / "samples.npz") as partial:
-                np.savez_compressed(partial, images=stored, seeds=seeds[order])
+                np.savez_compressed(partial, images=stored, seeds=seeds[order], **classes)
+        elif classes:
+            named = zip(np.sort(drawn), classes["labels"], strict=True)
+            write_rows(self._folder / "classes.csv", [{"file": f"{s:06d}.png", "class": c} for s, c in named])
         shutil.rmtree(self._shards)
         rank_zero_info(f"Samples are in {self._folder}")
