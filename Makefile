@@ -24,7 +24,7 @@ test: lint
 
 # Tests that take minutes, or whose paths cheaper tests take.
 test-slow: install
-	$(BIN)/pytest -m slow --timeout=1800 -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m slow --timeout=1800 -n auto --maxprocesses 4 --dist worksteal
 
 # The versions of this environment, with which the tests passed; pip takes the file with --constraint.
 lock: install

@@ -61,6 +61,10 @@ OPTIONS = [
     ("--model.estimator.k true", "--model.estimator.k: Expected a <class 'int'>"),
     ("--model.net.chanels 8", "--model.net: Option 'chanels' is not accepted; did you mean channels?"),
     ("--model.estimator.zzz 8", "--model.estimator: Option 'zzz' is not accepted; it has include_source, k, n"),
+    (
+        "--trainer.callbacks.num_sample 8",
+        "'num_sample' is not accepted; it has none; an option there is of the callback that was added last, RunSummary",
+    ),
     ("--model.estimator sft.yaml", "--model.estimator sft.yaml: no such file; did you mean estimators/stf.yaml?"),
     ("--model.estimator stf", "dot import path string: stf; known by name: Adaptive, ByClass, CascadeKNN, "),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),

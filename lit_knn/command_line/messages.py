@@ -27,6 +27,8 @@ VAGUE = ("Expected a path but", "Not a valid subclass of")
 LONGEST_VALUE = 200
 OWN_MODULE = "; a file of your own must be in the current folder"
 NO_CLASS_PATH = "Expected a dot import path string"
+# The parser gives an option after this one to the last callback of the list.
+CALLBACKS = "trainer.callbacks"
 OWNER = re.compile(r"Problem with given class_path '([\w.]+)'")
 OWN_CLASS = re.compile(r"<class '(lit_knn\.[\w.]+)'>")
 
@@ -104,6 +106,9 @@ def condense(message: str) -> str:
     given = f" (given: {value[:LONGEST_VALUE]})" if value and not told else ""
     known = _known_classes(lines, keys) if any(line.startswith(NO_CLASS_PATH) for line in reasons) else []
     choices = f"; known by name: {', '.join(known)}" if known else ""
+    owner = OWNER.search(message)
+    if option == CALLBACKS and owner and any(line.startswith("Option '") for line in reasons):
+        choices = f"; an option there is of the callback that was added last, {owner[1].rpartition('.')[2]}"
     return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + given + choices
 
 

@@ -65,7 +65,9 @@ class Parser(LightningArgumentParser):
                     {name for action in self._actions if (name := action.dest.partition(".")[0]) != "help"}
                 )
                 near = difflib.get_close_matches(unknown[1], options, n=1)
-                error.args = (f"{error}; did you mean {near[0]}?" if near else f"{error}; it has {', '.join(options)}",)
+                error.args = (
+                    f"{error}; did you mean {near[0]}?" if near else f"{error}; it has {', '.join(options) or 'none'}",
+                )
             raise
 
 
