@@ -114,4 +114,8 @@ class SampleWriter(BasePredictionWriter):
             named = zip(np.sort(drawn), classes["labels"], strict=True)
             write_rows(self._folder / "classes.csv", [{"file": f"{s:06d}.png", "class": c} for s, c in named])
         shutil.rmtree(self._shards)
-        rank_zero_info(f"Samples are in {self._folder}")
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Say where the samples are, below the finished progress bar."""
+        if stage == "predict":
+            rank_zero_info(f"Samples are in {self._folder}")
