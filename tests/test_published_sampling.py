@@ -11,6 +11,7 @@ from PIL import Image
 
 from lit_knn.edm_checkpoint import load_edm_pickle
 from lit_knn.nets import ADM, DDPMpp, NCSNpp
+from lit_knn.results import read_rows
 from lit_knn.sampling import seeded_noise
 from main import main
 from tests.networks import small_published, write_published
@@ -60,9 +61,11 @@ def predict(path, folder, *options):
     args += ["--trainer.callbacks", "callbacks.SampleWriter", "--trainer.callbacks.folder", folder]
     args += ["--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
     main(args)
-    files = sorted(Path(folder).iterdir())
-    assert [file.name for file in files] == [*(f"{seed:06d}.png" for seed in range(SAMPLES)), "grid.png"]
-    return np.stack([np.asarray(Image.open(file)) for file in files[:-1]]).astype(int)
+    files = [Path(folder, f"{seed:06d}.png") for seed in range(SAMPLES)]
+    assert {path.name for path in Path(folder).iterdir()} - {"classes.csv"} == {path.name for path in files} | {
+        "grid.png"
+    }
+    return np.stack([np.asarray(Image.open(file)) for file in files]).astype(int)
 
 
 def heun(path, labels):
@@ -98,6 +101,7 @@ def test_predict_writes_what_the_networks_own_sampler_draws(source, name):
     if known:
         drawn = apart.argmin(0)
         assert len(set(drawn)) > 1
+        assert [int(row["class"]) for row in read_rows(Path("out/classes.csv"))] == drawn.tolist()
         assert np.median(np.sort(apart, 0)[1]) > 0.2  # pictures of different classes differ
         chosen = predict(path, "chosen", "--model.sampling_class", str(known - 1))
         assert distances(chosen, heun(path, choices[-1])).max() < 0.05
