@@ -143,6 +143,8 @@ def markdown(runs: Sequence[Run], baseline: Run) -> str:
     results = [[label, *(tell(run) for run in runs)] for label, tell in result_rows(runs, baseline)]
     lines = ["# Training runs", "", *table([names, *results]), ""]
     lines.append(f"Time per image is relative to {baseline.folder} ({baseline.estimator}), without validations.")
+    if len(runs) > 1:
+        lines.append("Trainings of other seeds tell how much of a difference between the distances is chance.")
     for run in runs:
         unrecorded = run.record.images_seen - run.record.time.images
         if unrecorded > 0:
@@ -166,10 +168,11 @@ def result_rows(runs: Sequence[Run], baseline: Run) -> list[tuple[str, Callable[
     metrics = dict.fromkeys(metric for run in runs for metric in run.distances)
     return [
         ("estimator", lambda run: run.estimator),
+        ("seed", lambda run: str(run.config.get("seed_everything", "-"))),
         ("status", lambda run: run.record.status),
         ("steps", lambda run: f"{run.record.step:,}"),
         ("images seen", lambda run: f"{run.record.images_seen:,}"),
-        *((TITLES.get(metric, metric), best(metric)) for metric in metrics),
+        *(row for metric in metrics for row in [(TITLES.get(metric, metric), best(metric)), *level_row(runs, metric)]),
         ("hours of training", lambda run: f"{run.record.time.seconds / 3600:.3g}"),
         ("images/s", lambda run: f"{run.record.time.images_per_second:.4g}" if run.record.time.seconds else "-"),
         ("estimator's share", lambda run: f"{run.record.time.estimator_share:.1%}" if run.record.time.seconds else "-"),
@@ -180,6 +183,21 @@ def result_rows(runs: Sequence[Run], baseline: Run) -> list[tuple[str, Callable[
         ("revision", lambda run: run.record.revision or "-"),
         ("started", lambda run: run.record.started),
     ]
+
+
+def level_row(runs: Sequence[Run], metric: str) -> list[tuple[str, Callable[[Run], str]]]:
+    """Compare runs of unequal lengths after the last number of images at which all that have the metric measured it."""
+    measured = [dict(run.distances[metric]) for run in runs if metric in run.distances]
+    shared = set.intersection(*(set(points) for points in measured))
+    if len({max(points) for points in measured}) == 1 or not shared:
+        return []
+    level = max(shared)
+
+    def value(run: Run) -> str:
+        points = dict(run.distances.get(metric, []))
+        return f"{points[level]:.4g}" if points else "-"
+
+    return [(f"{TITLES.get(metric, metric)} at {level:,} images", value)]
 
 
 def _data(data: dict[str, Any]) -> list[str]:

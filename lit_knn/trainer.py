@@ -1,9 +1,11 @@
 """Lightning's trainer with safe checkpoints and two more subcommands, `plan` and `best`."""
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytorch_lightning as pl
+from jsonargparse.typing import restricted_number_type
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.plugins.environments import SLURMEnvironment
@@ -21,18 +23,47 @@ from lit_knn.training.interruption import end_at_sigterm
 from lit_knn.training.resumption import check_same_run, describe_run
 from lit_knn.training.run_place import set_version
 
+# Lightning's type is Union[int, float]. Python may give it an earlier Union[float, int] for that, and then the parser
+# reads one batch, `1`, as the whole epoch, `1.0`. No other union has this type.
+Share: Any = float if TYPE_CHECKING else restricted_number_type("Share", float, ("<", math.inf))
+Batches: TypeAlias = int | Share
+
 
 class Trainer(pl.Trainer):
     """Lightning's trainer; it can also plan a run, and measure the kept checkpoints of a run.
 
     Its checkpoints are whole files, checked when read. Before a fit begins any work, it checks that the checkpoint to
     resume from fits the options, and that no longer run would be overwritten.
+
+    Args:
+        limit_train_batches: how much of each training epoch to use: `10` is 10 batches, and `0.1` a tenth.
+        limit_val_batches: how much of each validation to use, likewise: `1` is one batch, and `1.0` is all.
+        limit_test_batches: not used by our commands.
+        limit_predict_batches: how many of the batches of samples to draw, likewise.
+        overfit_batches: train and validate on the same first batches, this number or share of them; 0 trains on all.
+        kwargs: see Lightning's trainer.
     """
 
     _run_folder: Path | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        *,
+        limit_train_batches: Batches | None = None,
+        limit_val_batches: Batches | None = None,
+        limit_test_batches: Batches | None = None,
+        limit_predict_batches: Batches | None = None,
+        overfit_batches: Batches = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            limit_predict_batches=limit_predict_batches,
+            overfit_batches=overfit_batches,
+            **kwargs,
+        )
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
         loop = ResumingFitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)

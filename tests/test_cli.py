@@ -9,7 +9,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import callbacks
-from main import main
+from main import main, make_cli
 
 ROOT = Path(__file__).parent.parent
 LAST = "runs/demo/knn_0/checkpoints/last.ckpt"
@@ -309,3 +309,10 @@ def test_training_brings_the_samples_closer_to_the_data(monkeypatch):
     args = ["--model.net.channels", "16", "--model.ema_decay", "0.9"]
     fit_demo(*args, steps=80)
     assert values[-1] < 0.7 * values[0]
+
+
+@pytest.mark.parametrize(("given", "batches"), [("1", 1), ("1.0", 5), ("0.4", 2), ("3", 3)])
+def test_an_integer_counts_batches_and_a_fraction_is_a_share_of_them(given, batches):
+    command = ["validate", "-c", str(ROOT / "configs" / "figure1" / "toy.yaml"), "--data.batch_size", "8"]
+    cli = make_cli([*command, "--trainer.limit_val_batches", given, "--trainer.callbacks", "[]"])
+    assert cli.trainer.num_val_batches == [batches]

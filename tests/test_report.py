@@ -91,6 +91,28 @@ def test_distances_are_the_best_and_the_last_and_more_samples_win(tmp_path, monk
         assert picture.size[0] > 2000
 
 
+def test_runs_of_unequal_lengths_are_compared_where_all_were_measured(tmp_path, monkeypatch, capsys):
+    tables = {
+        "short": [(100, 9.0), (200, 5.0)],
+        "long": [(100, 8.0), (200, 6.0), (300, 1.0)],
+        "rare": [(100, 7.0), (150, 2.0)],
+        "other": [],
+    }
+    paths = {name: leave_run(tmp_path / name, "STF", 1.0) for name in tables}
+    for name, points in tables.items():
+        if points:
+            write_rows(tmp_path / name / "fidelity.csv", [{"images_seen": seen, "fid": fid} for seen, fid in points])
+    rows, printed = report(tmp_path, monkeypatch, capsys, *paths.values())
+    assert rows["FID at 100 images"] == ["9", "8", "7", "-"]
+    rows, _ = report(tmp_path, monkeypatch, capsys, paths["short"], paths["long"])
+    assert rows["FID at 200 images"] == ["5", "6"]
+    assert "Trainings of other seeds" in printed
+    _, printed = report(tmp_path, monkeypatch, capsys, paths["short"])
+    # One run is compared with none.
+    assert " images |" not in printed
+    assert "other seeds" not in printed
+
+
 def test_a_resumed_run_has_the_distances_of_its_earlier_parts(tmp_path, monkeypatch, capsys):
     checkpoints = [None]
     for name, images, fid in (("a", 100, 3.0), ("b", 200, 4.0), ("c", 300, 5.0)):

@@ -60,7 +60,7 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
 def _check_share(name: str, value: Any, may_be_zero: bool) -> None:
     if value is None or isinstance(value, (str, dict, timedelta)):  # Lightning reads these as times, and checks them.
         return
-    # The parser gives some integers as floats, and Lightning takes them for integers.
+    # Lightning takes 3.0 for 3 batches.
     if value < 0 or (value > 1 and value != int(value)) or (value == 0 and not may_be_zero):
         zero = ", or 0 for none" if may_be_zero else ""
         raise InputError(
