@@ -23,7 +23,7 @@ ESTIMATORS = ("one_sample", "stf", "knn", "subspace_knn", "exact")
 PRECISIONS = {
     "fp32": ["--trainer.precision", "32-true"],
     "bf16": ["--trainer.precision", "bf16-mixed"],
-    "bf16 compiled": ["--trainer.precision", "bf16-mixed", "--trainer.callbacks+", "callbacks.NetworkSpeed"],
+    "bf16 compiled": ["--trainer.precision", "bf16-mixed", "--trainer.callbacks+", "lit_knn.callbacks.NetworkSpeed"],
 }
 
 

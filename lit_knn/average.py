@@ -1,7 +1,7 @@
 """`lit-knn average RUN --ema LENGTH...` makes averages of the weights of a run after its training.
 
-`callbacks.PowerAverages` stored snapshots of two averages during the training. The weighted sum of them whose profile
-is nearest to the wanted one is written as a checkpoint (arXiv 2312.02696, Sec. 3.2).
+`lit_knn.callbacks.PowerAverages` stored snapshots of two averages during the training. The weighted sum of them whose
+profile is nearest to the wanted one is written as a checkpoint (arXiv 2312.02696, Sec. 3.2).
 """
 
 import argparse
@@ -37,7 +37,7 @@ def read_snapshot(path: Path) -> Snapshot:
     """
     snapshot = read_checkpoint_file(path, mmap=True)
     if not snapshot.keys() >= PARTS_OF_A_SNAPSHOT:
-        raise InputError(f"{path} is no snapshot of averages, which callbacks.PowerAverages writes")
+        raise InputError(f"{path} is no snapshot of averages, which lit_knn.callbacks.PowerAverages writes")
     lengths, averages = snapshot["lengths"], snapshot["averages"]
     whole = isinstance(lengths, list) and isinstance(averages, list) and len(lengths) == len(averages)
     if not whole or not all(_is_average(each) for each in averages):
@@ -153,7 +153,7 @@ def parse(args: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="lit-knn average",
         description="Make averages of the weights of a run after its training, of any length, from the snapshots that "
-        "callbacks.PowerAverages stored. `validate` and `predict --ckpt_path` take them. See docs/averages.md.",
+        "lit_knn.callbacks.PowerAverages stored. `validate` and `predict --ckpt_path` take them. See docs/averages.md.",
     )
     parser.add_argument(
         "run", metavar="RUN", help="folder of a training run; of a resumed one the last, earlier ones are found"

@@ -50,7 +50,5 @@ def check_guidance(guidance: object, num_classes: int, drops_labels: bool) -> fl
     if guidance != 1 and num_classes == 0:
         raise InputError(f"guidance={guidance} needs a class-conditional network, but the net has num_classes=0")
     if guidance != 1 and not drops_labels:
-        raise InputError(
-            f"guidance={guidance} needs label_dropout above 0, so that the net also trains without classes"
-        )
+        raise InputError(f"guidance={guidance} needs a network that was trained without classes, too (label_dropout)")
     return float(guidance)  # type: ignore[arg-type]

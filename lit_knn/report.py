@@ -279,6 +279,9 @@ def main(args: Sequence[str] | None = None) -> None:
         raise InputError(
             f"report: --output {options.output}: {taken} is there already; give another path or --overwrite"
         )
+    folder = next((path for path in written if path.is_dir()), None)
+    if folder is not None:
+        raise InputError(f"report: --output {options.output}: {folder} is a folder; give another path")
     runs = [read_run(folder) for folder in trainings(options.runs)]
     plain = [run for run in runs if run.estimator == "OneSample"]
     text = markdown(runs, read_run(options.baseline) if options.baseline else [*plain, *runs][0])

@@ -190,7 +190,7 @@ class Trainer(pl.Trainer):
             model: the module.
             run: folder of the training run, such as runs/table1/knn_0, with its config.yaml; rows and picture go
                 there. For a resumed training give the last folder: earlier ones are found. If the run has no
-                callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
+                lit_knn.callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
             datamodule: the data.
             checkpoints: folder of the checkpoints, if it is not RUN/checkpoints. Of the averages that `lit-knn average`
                 made, RUN/averages, it tells the best length; their rows and picture go there.
@@ -202,7 +202,7 @@ class Trainer(pl.Trainer):
         callbacks: list[pl.Callback] = self.callbacks  # type: ignore[has-type]
         measures = [callback for callback in callbacks if isinstance(callback, MeasuresSamples)]
         if not measures:
-            raise InputError("best: the run has no callbacks.Fidelity; add -c configs/evaluate/fid.yaml")
+            raise InputError("best: the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml")
         best = BestCheckpoint(measures[-1], run, checkpoints)
         bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
         for bar in bars:

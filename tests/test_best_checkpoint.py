@@ -286,12 +286,12 @@ def test_what_cannot_be_measured_is_said_in_one_line(run, capsys):
         main(["best"])
     assert "run" in capsys.readouterr().err
     line = complaint(capsys, "--trainer.callbacks", "callbacks.LastCheckpoint")
-    assert "the run has no callbacks.Fidelity; add -c configs/evaluate/fid.yaml" in line
+    assert "the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml" in line
     other = complaint(capsys, "--model.net.channels", "16")
     assert "the checkpoint is of another architecture" in other
     for path in (run / "checkpoints").glob("images_seen*"):
         path.unlink()
-    assert "knn_0/checkpoints has no checkpoint that callbacks.CheckpointByImages kept" in complaint(capsys)
+    assert "knn_0/checkpoints has no checkpoint that lit_knn.callbacks.CheckpointByImages kept" in complaint(capsys)
     assert "nowhere has no checkpoint" in complaint(capsys, "--checkpoints", "nowhere")
     (run / "config.yaml").write_text("a: [")
     assert "config.yaml cannot be read" in complaint(capsys)

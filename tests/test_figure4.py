@@ -110,7 +110,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(runs, tmp_path, capsys):
     (runs[1] / "fidelity.csv").write_text("images_seen,fid\n1,2\n3")
     assert "line 3" in complaint(str(runs[1]))
     (runs[2] / "fidelity.csv").unlink()
-    assert "the run must have callbacks.Fidelity" in complaint(str(runs[2]))
+    assert "the run must have lit_knn.callbacks.Fidelity" in complaint(str(runs[2]))
     (runs[3] / "config.yaml").write_text("model: 3")
     assert "tells no model.init_args.estimator" in complaint(str(runs[3]))
 

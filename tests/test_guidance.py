@@ -1,8 +1,10 @@
 """Classifier-free guidance: against enumerated densities; training with dropped labels; samples; files; bad input."""
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
+from lit_knn import load
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, ByClass, Exact, ExactFloat64
@@ -18,7 +20,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.training.conditioning import Conditioning
 from tests.labelled import Labelled, Watched, undone
-from tests.short_training import train
+from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean
 
 SMALL = {"image_size": 8, "in_channels": 1, "channels": 32, "multipliers": (1, 1), "blocks": 1, "attention_at": ()}
@@ -184,8 +186,31 @@ def test_a_network_that_was_never_trained_without_classes_is_not_guided(kind):
     for model in (own, build(Parts(own.description(), own.net.state_dict()))):
         model.sample(range(2), guidance=1.0)
         for weight in (0, 2.0):
-            with pytest.raises(InputError, match="needs label_dropout above 0"):
+            with pytest.raises(InputError, match="needs a network that was trained without classes, too"):
                 model.sample(range(2), guidance=weight)
+
+
+@pytest.mark.parametrize("kind", [LitEDM, LitFlow])
+def test_the_trainings_of_a_checkpoint_decide_over_its_guidance(kind, tmp_path):
+    def module(**options):
+        return kind(small_unet(), Exact(), class_conditional=True, sampling_steps=2, **options)
+
+    def go_on(model, checkpoint, steps, name):
+        trainer = pl.Trainer(max_steps=steps, enable_checkpointing=False, **TRAINER)
+        trainer.fit(model, data, ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / name)
+        return tmp_path / name
+
+    data, guided_module = Labelled(), {"label_dropout": 0.5, "guidance": 2.0}
+    never = go_on(module(), None, 1, "never.ckpt")
+    with pytest.raises(InputError, match=r"guidance=2\.0 needs a network that was trained without classes, too"):
+        pl.Trainer(**{**TRAINER, "limit_val_batches": 1}).validate(module(**guided_module), data, ckpt_path=never)
+    later = go_on(module(**guided_module), never, 2, "later.ckpt")
+    again = go_on(module(), later, 3, "again.ckpt")  # The network still knows what it learnt without classes.
+    for checkpoint in (later, again):
+        assert load(checkpoint).sample([0], guidance=3.0).isfinite().all()
+    with pytest.raises(InputError, match=r"guidance=3\.0 needs"):
+        load(never).sample([0], guidance=3.0)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +218,7 @@ def test_a_network_that_was_never_trained_without_classes_is_not_guided(kind):
     [
         ({"label_dropout": 1.0}, "label_dropout must be at least 0 and below 1, got 1.0"),
         ({"label_dropout": 0.1, "class_conditional": False}, "label_dropout=0.1, but class_conditional is false"),
-        ({"guidance": 2.0}, "guidance=2.0 needs label_dropout above 0"),
+        ({"guidance": 2.0}, r"guidance=2.0 needs a network that was trained without classes, too \(label_dropout\)"),
         ({"guidance": -1.0, "label_dropout": 0.1}, "guidance must be a finite number of at least 0, got -1.0"),
         ({"guidance": 2.0, "class_conditional": False}, "guidance=2.0 needs a class-conditional network"),
     ],

@@ -22,6 +22,7 @@ from lit_knn.flow import LitFlow
 from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps
 from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
 from lit_knn.hand_over.exported import write_exported
+from lit_knn.hand_over.parts import Parts, build
 from lit_knn.ict import LitICT
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.architecture import architecture_of, build_network
@@ -29,6 +30,7 @@ from lit_knn.nets.flow import DataOutput, EDMOutput, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.pixels import to_uint8
 from lit_knn.sampling import consistency_sampler, heun_sampler, seeded_noise
+from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.conditioning import Conditioning
@@ -386,6 +388,27 @@ def test_a_published_network_is_sampled_as_by_edm(tmp_path):
         assert torch.equal(model.sample(SEEDS, 4, class_label=labels), expected)
 
 
+def test_a_published_network_is_guided_if_it_was_trained_without_classes_too(tmp_path):
+    for dropout in (0.1, 0.0):
+        net = small_published(num_classes=3, label_dropout=dropout)
+        model = lit_knn.load(write_published(tmp_path / f"{dropout}.pkl", net))
+        if dropout:
+            assert model.sample([5], 2, guidance=2).isfinite().all()
+        else:
+            with pytest.raises(InputError, match="needs a network that was trained without classes, too"):
+                model.sample([5], 2, guidance=2)
+
+
+def test_a_file_keeps_the_levels_of_its_sampler():
+    net = UNet(1, channels=8).eval()
+    model = DiffusionModel(EDMPrecond(net), (1, 8, 8), NoiseGrid(0.01, 20.0, rho=3.0), num_steps=3)
+    torch.nn.init.normal_(net.get_parameter(next(reversed(dict(net.named_parameters())))), std=0.1)
+    samples = build(Parts(model.description(), net.state_dict())).sample(SEEDS)
+    assert torch.equal(samples, model.sample(SEEDS))
+    usual = DiffusionModel(EDMPrecond(net), (1, 8, 8), NoiseGrid(0.01, 20.0), num_steps=3)
+    assert not torch.allclose(samples, usual.sample(SEEDS), atol=1e-3)
+
+
 @pytest.mark.skipif(not GENUINE.is_dir(), reason="no ../shared/data/edm-pickles with networks pickled by NVIDIA's code")
 @pytest.mark.parametrize("name", ["uncond_vp", "cond_ve"])
 def test_a_genuine_pickle_gives_the_samples_of_its_network(name):
@@ -398,7 +421,8 @@ def test_a_genuine_pickle_gives_the_samples_of_its_network(name):
 
     assert torch.equal(model.sample([5, 6], 3, class_label=labels), heun_sampler(mean, latents, 3))
     # EDM trained its networks with classes alone.
-    with pytest.raises(InputError, match="guidance=2 needs"):
+    why = "needs a network that was trained without classes, too" if model.num_classes else "needs a class-conditional"
+    with pytest.raises(InputError, match=why):
         model.sample([5], guidance=2)
 
 

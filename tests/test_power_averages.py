@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 import yaml
 
@@ -256,6 +257,25 @@ def test_a_resumed_run_has_the_snapshots_of_the_uninterrupted_one(tmp_path):
     assert found.keys() == expected.keys()
     for name in expected:
         assert_same_numbers(found[name], expected[name])
+
+
+def test_an_average_weighs_each_step_by_its_images_whatever_the_number_of_its_batches(tmp_path):
+    thetas, steps = {}, []
+
+    class Weights(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            if trainer.global_step not in steps:
+                steps.append(trainer.global_step)
+                thetas[pl_module.images_seen] = vector(dict(pl_module.named_parameters()))
+
+    callbacks = [PowerAverages([0.05, 0.2]), Weights()]
+    steps.append(0)
+    fit(tmp_path, edm(), 4, callbacks=callbacks, accumulate_grad_batches=2)
+    assert list(thetas) == [80, 160, 240, 320]
+    (snapshot,) = read_snapshots(snapshots_in(tmp_path / "run" / "snapshots"))
+    for length, made in zip(snapshot["lengths"], snapshot["averages"], strict=True):
+        expected, _ = explicit(thetas, length, 320)
+        torch.testing.assert_close(vector(made), expected, rtol=1e-5, atol=1e-6)
 
 
 def leave(folder, *seen, resumed_from=None):

@@ -206,6 +206,10 @@ def test_nothing_is_overwritten_unasked(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.png").write_text("precious")
     assert "mine.png is there already; give another path or --overwrite" in refusal(capsys, run, "--output", "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine.png"]
+    (tmp_path / "ours.pdf").mkdir()
+    line = refusal(capsys, run, "--output", "ours", "--overwrite")
+    assert "ours.pdf is a folder; give another path" in line
+    assert not (tmp_path / "ours.md").exists()
     main(["report", run, "--output", "mine", "--overwrite"])
     assert (tmp_path / "mine.png").read_bytes().startswith(b"\x89PNG")
     assert "# Training runs" in (tmp_path / "mine.md").read_text()

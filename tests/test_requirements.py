@@ -5,10 +5,14 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Arguments that PyTorch's functions got later, and the first release that has them, by its notes.
-NEW_ARGUMENTS = {("mm", "out_dtype"): (2, 8), ("bmm", "out_dtype"): (2, 8)}
+# Arguments that functions got later, and the first release that has them, by its notes.
+NEW_IN_PYTORCH = {("mm", "out_dtype"): (2, 8), ("bmm", "out_dtype"): (2, 8)}
+NEW_IN_JSONARGPARSE = {("dump", "skip_unset"): (4, 49)}
+TRAIN = PROJECT["optional-dependencies"]["train"]
 
 
 def floor(name, requirements):
@@ -24,15 +28,19 @@ def used_arguments():
                     yield from ((node.func.attr, keyword.arg) for keyword in node.keywords)
 
 
-def test_the_lowest_pytorch_has_the_arguments_that_are_used():
-    needed = [NEW_ARGUMENTS[used] for used in used_arguments() if used in NEW_ARGUMENTS]
+@pytest.mark.parametrize(
+    ("package", "requirements", "new"),
+    [("torch", PROJECT["dependencies"], NEW_IN_PYTORCH), (r"jsonargparse\[signatures\]", TRAIN, NEW_IN_JSONARGPARSE)],
+)
+def test_the_lowest_version_has_the_arguments_that_are_used(package, requirements, new):
+    needed = [new[used] for used in used_arguments() if used in new]
     assert needed  # Otherwise nothing needs this release any more.
-    assert floor("torch", PROJECT["dependencies"]) >= max(needed)
+    assert floor(package, requirements) >= max(needed)
 
 
 def test_the_lowest_torchvision_belongs_to_the_lowest_pytorch():
     (_, torch_minor) = floor("torch", PROJECT["dependencies"])
-    (_, vision_minor) = floor("torchvision", PROJECT["optional-dependencies"]["train"])
+    (_, vision_minor) = floor("torchvision", TRAIN)
     assert vision_minor == torch_minor + 15
 
 

@@ -103,6 +103,14 @@ def test_a_sample_that_is_not_finite_is_refused(bad, tmp_path, monkeypatch):
         predict(tmp_path / "out")
 
 
+def test_the_place_of_the_samples_is_told(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        predict(tmp_path / "out")
+    assert [record.getMessage() for record in caplog.records if "Samples" in record.getMessage()] == [
+        f"Samples are in {tmp_path / 'out'}"
+    ]
+
+
 def test_npz_has_samples_and_seeds_in_the_order_of_the_seeds(tmp_path):
     assert predict(tmp_path / "out", "npz") == ["grid.png", "samples.npz"]
     with np.load(tmp_path / "out" / "samples.npz") as file:
@@ -123,6 +131,8 @@ def test_images_of_a_conditional_model_have_their_classes(tmp_path, monkeypatch)
     assert predict(tmp_path / "npz", "npz") == ["grid.png", "samples.npz"]
     with np.load(tmp_path / "npz" / "samples.npz") as file:
         assert file["labels"].tolist() == expected
+    monkeypatch.setattr(Painter, "hparams", {"guidance": 0.0}, raising=False)  # the unconditional model
+    assert "classes.csv" not in predict(tmp_path / "without")
 
 
 def test_latents_are_written_as_they_are(tmp_path):

@@ -10,8 +10,8 @@ from lit_knn.errors import InputError
 class NetworkSpeed(pl.Callback):
     """Compile the network of `fit` and lay its weights out channels last; the computation stays the same.
 
-    Append it to any run: `--trainer.callbacks+ callbacks.NetworkSpeed`. Only the network of the training steps is
-    compiled, not its averaged copy. Checkpoints are the same as without it.
+    Append it to any run: `--trainer.callbacks+ lit_knn.callbacks.NetworkSpeed`. Only the network of the training steps
+    is compiled, not its averaged copy. Checkpoints are the same as without it.
 
     Dropout draws from the compiler's own stream, so such runs do not repeat uncompiled ones to the last digit. Student
     and teacher of `LitICT` still share their masks: a compiled network draws its seeds at once, in the order of its

@@ -30,7 +30,7 @@ class SampleWriter(BasePredictionWriter):
         format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8
             (N, H, W, C), and `seeds`. An autoencoder of the data decodes latents first. Other latents and vectors are
             always written as `npz`, float32, not rescaled. The classes of a class-conditional model are `labels` of
-            the `npz`, or `classes.csv` beside the images.
+            the `npz`, or `classes.csv` beside the images; with guidance 0 samples have no class.
         folder: output folder, empty or new; by default `predictions/` in the run's folder.
     """
 
@@ -82,7 +82,9 @@ class SampleWriter(BasePredictionWriter):
             keep = arrays["seeds"] < GRID_SAMPLES
             arrays = {name: array[keep] for name, array in arrays.items()}
         drawn, conditioning = batch.cpu(), getattr(pl_module, "conditioning", None)
-        labels = conditioning.of_samples(drawn, drawn.device) if conditioning else drawn[:0]
+        labels = drawn[:0]
+        if conditioning and pl_module.hparams.get("guidance", 1) > 0:
+            labels = conditioning.of_samples(drawn, drawn.device)
         with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
             np.savez(partial, drawn=drawn.numpy(), labels=labels.numpy(), **arrays)  # type: ignore[arg-type]
 

@@ -107,8 +107,13 @@ def condense(message: str) -> str:
     known = _known_classes(lines, keys) if any(line.startswith(NO_CLASS_PATH) for line in reasons) else []
     choices = f"; known by name: {', '.join(known)}" if known else ""
     owner = OWNER.search(message)
-    if option == CALLBACKS and owner and any(line.startswith("Option '") for line in reasons):
-        choices = f"; an option there is of the callback that was added last, {owner[1].rpartition('.')[2]}"
+    refused = [line for line in reasons if line.startswith("Option '")]
+    if option == CALLBACKS and owner and refused:
+        # The parser asks the callback, and then the base class, too.
+        name = owner[1].rpartition(".")[2]
+        reasons = [f"{name}: {refused[0]}"]
+        if value.startswith("NestedArg"):
+            choices = "; an option there is of the callback that was added last"
     return (f"--{option}: " if option else "") + ("; ".join(reasons) or " ".join(lines)) + given + choices
 
 

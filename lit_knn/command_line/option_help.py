@@ -50,9 +50,9 @@ class Parser(LightningArgumentParser):
                 group.title = TITLES.get(part, group.title)
         return super().format_help(formatter)
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
+    def save(self, *args: Any, skip_validation: bool = True, **kwargs: Any) -> None:
         """Save a configuration. It was checked when it was parsed, and a second check takes as long as parsing."""
-        super().save(*args, **{"skip_validation": True, **kwargs})
+        super().save(*args, skip_validation=skip_validation, **kwargs)
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
         """Check values; an option that the class does not have is told with the option of the nearest name, or all."""

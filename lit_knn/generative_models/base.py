@@ -30,8 +30,8 @@ class GenerativeModel(nn.Module):
         sampling_class: class of all images of a class-conditional network, if a call gives none; None draws the class
             of each image from its seed.
         guidance: weight w of classifier-free guidance, if a call gives none; see `lit_knn.guidance.guided`.
-        drops_labels: whether the network was trained without classes, too (`label_dropout`); guidance needs it. True
-            also where that is not known, as of files of other programs.
+        drops_labels: whether the network was trained without classes, too (`label_dropout`); guidance needs it. Of
+            files by others, what they tell; set the attribute if you know better.
 
     Raises:
         InputError: a value of the wrong type or out of its range.

@@ -388,6 +388,9 @@ class EstimatorTraining(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load the counters. Refuse a checkpoint as `check_checkpoint` does, before its weights are loaded."""
         self.check_checkpoint(checkpoint)
+        trains = self._trainer is not None and self.trainer.state.fn == "fit"
+        self.conditioning.take_over(checkpoint.get(MODEL_KEY), trains)
+        self.conditioning.check_guidance(self.hparams.get("guidance", 1.0))
         self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
         self._loaded_step = checkpoint.get("global_step", 0)
         before = checkpoint.get("training_time", {})
@@ -397,7 +400,7 @@ class EstimatorTraining(pl.LightningModule):
             raise InputError(f"the checkpoint's training_time is not readable: {first_line(error)}") from error
         if checkpoint.get("image_shape") is not None:
             self._check_image_shape(checkpoint["image_shape"])
-        if self._trainer is not None and self.trainer.state.fn == "fit":
+        if trains:
             check_same_run(checkpoint, describe_run(self.trainer, self))
             self.batches_done = finished_batches(checkpoint)
             repair_progress(checkpoint)

@@ -1,6 +1,6 @@
 """Checks the options and data of class-conditional training and sampling, and draws the class of each sample."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -87,6 +87,17 @@ class Conditioning:
     def check_guidance(self, guidance: float) -> None:
         """Raise InputError if the model has no classes to guide to, or is never trained without them."""
         check_guidance(guidance, self.num_classes, self.drops_labels)
+
+    def take_over(self, told: object, trains: bool) -> None:
+        """Take over whether the network of a checkpoint was trained without classes, too.
+
+        Args:
+            told: what the checkpoint tells of its model; nothing, if an earlier version wrote it.
+            trains: whether the training goes on, with the `label_dropout` of this model.
+        """
+        options = told.get("options") if isinstance(told, Mapping) else None
+        before = options.get("drops_labels", True) if isinstance(options, Mapping) else True
+        self.drops_labels = bool(before) or (trains and self.drops_labels)
 
     def dropped(self, class_label: Tensor | None, *key: int) -> Tensor | None:
         """Replace labels (B,) by `NO_CLASS`, each with the probability `label_dropout`; `key` is that of the draws."""

@@ -35,7 +35,7 @@ def kept_checkpoints(run: str | Path, folder: str | Path | None = None, max_step
         found |= {seen: path for seen, path in _before(Path(run)).items() if seen not in found}
     if not found:
         raise InputError(
-            f"{own} has no checkpoint that callbacks.CheckpointByImages kept (images_seen=N.ckpt); "
+            f"{own} has no checkpoint that lit_knn.callbacks.CheckpointByImages kept (images_seen=N.ckpt); "
             "add that callback to the training"
         )
     last = _end_of_training(own / LAST_NAME, max_steps)
@@ -51,7 +51,7 @@ def averages_in(folder: str | Path) -> dict[float, Path]:
 
 
 def snapshots_in(folder: Path) -> dict[int, Path]:
-    """Find the snapshots of averages in a folder, which `callbacks.PowerAverages` wrote, by the images seen."""
+    """Find the snapshots of averages in a folder, which `lit_knn.callbacks.PowerAverages` wrote, by the images seen."""
     return dict(sorted(kept_in(folder).items()))
 
 
@@ -67,8 +67,8 @@ def kept_snapshots(run: str | Path) -> dict[int, Path]:
     found |= {seen: path for seen, path in _before(Path(run), SNAPSHOTS_FOLDER).items() if seen not in found}
     if not found:
         raise InputError(
-            f"{own} has no snapshots of averages, which callbacks.PowerAverages writes; add that callback to the "
-            "training"
+            f"{own} has no snapshots of averages, which lit_knn.callbacks.PowerAverages writes; add that callback "
+            "to the training"
         )
     return dict(sorted(found.items()))
 

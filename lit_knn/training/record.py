@@ -85,7 +85,7 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
     """
     path = Path(folder) / RECORD_NAME
     if not path.is_file():
-        raise InputError(f"{path}: no such file; callbacks.RunRecord writes it, which `lit-knn fit` always has")
+        raise InputError(f"{path}: no such file; lit_knn.callbacks.RunRecord writes it, which `lit-knn fit` always has")
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         record = Record(**{known.name: said[known.name] for known in fields(Record) if known.name != "earlier"})

@@ -98,8 +98,8 @@ def _read_points(folder: Path, metric: str) -> dict[int, float]:
     tables = [path for path in tables if path.is_file()]
     if not tables:
         raise InputError(
-            f"figure4: {folder / FIDELITY_CSV}: no such file; the run must have callbacks.Fidelity, or what it kept be "
-            f"measured: lit-knn best --run {folder}"
+            f"figure4: {folder / FIDELITY_CSV}: no such file; the run must have "
+            f"lit_knn.callbacks.Fidelity, or what it kept be measured: lit-knn best --run {folder}"
         )
     for path in tables:
         try:

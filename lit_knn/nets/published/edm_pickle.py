@@ -118,6 +118,9 @@ def checked_config(config: Mapping[Any, Any]) -> dict[str, Any]:
             raise InputError(f"{name} must be an integer of at least {least}, got {plain.get(name)!r}")
     for name in SIGMAS & plain.keys():
         check_sigma(name, plain[name])
+    dropout = plain.get("label_dropout", 0)
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+        raise InputError(f"label_dropout must be a number from 0 to 1, got {dropout!r:.80}")
     return plain
 
 
