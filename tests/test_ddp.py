@@ -21,7 +21,7 @@ def run(command):
     return done
 
 
-def run_demo(folder, devices, batch_size, *options, launched=False):
+def run_demo(folder, devices, batch_size, *options, launched=False, steps=4):
     """Train the demo for a few steps in new processes; return the report of each rank."""
     folder.mkdir()
     probe = folder / "probe.yaml"
@@ -33,8 +33,15 @@ def run_demo(folder, devices, batch_size, *options, launched=False):
         "      init_args: {monitor: fd_pixels, mode: min, filename: best}\n"
         f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {folder}}}}}\n"
     )
-    command = ["fit", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "-c", str(probe), "--trainer.max_steps", "4"]
-    command += ["--trainer.val_check_interval", "2", "--data.batch_size", str(batch_size)]
+    command = ["fit", "-c", "configs/demo.yaml", "-c", "tests/tiny.yaml", "-c", str(probe)]
+    command += [
+        "--trainer.max_steps",
+        str(steps),
+        "--trainer.val_check_interval",
+        "2",
+        "--data.batch_size",
+        str(batch_size),
+    ]
     command += ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
     command += ["--trainer.logger.save_dir", str(folder), *options]
     if launched:  # Lightning starts the other processes, as for a user's command
@@ -45,7 +52,7 @@ def run_demo(folder, devices, batch_size, *options, launched=False):
 
 
 def test_two_processes_train_the_demo(tmp_path):
-    ranks = run_demo(tmp_path / "two", devices=2, batch_size=16, launched=True)
+    ranks = run_demo(tmp_path / "two", devices=2, batch_size=16)
     (single,) = run_demo(tmp_path / "one", devices=1, batch_size=32)
     assert [rank["world_size"] for rank in ranks] == [2, 2]
     # Each rank builds its own index once.
@@ -72,6 +79,13 @@ def test_two_processes_train_the_demo(tmp_path):
         assert seen["weights"] == pytest.approx(expected["weights"], rel=1e-4)
         assert seen["fd_pixels"] == pytest.approx(expected["fd_pixels"], rel=1e-3)
     assert sharded[0]["weights"] == sharded[1]["weights"]
+
+
+@pytest.mark.slow  # Two processes import everything. The tests above and below start forks that have.
+def test_lightning_starts_the_other_process(tmp_path):
+    ranks = run_demo(tmp_path / "two", devices=2, batch_size=16, launched=True, steps=2)
+    assert [rank["world_size"] for rank in ranks] == [2, 2]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
 
 
 def test_two_processes_train_an_edm_model_on_half_of_the_images_each(tmp_path):
