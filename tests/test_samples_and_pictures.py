@@ -103,12 +103,11 @@ def test_a_sample_that_is_not_finite_is_refused(bad, tmp_path, monkeypatch):
         predict(tmp_path / "out")
 
 
-def test_the_place_of_the_samples_is_told(tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        predict(tmp_path / "out")
-    assert [record.getMessage() for record in caplog.records if "Samples" in record.getMessage()] == [
-        f"Samples are in {tmp_path / 'out'}"
-    ]
+def test_the_place_of_the_samples_is_told(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(sample_writer, "rank_zero_info", said.append)
+    predict(tmp_path / "out")
+    assert said == [f"Samples are in {tmp_path / 'out'}"]
 
 
 def test_npz_has_samples_and_seeds_in_the_order_of_the_seeds(tmp_path):
