@@ -1,13 +1,9 @@
 """Score estimators. Each estimates the posterior mean E[x|z,t] over a reference set."""
 
-from lit_knn.estimators.adaptive import Adaptive
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.by_class import ByClass
-from lit_knn.estimators.cascade_knn import CascadeKNN
-from lit_knn.estimators.equivariant_patch import EquivariantPatch
 from lit_knn.estimators.exact import Exact, ExactFloat64, ExactInt8
-from lit_knn.estimators.golden import Golden
-from lit_knn.estimators.knn import KNN, StratifiedKNN
+from lit_knn.estimators.knn import KNN
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
 from lit_knn.estimators.one_sample import OneSample
@@ -24,15 +20,11 @@ from lit_knn.estimators.wiener import Wiener
 __all__ = [
     "KNN",
     "STF",
-    "Adaptive",
     "ByClass",
-    "CascadeKNN",
-    "EquivariantPatch",
     "Estimator",
     "Exact",
     "ExactFloat64",
     "ExactInt8",
-    "Golden",
     "Holdings",
     "MonteCarlo",
     "Network",
@@ -40,7 +32,6 @@ __all__ = [
     "PCALocality",
     "PatchPosterior",
     "Smoothed",
-    "StratifiedKNN",
     "SubspaceKNN",
     "Switched",
     "TopK",

@@ -2,25 +2,19 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from lit_knn.deferred_checks import first_of
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.class_passes import DRAWS, MEANS, ClassBatch
 from lit_knn.estimators.draws import joined_draws
 from lit_knn.estimators.sampled import SampledEstimator
-from lit_knn.estimators.values import Check
 from lit_knn.guidance import NO_CLASS
 from lit_knn.index.base import with_progress
 from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.reference.classes import rows_by_label
-from lit_knn.reference.gathered import fuses
-from lit_knn.reference.streaming import batches_of
 
 
 class ByClass(Estimator):
@@ -28,10 +22,6 @@ class ByClass(Estimator):
 
     `bind` binds a copy of the wrapped estimator to each class of the reference set, with its own index. A given count
     such as k must not exceed the size of any class; a default count is reduced to the size of each class.
-
-    On a GPU the classes of a batch are estimated in one pass, without an index, if the wrapped estimator is `Exact`,
-    `KNN`, `MonteCarlo`, `STF` or `UniformSNIS`. Then the number of operations does not depend on the number of classes,
-    and the search is exact. All others, subclasses and `warped_mean` go class by class, as everything does on a CPU.
 
     Args:
         estimator: the estimator to wrap; it is copied.
@@ -54,7 +44,6 @@ class ByClass(Estimator):
         self.deterministic, self.uses_source = estimator.deterministic, estimator.uses_source
         self.parts: dict[int, Estimator] = {}
         self._whole: SampledEstimator | None = None
-        self._in_one_pass = type(estimator) in (*MEANS, *DRAWS)
 
     @property
     def can_warp(self) -> bool:
@@ -80,27 +69,19 @@ class ByClass(Estimator):
             pass
         if self.unlabelled:
             self.parts[NO_CLASS] = copied_apart(self.estimator).bind(reference)
-        if self._passes(reference.device):
-            fuses(reference)
         return self
 
     def _bind_one(self, label: int, images: ReferenceSet) -> Tensor:
         try:
             part = copied_apart(self.estimator)
-            # One pass needs no index of a class. A later search builds it.
-            self.parts[label] = Estimator.bind(part, images) if self._passes(images.device) else part.bind(images)
+            self.parts[label] = part.bind(images)
         except InputError as error:
             raise InputError(f"class {label}: {error}") from error
         return images.images
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
         """See `Estimator.holds`; all classes together need about as much memory as the whole set."""
-        held = self.estimator.holds(N, d, pixels, device)
-        return Holdings() if held is not None and self._passes(device) else held
-
-    def _passes(self, device: torch.device) -> bool:
-        """Tells whether a batch is estimated in one pass on this device."""
-        return self._in_one_pass and device.type == "cuda"
+        return self.estimator.holds(N, d, pixels, device)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -116,10 +97,6 @@ class ByClass(Estimator):
         labels: Tensor | None,
     ) -> Tensor:
         """Compute the means of an estimator that draws images in one pass; on a CPU the draws go class by class."""
-        if labels is not None and self._passes(z.device):
-            if not self.unlabelled:
-                return self._check_mean(self._mean_in_one_pass(z, t, x_source, generator, labels), z).to(z.dtype)
-            return self._with_unlabelled(z, t, x_source, generator, labels)
         if self._whole is None:
             return super()._checked_mean(z, t, x_source, generator, labels)
         draws = []
@@ -133,49 +110,6 @@ class ByClass(Estimator):
         order = torch.cat(list(rows.values()))
         mu = self._whole._average(joined_draws(draws), z[order], t[order])
         return mu[order.argsort()].to(z.dtype)
-
-    def _with_unlabelled(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
-    ) -> Tensor:
-        """Compute the means of the rows with a class in one pass, and then those of the rows without one."""
-        result = torch.empty_like(z)
-        for unlabelled in (False, True):
-            # This waits for the device, which costs less than the means of all rows over all images.
-            rows = ((labels == NO_CLASS) == unlabelled).nonzero()[:, 0]
-            if len(rows):
-                own, source = (z[rows], t[rows]), None if x_source is None else x_source[rows]
-                if unlabelled:
-                    mean = self.parts[NO_CLASS]._checked_mean(*own, source, generator, None)
-                else:
-                    mean = self._check_mean(self._mean_in_one_pass(*own, source, generator, labels[rows]), own[0])
-                result[rows] = mean.to(z.dtype)
-        return result
-
-    def _mean_in_one_pass(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None, labels: Tensor
-    ) -> Tensor:
-        """Compute the means of all rows, whatever their classes, in pieces of bounded memory."""
-        table, whole, means = self.reference.classes.table(), self.reference.local, []
-        which, kind = table.find(labels), type(self.estimator)
-        for rows in batches_of(z, table.most):
-            source = None if x_source is None else x_source[rows]
-            piece = ClassBatch(whole, table, which[rows], z[rows], t[rows], source, generator)
-            if kind in MEANS:
-                means.append(MEANS[kind](self.estimator, piece))
-            else:
-                assert self._whole is not None
-                means.append(self._whole._average(DRAWS[kind](self.estimator, piece), z[rows], t[rows]))
-        return torch.cat(means) if len(means) > 1 else means[0]
-
-    def _more_checks(self, labels: Tensor | None) -> Check | None:
-        """Refuse unknown labels where one pass would not notice them."""
-        if labels is None or len(labels) == 0 or not self._passes(labels.device):
-            return None
-        table = self.reference.classes.table()
-        unknown = table.labels[table.find(labels)] != labels
-        if self.unlabelled:
-            unknown &= labels != NO_CLASS
-        return Check(unknown.any(), partial(first_of, labels.double(), unknown), self._unknown_label)
 
     def _unknown_label(self, label: float, where: str = "") -> InputError:
         number = len(self.reference.classes)

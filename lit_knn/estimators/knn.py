@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
-from lit_knn.estimators.draws import Draws, draws_without_repetition, merged_draws
+from lit_knn.estimators.counts import DEFAULT_K, IMAGES, Count
+from lit_knn.estimators.draws import Draws, merged_draws
 from lit_knn.estimators.sampled import NeighbourEstimator
 from lit_knn.reference import Reference
 from lit_knn.reference.gathered import fuses, gathered_sq_dist
 from lit_knn.theory.posterior import direct_sq_dist
-from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal, stratified_sample_proposal
+from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal
 
 # Number of nearest neighbours that get exact distances. At small t only a few images matter, and the likelihood ratio
 # of two near neighbours depends on digits that a search does not have.
@@ -97,28 +97,3 @@ class KNN(NeighbourEstimator):
             return gathered_sq_dist(self.reference.local, ids, z)
         sq_dist = direct_sq_dist(z, self.reference.take(ids.clamp(min=0)))
         return torch.where(ids >= 0, sq_dist, torch.inf)
-
-
-class StratifiedKNN(KNN):
-    """A `KNN` that draws from the same proposal, Eq. 13 (eq:proposal), without repetition.
-
-    Neighbours that are sure to be drawn are kept. The other places are spread evenly over the rest of the proposal (its
-    other neighbours and its tail). An image's weight is p/q times the share of q that it represents. So no image takes
-    two places, and n = N gives the exact mean. The gain over `KNN` shows the cost of the paper's independent draws.
-
-    Args:
-        k: as `KNN`.
-        n: images drawn per z; null for 256, or N if that is less.
-        include_source: as `KNN`.
-
-    Raises:
-        InputError: k < 1, n < 1; at `bind`, k > N or n > N.
-    """
-
-    shardable = True
-
-    n = Count(DEFAULT_N, IMAGES)
-
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
-        proposal = self.proposal(z, t, x_source)
-        return draws_without_repetition(stratified_sample_proposal(proposal, self.n, generator))

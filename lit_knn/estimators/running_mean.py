@@ -1,13 +1,11 @@
 """A posterior mean over streamed patches: an online softmax in bounded memory."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from lit_knn.reference import Reference
-from lit_knn.reference.streaming import work_bytes
 
 # Most rounding error of a log weight in float32. Where more is possible, the products are in float64.
 MOST_ROUNDING = 1e-4
@@ -54,44 +52,6 @@ class RunningSoftmax:
         return self.sums[..., :-1] / self.sums[..., -1:]
 
 
-class RunningMean(RunningSoftmax):
-    """The mean of values, weighted by softmax(−‖query − key‖²/2t²) over all keys that were added.
-
-    The keys are never stored. At small t log weights lose all digits of float32, and are computed in float64
-    (`Rounding`).
-
-    Args:
-        queries: (G, Q, K) float64, in G groups; each group has its own keys.
-        t: (Q,) float64, noise level of each query.
-        values: number of values of a key, V.
-        dtype: type of the log weights and the keys.
-    """
-
-    def __init__(self, queries: Tensor, t: Tensor, values: int, dtype: torch.dtype) -> None:
-        groups, count, _ = queries.shape
-        super().__init__((groups, count), values, dtype, queries.device)
-        # ‖query‖² is the same for all keys: the rest is (query·key − ‖key‖²/2) / t², one product with K + 1 columns.
-        scaled = torch.cat([queries, queries.new_ones(groups, count, 1)], 2) / t.square()[:, None]
-        self.queries = scaled.to(dtype)
-
-    def add(self, keys: Tensor, values: Tensor) -> None:
-        """Add keys.
-
-        Args:
-            keys: (G, K + 1, n), of type `dtype`; the last row is −‖key‖²/2 (`keys_of`).
-            values: (G, V + 1, n) float32; the last row is 1.
-        """
-        for rows in self._tiles(*keys.shape[::2]):
-            self.add_log_weights(torch.bmm(self.queries[:, rows], keys), values, rows=rows)
-
-    def _tiles(self, groups: int, keys: int) -> Iterator[slice]:
-        """Split the queries, so that their log weights fit `work_bytes`."""
-        count = self.queries.shape[1]
-        step = max(work_bytes(self.queries.device) // (8 * groups * keys), 1)
-        for start in range(0, count, step):
-            yield slice(start, start + step)
-
-
 def weights_of(log_p: Tensor, maximum: Tensor) -> Tensor:
     """Return exp(log_p − maximum) in float32. `log_p` is overwritten."""
     return log_p.sub_(maximum).float().clamp_(min=LEAST_LOG_WEIGHT).exp_()
@@ -129,21 +89,3 @@ class Rounding:
         size = self.scale * (latents + terms * self.scale * self.images)
         rounding = torch.finfo(torch.float32).eps / 2 * size * math.sqrt(sums)
         return torch.float32 if rounding <= MOST_ROUNDING else torch.float64
-
-
-def keys_of(patches: Tensor, K: int, dtype: torch.dtype) -> Tensor:
-    """Copy patches (G, *, *) to keys (G, K + 1, n) for `RunningMean.add`.
-
-    The axes behind the first make up the K values of a patch, then the n patches. They may be a view of any strides.
-    """
-    keys = torch.empty(len(patches), K + 1, patches[0].numel() // K, dtype=dtype, device=patches.device)
-    keys[:, :K].view(patches.shape).copy_(patches)
-    keys[:, K] = torch.linalg.vector_norm(keys[:, :K], dim=1).square_().mul_(-0.5)
-    return keys
-
-
-def values_of(patches: Tensor, V: int) -> Tensor:
-    """Copy values (G, *, *) to (G, V + 1, n) float32 for `RunningMean.add`; the axes are those of `keys_of`."""
-    values = torch.ones(len(patches), V + 1, patches[0].numel() // V, dtype=torch.float32, device=patches.device)
-    values[:, :V].view(patches.shape).copy_(patches)
-    return values

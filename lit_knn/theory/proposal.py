@@ -7,15 +7,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.theory.posterior import unnormalised_log_likelihood
-from lit_knn.theory.stratified import StratifiedDraws, num_sure, num_used, systematic_draws
 
-# Draws without repetition skip images that together have less than this share of the proposal. The chance that one of
-# n independent draws hits a skipped image is at most n times this share.
-NEGLIGIBLE_SHARE = 1e-16
 # `id & FAR_ID` is the id itself, or this number for the missing id −1.
 FAR_ID = 2**62 - 1
-# Largest float64 below 1.
-BELOW_1 = 1 - 2**-53
 
 
 class Proposal(NamedTuple):
@@ -118,57 +112,3 @@ def _ids_of(proposal: Proposal, column: Tensor, tail_share: Tensor) -> Tensor:
     ordered = (proposal.ids & FAR_ID).sort(1).values
     gaps = ordered - torch.arange(ordered.shape[1], device=ids.device)
     return torch.where(ids < 0, rank + torch.searchsorted(gaps, rank, right=True), ids)
-
-
-def stratified_sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | None = None) -> StratifiedDraws:
-    """Draw n images per z without repetition: keep the sure neighbours and sample the rest systematically.
-
-    The expected base weight of every image is its probability under Eq. 13 (eq:proposal). A neighbour is kept if n
-    draws without repetition are sure to contain it. The other places are spread evenly over the rest of the proposal:
-    the other neighbours in the order of the search (decreasing probability), then the flat tail by id.
-
-    Args:
-        proposal: proposals of B latents, all with the same N.
-        n: draws per latent, n <= N; n = N takes every image, without randomness.
-        generator: on the device of the proposal.
-    """
-    assert isinstance(proposal.N, int)
-    if n == proposal.N:
-        return _all_images(proposal, n)
-    k = proposal.ids.shape[1]
-    top, kept, used = _largest(proposal, n, proposal.N)
-    is_kept = torch.arange(n, device=top.device) < kept.unsqueeze(1)
-    # Places that are not kept write into an extra column, which becomes the tail.
-    columns = torch.where(is_kept, top, k)
-    log_rest = proposal.log_q_padded.scatter(1, columns, -math.inf)
-    log_q_tail = proposal.log_q_padded[:, -1:]
-    torch.add(log_q_tail, proposal.tail_size.log(), out=log_rest[:, -1:])
-    # Dividing the rest by its largest value keeps it from underflowing.
-    largest = log_rest.amax(1, keepdim=True)
-    rest = log_rest.sub_(largest).exp_()
-    image_q = torch.cat([rest[:, :-1], (log_q_tail - largest).exp_()], 1)
-    draws, heights = systematic_draws(top, kept, used, rest, image_q, generator)
-
-    tail_share = (heights - rest[:, :-1].sum(1, keepdim=True)) / rest[:, -1:].clamp(min=torch.finfo(rest.dtype).tiny)
-    return draws._replace(ids=_ids_of(proposal, draws.ids, tail_share.clamp(0, BELOW_1)))
-
-
-def _largest(proposal: Proposal, n: int, N: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return columns of the n likeliest neighbours (B, n), padded with k, and counts of kept and used places, (B,)."""
-    k, log_q_tail = proposal.ids.shape[1], proposal.log_q_padded[:, -1:]
-    log_top, top = proposal.log_q.topk(min(n, k), dim=1)
-    beyond = n - top.shape[1]
-    # Tail images fill the places after the neighbours, and replace missing neighbours.
-    log_top = torch.cat([torch.maximum(log_top, log_q_tail), log_q_tail.expand(-1, beyond)], dim=1)
-    used = num_used(log_top, N, math.log(NEGLIGIBLE_SHARE))
-    kept = torch.where(used < n, used, num_sure(log_top.exp()))
-    num_found = (N - proposal.tail_size).long().squeeze(1)
-    return torch.nn.functional.pad(top, (0, beyond), value=k), torch.minimum(kept, num_found), used
-
-
-def _all_images(proposal: Proposal, N: int) -> StratifiedDraws:
-    """Draw every image of the set once. Each image stands only for itself."""
-    batch, device = len(proposal.ids), proposal.ids.device
-    nothing = torch.zeros(batch, N, dtype=torch.float64, device=device)
-    ids, used = torch.arange(N, device=device).expand(batch, N), torch.full((batch,), N, device=device)
-    return StratifiedDraws(ids, nothing, nothing.bool(), used, nothing)
