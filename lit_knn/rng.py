@@ -1,5 +1,6 @@
 """Random streams that depend only on a key, so that a resumed run repeats the uninterrupted one."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,6 +33,24 @@ def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed_from_key(*key))
         yield
+
+
+@contextmanager
+def following(generator: torch.Generator | None) -> Iterator[None]:
+    """Seed PyTorch's default generators from the state of `generator` inside the block, and restore them after it.
+
+    A block that draws without the generator then repeats with it. If the block draws nothing from it, the generator
+    moves on, so that the next block draws other numbers. Nothing happens without a generator.
+    """
+    if generator is None:
+        yield
+        return
+    before = generator.get_state()
+    digest = hashlib.blake2b(before.numpy().tobytes(), digest_size=8).digest()
+    with keyed_default_rng(generator.device, int.from_bytes(digest, "little")):
+        yield
+    if torch.equal(generator.get_state(), before):
+        torch.rand(1, generator=generator, device=generator.device)
 
 
 def drawn_so_far(device: torch.device) -> bytes:

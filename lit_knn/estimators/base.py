@@ -1,8 +1,7 @@
-"""The contract of a score estimator."""
+"""The contract of a score estimator: a subclass implements one method, this file checks and derives the rest."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -11,13 +10,18 @@ from torch import Tensor
 from lit_knn.deferred_checks import deferring, refuse
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.counts import fit_counts
-from lit_knn.estimators.values import Check, check_values, size_of
 from lit_knn.linalg.full_float32 import full_float32
+from lit_knn.memory import moved
 from lit_knn.reference import Reference
+from lit_knn.reference.reference_set import LARGEST_VALUE
+from lit_knn.rng import following
 from lit_knn.settings import TellsSettings
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
 from lit_knn.theory.posterior import score_from_mean
 from lit_knn.theory.warp import Warp
+
+# Noise levels outside float32's range cannot have made latents in float32.
+LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 class Holdings(NamedTuple):
@@ -32,21 +36,55 @@ class Holdings(NamedTuple):
     arrays: Mapping[str, int] = {}
 
 
+class Query(NamedTuple):
+    """The checked arguments of one call.
+
+    Attributes:
+        z: (B, *shape), noisy latents.
+        t: (B, 1, …, 1), float64, their noise levels, in the shape of `z`.
+        x_source: (B, *shape), the clean x of each z, or None.
+        generator: source of all randomness; None stands for PyTorch's own.
+        labels: (B,), int64, the class of each z, on the CPU or with `z`; or None.
+        warp: B maps of images, if the mean of warped images is asked for; or None.
+    """
+
+    z: Tensor
+    t: Tensor
+    x_source: Tensor | None = None
+    generator: torch.Generator | None = None
+    labels: Tensor | None = None
+    warp: Warp | None = None
+
+    def rows(self, rows: Tensor) -> "Query":
+        """Select the items `rows`, (b,) int64, on the CPU or with `z`."""
+        own = moved(rows, self.z.device)
+        source = None if self.x_source is None else self.x_source[own]
+        labels = None if self.labels is None else self.labels[rows.to(self.labels.device)]
+        warp = None if self.warp is None else self.warp.rows(own)
+        return Query(self.z[own], self.t[own], source, self.generator, labels, warp)
+
+
 class Estimator(TellsSettings, ABC):
     """Estimates the posterior mean E[x|z,t] (Eq. 8, eq:posterior_mean), and with it the score (Eq. 5).
 
     An estimator is a plain object, not a module, because it has no state to learn or to save. A subclass implements
-    `_posterior_mean` and overrides the four flags below where their defaults are wrong. See `docs/extending.md`.
+    `_posterior_mean` and sets the flags whose defaults are wrong for it. See `docs/extending.md`.
     """
 
     needs_reference = True
     """Tells whether `bind` must be called before use."""
 
     deterministic = False
-    """Tells whether equal z, t and x_source always give equal estimates. If so, the generator has no effect."""
+    """Tells whether equal z, t and x_source always give equal estimates. The hook then gets no generator."""
 
     uses_source = False
-    """Tells whether the estimate depends on `x_source`."""
+    """Tells whether the estimate depends on `x_source`. Otherwise the hook gets None in its place."""
+
+    takes_labels = False
+    """Tells whether `posterior_mean` takes labels. `ByClass` lets any other estimator take them."""
+
+    num_classes = 0
+    """Number of classes that the estimator knows without a reference set, as a network does; 0 for none."""
 
     shardable = False
     """Tells whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
@@ -62,6 +100,31 @@ class Estimator(TellsSettings, ABC):
         super().__init_subclass__(**kwargs)
         if "shardable" not in vars(cls):
             cls.shardable = False
+
+    @abstractmethod
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """Hook for `posterior_mean` that a subclass implements. Its arguments are checked, and it may overwrite them.
+
+        Whatever it draws without the generator repeats all the same, because PyTorch's own generator is then seeded
+        from the caller's.
+
+        Args:
+            z: (B, *shape), on the device of the set; B >= 1, but B may be 0 on sharded sets.
+            t: (B, 1, …, 1), float64, in the shape of `z`.
+            x_source: (B, *shape) or None; always None unless `uses_source`.
+            generator: source of all randomness, or None; always None if `deterministic`.
+
+        Returns:
+            (B, *shape), of any float type.
+        """
+
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """Hook for `warped_mean`. Its arguments are those of `_posterior_mean`; `x_source` is always given."""
+        raise NotImplementedError
 
     def bind(self, reference: Reference) -> Self:
         """Bind the estimator to the reference set that it averages over. Returns self.
@@ -84,38 +147,20 @@ class Estimator(TellsSettings, ABC):
             d: flattened dimension of one image.
             pixels: whether the images are uint8.
             device: where the images are.
-
-        Raises:
-            InputError: the settings do not fit this set.
         """
         return None
-
-    @property
-    def knows_classes(self) -> bool:
-        """Tells whether `posterior_mean` takes labels: true if a subclass overrides `_by_label`."""
-        return type(self)._by_label is not Estimator._by_label
 
     @property
     def can_warp(self) -> bool:
         """Tells whether `warped_mean` works: true if a subclass implements `_warped_mean`."""
         return type(self)._warped_mean is not Estimator._warped_mean
 
-    def by_class(self, unlabelled: bool = False) -> "Estimator":
-        """Return this estimator over the images of one class; itself if it takes labels or needs no images.
-
-        With `unlabelled` it also estimates items without a class; see `ByClass`.
-        """
-        from lit_knn.estimators.by_class import ByClass
-
-        return ByClass(self, unlabelled) if self.needs_reference and not self.knows_classes else self
+    def by_class(self, wrap: "Callable[[Estimator], Estimator]") -> "Estimator":
+        """Return this estimator with `wrap` around what averages over images whatever their class."""
+        return self if self.takes_labels or not self.needs_reference else wrap(self)
 
     def check_levels(self, lowest: float, highest: float) -> None:
-        """Check the estimator's own noise levels against the lowest and highest level of a run.
-
-        Raises:
-            InputError: the estimator has a level outside them (`Switched`).
-        """
-        return
+        """Raise InputError if a level of the estimator's own (`Switched`) is outside those of a run."""
 
     @property
     def reference(self) -> Reference:
@@ -140,41 +185,17 @@ class Estimator(TellsSettings, ABC):
             t: (B,) or scalar, noise level, finite and t > 0.
             x_source: (B, *shape), float, the clean x that each z was made from; only some estimators use it.
             generator: source of randomness, on the device of `z`; by default PyTorch's own.
-            labels: (B,), int64, the class of each z, for estimators that know classes (`ByClass`, `Network`); some also
-                take `lit_knn.guidance.NO_CLASS`.
+            labels: (B,), int64, the class of each z, for estimators that take labels; some also take
+                `lit_knn.guidance.NO_CLASS`. With labels on the CPU, `ByClass` does not wait for a GPU.
 
         Returns:
             (B, *shape), in the dtype of `z`.
 
         Raises:
-            InputError: wrong shapes or devices, also of what the hook returns; t <= 0 or outside float32's range; NaN
-                or infinite values; a z whose squares float32 cannot hold (`estimators.values`); `bind` was not
-                called; `x_source` or labels are missing though the estimator needs them; labels are unknown or not
-                supported.
+            InputError: a wrong shape, device or value, also of what the hook returns; `bind` was not called; `x_source`
+                or labels are missing though the estimator needs them; labels are unknown or not supported.
         """
-        t = self._check(z, t, x_source, labels, generator)
-        if self._nothing_to_do(z):
-            return z.clone()
-        # Scores and weights stay in full precision, even if the network trains in a lower one.
-        with torch.autocast(z.device.type, enabled=False), full_float32():
-            return self._checked_mean(z, t, x_source, generator, labels)
-
-    def _checked_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        x_source: Tensor | None,
-        generator: torch.Generator | None,
-        labels: Tensor | None,
-    ) -> Tensor:
-        """Compute `posterior_mean` with checked arguments."""
-
-        def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
-            own, source = _copied(z, rows), None if x_source is None else _copied(x_source, rows)
-            result = part._posterior_mean(own, _copied(t, rows), source, generator)
-            return part._check_mean(result, z[rows]).to(z.dtype)
-
-        return self._by_label(labels, mean)
+        return self._answer(self._checked(z, t, x_source, generator, labels))
 
     @torch.no_grad()
     def warped_mean(
@@ -203,44 +224,21 @@ class Estimator(TellsSettings, ABC):
             (B, C, H, W), in the dtype of `z`.
 
         Raises:
-            InputError: `can_warp` is false; z are not images; the number of maps is not B; `x_source` is missing; or as
-                `posterior_mean`.
+            InputError: `can_warp` is false; z are not images; the number of maps is not B; or as `posterior_mean`.
         """
+        query = self._checked(z, t, x_source, generator, labels)
+        name, maps = type(self).__name__, tuple(tuple(part.shape) for part in warp)
         if not self.can_warp:
-            raise InputError(f"{type(self).__name__} cannot estimate the posterior of warped images")
-        t = self._check(z, t, x_source, labels, generator)
-        self._check_warp(z, warp, x_source)
-        if self._nothing_to_do(z):
-            return z.clone()
-        with torch.autocast(z.device.type, enabled=False), full_float32():
-            return self._checked_warped_mean(z, t, warp, x_source, generator, labels)
-
-    def _checked_warped_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        warp: Warp,
-        x_source: Tensor,
-        generator: torch.Generator | None,
-        labels: Tensor | None,
-    ) -> Tensor:
-        """Compute `warped_mean` with checked arguments."""
+            raise InputError(f"{name} cannot estimate the posterior of warped images")
+        if z.ndim != 4:
+            raise InputError(f"{name}: only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}")
+        if x_source is None:
+            raise InputError(f"{name}: the mean of warped images needs x_source, the clean images")
+        if maps != ((len(z), 2), (len(z), 2, 3)):
+            raise InputError(f"{name}: warp must have {len(z)} maps, got flips {maps[0]} and theta {maps[1]}")
         # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
-
-        def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
-            own = warp if isinstance(rows, slice) else warp.rows(rows)
-            own_z, own_t, source = _copied(wide, rows), _copied(t, rows), _copied(x_source, rows)
-            result = part._warped_mean(own_z, own_t, own, source, generator)
-            return part._check_mean(result, z[rows]).to(z.dtype)
-
-        return self._by_label(labels, mean)
-
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
-        """Hook for `warped_mean`. Its arguments are checked; `t` is (B,) float64 on the device of `z`."""
-        raise NotImplementedError
+        return self._answer(query._replace(z=wide, x_source=x_source, warp=warp)).to(z.dtype)
 
     @torch.no_grad()
     def score(
@@ -270,123 +268,115 @@ class Estimator(TellsSettings, ABC):
         Raises:
             InputError: as `posterior_mean`; the process has no finite noise level above 0 at t.
         """
-        t = self._check(z, t, x_source, labels, generator)
+        t = self._checked(z, t, x_source, generator, labels).t.flatten()
         sigma = process.sigma(t)
-        if not ((sigma > 0) & sigma.isfinite()).all():
-            bad = t[~((sigma > 0) & sigma.isfinite())][0].item()
-            raise InputError(f"{type(self).__name__}: {type(process).__name__} has no finite noise level at t={bad}")
+        bad = ~((sigma > 0) & sigma.isfinite())
+        if bad.any():
+            level = f"{type(process).__name__} has no finite noise level at t={t[bad][0].item()}"
+            raise InputError(f"{type(self).__name__}: {level}")
         # In half precision, the mean's rounding error exceeds a small t. The score would be this error divided by t².
         wide = z.to(torch.promote_types(z.dtype, torch.float32))
         mean = under_process(self.posterior_mean, process)(wide, t, x_source, generator, labels)
         return score_from_mean(mean.double(), z.double(), t, process).to(z.dtype)
 
-    @abstractmethod
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        """Hook for `posterior_mean` that a subclass implements. Its arguments are checked, and it may overwrite them.
-
-        Args:
-            z: (B, *shape); B >= 1, but B may be 0 on sharded sets.
-            t: (B,), float64, on the device of `z`; `lit_knn.theory.noise.per_item(t, z)` is (B, 1, …, 1).
-            x_source: (B, *shape) or None.
-            generator: source of all randomness, or None.
-
-        Returns:
-            (B, *shape), of any float type.
-        """
-
-    def _by_label(self, labels: Tensor | None, answer: Callable[["Estimator", Tensor | slice], Tensor]) -> Tensor:
-        """Each label's estimator computes its rows. By default, `self` computes all rows and refuses labels."""
-        if labels is not None:
+    def mean_of(self, query: Query) -> Tensor:
+        """Compute the mean for checked arguments. An estimator that wraps others overrides it, and asks them for it."""
+        if query.labels is not None:
             name = type(self).__name__
             raise InputError(f"{name}: labels are given, but it averages over all classes; use ByClass({name}(...))")
-        return answer(self, slice(None))
+        # The hook may overwrite its arguments.
+        z, t = query.z.clone(), query.t.clone()
+        wanted = query.x_source if self.uses_source or query.warp is not None else None
+        source = None if wanted is None else wanted.clone()
+        generator = None if self.deterministic else query.generator
+        with following(generator):
+            if query.warp is None:
+                return self._checked_mean(self._posterior_mean(z, t, source, generator), query.z)
+            assert source is not None
+            return self._checked_mean(self._warped_mean(z, t, query.warp, source, generator), query.z)
 
-    def _nothing_to_do(self, z: Tensor) -> bool:
-        """Tells whether to skip a call because z is empty. A sharded set skips none: other ranks wait for answers."""
-        return len(z) == 0 and not (self.needs_reference and self.reference.sharded)
+    def _answer(self, query: Query) -> Tensor:
+        if len(query.z) == 0 and not self._asked_with_others():
+            return query.z.clone()
+        # Scores and weights stay in full precision, even if the network trains in a lower one.
+        with torch.autocast(query.z.device.type, enabled=False), full_float32():
+            return self.mean_of(query)
 
-    def _check_mean(self, mean: Tensor, z: Tensor) -> Tensor:
-        """Return `mean`, which a hook computed for `z`. It must be finite, and like `z` in shape and device."""
-        got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
-        if got != f"{tuple(z.shape)} on {z.device}":
-            name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
-            raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
-        # On a GPU this check would wait for the device. There a training step notes it for later. Elsewhere the next
-        # call finds the value.
-        if not mean.is_cuda or deferring(mean.device):
-            size = size_of(mean).reshape(1)
-            # A comparison with NaN is false.
-            bad = ~(size < torch.inf)
-            refuse(f"{type(self).__name__}: mean", bad, lambda: size, partial(_not_finite, type(self).__name__))
-        return mean
+    def _asked_with_others(self) -> bool:
+        """Tells whether other ranks wait for this rank's part of the set, even if its own batch is empty."""
+        return self.needs_reference and self.reference.sharded
 
-    def _check(
+    def _checked(
         self,
         z: Tensor,
         t: Tensor | float,
         x_source: Tensor | None,
-        labels: Tensor | None,
         generator: torch.Generator | None,
-    ) -> Tensor:
-        name = type(self).__name__
-        if not isinstance(z, Tensor) or not z.is_floating_point():
-            raise InputError(f"{name}: z must be float, got {z.dtype if isinstance(z, Tensor) else type(z).__name__}")
+        labels: Tensor | None,
+    ) -> Query:
+        """Check the arguments of a call."""
+
+        def need(holds: bool, rule: str) -> None:
+            if not holds:
+                raise InputError(f"{type(self).__name__}: {rule}")
+
+        got = f"{z.dtype} {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        need(isinstance(z, Tensor) and z.is_floating_point(), f"z must be float, got {got}")
         if self.needs_reference:
             shape, device = self.reference.shape, self.reference.device
-            if z.ndim != len(shape) + 1 or tuple(z.shape[1:]) != shape:
-                raise InputError(f"{name}: z must be (B, {', '.join(map(str, shape))}), got {tuple(z.shape)}")
-            if z.device != device:
-                raise InputError(f"{name}: z is on {z.device}, the reference set on {device}: call reference.to()")
-        if x_source is not None and x_source.shape != z.shape:
-            raise InputError(f"{name}: x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
-        if x_source is not None and not x_source.is_floating_point():
-            raise InputError(f"{name}: x_source must be float, in model space, got {x_source.dtype}")
-        if x_source is not None and x_source.device != z.device:
-            raise InputError(f"{name}: x_source is on {x_source.device}, z is on {z.device}")
-        if generator is not None and generator.device.type != z.device.type:
-            raise InputError(f"{name}: the generator is on {generator.device}, z is on {z.device}")
-        self._check_labels(z, labels)
-        with prefixed(name):
-            t = per_item(t, z).flatten().double()
-        if t.shape not in ((1,), (len(z),)):
-            raise InputError(f"{name}: t must be a scalar or ({len(z)},), got {tuple(t.shape)}")
-        largest = self.reference.largest if self.needs_reference else None
-        check_values(name, z, t, x_source, largest, self._more_checks(labels))
-        return t.expand(len(z))
+            need(z.ndim > len(shape) and z.shape[1:] == shape, f"z must be (B, {str(tuple(shape))[1:-1]}), got {got}")
+            need(z.device == device, f"z is on {z.device}, the reference set on {device}: call reference.to()")
+        if x_source is not None:
+            need(x_source.shape == z.shape, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
+            need(x_source.is_floating_point(), f"x_source must be float, in model space, got {x_source.dtype}")
+            need(x_source.device == z.device, f"x_source is on {x_source.device}, z is on {z.device}")
+        if labels is not None:
+            fits = labels.dtype == torch.int64 and labels.shape == (len(z),)
+            need(fits, f"labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
+            need(labels.device in (z.device, CPU), f"labels are on {labels.device}, z is on {z.device}")
+        if generator is not None:
+            need(generator.device.type == z.device.type, f"the generator is on {generator.device}, z is on {z.device}")
+        with prefixed(type(self).__name__):
+            t = per_item(t, z).double()
+        fits = t.ndim == 0 or t.shape[0] in (1, len(z))
+        need(fits, f"t must be a scalar or ({len(z)},), got {tuple(t.flatten().shape)}")
+        self._check_values(z, t, x_source)
+        return Query(z, t.expand(len(z), *[1] * (z.ndim - 1)), x_source, generator, labels)
 
-    def _more_checks(self, labels: Tensor | None) -> Check | None:
-        """Hook for one more check of values on the device, which costs no further wait for it."""
-        return None
-
-    def _check_warp(self, z: Tensor, warp: Warp, x_source: Tensor | None) -> None:
-        name = type(self).__name__
-        if z.ndim != 4:
-            raise InputError(f"{name}: only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}")
-        if x_source is None:
-            raise InputError(f"{name}: the mean of warped images needs x_source, the clean images")
-        flips, theta = tuple(warp.flips.shape), tuple(warp.theta.shape)
-        if (flips, theta) != ((len(z), 2), (len(z), 2, 3)):
-            raise InputError(f"{name}: warp must have {len(z)} maps, got flips {flips} and theta {theta}")
-        for part in warp:
-            if part.device != z.device:
-                raise InputError(f"{name}: warp is on {part.device}, z is on {z.device}")
-
-    def _check_labels(self, z: Tensor, labels: Tensor | None) -> None:
-        name = type(self).__name__
-        if labels is None:
+    def _check_values(self, z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
+        """Refuse values that no mean can be computed from. On a GPU, a training step only notes them."""
+        if t.numel() == 0:
             return
-        if labels.dtype != torch.int64 or labels.shape != (len(z),):
-            raise InputError(f"{name}: labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
-        if labels.device != z.device:
-            raise InputError(f"{name}: labels are on {labels.device}, z is on {z.device}")
+        name, low_high = type(self).__name__, torch.aminmax(t)
+        sizes = [_size(part) for part in (z, x_source) if part is not None]
+        values = torch.stack([*low_high, *sizes])
+        # A comparison with NaN is false. Numbers stay on the CPU, so nothing is copied to a GPU.
+        fits = [values[0] >= LEAST_T, values[1] <= MOST_T, *(size <= LARGEST_VALUE for size in sizes)]
+
+        def failure(check: int, value: float, where: str) -> InputError:
+            what, most = ("t", MOST_T) if check < 2 else (("z", "x_source")[check - 2], LARGEST_VALUE)
+            above = f"above 0, from {LEAST_T:.3g}" if check < 2 else "of a size"
+            return InputError(f"{name}: {what} must be finite and {above} up to {most:.3g}, got {value}{where}")
+
+        refuse(f"{name}: values", ~torch.stack(fits), lambda: values, failure)
+
+    def _checked_mean(self, mean: Tensor, z: Tensor) -> Tensor:
+        """Return what a hook computed for `z`, in its dtype. It must be finite, and like z in shape and device."""
+        name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
+        got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
+        if got != wanted:
+            raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
+        # Outside a training step, a GPU does not wait for this check: the next call finds the value.
+        if not mean.is_cuda or deferring(mean.device):
+            size = _size(mean).reshape(1)
+            message = f"{name}: the estimate of the posterior mean is not finite"
+            refuse(f"{name}: mean", ~(size < torch.inf), lambda: size, lambda *at: InputError(message + at[2]))
+        return mean.to(z.dtype)
 
 
-def _not_finite(name: str, check: int, value: float, where: str) -> InputError:
-    return InputError(f"{name}: the estimate of the posterior mean is not finite{where}")
+CPU = torch.device("cpu")
 
 
-def _copied(values: Tensor, rows: Tensor | slice) -> Tensor:
-    """Return a copy of some rows, because a hook may overwrite its arguments. Row numbers make a copy by themselves."""
-    return values[rows].clone() if isinstance(rows, slice) else values[rows]
+def _size(values: Tensor) -> Tensor:
+    """Return the largest absolute value, a float64 scalar; NaN if one value is NaN."""
+    return values.detach().abs().amax().double() if values.numel() else values.new_zeros((), dtype=torch.float64)

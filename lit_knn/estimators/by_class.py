@@ -7,12 +7,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
-from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.draws import joined_draws
-from lit_knn.estimators.sampled import SampledEstimator
+from lit_knn.errors import InputError, prefixed
+from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.guidance import NO_CLASS
 from lit_knn.index.base import with_progress
+from lit_knn.memory import moved
 from lit_knn.reference import Reference, ReferenceSet
 from lit_knn.reference.classes import rows_by_label
 
@@ -36,111 +35,73 @@ class ByClass(Estimator):
             do not fit a class, which the message names.
     """
 
+    takes_labels = True
+
     def __init__(self, estimator: Estimator, unlabelled: bool = False) -> None:
-        if estimator.knows_classes:
+        if estimator.takes_labels:
             raise InputError(f"ByClass: {type(estimator).__name__} takes labels itself")
-        self.estimator = estimator
-        self.unlabelled = unlabelled
+        self.estimator, self.unlabelled = estimator, unlabelled
         self.deterministic, self.uses_source = estimator.deterministic, estimator.uses_source
         self.parts: dict[int, Estimator] = {}
-        self._whole: SampledEstimator | None = None
 
     @property
     def can_warp(self) -> bool:
-        """Tells whether the wrapped estimator can warp."""
         return self.estimator.can_warp
 
-    def by_class(self, unlabelled: bool = False) -> Estimator:
-        """See `Estimator.by_class`."""
-        return ByClass(self.estimator, unlabelled=True) if unlabelled and not self.unlabelled else self
+    def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
+        """Return this estimator; wrap its own one anew if it has no answer for an item without a class."""
+        return self if self.unlabelled else wrap(self.estimator)
 
     def check_levels(self, lowest: float, highest: float) -> None:
-        """See `Estimator.check_levels`."""
         self.estimator.check_levels(lowest, highest)
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`. Binds a copy of the wrapped estimator to each class."""
+        """Bind a copy of the wrapped estimator to each class."""
         super().bind(reference)
-        self.parts, self._whole = {}, _averaging(self.estimator, reference)
+        self.parts = {}
         classes = reference.classes
-        sizes = (self._bind_one(label, part) for label, part in classes.items())
         title = f"binding {type(self.estimator).__name__} to {len(classes)} classes"
-        for _ in with_progress(sizes, len(reference.local.images), title):
+        parts = (self._bind_one(label, part) for label, part in classes.items())
+        for _ in with_progress(parts, len(reference.local.images), title):
             pass
         if self.unlabelled:
             self.parts[NO_CLASS] = copied_apart(self.estimator).bind(reference)
         return self
 
     def _bind_one(self, label: int, images: ReferenceSet) -> Tensor:
-        try:
-            part = copied_apart(self.estimator)
-            self.parts[label] = part.bind(images)
-        except InputError as error:
-            raise InputError(f"class {label}: {error}") from error
+        with prefixed(f"class {label}"):
+            self.parts[label] = copied_apart(self.estimator).bind(images)
         return images.images
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """See `Estimator.holds`; all classes together need about as much memory as the whole set."""
+        """All classes together need about as much memory as the whole set."""
         return self.estimator.holds(N, d, pixels, device)
+
+    def mean_of(self, query: Query) -> Tensor:
+        """Let each class estimate its rows, in the order of the labels."""
+        if query.labels is None:
+            raise InputError("ByClass: labels missing: it needs the class of each z")
+        result = torch.empty_like(query.z)
+        for label, rows in rows_by_label(query.labels).items():
+            if label not in self.parts:
+                number = len(self.parts) - self.unlabelled
+                raise InputError(f"label {label} is none of the {number} classes of the reference set")
+            mean = self.parts[label].mean_of(query.rows(rows)._replace(labels=None))
+            result[moved(rows, result.device)] = mean
+        return result
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         raise AssertionError("only the parts estimate")
 
-    def _checked_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        x_source: Tensor | None,
-        generator: torch.Generator | None,
-        labels: Tensor | None,
-    ) -> Tensor:
-        """Compute the means of an estimator that draws images in one pass; on a CPU the draws go class by class."""
-        if self._whole is None:
-            return super()._checked_mean(z, t, x_source, generator, labels)
-        draws = []
-        rows = self._rows(labels)
-        for label, own in rows.items():
-            source = None if x_source is None else x_source[own]
-            part = self.parts[label]
-            drawn = part._draw(z[own], t[own], source, generator)  # type: ignore[attr-defined]
-            ids = drawn.ids if label == NO_CLASS else self.reference.classes.ids_of(label, drawn.ids)
-            draws.append(drawn._replace(ids=ids))
-        order = torch.cat(list(rows.values()))
-        mu = self._whole._average(joined_draws(draws), z[order], t[order])
-        return mu[order.argsort()].to(z.dtype)
 
-    def _unknown_label(self, label: float, where: str = "") -> InputError:
-        number = len(self.reference.classes)
-        return InputError(f"label {label:.0f} is none of the {number} classes of the reference set{where}")
+def class_conditional(estimator: Estimator, unlabelled: bool = False) -> Estimator:
+    """Return an estimator over the images of one class; with `unlabelled` also for items without a class.
 
-    def _by_label(self, labels: Tensor | None, answer: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
-        """See `Estimator._by_label`; the classes answer in the order of their labels."""
-        rows = self._rows(labels)
-        parts = [answer(self.parts[label], own) for label, own in rows.items()]
-        return torch.cat(parts)[torch.cat(list(rows.values())).argsort()]
-
-    def _rows(self, labels: Tensor | None) -> dict[int, Tensor]:
-        """Group the rows of a batch by label."""
-        if labels is None:
-            raise InputError("ByClass: labels missing: it needs the class of each z")
-        rows = rows_by_label(labels)
-        unknown = next((label for label in rows if label not in self.parts), None)
-        if unknown is not None:
-            raise self._unknown_label(unknown)
-        return rows
-
-
-def _averaging(estimator: Estimator, reference: Reference) -> SampledEstimator | None:
-    """Copy an estimator onto the whole set, without an index. Returns None if it does not average draws of images."""
-    if not isinstance(estimator, SampledEstimator):
-        return None
-    if type(estimator)._posterior_mean is not SampledEstimator._posterior_mean:
-        return None
-    whole = copy.copy(estimator)
-    whole._reference = reference
-    return whole
+    What takes labels itself, or averages over no images, stays as it is.
+    """
+    return estimator.by_class(lambda part: ByClass(part, unlabelled))
 
 
 def copied_apart(estimator: Estimator) -> Estimator:

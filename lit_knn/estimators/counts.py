@@ -1,16 +1,12 @@
 """Options that count images or components. A given count is fixed. A small reference set reduces a default count."""
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar, overload
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import torch.distributed as dist
-
+from lit_knn.distributed import rank_and_size
 from lit_knn.errors import InputError
 from lit_knn.reference import Reference
-
-T = TypeVar("T")
 
 # The paper's hyperparameters (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256".
 DEFAULT_K, DEFAULT_N = 2048, 256
@@ -19,19 +15,15 @@ DEFAULT_R = 512
 
 
 class Limit(NamedTuple):
-    """Upper limit of a count, which depends on the reference set.
+    """Upper limit of a count.
 
     Attributes:
         of: function (N, d) -> limit for a set of N images of dimension d.
-        text: description of the limit, with placeholders for N, d and where.
+        text: description of the limit, with placeholders for N, d and where, which is the name of the set.
     """
 
     of: Callable[[int, int], int]
     text: str
-
-    def named(self, N: int, d: int, where: str = "the reference set") -> str:
-        """Describe the limit for a set that is called `where`."""
-        return self.text.format(N=N, d=d, where=where)
 
 
 IMAGES = Limit(lambda N, d: N, "the {N} images of {where}")
@@ -50,53 +42,38 @@ class Count:
     """
 
     def __init__(self, default: int, limit: Limit | None = None) -> None:
-        self.default = default
-        self.limit = limit
+        self.default, self.limit = default, limit
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    @overload
-    def __get__(self, estimator: None, owner: type) -> "Count": ...
-
-    @overload
-    def __get__(self, estimator: Any, owner: type) -> int: ...
-
-    def __get__(self, estimator: Any, owner: type) -> "Count | int":
+    def __get__(self, estimator: Any, owner: type) -> Any:
         if estimator is None:
             return self
         bound = estimator._reference
-        return self._wanted(estimator) if bound is None else self.within(estimator, bound.N, bound.d)
+        return self.within(estimator, *(None, None) if bound is None else (bound.N, bound.d))
 
     def __set__(self, estimator: Any, value: int | None) -> None:
         given = None if value is None else check_count(type(estimator).__name__, self.name, value)
         vars(estimator)[self.name] = given
 
-    def within(self, estimator: Any, N: int, d: int) -> int:
-        """Return the number for a set of N images of dimension d.
+    def within(self, estimator: Any, N: int | None, d: int | None) -> int:
+        """Return the number for a set of N images of dimension d, or without a set.
 
         Raises:
             InputError: the given number is above the limit of the set.
         """
-        wanted = self._wanted(estimator)
-        if self.limit is None:
+        given = vars(estimator).get(self.name)
+        wanted = self.default if given is None else given
+        if self.limit is None or N is None or d is None or wanted <= (most := self.limit.of(N, d)):
             return wanted
-        most = self.limit.of(N, d)
-        if wanted <= most:
-            return wanted
-        if self._given(estimator) is not None:
+        if given is not None:
+            limit = self.limit.text.format(N=N, d=d, where="the reference set")
             raise InputError(
-                f"{type(estimator).__name__}: {self.name}={wanted} is more than {self.limit.named(N, d)}: "
-                f"give {self.name} <= {most}, or null for the default, which is taken down"
+                f"{type(estimator).__name__}: {self.name}={given} is more than {limit}: give {self.name} <= {most}, or "
+                "null for the default, which is taken down"
             )
         return most
-
-    def _given(self, estimator: Any) -> int | None:
-        return vars(estimator).get(self.name)
-
-    def _wanted(self, estimator: Any) -> int:
-        given = self._given(estimator)
-        return self.default if given is None else given
 
 
 def fit_counts(estimator: Any, reference: Reference) -> None:
@@ -105,33 +82,27 @@ def fit_counts(estimator: Any, reference: Reference) -> None:
     Raises:
         InputError: a given count is above the limit of the set.
     """
-    # Check all counts before the first warning.
-    fitted = [(count, count.within(estimator, reference.N, reference.d)) for count in counts_of(estimator)]
-    for count, number in fitted:
-        # Warn once for all classes of a set.
-        about = f"{type(estimator).__name__}.{count.name}"
-        if number < count._wanted(estimator) and about not in reference.told:
-            if reference.label is not None:
-                reference.told.add(about)
-            if not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0):
-                # This stack level is the caller of `bind`.
-                warnings.warn(_line(estimator, count, number, reference), stacklevel=4)
-
-
-def counts_of(estimator: Any) -> Iterator[Count]:
-    """Yield the counts of an estimator."""
-    for name in vars(estimator):
-        count = getattr(type(estimator), name, None)
-        if isinstance(count, Count):
-            yield count
-
-
-def settled(estimator: T) -> T:
-    """Copy a bound estimator and fix its counts at the numbers in effect, so that no other set changes them."""
-    made = copy.copy(estimator)
-    for count in counts_of(made):
-        setattr(made, count.name, getattr(made, count.name))
-    return made
+    kind = type(estimator)
+    counts = [count for name in vars(estimator) if isinstance(count := getattr(kind, name, None), Count)]
+    # All counts are checked before the first warning.
+    for count, number in [(count, count.within(estimator, reference.N, reference.d)) for count in counts]:
+        about = f"{kind.__name__}.{count.name}"
+        if count.limit is None or number >= count.default or vars(estimator)[count.name] is not None:
+            continue
+        where, going_on = "the reference set", f"with {count.name}={number}"
+        if reference.label is not None:
+            # One warning serves all classes of a set.
+            if about in reference.told:
+                continue
+            reference.told.add(about)
+            where, going_on = f"class {reference.label}", "in each class with as many as it has"
+        if rank_and_size()[0] == 0:
+            limit = count.limit.text.format(N=reference.N, d=reference.d, where=where)
+            text = (
+                f"{kind.__name__}: the default {count.name}={count.default} is more than {limit}; going on {going_on}"
+            )
+            # This stack level is the caller of `bind`.
+            warnings.warn(text, stacklevel=4)
 
 
 def check_count(owner: str, option: str, value: int) -> int:
@@ -141,11 +112,3 @@ def check_count(owner: str, option: str, value: int) -> int:
     if value < 1:
         raise InputError(f"{owner}: {option} must be at least 1, got {value}")
     return value
-
-
-def _line(estimator: Any, count: Count, number: int, reference: Reference) -> str:
-    assert count.limit is not None
-    what = f"{type(estimator).__name__}: the default {count.name}={count.default} is more than"
-    where = "the reference set" if reference.label is None else f"class {reference.label}"
-    going_on = f"with {count.name}={number}" if reference.label is None else "in each class with as many as it has"
-    return f"{what} {count.limit.named(reference.N, reference.d, where)}; going on {going_on}"

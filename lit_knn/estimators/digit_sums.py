@@ -1,16 +1,14 @@
 """The exact posterior mean of pixels by products of small numbers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.drawn_images import DrawnImages, Gathered, InPlace
-from lit_knn.estimators.sampled import gather
 from lit_knn.linalg.int8 import PIXEL_OFFSET, PIXEL_SCALE
 from lit_knn.linalg.split import Products, products_for
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.gathered import fuses
+from lit_knn.reference.gathered import Gathered
 from lit_knn.reference.pixel_codes import half_sq_norms_of
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import unnormalised_log_likelihood
@@ -134,15 +132,15 @@ def _nearest(scores: Tensor) -> Tensor:
     return scores.topk(min(RECOMPUTED, scores.shape[1]), dim=1).indices
 
 
-def _recomputed(reference: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor) -> Iterator[tuple[DrawnImages, Tensor]]:
+def _recomputed(reference: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor) -> Iterator[tuple[Gathered, Tensor]]:
     """Yield the images of some rows and their log-likelihoods (b, m), from the differences z − x.
 
     z has float64, because at small t the weights depend on the last digits of a float32 distance.
     """
-    parts: Iterable[tuple[slice, DrawnImages]] = [(slice(None), InPlace(reference, ids))]
-    if not fuses(reference):
-        parts = ((rows, Gathered(x.double())) for rows, x in gather(reference, ids))
-    for rows, images in parts:
+    step = max(2**20 // (ids.shape[1] * reference.d), 1)
+    for start in range(0, max(len(ids), 1), step):
+        rows = slice(start, start + step)
+        images = Gathered(reference.take(ids[rows]).double())
         yield images, unnormalised_log_likelihood(images.sq_dist(z[rows]), t[rows])
 
 

@@ -1,159 +1,210 @@
-"""The images that a sampling estimator draws for each z, and their weights."""
+"""Estimators that draw n images for each z: they weight the images, average them, and certify the mean."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from lit_knn.estimators.drawn_images import TINY, DrawnImages
+from lit_knn.errors import InputError
+from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.counts import DEFAULT_N, Count
+from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.reference import Reference
+from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
+from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.posterior import unnormalised_log_likelihood
-from lit_knn.theory.snis import snis_weights
-from lit_knn.theory.stratified import StratifiedDraws
+from lit_knn.theory.warp import Warp
+
+# Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
+# near the size of the CPU's cache.
+GATHER_BYTES = 4 * 2**20
 
 
-class Draws(NamedTuple):
-    """Images drawn for each z. Their weights are likelihoods times a correction, normalised.
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Images drawn for each z. Their weights are likelihoods times a factor, normalised.
 
     Attributes:
-        ids: (B, p), the images; places from `used` on hold arbitrary ids.
-        log_correction: (B, p), or (B, 1 + p) with a source, float64: logarithm of the factor that multiplies the
+        ids: (B, p). Unused places, which come last, hold any ids.
+        log_factor: (B, p), or (B, 1 + p) with a source, float64: logarithm of the factor that multiplies the
             likelihood; −inf at unused places.
-        used: (B,), number of used places; None if all are used.
-        multiplicity: (B, p), float64, number of independent draws that a place stands for; None if always 1.
-        inclusion: (B, p), float64, probability that draws without repetition contain the image (1 if it is kept); None
-            for independent draws.
-        x_source: (B, *shape), one more image per z, placed before the drawn images; or None.
-        of_posterior: whether the images are draws from the posterior; then the weights are the correction alone.
+        source: (B, *shape), one more image per z, placed before the drawn images; or None.
+        copies: (B, p), float64, number of independent draws that a place stands for; None if always 1.
+        of_posterior: whether the images are draws from the posterior; then the weights are the factor alone.
     """
 
     ids: Tensor
-    log_correction: Tensor
-    used: Tensor | None = None
-    multiplicity: Tensor | None = None
-    inclusion: Tensor | None = None
-    x_source: Tensor | None = None
+    log_factor: Tensor
+    source: Tensor | None = None
+    copies: Tensor | None = None
     of_posterior: bool = False
 
-    def rows(self, rows: Tensor | slice, places: int) -> "Draws":
-        """Select some rows and their first places, without the source, in order to compute their weights."""
 
-        def some(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part[rows, :places] if part.ndim == 2 else part[rows]
+class Certificate(NamedTuple):
+    """An estimate of the posterior mean, with an estimate of its error.
 
-        ids, log_correction = self.ids[rows, :places], self.log_correction[rows, :places]
-        optional = some(self.used), some(self.multiplicity), some(self.inclusion)
-        return Draws(ids, log_correction, *optional, of_posterior=self.of_posterior)
+    Attributes:
+        mean: (B, *shape), the estimate of the posterior mean.
+        effective_sample_size: (B,), float64, 1 / Σ w_i², between 1 and n.
+        largest_weight: (B,), float64, max w_i.
+        sq_error: (B,), float64, estimated squared error per dimension. It cannot see images that were not drawn: if one
+            draw has all the weight, it is 0. It is infinite if the estimator cannot estimate the error.
+    """
 
-    def weights(self, sq_dist: Tensor | None, t: Tensor) -> Tensor:
-        """Return self-normalised weights, Eq. 11 (eq:SNIS_estimator), from the exact distances: (B, p), float64.
+    mean: Tensor
+    effective_sample_size: Tensor
+    largest_weight: Tensor
+    sq_error: Tensor
 
-        Draws from the posterior need no distances.
+
+class DrawingEstimator(Estimator):
+    """An estimator that draws images for each z and averages them. A subclass implements `_draw`."""
+
+    n = Count(DEFAULT_N)
+    """Number of images drawn for each z. Images may repeat, so n may exceed the size of the set."""
+
+    @abstractmethod
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+        """Draw the images of each z. The arguments are those of `_posterior_mean`, but `t` is (B,)."""
+
+    @torch.no_grad()
+    def certified_mean(
+        self,
+        z: Tensor,
+        t: Tensor | float,
+        x_source: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Certificate:
+        """Compute `posterior_mean` together with an estimate of its error.
+
+        The mean equals `posterior_mean` if the generator is in the same state. The error is the variance of Eq. 12
+        (eq:SNIS_Var), with the weights of the draws in place of the posterior.
         """
-        if self.of_posterior:
-            return snis_weights(self.log_correction, 0.0)
-        assert sq_dist is not None
-        return torch.softmax(unnormalised_log_likelihood(sq_dist, t).add_(self.log_correction), dim=1)
+        query = self._checked(z, t, x_source, generator, None)
+        t, source = query.t.flatten(), query.x_source if self.uses_source else None
+        if len(z) == 0 and not self._asked_with_others():
+            return Certificate(z.clone(), t, t, t)
+        with torch.autocast(z.device.type, enabled=False), full_float32():
+            certificate = self._certify(z, t, source, None if self.deterministic else generator)
+        if any(part.shape != t.shape for part in certificate[1:]):
+            raise InputError(f"{type(self).__name__}: needs a Certificate of {len(z)} rows in each of its parts")
+        return certificate._replace(mean=self._checked_mean(certificate.mean, z))
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        t = t.flatten()
+        return self._mean(self._draw(z, t, x_source, generator), z, t)
+
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        t = t.flatten()
+        draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), x_source, generator)
+        # The mean of warped images is the warped mean, so one resampling serves all n images.
+        return warp.apply(self._mean(draws, z, t, warp).to(x_source.dtype))
+
+    def _mean(self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
+        """Average the drawn images with their weights, (B, *shape); with `warp`, with those of the warped images."""
+        parts = self._weighted(draws, z, t, warp)
+        return in_order([(rows, (images.mean(weights),)) for rows, images, weights in parts])[0]
+
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+        draws, parts = self._draw(z, t, x_source, generator), []
+        for rows, images, weights in self._weighted(draws, z, t):
+            mean = images.mean(weights)
+            single = weights
+            if draws.copies is not None:
+                single = weights / draws.copies[rows, : images.places].clamp(min=1)
+            spread = 1 / (weights * single).sum(1), single.amax(1)
+            parts.append((rows, (mean, *spread, sq_error(weights, single, images, mean))))
+        return Certificate(*in_order(parts))
+
+    def _weighted(
+        self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
+    ) -> Iterator[tuple[Tensor, Images, Tensor]]:
+        """Yield rows of z (b,), in any order, their images, and the weights (b, p), Eq. 11 (eq:SNIS_estimator)."""
+        for rows, images in drawn_images(self.reference, draws, warp):
+            log_weights = draws.log_factor[rows, : images.places]
+            if not draws.of_posterior:
+                log_weights = log_weights + unnormalised_log_likelihood(images.sq_dist(z[rows]), t[rows])
+            yield rows, images, torch.softmax(log_weights, dim=1)
 
 
-def joined_draws(parts: Sequence[Draws]) -> Draws:
-    """Put the draws of several batches, made by the same kind of estimator, into one batch."""
-    places = [part.ids.shape[1] for part in parts]
-    most, sources = max(places), [part.x_source for part in parts]
-    with_source = sources[0] is not None
+def drawn_images(reference: Reference, draws: Draws, warp: Warp | None = None) -> Iterator[tuple[Tensor, Images]]:
+    """Yield rows (b,) and their images, in bounded memory, in any order.
 
-    def padded(name: str, value: float) -> Tensor | None:
-        values = [getattr(part, name) for part in parts]
-        if values[0] is None:
-            return None
-        return torch.cat([pad(v, (0, most - p), value=value) for v, p in zip(values, places, strict=True)])
-
-    ids, log_correction = padded("ids", 0), padded("log_correction", -torch.inf)
-    assert ids is not None
-    assert log_correction is not None
-    counts = [
-        p.ids.new_full((len(p.ids),), n) if p.used is None else p.used for p, n in zip(parts, places, strict=True)
-    ]
-    all_used = all(part.used is None and n == most for part, n in zip(parts, places, strict=True))
-    return Draws(
-        ids,
-        log_correction,
-        None if all_used else torch.cat(counts),
-        padded("multiplicity", 0.0),
-        padded("inclusion", 1.0),
-        torch.cat([source for source in sources if source is not None]) if with_source else None,
-        parts[0].of_posterior,
-    )
-
-
-def uniform_ids(reference: Reference, batch: int, n: int, generator: torch.Generator | None) -> Tensor:
-    """Draw (batch, n) image ids uniformly, with replacement, on the device of the images."""
-    return torch.randint(reference.N, (batch, n), device=reference.device, generator=generator)
-
-
-def uniform_draws(ids: Tensor, x_source: Tensor | None = None) -> Draws:
-    """Turn uniform draws `ids` (B, n) into `Draws`. A given source is weighted as if it were one of the draws."""
-    places = ids.shape[1] + (x_source is not None)
-    return Draws(ids, torch.zeros(len(ids), places, dtype=torch.float64, device=ids.device), x_source=x_source)
+    Rows with similar numbers of used places go together. A GPU takes unused places, too, because the host would wait
+    for their number. A sharded set first fetches all images at once, each one once.
+    """
+    ids, B, n = draws.ids, *draws.ids.shape
+    place = torch.arange(n, device=ids.device)
+    is_used = draws.log_factor[:, draws.log_factor.shape[1] - n :] > -torch.inf
+    used = (is_used * (place + 1)).amax(1) if n else ids.new_zeros(B)
+    if reference.sharded:
+        # The first image of a row is fetched anyway.
+        ids = torch.where(place < used.unsqueeze(1), ids, ids[:, :1])
+    local, ids = reference.fetch(ids)
+    if warp is None and stays_stored(local):
+        yield torch.arange(B, device=ids.device), Stored(local, ids, draws.source)
+        return
+    order = used.argsort()
+    sizes = [n] * B if ids.is_cuda else used[order].tolist()
+    budget = GATHER_BYTES * (GPU_FACTOR if ids.is_cuda else 1) // (4 * reference.d)
+    start = 0
+    # Yield once even when empty, so that callers can join what they get.
+    while start < B or start == 0:
+        stop = min(start + 1, B)
+        while stop < B and sizes[stop] <= 2 * sizes[start] and (stop - start) * sizes[stop] < budget:
+            stop += 1
+        rows = order[start:stop]
+        x = local.take(ids[rows, : sizes[stop - 1] if B else n])
+        if draws.source is not None:
+            x = torch.cat([draws.source[rows].unsqueeze(1).to(x.dtype), x], 1)
+        yield rows, Gathered(x, None if warp is None else warp.rows(rows))
+        start = max(stop, 1)
 
 
-def merged_draws(ids: Tensor, log_correction: Tensor, of_posterior: bool = False) -> Draws:
+def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws:
     """Merge repeated images of independent draws, to gather each only once. At small t all draws are one image.
 
-    `ids` is (B, n); `log_correction` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
+    `ids` is (B, n); `log_factor` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
     """
     if ids.is_cuda:
         # A GPU reads a repeated image from its cache, faster than it finds the repetitions.
-        return Draws(ids, log_correction, of_posterior=of_posterior)
+        return Draws(ids=ids, log_factor=log_factor, of_posterior=of_posterior)
     ids, order = ids.sort(1)
     new = torch.ones_like(ids, dtype=torch.bool)
     new[:, 1:] = ids[:, 1:] != ids[:, :-1]
     place = new.cumsum(1) - 1
-    multiplicity = torch.zeros_like(log_correction).scatter_add_(1, place, torch.ones_like(log_correction))
-    merged = ids.scatter(1, place, ids)
-    log_correction = log_correction.scatter(1, place, log_correction.gather(1, order)) + multiplicity.log()
-    return Draws(merged, log_correction, new.sum(1), multiplicity, of_posterior=of_posterior)
+    copies = torch.zeros_like(log_factor).scatter_add_(1, place, torch.ones_like(log_factor))
+    log_factor = log_factor.scatter(1, place, log_factor.gather(1, order)) + copies.log()
+    return Draws(ids=ids.scatter(1, place, ids), log_factor=log_factor, copies=copies, of_posterior=of_posterior)
 
 
-def draws_without_repetition(draws: StratifiedDraws) -> Draws:
-    """Turn stratified draws into `Draws`. A sampled image has the inclusion probability 1/correction."""
-    # If the rest is nearly empty, rounding puts images into it that are sure to be drawn.
-    inclusion = torch.where(draws.sampled, (-draws.log_correction).exp(), 1.0).clamp_(max=1.0)
-    return Draws(draws.ids, draws.log_correction, draws.used, inclusion=inclusion)
+def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> Tensor:
+    """Estimate the squared error per dimension of the mean of independent draws: (B,), float64.
 
-
-def sq_error(draws: Draws, weights: Tensor, images: DrawnImages, mean: Tensor) -> Tensor:
-    """Estimate the squared error per dimension of the mean of draws: (B,), float64.
-
-    For independent draws it is the variance of Eq. 12 (eq:SNIS_Var), with their weights in place of the posterior. For
-    draws without repetition it is Hájek's estimate s/(s − 1)·Σ (1 − π)·|c − c̄|² over the s images that are not kept.
-    Each image has inclusion probability π and contributes c = w (x − μ̂); c̄ is the mean of c weighted by 1 − π. If
-    s = 1, the estimate is (1 − π)·|c|².
+    It is the variance of Eq. 12 (eq:SNIS_Var), with the weights of the draws in place of the posterior.
 
     Args:
-        draws: the draws of these rows.
         weights: (B, p), float64, normalised.
+        single: (B, p), the weight of one of the draws that a place stands for.
         images: the images at the places.
         mean: (B, *shape), their weighted mean.
     """
-    # Unused places have no weight, and their distances may be infinite.
-    sq_deviation = torch.where(weights > 0, images.sq_dist(mean.to(images.dtype)), 0.0)
-    d = mean.shape[1:].numel()
-    if draws.inclusion is None:
-        sq_weights = weights * per_draw(draws, weights)
-        # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a
-        # sample variance.
-        left = 1 - sq_weights.sum(1)
-        return torch.where(left > 0, (sq_weights * sq_deviation).sum(1) / left, 0.0) / d
-    chance = 1 - draws.inclusion
-    count, spread = (chance > 0).sum(1), (chance * weights.square() * sq_deviation).sum(1)
-    total = images.deviation(chance * weights, mean).flatten(1).double()
-    centred = (spread - total.square().sum(1) / chance.sum(1).clamp(min=TINY)).clamp(min=0)
-    return torch.where(count > 1, centred * count / (count - 1).clamp(min=1), spread) / d
+    sq_weights = weights * single
+    # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a
+    # sample variance.
+    left = 1 - sq_weights.sum(1)
+    variance = (sq_weights * images.sq_dist(mean.float())).sum(1) / left
+    return torch.where(left > 0, variance, 0.0) / mean.shape[1:].numel()
 
 
-def per_draw(draws: Draws, weights: Tensor) -> Tensor:
-    """Return the weight of one draw at each place, (B, p). A place may stand for several equal draws."""
-    return weights if draws.multiplicity is None else weights / draws.multiplicity.clamp(min=1)
+def in_order(parts: list[tuple[Tensor, tuple[Tensor, ...]]]) -> list[Tensor]:
+    """Join the results of parts of the rows, and bring them into the order of the rows."""
+    position = torch.cat([rows for rows, _ in parts]).argsort()
+    return [torch.cat(columns)[position] for columns in zip(*(results for _, results in parts), strict=True)]

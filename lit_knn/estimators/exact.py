@@ -14,7 +14,6 @@ from lit_knn.estimators.enough_digits import enough_digits, exact_products
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.linalg.split import Int8Products, Products, multiplies_int8
 from lit_knn.reference import Reference, ReferenceSet
-from lit_knn.reference.gathered import fuses
 from lit_knn.theory.warp import Warp
 
 MAX_DIGITS = 4
@@ -39,7 +38,7 @@ class ExactFloat64(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        means, log_normalisers = self.reference.over_shards(self._mean, z, t)
+        means, log_normalisers = self.reference.over_shards(self._mean, z, t.flatten())
         return _join(means, log_normalisers)
 
     def _warped_mean(
@@ -51,7 +50,7 @@ class ExactFloat64(Estimator):
             return float_sums(reference, z, t, Warp(flips.bool(), theta))
 
         # Some backends of torch.distributed cannot send bool.
-        means, log_normalisers = self.reference.over_shards(mean, z, t, warp.flips.byte(), warp.theta)
+        means, log_normalisers = self.reference.over_shards(mean, z, t.flatten(), warp.flips.byte(), warp.theta)
         return warp.apply(_join(means, log_normalisers).to(x_source.dtype))
 
     def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,9 +115,6 @@ class Exact(ExactFloat64):
         agreed = len(digits) == len(found)
         self._products = type(own)(max(digits)) if own is not None and agreed else None
         self._measured_on = reference.device
-        if self._products is not None:
-            # A GPU tries now the kernels that recompute the nearest images.
-            fuses(reference)
 
     def _products_for(self, reference: ReferenceSet) -> Products | None:
         return exact_products(reference)

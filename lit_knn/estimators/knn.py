@@ -1,4 +1,4 @@
-"""The nearest-neighbour estimator, Algorithm 1 of the paper."""
+"""The nearest-neighbour estimator, Algorithm 1 of the paper, and the mean over the nearest images alone."""
 
 from typing import Self
 
@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import DEFAULT_K, IMAGES, Count
-from lit_knn.estimators.draws import Draws, merged_draws
-from lit_knn.estimators.sampled import NeighbourEstimator
+from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
+from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, merged
 from lit_knn.reference import Reference
-from lit_knn.reference.gathered import fuses, gathered_sq_dist
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal
 
@@ -19,7 +17,7 @@ from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposa
 RECOMPUTED_NEIGHBOURS = 16
 
 
-class KNN(NeighbourEstimator):
+class KNN(DrawingEstimator):
     """SNIS (Eq. 11) with the nearest-neighbour proposal (Eq. 13, eq:proposal): Algorithm 1 (alg:estimator).
 
     It is biased, O(1/n). Its variance is at most Z_q/p_t(z) times the variance of `MonteCarlo` (Theorem 4.1). The
@@ -52,26 +50,27 @@ class KNN(NeighbourEstimator):
         self.include_source = self.uses_source = include_source
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`. Builds the neighbour index of the set."""
+        """Build the neighbour index of the set."""
         super().bind(reference)
         reference.try_search(self.k)
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`. The estimator holds the index."""
         return Holdings(neighbours=KNN.k.within(self, N, d))
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
         """Build the proposal for z (B, *shape) at t (B,), Eq. 13 (eq:proposal)."""
-        sq_dist, neighbours = self.reference.search(z, self.k)
-        sq_dist = self._recompute_nearest(z, sq_dist, neighbours)
-        if self.include_source and x_source is not None:
-            sq_dist, neighbours = self._with_source(z, x_source, sq_dist, neighbours)
-        return neighbour_proposal(sq_dist, neighbours, t, self.reference.N)
+        sq_dist, ids = self.reference.search(z, self.k)
+        sq_dist = sq_dist.double()
+        sq_dist[:, :RECOMPUTED_NEIGHBOURS] = self._exact_sq_dist(z, ids[:, :RECOMPUTED_NEIGHBOURS])
+        if x_source is not None:
+            sq_dist, ids = self._with_source(z, x_source, sq_dist, ids)
+        return neighbour_proposal(sq_dist, ids, t, self.reference.N)
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
-        ids, log_q = sample_proposal(self.proposal(z, t, x_source), self.n, generator)
-        return merged_draws(ids, -log_q)
+        proposal = self.proposal(z, t, x_source if self.include_source else None)
+        ids, log_q = sample_proposal(proposal, self.n, generator)
+        return merged(ids, -log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Add the source of each z as one more neighbour. If the source is not needed, add a missing one (id −1)."""
@@ -85,15 +84,51 @@ class KNN(NeighbourEstimator):
         sq_dist = torch.cat([sq_dist, torch.where(missed, source_sq_dist, torch.inf)], 1)
         return sq_dist, torch.cat([ids, torch.where(missed, source, -1)], 1)
 
-    def _recompute_nearest(self, z: Tensor, sq_dist: Tensor, ids: Tensor) -> Tensor:
-        """Replace the distances of the first few neighbours by exact distances: (B, k), float64."""
-        sq_dist = sq_dist.double()
-        sq_dist[:, :RECOMPUTED_NEIGHBOURS] = self._exact_sq_dist(z, ids[:, :RECOMPUTED_NEIGHBOURS])
-        return sq_dist
-
     def _exact_sq_dist(self, z: Tensor, ids: Tensor) -> Tensor:
         """Compute ‖z − x‖² from z (B, *shape) to the images of `ids` (B, n), inf for id −1: (B, n), float64."""
-        if fuses(self.reference) and not self.reference.sharded:
-            return gathered_sq_dist(self.reference.local, ids, z)
         sq_dist = direct_sq_dist(z, self.reference.take(ids.clamp(min=0)))
         return torch.where(ids >= 0, sq_dist, torch.inf)
+
+
+class TopK(DrawingEstimator):
+    """The posterior mean (Eq. 8, eq:posterior_mean) over the k nearest images of each z, as if there were no others.
+
+    It is deterministic and as biased as the weight of the images beyond the k nearest: nearly exact at small t, where
+    few images have weight, and the plain mean of k near images as t → ∞. It is a baseline for `KNN`, which also draws
+    from the other images. At k = N it is the exact mean. An approximate index may find other images or fewer, and then
+    the mean is over those that it finds.
+
+    Args:
+        k: images per z; null for 256, or N if that is less.
+
+    Raises:
+        InputError: k < 1; at `bind`, k > N.
+    """
+
+    deterministic = True
+    shardable = True
+
+    k = Count(DEFAULT_N, IMAGES)
+
+    def __init__(self, k: int | None = None) -> None:
+        self.k = k
+
+    def bind(self, reference: Reference) -> Self:
+        """Build the neighbour index of the set."""
+        super().bind(reference)
+        reference.try_search(self.k)
+        return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        return Holdings(neighbours=TopK.k.within(self, N, d))
+
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+        _, ids = self.reference.search(z, self.k)
+        # An approximate index marks places that it could not fill by −1.
+        log_factor = torch.zeros_like(ids, dtype=torch.float64).masked_fill_(ids < 0, -torch.inf)
+        return Draws(ids=ids.clamp(min=0), log_factor=log_factor)
+
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+        certificate = super()._certify(z, t, x_source, generator)
+        # The error is that of the images that are left out, which no draw tells.
+        return certificate._replace(sq_error=torch.full_like(certificate.sq_error, torch.inf))

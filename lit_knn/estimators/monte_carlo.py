@@ -7,9 +7,8 @@ from torch import Tensor
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.digit_sums import digit_log_likelihoods, digits_hold
-from lit_knn.estimators.draws import Draws, merged_draws
+from lit_knn.estimators.draws import DrawingEstimator, Draws, merged
 from lit_knn.estimators.enough_digits import exact_products
-from lit_knn.estimators.sampled import SampledEstimator, gather
 from lit_knn.linalg.split import Products
 from lit_knn.reference import Reference
 from lit_knn.reference.streaming import batches_of, stream_sq_dist
@@ -17,7 +16,7 @@ from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
 
 
-class MonteCarlo(SampledEstimator):
+class MonteCarlo(DrawingEstimator):
     """μ̂ = (1/n) Σ x_i with x_i drawn from the exact posterior: Eq. 9 (eq:simple_mc).
 
     It is unbiased, with variance Var(x|z)/n. On a CPU it costs as much as `ExactFloat64()`, and for pixels on a GPU
@@ -45,15 +44,14 @@ class MonteCarlo(SampledEstimator):
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         ids = self.posterior_ids(z, t, generator)
-        return merged_draws(ids, torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
+        return merged(ids, torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        mean = torch.empty_like(x_source)
-        for rows, x in gather(self.reference, self.posterior_ids(z, t, generator, warp)):
-            mean[rows] = x.mean(1)
-        return warp.apply(mean)
+        ids = self.posterior_ids(z, t.flatten(), generator, warp)
+        draws = Draws(ids=ids, log_factor=torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
+        return warp.apply(self._mean(draws, z, t.flatten()).to(x_source.dtype))
 
     def posterior_ids(
         self, z: Tensor, t: Tensor, generator: torch.Generator | None, warp: Warp | None = None

@@ -1,7 +1,6 @@
 """A trained network as an estimator."""
 
 import copy
-from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
@@ -9,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.guidance import NO_CLASS
 from lit_knn.hand_over.loading import load_denoiser
+from lit_knn.memory import moved
 
 
 class Network(Estimator):
@@ -34,6 +34,7 @@ class Network(Estimator):
 
     needs_reference = False
     deterministic = True
+    takes_labels = True
     shardable = True
 
     _labels: Tensor | None = None
@@ -45,7 +46,7 @@ class Network(Estimator):
             raise InputError(f"Network: path={error}") from error
 
     @property
-    def num_classes(self) -> int:
+    def num_classes(self) -> int:  # type: ignore[override]
         """Number of classes, 0 if the network is unconditional."""
         return getattr(self.denoiser.model, "num_classes", 0)
 
@@ -57,20 +58,21 @@ class Network(Estimator):
         """See `Estimator.holds`. Counts nothing, because networks are counted separately."""
         return Holdings()
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        return self.denoiser.to(z.device)(z, t, self._labels)
-
-    def _by_label(self, labels: Tensor | None, answer: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
-        if labels is None:
-            return answer(self, slice(None))
-        lowest, highest = labels.aminmax()
+    def mean_of(self, query: Query) -> Tensor:
+        """Evaluate the network with the labels."""
+        if query.labels is None:
+            return super().mean_of(query)
+        lowest, highest = query.labels.aminmax()
         if lowest < NO_CLASS or highest >= self.num_classes:
             raise InputError(
                 f"Network: labels are {lowest.item()} to {highest.item()}, but the net has "
                 f"num_classes={self.num_classes}"
             )
         conditioned = copy.copy(self)
-        conditioned._labels = labels
-        return answer(conditioned, slice(None))
+        conditioned._labels = moved(query.labels, query.z.device)
+        return Estimator.mean_of(conditioned, query._replace(labels=None))
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        return self.denoiser.to(z.device)(z, t.flatten(), self._labels)

@@ -1,12 +1,10 @@
 """The one-sample estimator of diffusion and consistency training."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.theory.warp import Warp
 
 
@@ -20,7 +18,14 @@ class OneSample(Estimator):
     needs_reference = False
     deterministic = True
     uses_source = True
+    takes_labels = True
     shardable = True
+
+    def mean_of(self, query: Query) -> Tensor:
+        return super().mean_of(query._replace(labels=None))
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        return Holdings()
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
@@ -28,13 +33,6 @@ class OneSample(Estimator):
         if x_source is None:
             raise InputError("OneSample needs x_source, the clean x that z was made from")
         return x_source
-
-    def _by_label(self, labels: Tensor | None, answer: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
-        return answer(self, slice(None))
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`. The estimator holds nothing."""
-        return Holdings()
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None

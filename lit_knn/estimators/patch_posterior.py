@@ -1,5 +1,6 @@
 """The posterior over patches at the same position, recombined by averaging."""
 
+import math
 from collections.abc import Iterator
 from typing import Self
 
@@ -7,52 +8,22 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
+from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import check_count
-from lit_knn.estimators.patches import PatchEstimator, chunks_with_images_last, images_last
-from lit_knn.estimators.running_mean import Rounding, RunningSoftmax, weights_of
-from lit_knn.estimators.window_sums import scaled_latents, sliding_sums, with_half_squares
+from lit_knn.estimators.patch_sizes import checked_sizes, sizes_of
+from lit_knn.estimators.running_softmax import Rounding, RunningSoftmax, weights_of
 from lit_knn.reference import Reference
+from lit_knn.reference.streaming import work_bytes
 
 Axis = list[int]
 
 # Latents of one pass over the images. With more of them, few images fit the cache at a time.
 ITEMS = 128
+# Running sums of one batch, at most, in bytes. Another batch reads all images again.
+STATE_BYTES = 512 * 2**20
 
 
-class _Windows:
-    """The windows of some latents, one column of them at a time.
-
-    Args:
-        queries: (H, W, C + 1, B), see `scaled_latents`.
-        rows: first rows of the windows.
-        h: rows of a window.
-        w: columns of a window.
-    """
-
-    def __init__(self, queries: Tensor, rows: Axis, h: int, w: int) -> None:
-        self.queries, self.rows, self.h, self.w = queries, rows, h, w
-        self.all_rows = len(rows) == len(queries) - h + 1
-
-    def log_weights(self, keys: Tensor, left: int) -> Tensor:
-        """Compute the log weights of images (H, W, C + 1, n) in the windows with the first column `left`: (R, B, n).
-
-        Each row of pixels is one product, which up to h windows share.
-        """
-        queries, own = (images[:, left : left + self.w].flatten(1, 2) for images in (self.queries, keys))
-        sums = sliding_sums(torch.bmm(queries.mT, own), self.h)
-        return sums if self.all_rows else sums[self.rows]
-
-    def over_pixels(self, weights: Tensor) -> Tensor:
-        """Sum weights (R, B, n) over the windows that hold each row of pixels: (H, B, n)."""
-        padded = weights.new_zeros(len(self.queries) + self.h - 1, *weights.shape[1:])
-        if self.all_rows:
-            padded[self.h - 1 : self.h - 1 + len(weights)] = weights
-        else:
-            padded[[self.h - 1 + row for row in self.rows]] = weights
-        return sliding_sums(padded, self.h)
-
-
-class PatchPosterior(PatchEstimator):
+class PatchPosterior(Estimator):
     """PSPC: the posterior mean of each patch of z over the images' patches at the same position.
 
     Each p×p window of z has its own posterior over the N images, softmax(−‖z_w − x_w‖²/2t²). Windows overlap, and each
@@ -62,7 +33,7 @@ class PatchPosterior(PatchEstimator):
 
     Args:
         size: edge p of the windows in pixels; or a table {noise level: edge}, of which the level nearest in log t
-            counts; null for a table that `bind` computes from the covariance (`theory.filter_extent`). An edge
+            counts; null for a table that `bind` computes from the covariance (`patch_sizes`). An edge
             between H and W is cut to the shorter side.
         stride: distance between windows in pixels. The last window of an axis ends at its border.
 
@@ -74,25 +45,61 @@ class PatchPosterior(PatchEstimator):
     deterministic = True
 
     def __init__(self, size: int | dict[float, int] | None = None, stride: int = 1) -> None:
-        super().__init__(size)
+        self.size = size
+        self._given = checked_sizes(size)
+        self._table: dict[float, int] = {}
         self.stride = check_count("PatchPosterior", "stride", stride)
 
+    @property
+    def sizes_in_use(self) -> dict[float, int]:
+        """The size of each noise level, known after `bind`. Between two levels, the nearest in log t counts."""
+        return dict(self._table)
+
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`. Computes the sizes if none are given."""
+        """Compute the sizes if none are given."""
+        if len(reference.shape) != 3:
+            raise InputError(f"PatchPosterior: needs images (C, H, W), got data of shape {reference.shape}")
+        largest = max(reference.shape[1:])
+        for size in (self._given or {}).values():
+            if size > largest:
+                raise InputError(f"PatchPosterior: size={size} is more than {largest}, which sees a whole image")
         super().bind(reference)
+        self._table = self._given or sizes_of(reference)
         least = min(self._table.values())
         if self.stride > least:
             raise InputError(f"PatchPosterior: stride={self.stride} is more than size={least}: it leaves pixels out")
         return self
 
-    def _largest(self, height: int, width: int) -> int:
-        return max(height, width)
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        return Holdings()
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        t = t.flatten()
+        sizes = self._sizes_at(t)
+        mean = torch.empty_like(z, dtype=torch.float64)
+        for size in sorted(set(sizes)):
+            rows = [row for row, own in enumerate(sizes) if own == size]
+            step = max(STATE_BYTES // (8 * self._state_floats(size)), 1)
+            for start in range(0, len(rows), step):
+                part = torch.tensor(rows[start : start + step], device=z.device)
+                mean[part] = self._mean_at(z[part], t[part], size)
+        return mean
+
+    def _sizes_at(self, t: Tensor) -> list[int]:
+        """Return the size for each noise level. One size for all levels needs no value from the GPU."""
+        if len(self._table) == 1:
+            return [*self._table.values()] * len(t)
+        return [self._table[min(self._table, key=lambda own: abs(math.log(own / level)))] for level in t.tolist()]
 
     def _state_floats(self, size: int) -> int:
+        """Return the number of float64 values that one item needs."""
         rows, columns = self._starts(size)
         return 2 * len(rows) * len(columns) + 4 * self.reference.d
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
+        """Estimate the mean with patches of one size. Returns float64, like z in shape."""
         if len(z) > ITEMS:
             parts = zip(z.split(ITEMS), t.split(ITEMS), strict=True)
             return torch.cat([self._mean_at(*part, size) for part in parts])
@@ -128,7 +135,8 @@ class PatchPosterior(PatchEstimator):
     def _starts(self, size: int) -> tuple[Axis, Axis]:
         """First rows and first columns of the windows."""
         _, height, width = self.reference.shape
-        return tuple(_starts(length, min(size, length), self.stride) for length in (height, width))  # type: ignore[return-value]
+        rows, columns = (_starts(length, min(size, length), self.stride) for length in (height, width))
+        return rows, columns
 
 
 def _starts(length: int, size: int, stride: int) -> Axis:
@@ -142,3 +150,85 @@ def _windows_at(starts: Axis, size: int, length: int) -> Tensor:
     for start in starts:
         count[start : start + size] += 1
     return count
+
+
+class _Windows:
+    """The windows of some latents, one column of them at a time.
+
+    Args:
+        queries: (H, W, C + 1, B), see `scaled_latents`.
+        rows: first rows of the windows.
+        h: rows of a window.
+        w: columns of a window.
+    """
+
+    def __init__(self, queries: Tensor, rows: Axis, h: int, w: int) -> None:
+        self.queries, self.rows, self.h, self.w = queries, rows, h, w
+        self.all_rows = len(rows) == len(queries) - h + 1
+
+    def log_weights(self, keys: Tensor, left: int) -> Tensor:
+        """Compute the log weights of images (H, W, C + 1, n) in the windows with the first column `left`: (R, B, n).
+
+        Each row of pixels is one product, which up to h windows share.
+        """
+        queries, own = (images[:, left : left + self.w].flatten(1, 2) for images in (self.queries, keys))
+        sums = sliding_sums(torch.bmm(queries.mT, own), self.h)
+        return sums if self.all_rows else sums[self.rows]
+
+    def over_pixels(self, weights: Tensor) -> Tensor:
+        """Sum weights (R, B, n) over the windows that hold each row of pixels: (H, B, n)."""
+        padded = weights.new_zeros(len(self.queries) + self.h - 1, *weights.shape[1:])
+        if self.all_rows:
+            padded[self.h - 1 : self.h - 1 + len(weights)] = weights
+        else:
+            padded[[self.h - 1 + row for row in self.rows]] = weights
+        return sliding_sums(padded, self.h)
+
+
+def images_last(x: Tensor) -> Tensor:
+    """Copy images (n, C, H, W) to (H, W, C, n). Then a patch is a few long runs of memory."""
+    return x.permute(2, 3, 1, 0).contiguous()
+
+
+def chunks_with_images_last(reference: Reference, floats_per_image: int) -> Iterator[Tensor]:
+    """Stream all images as (H, W, C, n) float32, where n images with `floats_per_image` float64 fit `work_bytes`."""
+    rows = max(work_bytes(reference.device) // (8 * floats_per_image), 1)
+    for _, x in reference.chunks(rows):
+        yield images_last(x)
+
+
+def scaled_latents(z: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return latents (H, W, C, B) as (H, W, C + 1, B): z/t² and a channel 1/t².
+
+    The product with `with_half_squares` of x is (z·x − x²/2)/t² in each pixel. Its sum over a window is the window's
+    log weight −‖z_w − x_w‖²/2t², except for ‖z_w‖², which is the same for all x.
+    """
+    return (torch.cat([z, torch.ones_like(z[:, :, :1])], 2).double() / t.square()).to(dtype)
+
+
+def with_half_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return images (H, W, C, n) as (H, W, C + 1, n), with a channel −‖pixel‖²/2."""
+    own = x.new_empty(*x.shape[:2], x.shape[2] + 1, x.shape[3], dtype=dtype)
+    own[:, :, :-1] = x
+    torch.sum(own[:, :, :-1].square(), 2, out=own[:, :, -1]).mul_(-0.5)
+    return own
+
+
+def sliding_sums(x: Tensor, size: int) -> Tensor:
+    """Sum over windows along the first axis: (n, *) to (n − size + 1, *), row i is the sum of x[i : i + size].
+
+    Sums of 1, 2, 4 ... rows are added: about 2·log₂(size) additions for each row. Nothing is subtracted, so no digits
+    cancel, and the rounding grows with log₂(size) alone.
+    """
+    count = len(x) - size + 1
+    total, start, span = None, 0, 1
+    while True:
+        if size & span:
+            part = x[start : start + count]
+            total = part if total is None else total + part
+            start += span
+        if 2 * span > size:
+            assert total is not None
+            return total
+        x = x[:-span] + x[span:]
+        span *= 2

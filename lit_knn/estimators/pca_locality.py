@@ -1,42 +1,37 @@
 """The posterior mean of each pixel in the part of the image that the data's covariance relates to it."""
 
-from typing import Self
+import math
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.local_sums import Tile, local_means, tiles_of
+from lit_knn.estimators.running_softmax import LEAST_LOG_WEIGHT, Rounding
 from lit_knn.reference import Reference
 from lit_knn.reference.covariance import covariance_of
+from lit_knn.reference.streaming import work_bytes
+
+# Neighbouring pixels see nearly the same pixels. A tile of SIDE x SIDE pixels shares the products of what all of them
+# see. Only what some of them see is multiplied for each pixel.
+SIDE = 4
 
 
-class Masks:
-    """The pixels that the Wiener filter of a set uses for each pixel.
+class Tile(NamedTuple):
+    """Output pixels whose masks are alike. Pixels are numbered from 0 to d − 1.
 
-    Args:
-        reference: the set that gives the covariance.
-        threshold: see `PCALocality`.
+    Attributes:
+        pixels: (g,), output pixels.
+        common: (a,), pixels that all their masks contain.
+        others: (u,), pixels that some of their masks contain.
+        masks: (g, u), whether the mask of each output pixel contains each of `others`, float32.
     """
 
-    def __init__(self, reference: Reference, threshold: float) -> None:
-        self.reference, self.threshold = reference, threshold
-        self._last: tuple[float, torch.device, list[Tile]] | None = None
-
-    def at(self, t: float) -> Tensor:
-        """Return the masks of all pixels at noise level t: (d, d) bool, row p is the mask of pixel p."""
-        weights = covariance_of(self.reference).wiener_filter(t).abs_()
-        return weights >= self.threshold * weights.amax(1, keepdim=True)
-
-    def tiles(self, t: float) -> list[Tile]:
-        """Return the masks as tiles. Those of the last level are kept, because samplers and `Golden` repeat it."""
-        # Read once: another thread may put another level there.
-        last = self._last
-        if last is None or last[:2] != (t, self.reference.device):
-            last = t, self.reference.device, tiles_of(self.at(t), self.reference.shape)
-            self._last = last
-        return last[2]
+    pixels: Tensor
+    common: Tensor
+    others: Tensor
+    masks: Tensor
 
 
 class PCALocality(Estimator):
@@ -72,33 +67,118 @@ class PCALocality(Estimator):
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
             raise InputError(f"PCALocality: threshold must be from 0 to 1, got {threshold!r}")
         self.threshold = threshold
-        self._masks: Masks | None = None
+        self._last: tuple[float, torch.device, list[Tile]] | None = None
 
     def bind(self, reference: Reference) -> Self:
-        """See `Estimator.bind`. Computes the covariance of the images."""
+        """Compute the covariance of the images."""
         super().bind(reference)
-        # `Golden` averages over a part of the set; the masks stay those of the whole.
-        self._masks = Masks(reference, self.threshold)
+        self._last = None
         covariance_of(reference)
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`. The estimator holds the covariance's axes, and the masks of one noise level."""
+        """Count the covariance's axes, and the masks of one noise level."""
         return Holdings(arrays={"covariance": 8 * d * min(N, d), "masks": 4 * d * d})
 
     def masks(self, t: float) -> Tensor:
         """Return the masks of all pixels at noise level t: (d, d) bool, row p is the mask of pixel p."""
-        assert self._masks is not None
-        return self._masks.at(t)
+        weights = covariance_of(self.reference).wiener_filter(t).abs_()
+        return weights >= self.threshold * weights.amax(1, keepdim=True)
+
+    def _tiles(self, t: float) -> "list[Tile]":
+        """Return the masks as tiles. Those of the last level are kept, because samplers repeat it."""
+        # Read once: another thread may put another level there.
+        last = self._last
+        if last is None or last[:2] != (t, self.reference.device):
+            last = t, self.reference.device, tiles_of(self.masks(t), self.reference.shape)
+            self._last = last
+        return last[2]
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        assert self._masks is not None
         mean = torch.empty(z.shape, dtype=torch.float64, device=z.device)
-        levels, level_of = t.unique(return_inverse=True)
+        levels, level_of = t.flatten().unique(return_inverse=True)
         for number, level in enumerate(levels.tolist()):
             rows = (level_of == number).nonzero()[:, 0]
-            own = local_means(self.reference, z[rows].flatten(1), level, self._masks.tiles(level))
+            own = local_means(self.reference, z[rows].flatten(1), level, self._tiles(level))
             mean[rows] = own.view(-1, *z.shape[1:])
         return mean
+
+
+def tiles_of(masks: Tensor, shape: tuple[int, ...]) -> list[Tile]:
+    """Group the pixels of images of a shape by place. `masks` is (d, d) bool: row p is the mask of pixel p."""
+    number = torch.arange(len(masks), device=masks.device)
+    plane = number.view(-1, *shape[-2:]) if len(shape) > 1 else number.view(1, 1, -1)
+    tiles = []
+    for band in plane.split(SIDE, dim=1):
+        for block in band.split(SIDE, dim=2):
+            for pixels in block.flatten(1):
+                own = masks[pixels]
+                common, some = own.all(0), own.any(0)
+                others = (some & ~common).nonzero()[:, 0]
+                tiles.append(Tile(pixels, common.nonzero()[:, 0], others, own[:, others].float()))
+    return tiles
+
+
+def local_means(reference: Reference, z: Tensor, t: float, tiles: list[Tile]) -> Tensor:
+    """Compute the posterior mean of each pixel p given the pixels of its mask M_p, over all N images.
+
+    μ_p = Σ_n w_pn·x_np with w_pn ∝ exp(−Σ_{q ∈ M_p} (z_q − x_nq)² / 2t²). The squares of z are the same for all n, so
+    they cancel. What is left are products: Σ z_q·x_nq/t² − Σ x_nq²/2t². A running maximum, normaliser and weighted sum
+    for each z and pixel bound the memory.
+
+    Args:
+        reference: the set, on the device of `z`.
+        z: (B, d).
+        t: noise level.
+        tiles: the masks of all d pixels.
+
+    Returns:
+        (B, d), float64.
+    """
+    terms = max(len(tile.common) + len(tile.others) for tile in tiles)
+    dtype = Rounding(reference, z, t).dtype(terms)
+    # Dividing first keeps float32 from overflowing at extreme t.
+    z, half_precision = (z.double() / t / t).to(dtype), 0.5 / t / t
+    shape = reference.d, len(z)
+    maximum = torch.full(shape, -math.inf, dtype=torch.float64, device=z.device)
+    # The weighted sum and the normaliser.
+    sums = torch.zeros(reference.d, 2, len(z), dtype=torch.float64, device=z.device)
+    rows = max(work_bytes(z.device) // (8 * max(reference.d, SIDE**2 * len(z))), 1)
+    work = torch.empty(SIDE**2 * len(z) * min(rows, reference.N), dtype=dtype, device=z.device)
+    for _, images in reference.chunks(rows):
+        x = images.flatten(1).T.to(dtype).contiguous()
+        half_squares = half_precision * x.square()
+        for tile in tiles:
+            log_weights = _log_weights(tile, z, x, half_squares, work)
+            old = maximum[tile.pixels]
+            new = torch.maximum(old, log_weights.amax(2))
+            weights = log_weights.sub_(new.to(dtype).unsqueeze(2)).clamp_(min=LEAST_LOG_WEIGHT).exp_()
+            values = x.index_select(0, tile.pixels)
+            values = torch.stack([values, torch.ones_like(values)], 1)
+            rescale = (old - new).exp().unsqueeze(1)
+            sums[tile.pixels] = sums[tile.pixels] * rescale + torch.bmm(values, weights.transpose(1, 2))
+            maximum[tile.pixels] = new
+    return (sums[:, 0] / sums[:, 1]).T
+
+
+def _log_weights(tile: Tile, z: Tensor, x: Tensor, half_squares: Tensor, work: Tensor) -> Tensor:
+    """Compute the log weights, (g, B, c), of c images for the pixels of a tile, except for a constant.
+
+    Args:
+        tile: the pixels and their masks.
+        z: (B, d), divided by t².
+        x: (d, c), images.
+        half_squares: (d, c), x²/2t².
+        work: memory for g·B·c numbers or more. New memory at each use would cost a CPU a fifth of the product.
+    """
+    masks, g = tile.masks.to(x.dtype), len(tile.pixels)
+    # Every mask contains `common`: (B, c), without the rest.
+    shared = z[:, tile.common] @ x.index_select(0, tile.common) - half_squares.index_select(0, tile.common).sum(0)
+    # One product for all z and all pixels of the tile.
+    factors = (masks.unsqueeze(1) * z[:, tile.others]).flatten(0, 1)
+    own = work[: len(factors) * x.shape[1]].view(len(factors), -1)
+    torch.mm(factors, x.index_select(0, tile.others), out=own)
+    own = own.view(g, len(z), -1)
+    return own.add_(shared).sub_((masks @ half_squares.index_select(0, tile.others)).unsqueeze(1))

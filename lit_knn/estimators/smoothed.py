@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError, prefixed
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.counts import check_count
 from lit_knn.reference import Reference
@@ -42,7 +42,7 @@ class Smoothed(Estimator):
     def __init__(self, estimator: Estimator, width: float, n: int = 16) -> None:
         if not isinstance(estimator, Estimator):
             raise InputError(f"Smoothed: estimator must be an estimator, got {estimator!r}")
-        if estimator.knows_classes:
+        if estimator.takes_labels:
             name = type(estimator).__name__
             raise InputError(f"Smoothed: {name} takes labels itself; for classes use ByClass(Smoothed(...))")
         if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 <= width < math.inf:
@@ -72,11 +72,12 @@ class Smoothed(Estimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         if self.width == 0:
-            return self.part._checked_mean(z, t, x_source, generator, None)
+            return self.part.mean_of(Query(z, t, x_source, generator))
         total = torch.zeros(z.shape, dtype=torch.float64, device=z.device)
         for near in self._neighbourhood(z, generator):
             source = None if x_source is None else x_source.expand(near.shape).flatten(0, 1)
-            mean = self.part._checked_mean(near.flatten(0, 1), t.repeat(len(near)), source, generator, None)
+            times = t.repeat(len(near), *[1] * (t.ndim - 1))
+            mean = self.part.mean_of(Query(near.flatten(0, 1), times, source, generator))
             total += mean.double().view(near.shape).sum(0)
         return total / self.n
 

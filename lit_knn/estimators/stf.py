@@ -1,14 +1,41 @@
-"""Stable target field (Xu et al. 2023)."""
+"""Weighted means of random images: SNIS with the uniform proposal, and the stable target field (Xu et al. 2023)."""
 
 import torch
 from torch import Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.draws import Draws, uniform_draws, uniform_ids
-from lit_knn.estimators.sampled import SampledEstimator
+from lit_knn.estimators.draws import DrawingEstimator, Draws
 
 
-class STF(SampledEstimator):
+class UniformSNIS(DrawingEstimator):
+    """Eq. 11 (eq:SNIS_estimator) with q = 1/N, the μ̂_U of Theorem 4.2 (thm:knn_vs_stf).
+
+    It is biased, O(1/n). It is useless at small t, where n random images rarely include likely ones.
+
+    Args:
+        n: draws per z; null for 256.
+
+    Raises:
+        InputError: n < 1.
+    """
+
+    shardable = True
+
+    def __init__(self, n: int | None = None) -> None:
+        self.n = n
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        return Holdings()
+
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+        size = len(z), self.n - (x_source is not None)
+        ids = torch.randint(self.reference.N, size, device=z.device, generator=generator)
+        # A source is weighted as if it were one of the draws.
+        log_factor = torch.zeros(len(z), self.n, dtype=torch.float64, device=z.device)
+        return Draws(ids=ids, log_factor=log_factor, source=x_source)
+
+
+class STF(UniformSNIS):
     """The stable target field: uniform SNIS over a random batch that also contains the source of z.
 
     The source is weighted as if it were drawn from the proposal. For a given source, the estimate is therefore biased
@@ -25,14 +52,3 @@ class STF(SampledEstimator):
 
     uses_source = True
     shardable = True
-
-    def __init__(self, n: int | None = None) -> None:
-        self.n = n
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`. The estimator holds nothing except the images."""
-        return Holdings()
-
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
-        drawn = self.n if x_source is None else self.n - 1
-        return uniform_draws(uniform_ids(self.reference, len(z), drawn, generator), x_source)

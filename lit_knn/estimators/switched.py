@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError, prefixed
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import copied_apart
-from lit_knn.estimators.values import Check
 from lit_knn.reference import Reference
-from lit_knn.theory.noise import per_item
-from lit_knn.theory.warp import Warp
 
 
 class Switched(Estimator):
@@ -56,23 +53,22 @@ class Switched(Estimator):
         return all(part.shardable or not part.needs_reference for part in self.parts)
 
     @property
-    def knows_classes(self) -> bool:
+    def takes_labels(self) -> bool:  # type: ignore[override]
         """Tells whether both parts take labels."""
-        return all(part.knows_classes for part in self.parts)
+        return all(part.takes_labels for part in self.parts)
 
     @property
-    def num_classes(self) -> int:
+    def num_classes(self) -> int:  # type: ignore[override]
         """Number of classes that networks among the parts know; 0 if a part takes no labels."""
-        return max(getattr(part, "num_classes", 0) for part in self.parts) if self.knows_classes else 0
+        return max(part.num_classes for part in self.parts) if self.takes_labels else 0
 
     @property
     def can_warp(self) -> bool:
-        """Tells whether both parts can warp."""
         return all(part.can_warp for part in self.parts)
 
-    def by_class(self, unlabelled: bool = False) -> Estimator:
-        """See `Estimator.by_class`. Each part averages over the images of one class."""
-        return Switched(self.below.by_class(unlabelled), self.above.by_class(unlabelled), self.t)
+    def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
+        """Wrap each part, because a network and `OneSample` take labels themselves."""
+        return Switched(self.below.by_class(wrap), self.above.by_class(wrap), self.t)
 
     def check_levels(self, lowest: float, highest: float) -> None:
         """See `Estimator.check_levels`. The switch must be one of the levels of a run."""
@@ -103,67 +99,22 @@ class Switched(Estimator):
             arrays[name] = max(size, arrays.get(name, 0))
         return Holdings(max(held.neighbours for held in known), arrays)
 
-    def _check_labels(self, z: Tensor, labels: Tensor | None) -> None:
-        super()._check_labels(z, labels)
-        if labels is not None and not self.knows_classes:
-            self._by_label(labels, lambda part, rows: z)
-
-    def _more_checks(self, labels: Tensor | None) -> Check | None:
-        """See `Estimator._more_checks`. Parts with classes know the classes of the same set, so one check serves."""
-        return next((check for part in self.parts if (check := part._more_checks(labels)) is not None), None)
+    def mean_of(self, query: Query) -> Tensor:
+        """Let each part estimate its rows, the part below first."""
+        below, above = self.parts
+        high = query.t >= self.t
+        if query.z.is_cuda:
+            low_mean, high_mean = below.mean_of(query), above.mean_of(query)
+            return torch.where(high, high_mean, low_mean)
+        result = torch.empty_like(query.z)
+        for part, chosen in ((below, ~high), (above, high)):
+            rows = chosen.flatten().nonzero()[:, 0]
+            # On a sharded set a part answers for zero rows, too, because other ranks wait for it.
+            if len(rows) or part._asked_with_others():
+                result[rows] = part.mean_of(query.rows(rows))
+        return result
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        return self._checked_mean(z, t, x_source, generator, None)
-
-    def _checked_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        x_source: Tensor | None,
-        generator: torch.Generator | None,
-        labels: Tensor | None,
-    ) -> Tensor:
-        def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
-            return part._checked_mean(z[rows], t[rows], _some(x_source, rows), generator, _some(labels, rows))
-
-        return self._switched(z, t, mean)
-
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
-        return self._checked_warped_mean(z, t, warp, x_source, generator, None)
-
-    def _checked_warped_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        warp: Warp,
-        x_source: Tensor,
-        generator: torch.Generator | None,
-        labels: Tensor | None,
-    ) -> Tensor:
-        def mean(part: Estimator, rows: Tensor | slice) -> Tensor:
-            own = warp if isinstance(rows, slice) else warp.rows(rows)
-            return part._checked_warped_mean(z[rows], t[rows], own, x_source[rows], generator, _some(labels, rows))
-
-        return self._switched(z, t, mean)
-
-    def _switched(self, z: Tensor, t: Tensor, mean: Callable[[Estimator, Tensor | slice], Tensor]) -> Tensor:
-        """Let each part estimate rows of z, the part below first: (B, *shape)."""
-        below, above = self.parts
-        high = t >= self.t
-        if z.is_cuda:
-            low_mean, high_mean = mean(below, slice(None)), mean(above, slice(None))
-            return torch.where(per_item(high, z), high_mean, low_mean)
-        result = torch.empty_like(z)
-        for part, rows in ((below, (~high).nonzero()[:, 0]), (above, high.nonzero()[:, 0])):
-            # On a sharded set a part answers for zero rows, too, because other ranks wait for it.
-            if not part._nothing_to_do(z[rows]):
-                result[rows] = mean(part, rows)
-        return result
-
-
-def _some(values: Tensor | None, rows: Tensor | slice) -> Tensor | None:
-    return None if values is None else values[rows]
+        raise AssertionError("only the parts estimate")

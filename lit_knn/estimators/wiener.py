@@ -9,7 +9,6 @@ from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_R, Count
 from lit_knn.reference import Reference
 from lit_knn.reference.components import components_of
-from lit_knn.theory.noise import per_item
 
 
 class Wiener(Estimator):
@@ -55,7 +54,7 @@ class Wiener(Estimator):
     ) -> Tensor:
         p = components_of(self.reference, self.r)
         # In float32, a small t² would be 0, and 0/0 where the images do not vary.
-        noise = per_item(t, z.flatten(1)).double().square()
+        noise = t.reshape(-1, 1).square()
         centred = z.flatten(1).float() - p.mean
         y = centred @ p.basis
         # Apply c/(c + t²) everywhere, then add the difference along P.

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator, ExactFloat64
+from lit_knn.estimators import Estimator, ExactFloat64, class_conditional
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_estimators
 from lit_knn.metrics.measure import TIME, fixed_source, measure, posterior_source, quantities
@@ -89,7 +89,7 @@ class ErrorCurve:
         if drawn and self.repeats < 2:
             raise InputError(f"repeats must be at least 2 to tell the variance of {drawn[0]}, got 1")
         if self.class_conditional:
-            self.estimators = {name: estimator.by_class() for name, estimator in self.estimators.items()}
+            self.estimators = {name: class_conditional(estimator) for name, estimator in self.estimators.items()}
 
     @property
     def estimates(self) -> int:
@@ -133,7 +133,7 @@ class ErrorCurve:
     def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
         """Average each estimator's quantities at one noise level over the latents of this rank."""
         t, reference = self.noise_levels[level], latents.reference
-        exact = (ExactFloat64().by_class() if self.class_conditional else ExactFloat64()).bind(reference)
+        exact = (class_conditional(ExactFloat64()) if self.class_conditional else ExactFloat64()).bind(reference)
         cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]
         means = [LatentMeans(quantities(*case)).to(reference.device) for case in cases]
         for batch, numbers in own_batches(self.num_z, self.batch_size):

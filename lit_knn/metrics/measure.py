@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_knn.estimators import Estimator, MonteCarlo
-from lit_knn.estimators.sampled import CertifiedEstimator, NeighbourEstimator
+from lit_knn.estimators import KNN, DrawingEstimator, Estimator, MonteCarlo
 from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
@@ -52,9 +51,9 @@ def posterior_source(
 def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
     """Return the names of the results of `measure` for an estimator."""
     names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
-    if isinstance(estimator, CertifiedEstimator):
+    if isinstance(estimator, DrawingEstimator):
         names += CERTIFIED
-    if isinstance(estimator, NeighbourEstimator):
+    if isinstance(estimator, KNN):
         names += SearchDiagnostics._fields
     return (*names, TIME)
 
@@ -74,11 +73,11 @@ def measure(
     For the meaning of the `quantities` see `repeated_errors`, `Certificate` and `SearchDiagnostics`.
     """
     values = repeated_errors(estimator, repeats, z, t, mu, source, key, labels)
-    if isinstance(estimator, CertifiedEstimator):
+    if isinstance(estimator, DrawingEstimator):
         generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
         certificate = estimator.certified_mean(z, t, source(0), generator)
         values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
-    if isinstance(estimator, NeighbourEstimator):
+    if isinstance(estimator, KNN):
         values |= search_diagnostics(estimator, z, t, mu)._asdict()
     return values
 

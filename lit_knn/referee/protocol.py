@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from lit_knn.child_process import in_own_process
 from lit_knn.errors import InputError, first_line
-from lit_knn.estimators import KNN, Estimator
-from lit_knn.estimators.sampled import CertifiedEstimator
+from lit_knn.estimators import KNN, DrawingEstimator, Estimator
 from lit_knn.index import Index, exact_index
 from lit_knn.index.faiss_parts import use_threads
 from lit_knn.memory import process_bytes
@@ -164,7 +163,7 @@ class Contest:
 
     def _certificate(self, z: Tensor, t: float, mse: float) -> dict[str, Any]:
         """Compare the estimator's own estimate of its error with the true one."""
-        if not isinstance(self.estimator, CertifiedEstimator):
+        if not isinstance(self.estimator, DrawingEstimator):
             return {}
         parts, source = [], self._source(z, t)(0)
         for number, rows in enumerate(self._batches(len(z))):

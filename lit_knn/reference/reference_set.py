@@ -161,13 +161,7 @@ class ReferenceSet(Reference):
         """See `Reference.take`."""
         if self._check_file is not None:
             self._check_file()
-        flat = ids.reshape(-1)
-        stored = len(self.images)
-        x = to_model_space(self.images.index_select(0, flat % stored))
-        if self.hflip:
-            mirrored = (flat >= stored).reshape(-1, *[1] * len(self.shape))
-            x = torch.where(mirrored, x.flip(-1), x)
-        return x.reshape(*ids.shape, *self.shape)
+        return images_of(self.images, self.hflip, ids)
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
         """See `Reference.chunks`."""
@@ -210,6 +204,16 @@ class ReferenceSet(Reference):
 def chunk_rows(d: int) -> int:
     """Return how many images of dimension d are converted to float at a time, to build an index or to stream."""
     return max(CHUNK_BYTES // (4 * d), 1)
+
+
+def images_of(images: Tensor, hflip: bool, ids: Tensor) -> Tensor:
+    """Gather stored images (N, *shape): (*ids.shape, *shape), float32, model space; id i + N is image i mirrored."""
+    flat, stored = ids.reshape(-1), len(images)
+    x = to_model_space(images.index_select(0, flat % stored))
+    if hflip:
+        mirrored = (flat >= stored).reshape(-1, *[1] * (images.ndim - 1))
+        x = torch.where(mirrored, x.flip(-1), x)
+    return x.reshape(*ids.shape, *images.shape[1:])
 
 
 def to_model_space(images: Tensor) -> Tensor:

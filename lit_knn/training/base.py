@@ -15,7 +15,7 @@ from lit_knn.checkpoint_file import MODEL_KEY
 from lit_knn.deferred_checks import DeferredChecks, first_of, refuse
 from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError, NonFiniteLossError, first_line, prefixed
-from lit_knn.estimators import Estimator
+from lit_knn.estimators import Estimator, class_conditional
 from lit_knn.generative_models import GenerativeModel
 from lit_knn.hand_over.checkpoints import prefix_of
 from lit_knn.memory import is_out_of_memory
@@ -65,7 +65,7 @@ class EstimatorTraining(pl.LightningModule):
             estimator.check_levels(*grid.noise_range())
         # Each target is then a mean over the images of one class, or of all images for an item without a class.
         unlabelled = conditioning.label_dropout > 0
-        self.estimator = estimator.by_class(unlabelled) if conditioning else estimator
+        self.estimator = class_conditional(estimator, unlabelled) if conditioning else estimator
         self.grid = grid
         self.conditioning = conditioning
         self.image_shape: tuple[int, ...] | None = None
@@ -159,12 +159,6 @@ class EstimatorTraining(pl.LightningModule):
             self._set_image_shape(self.estimator.reference.shape)
 
     def _bind(self, reference: ReferenceSet) -> None:
-        draws = getattr(self.estimator, "n", 0)
-        if draws > reference.N:
-            raise InputError(
-                f"{type(self.estimator).__name__}: n={draws} is more than the {reference.N} images: the exact mean, "
-                "lit_knn.estimators.Exact, costs less"
-            )
         if not self.conditioning:
             self.estimator.bind(reference)
             return

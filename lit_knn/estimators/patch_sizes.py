@@ -1,12 +1,59 @@
-"""How far the Wiener filter of images looks around a pixel at each noise level."""
+"""The size of patches at each noise level: how far the Wiener filter of the images looks around a pixel."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_knn.errors import InputError
+from lit_knn.estimators.counts import check_count
+from lit_knn.reference import Reference
+from lit_knn.rng import keyed_generator
+
+# The spectrum of images is smooth: 2,000 images give its extents.
+SPECTRUM_IMAGES = 2000
+# Noise levels of the computed table, relative to the data's standard deviation.
+LEVELS_PER_DECADE, DECADES = 6, 3
 # Share of the filter's gain over a filter of single pixels that its window keeps.
 KEPT_GAIN = 0.9
+
+
+def checked_sizes(size: Any) -> dict[float, int] | None:
+    """Return the option `size` as a table {noise level: size}, or None."""
+    if size is None:
+        return None
+    table = size if isinstance(size, Mapping) else {1.0: size}
+    if not table:
+        raise InputError(
+            f"PatchPosterior: size must be a number, a table of at least one noise level, or null, got {size}"
+        )
+    for level, own in table.items():
+        if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < math.inf:
+            raise InputError(f"PatchPosterior: the noise levels of size must be finite and above 0, got {level!r}")
+        check_count("PatchPosterior", "size", own)
+    return {float(level): own for level, own in table.items()}
+
+
+def sizes_of(reference: Reference) -> dict[float, int]:
+    """Compute the sizes from a seeded subset of the images."""
+    ids = torch.randperm(reference.N, generator=keyed_generator("cpu", 0))[:SPECTRUM_IMAGES]
+    x = reference.take(ids.to(reference.device)).double() - reference.mean().double().reshape(reference.shape)
+    spectrum = power_spectrum(x)
+    largest = max(reference.shape[1:])
+    deviation = spectrum.mean((1, 2)).mean().sqrt().item()
+    if deviation == 0:
+        # Images without variation: every patch has the same mean, and the whole image is the cheapest one.
+        return {1.0: largest}
+    steps = range(-DECADES * LEVELS_PER_DECADE, DECADES * LEVELS_PER_DECADE + 1)
+    levels = [deviation * 10 ** (step / LEVELS_PER_DECADE) for step in steps]
+    # At levels far below the spectrum, an ever wider filter gains ever less. Less noise never asks for a larger patch.
+    # A window wider than the image gains little, and the whole image is cheaper.
+    wanted = [min(extent, largest) for extent in extents(spectrum, levels)]
+    sizes = list(accumulate(reversed(wanted), min, initial=largest))[:0:-1]
+    return dict(zip(levels, sizes, strict=True))
 
 
 def power_spectrum(x: Tensor) -> Tensor:
