@@ -103,7 +103,8 @@ class DrawingEstimator(Estimator):
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
         t = t.flatten()
-        draws = self._draw(*warp.query(z, t, x_source, self.reference.mean()), x_source, generator)
+        query = warp.query(z, t, x_source, self.reference.mean())
+        draws = self._draw(*query, x_source if self.uses_source else None, generator)
         # The mean of warped images is the warped mean, so one resampling serves all n images.
         return warp.apply(self._mean(draws, z, t, warp).to(x_source.dtype))
 
