@@ -19,8 +19,8 @@ VALIDATION_ORDER = 0x76616C6964
 class ReferenceBatches:
     """An iterable of batches `(x, labels)`. The reference set's device gathers them, without workers or host copies.
 
-    `x` is (batch_size, *shape), float32, model space; `labels` is (batch_size,), int64, or None. The ranks together
-    draw the same images as one rank with `world_size` times the batch size.
+    `x` is (batch_size, *shape), float32, model space; `labels` is (batch_size,), int64, on the CPU, or None. The ranks
+    together draw the same images as one rank with `world_size` times the batch size.
 
     With `shuffle`, an epoch has all N images once, in random order, without the last images that do not fill a batch
     on every rank. An iteration has as many batches as an epoch and starts at `batches_done`, also inside an epoch.
@@ -83,21 +83,22 @@ class ReferenceBatches:
         # corrected the progress that it loads from a checkpoint.
         epoch, first = divmod(self._batches_done(), len(self))
         for batches in (range(first, len(self)), range(first)):
+            order = self._order(epoch)
             # One copy for an epoch, because a copy for each batch would wait for the GPU.
-            order = moved(self._order(epoch), self.reference.device)
+            on_device = moved(order, self.reference.device)
             for batch_idx in batches:
-                yield self._gather(order, batch_idx)
+                yield self._gather(order, on_device, batch_idx)
             epoch += 1
 
     def _order(self, epoch: int) -> Tensor:
         key = (TRAINING_ORDER, self.seed, epoch) if self.shuffle else (VALIDATION_ORDER, self.seed)
         return torch.randperm(self.reference.N, generator=keyed_generator("cpu", *key))[: self._num_ids]
 
-    def _gather(self, order: Tensor, batch_idx: int) -> tuple[Tensor, Tensor | None]:
+    def _gather(self, order: Tensor, on_device: Tensor, batch_idx: int) -> tuple[Tensor, Tensor | None]:
         start = batch_idx * self._global_batch_size
-        ids = order[start : start + self._global_batch_size][self.rank :: self.world_size].to(self.reference.device)
+        own = slice(start + self.rank, start + self._global_batch_size, self.world_size)
         labels = self.reference.labels
-        return self.reference.take(ids), None if labels is None else labels[ids]
+        return self.reference.take(on_device[own]), None if labels is None else labels[order[own]]
 
     def state_dict(self) -> dict[str, int]:
         """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""

@@ -44,7 +44,7 @@ class NoisyLatents:
     def labels(self, numbers: range) -> Tensor:
         """Return the classes of the latents with these numbers, (B,) int64. The set has labels."""
         assert self.reference.labels is not None
-        return self.reference.labels[self.ids[numbers.start : numbers.stop].to(self.reference.device)]
+        return self.reference.labels[self.ids[numbers.start : numbers.stop]]
 
 
 def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:

@@ -30,7 +30,7 @@ class Reference(ABC):
         shape: shape of one image.
         d: flattened dimension.
         hflip: whether the mirror images count.
-        labels: (N,) int64, mirrored ones included, or None.
+        labels: (N,) int64, mirrored ones included, always on the CPU; or None.
         index_built: whether the index is built.
         largest: largest absolute value of the images in model space, at most.
         label: the common class of all images, in a set of one class.
@@ -95,7 +95,6 @@ class Reference(ABC):
             self._cache.clear()
             if self._classes is not None:
                 self._classes.to(self.device)
-        self.labels = None if self.labels is None else self.labels.to(device)
         return self
 
     @abstractmethod

@@ -118,7 +118,7 @@ class ReferenceSet(Reference):
         if self.hflip:
             mirrored = (ids >= len(self.images)).reshape(-1, *[1] * len(self.shape))
             images = torch.where(mirrored, images.flip(-1), images)
-        labels = None if self.labels is None else self.labels[ids]
+        labels = None if self.labels is None else self.labels[ids.cpu()]
         part = ReferenceSet(images, copy.copy(self._unbuilt_index), labels=labels)
         # The processes of a distributed run pick different images.
         part.label, part._index_shared = self.label, False
@@ -259,7 +259,7 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
     """Expand the labels of the `stored` images to all images, mirrored ones included: (N,) int64, or None."""
     if labels is None:
         return None
-    labels = torch.as_tensor(labels)
+    labels = torch.as_tensor(labels).cpu()
     if labels.shape != (stored,):
         raise InputError(f"labels must have shape ({stored},), one for each image, got {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

@@ -11,6 +11,7 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.generative_models import ConsistencyModel
 from lit_knn.generative_models.consistency import check_sampling_sigmas
+from lit_knn.memory import moved
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
 from lit_knn.schedules import Metric, NoiseGrid, consistency_weight
@@ -102,6 +103,8 @@ class ConsistencyTraining(EstimatorTraining):
         t, r = self.draw_levels(len(x), generator)
         z = forward_noise(x, t, torch.randn(x.shape, device=x.device, generator=generator))
         z_hat = self.solver(z, t, r, self.posterior_mean(x, class_label, generator))
+        if class_label is not None:
+            class_label = moved(class_label, x.device)
         with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
             student = self.consistency_function(z, t, class_label)
             drawn = drawn_so_far(x.device)

@@ -156,6 +156,7 @@ class PosteriorRegression(EstimatorTraining):
             under_process(self._log_target_error, self.process)(z, t, class_label, target)
         with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
             augment_label = None if augmented is None else augmented.labels
+            class_label = None if class_label is None else moved(class_label, x.device)
             return self.item_losses(z, t, target, class_label, augment_label), t
 
     def target(
@@ -181,16 +182,18 @@ class PosteriorRegression(EstimatorTraining):
             return self.posterior_mean(x, class_label, generator)(z, sigma)
         target = augmented.images
         # Both estimates run even for zero items, because a sharded reference set needs all ranks in each call.
-        plain, rows = (moved(each.nonzero()[:, 0], z.device) for each in (~augmented.warped, augmented.warped))
-        flips, labels = augmented.warp.flips[plain], None if class_label is None else class_label[plain]
-        mean = self.posterior_mean(x[plain], labels, generator)(flip(z[plain], flips), sigma[plain])
+        places = [each.nonzero()[:, 0] for each in (~augmented.warped, augmented.warped)]
+        (plain, rows), own = (moved(each, z.device) for each in places), [None, None]
+        if class_label is not None:
+            own = [class_label[each.to(class_label.device)] for each in places]
+        flips = augmented.warp.flips[plain]
+        mean = self.posterior_mean(x[plain], own[0], generator)(flip(z[plain], flips), sigma[plain])
         target = target.index_copy(0, plain, flip(mean, flips))
         if self.hparams.warped == "source":
             return target
-        labels = None if class_label is None else class_label[rows]
         with self.monitor.estimator_watch.measure():
             mean = self.estimator.warped_mean(
-                z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, labels
+                z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, own[1]
             )
         return target.index_copy(0, rows, mean)
 
