@@ -49,7 +49,9 @@ def _leaves_no_checkpoints():
 def _stand_in_gpu():
     from tests.pretend_cuda import PretendCuda, install_fake_faiss_gpu
 
-    with PretendCuda(project=str(Path(__file__).parent.parent)) as gpu, install_fake_faiss_gpu():
+    # The stand-in cannot run compiled code.
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, PretendCuda(project=str(Path(__file__).parent.parent)) as gpu, install_fake_faiss_gpu():
         yield gpu
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_knn.theory.stratified import stratified_draws
+from lit_knn.theory.stratified import Cumulated, stratified_draws
 
 N = 40
 KINDS = pytest.mark.parametrize("spread", [0.1, 2.0, 6.0], ids=["flat", "spread", "peaked"])
@@ -15,13 +15,17 @@ def log_probabilities(spread, rows=3):
     return torch.randn(rows, N, generator=torch.Generator().manual_seed(1)) * spread
 
 
+def used(draws):
+    return (draws.log_correction > -math.inf).sum(1)
+
+
 @pytest.fixture
 def outcomes(every_u):
     """The draws of one row for every u, and the base weights they give to the images, (grid, N)."""
 
-    def enumerate_draws(log_q, n, m=None, grid=4000):
+    def enumerate_draws(log_q, n, grid=4000):
         with every_u(grid):
-            draws = stratified_draws(log_q.expand(grid, -1).clone(), n, torch.full((grid,), -1e9), m)
+            draws = stratified_draws(log_q.expand(grid, -1).clone(), n, torch.full((grid,), -1e9))
         # The correction is log(base weight / probability).
         base = log_q.double().softmax(0)[draws.ids] * draws.log_correction.exp()
         return draws, torch.zeros(grid, N, dtype=torch.float64).scatter_add_(1, draws.ids, base)
@@ -29,16 +33,11 @@ def outcomes(every_u):
     return enumerate_draws
 
 
-@pytest.mark.parametrize("m", [None, 1, 5, 12])
 @KINDS
-def test_base_weights_sum_to_one_and_are_the_probabilities_in_expectation(outcomes, spread, m):
+def test_base_weights_sum_to_one_and_are_the_probabilities_in_expectation(outcomes, spread):
     for row in log_probabilities(spread):
-        _, weights = outcomes(row, n=12, m=m)
+        _, weights = outcomes(row, n=12)
         q = row.double().softmax(0)
-        if m == 12:  # all 12 are kept, and the other images are lost
-            top = q.topk(12).indices
-            torch.testing.assert_close(weights[:, top], q[top].expand(len(weights), -1), rtol=1e-5, atol=1e-9)
-            continue
         torch.testing.assert_close(weights.mean(0), q, rtol=0.02, atol=2e-4)
         torch.testing.assert_close(weights.sum(1), torch.ones(len(weights), dtype=torch.float64), rtol=1e-5, atol=0)
 
@@ -57,14 +56,18 @@ def test_no_image_is_drawn_twice_and_the_likely_ones_are_kept(outcomes, spread):
 
 
 @KINDS
-def test_weights_spread_least_where_m_is_chosen(outcomes, spread):
-    # Fearnhead & Clifford prove that this m is optimal.
+def test_weights_spread_least_where_the_sure_images_are_kept(outcomes, spread):
+    # Fearnhead & Clifford prove that this number of kept images is optimal. With m kept ones, each other place weighs
+    # 1/(n − m) of the rest, and an image of probability q of the rest is drawn with the chance (n − m)·q/rest.
+    n = 12
     for row in log_probabilities(spread):
         q = row.double().softmax(0)
-        chosen, *others = (
-            (outcomes(row, n=12, m=m)[1] - q).square().sum(1).mean().item() for m in (None, 1, 3, 6, 9, 11)
-        )
-        assert chosen <= min(others) * 1.01
+        found = (outcomes(row, n)[1] - q).square().sum(1).mean().item()
+        rest = [q.sort(descending=True).values[m:] for m in range(n)]
+        shares = [(own.sum() / (n - m), own) for m, own in enumerate(rest)]
+        # The variance of a weight that is `share` with the chance q/share, where that is a chance.
+        variances = [(own * (share - own)).sum().item() for share, own in shares if (own <= share * (1 + 1e-9)).all()]
+        assert found <= min(variances) * 1.01
 
 
 def test_few_images_that_hold_everything_are_all_that_is_used():
@@ -72,7 +75,7 @@ def test_few_images_that_hold_everything_are_all_that_is_used():
     log_q[0, [3, 17, 30]] = torch.tensor([0.0, -1.0, -2.0])
     log_q[1, 8] = 0.0
     draws = stratified_draws(log_q, 12, torch.full((2,), math.log(1e-8)))
-    assert draws.used.tolist() == [3, 1]
+    assert used(draws).tolist() == [3, 1]
     assert draws.ids[0, :3].tolist() == [3, 17, 30]
     assert draws.ids[1, 0] == 8
     assert not draws.sampled.any()
@@ -106,11 +109,11 @@ def test_what_is_left_out_is_negligible_however_many_images_there_are(n):
     log_q[:, :3] = torch.tensor([0.0, -1.0, -2.0])
     q = log_q.double().softmax(1).sort(dim=1, descending=True).values
     draws = stratified_draws(log_q, n, torch.full((60,), math.log(negligible)))
-    left_out = torch.stack([row[used:].sum() for row, used in zip(q, draws.used, strict=True)])
-    assert (left_out[draws.used < n] <= negligible).all()
+    left_out = torch.stack([row[count:].sum() for row, count in zip(q, used(draws), strict=True)])
+    assert (left_out[used(draws) < n] <= negligible).all()
     # Where the first few hold all but a tenth of it, no more are used.
     few = (q[:, 3:].sum(1) < negligible / 10) & torch.tensor(n > 3)
-    assert (draws.used[few] == 3).all()
+    assert (used(draws)[few] == 3).all()
     assert few.any() == (n > 3)
 
 
@@ -119,3 +122,43 @@ def test_with_all_places_no_image_is_random_even_where_all_are_equal(n):
     draws = stratified_draws(torch.zeros(4, n), n, torch.full((4,), -1e9))
     assert not draws.sampled.any()
     assert (draws.ids.sort(1).values == torch.arange(n)).all()
+
+
+SIZES = pytest.mark.parametrize(("N", "n"), [(1, 1), (7, 7), (10, 3), (99, 3), (1000, 8), (5003, 256), (4096, 1)])
+
+
+def rows(N, dtype=torch.float32):
+    return torch.randn(4, N, generator=torch.Generator().manual_seed(N)).to(dtype)
+
+
+@SIZES
+@pytest.mark.parametrize("spread", [0.5, 8.0])
+def test_columns_are_those_of_a_cumulative_sum(N, n, spread):
+    values = (spread * rows(N)).exp()
+    values[:, ::3] = 0.0
+    values[:, -1] = 1.0
+    cdf = values.double().cumsum(1)
+    found = Cumulated(values, n)
+    torch.testing.assert_close(found.total, cdf[:, -1:], rtol=1e-6, atol=0)
+    # These are middles of the largest steps, so that rounding cannot matter.
+    wanted = values.topk(n, dim=1).indices
+    heights = (cdf - values.double() / 2).gather(1, wanted)
+    clear = values.gather(1, wanted) > 1e-5 * cdf[:, -1:]
+    assert clear[:, 0].all()
+    columns = found.columns(heights * (found.total / cdf[:, -1:]))
+    assert torch.equal(columns[clear], wanted[clear])
+
+
+@pytest.mark.parametrize("spread", [0.2, 3.0])
+def test_in_long_rows_each_image_is_drawn_as_often_as_its_probability_says(every_u, spread):
+    # Blocks have 9 columns here, and the last one has fewer.
+    N, n, grid = 1003, 12, 20_000
+    log_q = spread * rows(N)[0]
+    with every_u(grid):
+        draws = stratified_draws(log_q.expand(grid, -1).clone(), n, torch.full((grid,), -1e9))
+    q = log_q.double().softmax(0)
+    base = q[draws.ids] * draws.log_correction.exp()
+    mean = torch.zeros(N, dtype=torch.float64).index_add_(0, draws.ids.flatten(), base.flatten()) / grid
+    # The grid shifts the ends of an image's interval by less than one step of all places together.
+    torch.testing.assert_close(mean, q, rtol=0, atol=1.0 / grid)
+    assert (draws.ids.sort(1).values.diff(dim=1) > 0).all()

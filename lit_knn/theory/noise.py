@@ -21,7 +21,11 @@ DOUBLINGS = 100
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
-    """Reshape `t`, () or (B,), to () or (B, 1, ..., 1), to broadcast over `like`, (B, *shape), on the same device.
+    """Reshape `t` to () or (B, 1, …, 1), to broadcast over `like`, (B, *shape), on the same device.
+
+    Args:
+        t: () or (B,), or (B, 1, …, 1) with any number of axes.
+        like: (B, *shape).
 
     Raises:
         InputError: t is no number, or has another shape.
@@ -34,7 +38,7 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
             t = torch.tensor(t, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"t must be a number or a tensor, got {t!r}") from error
-    if t.ndim > 1 or t.is_complex():
+    if (t.ndim > 1 and t.numel() != t.shape[0]) or t.is_complex():
         raise InputError(f"t must be real, a scalar or ({len(like)},), got {t.dtype} {tuple(t.shape)}")
     t = t.to(like.device)
     return t if t.ndim == 0 else t.reshape(-1, *[1] * (like.ndim - 1))
