@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 import types
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import lit_knn.callbacks
 import lit_knn.startup
 from lit_knn import average, export, report
 from lit_knn.callbacks import Hyperparameters, RunRecord, SampleWriter, StepCost, StepProgressBar
-from lit_knn.command_line.arguments import check_linked, with_joined_negatives, without_debug
+from lit_knn.command_line.arguments import check_linked, kept_options, with_joined_negatives, without_debug
 from lit_knn.command_line.config_files import check_config_files, check_empty_mappings
 from lit_knn.command_line.construction import construct
 from lit_knn.command_line.interruption import interrupted
@@ -114,6 +115,13 @@ class CLI(LightningCLI):
         check_values(options, pl.Trainer)
         check_trainer_options(options["trainer"], command or "fit")
         check_learning_rate(options)
+
+        def parse(others: Sequence[str]) -> dict[str, Any]:
+            parsed = as_dict(parser.parse_args(with_config_of_run(others)))
+            return parsed if command is None else parsed[command]
+
+        for note in kept_options(args, parse):
+            warnings.warn(note, stacklevel=2)
 
     def _parse_ckpt_path(self) -> None:
         """Check the checkpoint before anything long begins; `last` is the newest whole one of the run's name.

@@ -19,6 +19,7 @@ from lit_knn.images.digits import read_digits
 from lit_knn.images.files import count_image_files, read_image_files
 from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
+from lit_knn.memory import moved
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import lie_together
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
@@ -197,6 +198,12 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             None if labels is None else labels[rows],
             None if sha256 is None else f"{sha256}, {rows}",
         )
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move the images alone: with labels on the host, `ByClass` finds the rows of a class without waiting."""
+        if isinstance(batch, Tensor):
+            return moved(batch, device)
+        return (moved(batch[0], device), *batch[1:])
 
     def train_dataloader(self) -> ReferenceBatches:
         """Return shuffled batches of all images. A resumed run continues at the batch where it stopped."""

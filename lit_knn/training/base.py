@@ -18,7 +18,7 @@ from lit_knn.errors import InputError, NonFiniteLossError, first_line, prefixed
 from lit_knn.estimators import Estimator, class_conditional
 from lit_knn.generative_models import GenerativeModel
 from lit_knn.hand_over.checkpoints import prefix_of
-from lit_knn.memory import is_out_of_memory, moved
+from lit_knn.memory import is_out_of_memory
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 from lit_knn.sampling import CLASS_STREAM
@@ -262,12 +262,6 @@ class EstimatorTraining(pl.LightningModule):
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Draw samples for a batch of seeds (B,)."""
         return self.sample(batch)
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move the images alone: with labels on the host, `ByClass` finds the rows of a class without waiting."""
-        if isinstance(batch, Tensor):
-            return moved(batch, device)
-        return (moved(batch[0], device), *batch[1:])
 
     def _unpack(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         x, class_label = (
