@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.index import Index, exact_index
 from lit_knn.index.base import Vectors
-from lit_knn.linalg.full_float32 import full_float32
+from lit_knn.linalg.precision import full_float32
 from lit_knn.reference.base import Reference
 from lit_knn.rng import keyed_generator
 
