@@ -103,9 +103,7 @@ def test_what_the_check_lets_through_is_searched(factory, width):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "PCA12,Flat", "PCA12,IVF4,SQ8"]
-)
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "PCA12,Flat", "PCA12,IVF4,SQ8"])
 def test_a_gpu_finds_what_the_cpu_finds(factory):
     nprobe = 2 if "IVF" in factory else None
     (true, ids), (sq_dist, found) = (searched(FaissIndex(factory, nprobe), 40, place) for place in ("cpu", "cuda"))
@@ -154,7 +152,7 @@ def test_moving_a_set_to_the_gpu_where_it_is_does_nothing(monkeypatch):
         reference.index.to(torch.device(place))
     assert reference.cached("something", lambda: None) is made
     assert len(copies) == 1
-    assert reference.labels.device == reference.device == GPU
+    assert reference.device == GPU
     assert reference.search(reference.gather(torch.arange(3, device="cuda")), 1)[1].flatten().tolist() == [0, 1, 2]
 
 

@@ -77,9 +77,7 @@ def test_what_ranks_do_not_share_of_a_sharded_set_counts_for_each(tmp_path):
     assert coordinates(parts_of(whole)) == coordinates(parts_of(sharded))
 
 
-@pytest.mark.parametrize(
-    "factory", ["Flat", "SQ8", "IVF20,Flat", "IVF20,SQ8", "PCA16,Flat", "PCA16,IVF20,SQ8"]
-)
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF20,Flat", "IVF20,SQ8", "PCA16,Flat", "PCA16,IVF20,SQ8"])
 def test_sizes_of_faiss_indexes_are_those_of_what_faiss_writes(factory, tmp_path):
     N, d = 3000, 48
     ReferenceSet(torch.randn(N, d), index=FaissIndex(factory, cache_dir=str(tmp_path))).build_index()

@@ -49,16 +49,9 @@ class Index(TellsSettings, ABC):
     in_use = False
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """Refuse settings that cannot work for N vectors of dimension d, before any long work.
+        """Raise InputError for settings that cannot work, before any long work.
 
-        Args:
-            N: number of vectors.
-            d: dimension of the vectors.
-            device: device of the search; None for the CPU.
-            k: number of neighbours of a later search.
-
-        Raises:
-            InputError: names the setting, its value and the rule that it breaks.
+        They are to find k of N vectors of dimension d on `device`; None is the CPU.
         """
         return
 
@@ -68,11 +61,7 @@ class Index(TellsSettings, ABC):
 
     @abstractmethod
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest vectors of each query, 1 <= k <= N.
-
-        Args:
-            queries: (B, d), float32.
-            k: number of neighbours.
+        """Find the k nearest vectors, 1 <= k <= N, of each query (B, d), float32.
 
         Returns:
             `sq_dist` (B, k), float32, ascending, and `ids` (B, k), int64, on the device of the queries. If fewer than

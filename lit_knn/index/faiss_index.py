@@ -30,8 +30,6 @@ from lit_knn.index.cache import IndexCache
 KIND = re.compile(r"(?:PCA([1-9][0-9]*),)?(?:IVF([1-9][0-9]*),)?(Flat|SQ8)")
 # FAISS trains k-means on at most this many points per list, and discards more.
 TRAINING_POINTS_PER_LIST = 256
-# FAISS warns of fewer points per list, in its own terms.
-ENOUGH_POINTS_PER_LIST = 39
 # Quantisers and principal components learn from at most this many images.
 TRAINING_POINTS = 50_000
 # Limit of the training points, which are float32. Without it, ImageNet's would take more memory than the index.
@@ -109,8 +107,7 @@ class FaissIndex(Index):
         self.nprobe = nprobe
         self.lossless = lossless
         self.gpu_float16 = gpu_float16
-        # These attributes are private, because results depend only on the public attributes.
-        self._gpu_scratch_mib = gpu_scratch_mib
+        self._gpu_scratch_mib = gpu_scratch_mib  # Private, because results do not depend on it.
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self.shared = cache_dir is not None
         self._probes = nprobe or max(self._lists // 50, 1)
@@ -121,9 +118,8 @@ class FaissIndex(Index):
         if self._lists > N:
             raise InputError(f"FaissIndex: factory={self.factory!r} has more lists than the {N} images")
         if self._r > min(N, d):
-            raise InputError(
-                f"FaissIndex: factory={self.factory!r} has {self._r} components of min(N, d) = min({N}, {d})"
-            )
+            least = f"min(N, d) = min({N}, {d})"
+            raise InputError(f"FaissIndex: factory={self.factory!r} has {self._r} components of {least}")
         if device is not None and device.type != "cpu":
             self._check_gpu(device)
             self._check_k(k, d)
@@ -145,10 +141,8 @@ class FaissIndex(Index):
         ranges = 8 * (self._r or d) if self._is_sq8 and not self.lossless else 0
         widths = [w for w in WIDTHS if 12 * w * (4 if w <= 1024 else 2) <= SHARED_BYTES - ranges]
         if k > (largest := max(widths, default=0)):
-            raise InputError(
-                f"k={k}: FAISS on a GPU finds at most {largest} neighbours with factory={self.factory!r} at "
-                f"d={self._r or d}; {ADVICE}"
-            )
+            what = f"neighbours with factory={self.factory!r} at d={self._r or d}"
+            raise InputError(f"k={k}: FAISS on a GPU finds at most {largest} {what}; {ADVICE}")
 
     def build(self, vectors: Vectors) -> None:
         """Train components, lists and the quantiser on a subset, and add all vectors; or map the file of a cache."""
@@ -174,8 +168,10 @@ class FaissIndex(Index):
         index = faiss.index_factory(d, self.factory)
         if self._lists:
             lists = faiss.extract_index_ivf(index)
-            self._expect_few_points(N)
-            lists.cp.min_points_per_centroid = 1
+            if (enough := lists.cp.min_points_per_centroid) * self._lists > N:
+                advice = f"FAISS advises {enough} or more for each list, so at most {max(N // enough, 1)} lists"
+                warnings.warn(f"{N} images are few for factory={self.factory!r}: {advice}", stacklevel=2)
+            lists.cp.min_points_per_centroid = 1  # FAISS would warn at each clustering, in its own terms.
             lists.by_residual = lists.by_residual and not self.lossless
         if self.lossless:
             # All dimensions share one range: the kernels for GPUs then need no shared memory for ranges.
@@ -189,14 +185,6 @@ class FaissIndex(Index):
         for chunk in with_progress(vectors.chunks(), N, f"building FAISS index {self.factory}"):
             index.add(self._checked(chunk.cpu().contiguous()))
         return index
-
-    def _expect_few_points(self, N: int) -> None:
-        if ENOUGH_POINTS_PER_LIST * self._lists > N:
-            warnings.warn(
-                f"{N} images are few for factory={self.factory!r}: FAISS advises {ENOUGH_POINTS_PER_LIST} or more for "
-                f"each list, so at most {max(N // ENOUGH_POINTS_PER_LIST, 1)} lists",
-                stacklevel=2,
-            )
 
     def _checked(self, vectors: Tensor) -> Tensor:
         """Return the vectors. With `lossless`, refuse values that are not pixels."""
@@ -213,9 +201,7 @@ class FaissIndex(Index):
         if self._index is None:
             raise InputError("FaissIndex: search before build")
         if queries.device != self._device:
-            raise InputError(
-                f"FaissIndex is on {self._device} but the queries are on {queries.device}: move it with to()"
-            )
+            raise InputError(f"FaissIndex is on {self._device} but the queries are on {queries.device}: use to()")
         if queries.is_cuda:
             self._check_k(k, queries.shape[1])
         queries, left_out = self._project(queries.float().contiguous())
@@ -237,8 +223,7 @@ class FaissIndex(Index):
     def _project(self, queries: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return the queries in the components, and the squared length of what these drop: (B, 1).
 
-        FAISS's distances lack this part. KNN mixes these distances with exact ones of the nearest images. Without this
-        part, all others would seem too near.
+        FAISS's distances lack this part. KNN mixes them with exact ones, beside which all others would seem too near.
         """
         if self._rows is None:
             return queries, 0.0
@@ -267,15 +252,13 @@ class FaissIndex(Index):
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         """Predict the bytes of the index; on a GPU, with FAISS's scratch memory."""
-        on_gpu, m = device.type != "cpu", self._r or d
+        m = self._r or d
         held = N * (m * (1 if self._is_sq8 else 4) + 8 * bool(self._lists)) + 4 * m * self._lists
-        # On a CPU, FAISS also keeps the components that it does not use.
-        components = 4 * d * (self._r + (1 if on_gpu else d)) if self._r else 0
-        if not on_gpu:
-            return held + components
+        if device.type == "cpu":  # FAISS also keeps the components that it does not use.
+            return held + 4 * d * (self._r + d) * bool(self._r)
         scratch = SCRATCH_MIB if self._gpu_scratch_mib is None else self._gpu_scratch_mib
-        halved = self.gpu_float16 and not self._lists
-        return held // (2 if halved else 1) + components + scratch * 2**20
+        halved = 2 if self.gpu_float16 and not self._lists else 1
+        return held // halved + 4 * d * (self._r + 1) * bool(self._r) + scratch * 2**20
 
     def build_bytes(self, N: int, d: int) -> int:
         """Count the training points, in float32 and as stored, or the vectors being added.

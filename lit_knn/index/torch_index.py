@@ -27,12 +27,11 @@ PIXEL_TOLERANCE = 1e-3
 class TorchIndex(Index):
     """Searches all dimensions, held in 8 bits: a quarter of the memory of FAISS's `Flat`, without loss for pixels.
 
-    It multiplies all N vectors with each query, chunk by chunk, and keeps the k best. k has no limit. All work stays
-    on the device of the vectors.
+    It multiplies all N vectors with each query, chunk by chunk, on their device. k has no limit.
 
-    The search is approximate: `bfloat16` rounds the query to 8 bits, and floats are held in 8 bits.
-    `search_recall` of `callbacks.EstimatorError` measures the loss. Estimators compute the likelihood of the images
-    that they use, so they stay consistent.
+    The search is approximate: `bfloat16` rounds the query to 8 bits, and floats are held in 8 bits. `search_recall` of
+    `callbacks.EstimatorError` measures the loss. Estimators compute the likelihood of the images that they use, so
+    they stay consistent.
 
     Args:
         compute: number type of the products: `bfloat16`, `float32`, or `auto` for the fastest that the device
@@ -120,15 +119,11 @@ class SubspaceIndex(TorchIndex):
 
     The search is approximate: a distance is the one within the subspace plus the query's squared distance from the
     subspace, which is the same for all vectors. Noise is isotropic and images are not, so the dropped directions hold
-    mostly noise. Estimators stay consistent, as with `TorchIndex`.
+    mostly noise.
 
     Args:
-        r: number of principal components.
+        r: number of principal components, 1 <= r <= min(N, d).
         compute: number type of the products; see `TorchIndex`.
-
-    Raises:
-        InputError: r < 1, an unknown type; at `check`, r > min(N, d); at `build` and `to`, a type that the device does
-            not multiply natively.
     """
 
     def __init__(self, r: int, compute: str = "auto") -> None:
