@@ -66,8 +66,8 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
     found[f"KNN, IVF{c},SQ8 lossless"] = ivf(f"IVF{c},SQ8", lossless=True)
     if d <= FAISS_PCA_MAX_D:
         found[f"KNN, PCA256,IVF{c},SQ8"] = ivf(f"PCA256,IVF{c},SQ8", lossless=False)
-    found["SubspaceKNN, r=256"] = Entry(lambda: SubspaceKNN(256, None, n))
-    found["SubspaceKNN, r=512"] = Entry(lambda: SubspaceKNN(512, None, n))
+    found["SubspaceKNN, r=256"] = Entry(lambda: SubspaceKNN(256, n))
+    found["SubspaceKNN, r=512"] = Entry(lambda: SubspaceKNN(512, n))
     found["CascadeKNN"] = Entry(lambda: CascadeKNN(n=n))
     found["STF"] = Entry(lambda: STF(n))
     found["Exact"] = Entry(Exact)

@@ -14,7 +14,6 @@ from lit_knn.estimators import (
     Exact,
     ExactFloat64,
     MonteCarlo,
-    StratifiedKNN,
     SubspaceKNN,
     Switched,
     TopK,
@@ -36,14 +35,13 @@ ESTIMATORS = {
     "KNN": lambda: KNN(K, 16),
     "KNN, k = N": lambda: KNN(N, 16),
     "KNN with source": lambda: KNN(5, 16, include_source=True),
-    "KNN, stratified": lambda: StratifiedKNN(K, 16),
     "STF": lambda: STF(8),
     "TopK": lambda: TopK(K),
     "UniformSNIS": lambda: UniformSNIS(8),
     "Exact": Exact,
     "ExactFloat64": ExactFloat64,
     "Wiener": lambda: Wiener(4),
-    "SubspaceKNN": lambda: SubspaceKNN(4, None, 8, "float32"),
+    "SubspaceKNN": lambda: SubspaceKNN(4, 8, "float32"),
     "Switched": lambda: Switched(STF(8), KNN(K, 16), 0.5),
 }
 

@@ -1,4 +1,4 @@
-"""Distances to drawn images and their means, gathered or read in place on a GPU: against float64, and what they cost."""
+"""Distances to drawn images and their means, gathered or read in place on a GPU, against float64."""
 
 import importlib.util
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators.sampled import CertifiedEstimator
+from lit_knn.estimators import DrawingEstimator as CertifiedEstimator
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator

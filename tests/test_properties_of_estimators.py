@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from lit_knn.estimators import (
     KNN,
     STF,
-    Adaptive,
     Exact,
     ExactFloat64,
     ExactInt8,
     MonteCarlo,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     UniformSNIS,
     Wiener,
@@ -39,7 +37,7 @@ def test_exact_means_are_the_enumerated_ones(problem):
     reference, z, t, _ = problem
     expected, most = enumerated_mean(reference, z, t), tolerance(reference)
     N, d = reference.N, reference.d
-    exact = [ExactFloat64(), Exact(), StratifiedKNN(k=max(N // 2, 1), n=N), StratifiedKNN(k=N, n=N)]
+    exact = [ExactFloat64(), Exact()]
     exact += [SubspaceKNN(min(N, d), None, N, "float32")]
     exact += [ExactInt8(3)] if INT8 and reference.images.dtype == torch.uint8 else []
     for estimator in exact:
@@ -49,7 +47,7 @@ def test_exact_means_are_the_enumerated_ones(problem):
 
 def estimators(k, n, r):
     """Every estimator of weighted images, whose means are convex combinations."""
-    return [KNN(k, n), StratifiedKNN(k, n), UniformSNIS(n), STF(n), MonteCarlo(n), KNN(k, n, include_source=True)]
+    return [KNN(k, n), UniformSNIS(n), STF(n), MonteCarlo(n), KNN(k, n, include_source=True)]
 
 
 @given(problems(), st.data())
@@ -60,8 +58,7 @@ def test_sampled_means_are_finite_repeatable_and_among_the_images(problem, data)
     x, most = all_images(reference), tolerance(reference)
     low, high = x.amin(0) - most, x.amax(0) + most
     weighted = estimators(k, n, r)
-    others = [SubspaceKNN(r, None, n, "float32"), Wiener(r), OneSample()]
-    others += [Adaptive(KNN(k, n), 1e-6, max_n=reference.N)] if n > 1 else []
+    others = [SubspaceKNN(r, n, "float32"), Wiener(r), OneSample()]
     for estimator in [*weighted, *others]:
         estimator.bind(reference)
         mean = estimator.posterior_mean(z, t, source, seeded(1))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lit_knn.estimators
-from lit_knn.estimators.sampled import CertifiedEstimator
+from lit_knn.estimators import DrawingEstimator as CertifiedEstimator
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet

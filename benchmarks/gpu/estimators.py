@@ -51,7 +51,7 @@ ENTRIES = {
     "KNN, SubspaceIndex": Measured(
         lambda s: KNN(s.k, s.n), roofline.knn_in_components, lambda s: SubspaceIndex(min(s.r, 256))
     ),
-    "SubspaceKNN": Measured(lambda s: SubspaceKNN(s.r, None, s.n), roofline.subspace_knn),
+    "SubspaceKNN": Measured(lambda s: SubspaceKNN(s.r, s.n), roofline.subspace_knn),
     "MonteCarlo": Measured(lambda s: MonteCarlo(s.n), roofline.monte_carlo),
     "Exact": Measured(lambda s: Exact(), roofline.exact),
     "ExactFloat64": Measured(lambda s: ExactFloat64(), roofline.exact_float64, most_images=MOST_FLOAT64),

@@ -88,7 +88,9 @@ class DrawingEstimator(Estimator):
         if len(z) == 0 and not self._asked_with_others():
             return Certificate(z.clone(), t, t, t)
         with torch.autocast(z.device.type, enabled=False), full_float32():
-            certificate = self._certify(z, t, source, None if self.deterministic else generator)
+            # The hook may overwrite its arguments.
+            source = None if source is None else source.clone()
+            certificate = self._certify(z.clone(), t.clone(), source, None if self.deterministic else generator)
         if any(part.shape != t.shape for part in certificate[1:]):
             raise InputError(f"{type(self).__name__}: needs a Certificate of {len(z)} rows in each of its parts")
         return certificate._replace(mean=self._checked_mean(certificate.mean, z))
