@@ -10,13 +10,11 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import (
     KNN,
     STF,
-    Adaptive,
     ByClass,
     Exact,
     ExactFloat64,
     MonteCarlo,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     TopK,
     UniformSNIS,
@@ -37,11 +35,8 @@ MAKERS = {
     "UniformSNIS": lambda: UniformSNIS(n=8),
     "STF": lambda: STF(n=8),
     "KNN": lambda: KNN(k=6, n=8),
-    # Classes of unlike sizes: each draws all of its images.
-    "StratifiedKNN": lambda: StratifiedKNN(k=6),
     "SubspaceKNN": lambda: SubspaceKNN(r=3, n=8),
     "Wiener": lambda: Wiener(r=3),
-    "Adaptive": lambda: Adaptive(KNN(k=6, n=4), tolerance=1e-3),
     "OneSample": OneSample,
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
@@ -252,12 +247,11 @@ def test_knn_with_all_images_of_a_class_draws_from_its_posterior(t):
     torch.testing.assert_close(estimates.var(0).mean(), variance.mean(), rtol=0.1, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["STF", "UniformSNIS", "KNN", "StratifiedKNN", "MonteCarlo"])
+@pytest.mark.parametrize("name", ["STF", "UniformSNIS", "KNN", "MonteCarlo"])
 def test_images_of_all_classes_are_gathered_together(name, monkeypatch):
     labels = torch.arange(120) // 4
     reference = ReferenceSet(torch.randint(0, 256, (120, 1, 4, 4), dtype=torch.uint8), labels=labels)
-    estimator = ByClass({**MAKERS, "KNN": lambda: KNN(k=2, n=8), "StratifiedKNN": lambda: StratifiedKNN(k=2)}[name]())
-    estimator.bind(reference)
+    estimator = ByClass({**MAKERS, "KNN": lambda: KNN(k=2, n=8)}[name]()).bind(reference)
     gathered = []
     take = ReferenceSet.take
     monkeypatch.setattr(ReferenceSet, "take", lambda own, ids: gathered.append(own) or take(own, ids))
@@ -394,7 +388,6 @@ def test_a_set_without_labels_has_no_classes():
         (KNN(k=12, n=8), "^class 2: KNN: k=12 is more than the 11 images"),
         (SubspaceKNN(r=3, n=12), "^class 2: SubspaceKNN: n=12 is more than the 11 images"),
         (Wiener(r=12), r"^class 2: Wiener: r=12 is more than min\(N, d\)"),
-        (Adaptive(KNN(k=6, n=8), 1e-3, max_n=30), "^class 2: Adaptive: max_n=30 is more than the 11 images"),
     ],
 )
 def test_a_class_that_is_too_small_is_named(estimator, words):

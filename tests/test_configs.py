@@ -10,7 +10,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from lit_knn.ect import LitECT
 from lit_knn.edm import LitEDM
-from lit_knn.estimators import KNN, STF, Adaptive, Estimator, Exact, OneSample, SubspaceKNN
+from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, Switched
 from lit_knn.flow import LitFlow
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
@@ -132,11 +132,11 @@ def test_estimator_is_switched_on_the_command_line():
 
 def test_an_estimator_within_an_estimator_has_options_too():
     run = ("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "--trainer.accelerator", "cpu")
-    adaptive = ("--model.estimator", str(CONFIGS / "estimators" / "adaptive.yaml"))
-    own = ("--model.estimator.tolerance", "1e-3", "--model.estimator.estimator.n", "64")
-    estimator = parse(*run, *adaptive, *own).model.estimator
-    assert (type(estimator), estimator.tolerance) == (Adaptive, 1e-3)
-    assert (type(estimator.estimator), estimator.estimator.n) == (SubspaceKNN, 64)
+    switched = ("--model.estimator", str(CONFIGS / "estimators" / "switched.yaml"))
+    own = ("--model.estimator.t", "3", "--model.estimator.above.n", "64")
+    estimator = parse(*run, *switched, *own).model.estimator
+    assert (type(estimator), estimator.t) == (Switched, 3)
+    assert (type(estimator.above), estimator.above.n) == (KNN, 64)
 
 
 def test_index_is_an_option_of_the_data():

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from lit_knn.estimators import Adaptive, ExactFloat64
 from lit_knn.estimators.drawn_images import Gathered
 from lit_knn.estimators.draws import Draws, sq_error, uniform_ids
-from lit_knn.estimators.sampled import Certificate, CertifiedEstimator
 from lit_knn.reference import ReferenceSet
 
 
@@ -42,27 +40,3 @@ def test_the_error_of_draws_without_repetition_is_hajek_s(inclusion):
         expected = expected * len(random) / (len(random) - 1)
     found = sq_error(draws, weights, Gathered(x), mean)
     torch.testing.assert_close(found[0], expected / 3)
-
-
-class Unsure(CertifiedEstimator):
-    """Returns zeros, and cannot tell the error of the second item."""
-
-    n = 2
-
-    def _posterior_mean(self, z, t, x_source, generator):
-        return torch.zeros_like(z)
-
-    def _certify(self, z, t, x_source, generator):
-        ones = torch.ones_like(t)
-        error = torch.zeros_like(t)
-        error[1:2] = torch.nan
-        return Certificate(torch.zeros_like(z), ones, ones, error)
-
-
-def test_an_error_that_is_no_number_is_not_below_the_tolerance():
-    reference = ReferenceSet(pixels(30))
-    z = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    estimate = Adaptive(Unsure(), 1e-3, max_n=2).bind(reference).posterior_mean(z, 1.0)
-    exact = ExactFloat64().bind(reference).posterior_mean(z, 1.0)
-    assert not estimate[[0, 2]].any()
-    torch.testing.assert_close(estimate[1], exact[1])

@@ -11,7 +11,6 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import (
     KNN,
     STF,
-    Adaptive,
     Estimator,
     Exact,
     ExactFloat64,
@@ -109,7 +108,7 @@ def test_shape_and_dtype_are_those_of_z(name, kind, dtype):
         assert result.isfinite().all()
 
 
-CERTIFIED = [KNN(6, 8), STF(8), SubspaceKNN(4, None, 8, "float32"), Adaptive(KNN(6, 8), 1e-3)]
+CERTIFIED = [KNN(6, 8), STF(8), SubspaceKNN(4, None, 8, "float32")]
 
 
 @pytest.mark.parametrize("estimator", CERTIFIED, ids=lambda estimator: type(estimator).__name__)

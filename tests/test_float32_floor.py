@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_knn.data import Digits
-from lit_knn.estimators import KNN, STF, ExactFloat64, MonteCarlo, StratifiedKNN, SubspaceKNN
+from lit_knn.estimators import KNN, STF, ExactFloat64, MonteCarlo, SubspaceKNN
 from lit_knn.estimators.draws import merged_draws
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import fixed_source, measure
@@ -13,7 +13,6 @@ from lit_knn.theory.posterior import posterior_mean
 
 MAKERS = {
     "KNN": lambda: KNN(k=64, n=32),
-    "KNN stratified": lambda: StratifiedKNN(k=64, n=32),
     "SubspaceKNN": lambda: SubspaceKNN(r=16, n=32, compute="float32"),
     "MonteCarlo": lambda: MonteCarlo(n=32),
     "STF": lambda: STF(n=32),
@@ -45,7 +44,7 @@ def test_the_score_of_images_far_apart_has_no_floor(name, t, copies):
 
 
 @pytest.mark.parametrize("t", [0.002, 0.005, 0.01, 0.02, 0.05])
-@pytest.mark.parametrize("name", ["KNN", "KNN stratified", "SubspaceKNN", "MonteCarlo"])
+@pytest.mark.parametrize("name", ["KNN", "SubspaceKNN", "MonteCarlo"])
 def test_the_score_of_the_digits_has_no_floor(name, t, digits):
     assert score_mse(MAKERS[name](), digits, t) < 1e-10
 
@@ -65,7 +64,7 @@ def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
     z = x[::2] + t * torch.randn(20, 3072, generator=torch.Generator().manual_seed(3))
     mu = posterior_mean(z, x, t)
     spread = (x[::2] - x[1::2]).double().norm(dim=1)
-    estimate = StratifiedKNN(k=8, n=40).bind(ReferenceSet(x)).posterior_mean(z, t)
+    estimate = SubspaceKNN(r=40, n=40, compute="float32").bind(ReferenceSet(x)).posterior_mean(z, t)
     assert ((estimate - mu).norm(dim=1) / spread).square().mean().sqrt() < 1e-5
 
 
@@ -74,9 +73,8 @@ def test_latents_in_float64_have_means_in_float64():
     t, x = 0.02, torch.randn(40, 300, generator=torch.Generator().manual_seed(1))
     x[1::2] = x[::2] + 2 * t / 300**0.5 * torch.randn(20, 300, generator=torch.Generator().manual_seed(2))
     z = x[::2].double() + t * torch.randn(20, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    for estimator in (StratifiedKNN(k=8, n=40), SubspaceKNN(r=40, n=40, compute="float32")):
-        estimate = estimator.bind(ReferenceSet(x)).posterior_mean(z, t)
-        assert (estimate - posterior_mean(z, x, t)).square().mean() / t**4 < 1e-10
+    estimate = SubspaceKNN(r=40, n=40, compute="float32").bind(ReferenceSet(x)).posterior_mean(z, t)
+    assert (estimate - posterior_mean(z, x, t)).square().mean() / t**4 < 1e-10
 
 
 def test_merged_draws_are_the_draws_they_stand_for():

@@ -7,19 +7,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Adaptive, Estimator, Exact, MonteCarlo, StratifiedKNN, SubspaceKNN, Wiener
+from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.index import SubspaceIndex, TorchIndex
 from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.reference import ReferenceSet
 from tests.toys import all_warped, low_rank_vectors, noisy, pixels
 
 MAKERS = {
-    "Adaptive": lambda: Adaptive(KNN(k=6, n=4), tolerance=1e-9),
     "Exact": Exact,
     "KNN": lambda: KNN(k=20, n=8),
     "MonteCarlo": lambda: MonteCarlo(n=8),
     "STF": lambda: STF(n=8),
-    "StratifiedKNN": lambda: StratifiedKNN(k=20, n=8),
     "SubspaceKNN": lambda: SubspaceKNN(r=5, n=8, compute="float32"),
     "Wiener": lambda: Wiener(r=5),
 }

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from lit_knn.estimators import KNN, STF, MonteCarlo, StratifiedKNN, UniformSNIS
+from lit_knn.estimators import KNN, STF, MonteCarlo, SubspaceKNN, UniformSNIS
 from lit_knn.estimators.drawn_images import InPlace
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet, gathered_ops
@@ -121,7 +121,7 @@ def test_estimates_from_all_images_equal_the_enumerated_mean(t, hflip, dtype):
     x = reference.gather(torch.arange(reference.N)).double().flatten(1)
     z = noisy(reference.gather(torch.arange(B)), t).to(dtype)
     weights = torch.softmax(-torch.cdist(z.double().flatten(1), x).square() / (2 * t**2), 1)
-    estimator = StratifiedKNN(k=reference.N, n=reference.N).bind(reference.to("cuda"))
+    estimator = SubspaceKNN(r=40, n=reference.N).bind(reference.to("cuda"))
     found = estimator.posterior_mean(z.cuda(), t).cpu().double().flatten(1)
     torch.testing.assert_close(found, weights @ x, rtol=0, atol=1e-3 if dtype == torch.float16 else 3e-5)
     certificate = estimator.certified_mean(z.cuda(), t)

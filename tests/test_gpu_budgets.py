@@ -10,10 +10,8 @@ import torch
 
 from lit_knn.estimators import (
     KNN,
-    Adaptive,
     ByClass,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     Wiener,
 )
@@ -44,7 +42,6 @@ CASES = {
     "KNN, mirrored": (lambda: KNN(k=512).bind(reference(hflip=True)), 80),
     "KNN, SubspaceIndex": (lambda: KNN(k=512).bind(reference(SubspaceIndex(64))), 74),
     "KNN, source": (lambda: KNN(k=512, include_source=True).bind(reference()), 108),
-    "StratifiedKNN": (lambda: StratifiedKNN(k=512).bind(reference()), 136),
     "SubspaceKNN": (lambda: SubspaceKNN(r=64).bind(reference()), 116),
     "Wiener": (lambda: Wiener(r=64).bind(reference()), 32),
     "OneSample": (OneSample, 22),
@@ -86,14 +83,6 @@ def test_a_search_moves_the_scores_and_the_codes_a_few_times(stand_in):
     assert seen.bytes <= 5 * codes + 4 * scores + 30 * z.nbytes, seen.report()
     assert seen.syncs == 0, seen.report()
     assert seen.ops <= 14, seen.report()
-
-
-@pytest.mark.parametrize("wrapped", [lambda: KNN(k=256, n=16), lambda: SubspaceKNN(r=32, n=16)])
-def test_adaptive_waits_for_its_check_and_for_each_attempt(stand_in, wrapped):
-    estimator = Adaptive(wrapped(), tolerance=1e-5).bind(reference())
-    seen = cost(stand_in, estimator)
-    assert estimator.last_counts[-1] > 0  # All attempts were made, and the exact mean.
-    assert seen.syncs <= 1 + len(estimator.attempts) <= 4, seen.report()
 
 
 def test_neighbours_of_all_classes_are_drawn_at_once(stand_in):

@@ -53,8 +53,8 @@ def _default_streams_stay():
     assert torch.equal(before, torch.get_rng_state())
 
 
-# These analytic models take half a minute on the stand-in, and one kind of set shows whether they run on a GPU.
-LONG = ("equivariant_patch", "golden", "pca_locality")
+# This analytic model takes half a minute on the stand-in, and one kind of set shows whether it runs on a GPU.
+LONG = ("pca_locality",)
 NAMES_AND_KINDS = [
     pytest.param(name, kind, marks=pytest.mark.slow if name in LONG and kind != "pixels" else ())
     for name in MAKERS

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
-from lit_knn.estimators import KNN, STF, Adaptive, Exact, SubspaceKNN
+from lit_knn.estimators import KNN, STF, Exact, Smoothed, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.memory import machine_bytes, process_bytes
@@ -107,7 +107,7 @@ def test_the_size_of_a_torch_index_is_that_of_what_is_pickled(index):
 def test_the_size_of_a_projection_is_that_of_its_tensors(hflip):
     data = Digits(hflip=hflip)
     estimator = SubspaceKNN(r=7, n=32, compute="float32")
-    held, _ = estimator_parts([Adaptive(estimator, 1e-3), STF(4), estimator], data, data.stored(), CPU)
+    held, _ = estimator_parts([Smoothed(estimator, 0.5), STF(4), estimator], data, data.stored(), CPU)
     (part,) = (p for p in held if "coordinates" in p.name)
     data.setup()
     projection = projection_of(data.reference, 7)

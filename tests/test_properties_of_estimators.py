@@ -9,19 +9,17 @@ from hypothesis import strategies as st
 from lit_knn.estimators import (
     KNN,
     STF,
-    Adaptive,
     Exact,
     ExactFloat64,
     ExactInt8,
     MonteCarlo,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     UniformSNIS,
     Wiener,
 )
 from lit_knn.linalg.dtypes import is_native
-from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, sample_proposal, stratified_sample_proposal
+from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, sample_proposal
 from lit_knn.theory.stratified import stratified_draws
 from tests.any_data import all_images, enumerated_mean, log_posterior, problems, tolerance
 
@@ -39,7 +37,7 @@ def test_exact_means_are_the_enumerated_ones(problem):
     reference, z, t, _ = problem
     expected, most = enumerated_mean(reference, z, t), tolerance(reference)
     N, d = reference.N, reference.d
-    exact = [ExactFloat64(), Exact(), StratifiedKNN(k=max(N // 2, 1), n=N), StratifiedKNN(k=N, n=N)]
+    exact = [ExactFloat64(), Exact()]
     exact += [SubspaceKNN(min(N, d), None, N, "float32")]
     exact += [ExactInt8(3)] if INT8 and reference.images.dtype == torch.uint8 else []
     for estimator in exact:
@@ -49,7 +47,7 @@ def test_exact_means_are_the_enumerated_ones(problem):
 
 def estimators(k, n, r):
     """Every estimator of weighted images, whose means are convex combinations."""
-    return [KNN(k, n), StratifiedKNN(k, n), UniformSNIS(n), STF(n), MonteCarlo(n), KNN(k, n, include_source=True)]
+    return [KNN(k, n), UniformSNIS(n), STF(n), MonteCarlo(n), KNN(k, n, include_source=True)]
 
 
 @given(problems(), st.data())
@@ -61,7 +59,6 @@ def test_sampled_means_are_finite_repeatable_and_among_the_images(problem, data)
     low, high = x.amin(0) - most, x.amax(0) + most
     weighted = estimators(k, n, r)
     others = [SubspaceKNN(r, None, n, "float32"), Wiener(r), OneSample()]
-    others += [Adaptive(KNN(k, n), 1e-6, max_n=reference.N)] if n > 1 else []
     for estimator in [*weighted, *others]:
         estimator.bind(reference)
         mean = estimator.posterior_mean(z, t, source, seeded(1))
@@ -142,16 +139,6 @@ def test_draws_of_the_proposal_are_images_with_their_probabilities(search, n):
     assert ((drawn >= 0) & (drawn < N)).all()
     assert log_q.isfinite().all()
     torch.testing.assert_close(log_q, dense_log_q(proposal).gather(1, drawn), rtol=0, atol=1e-9)
-
-
-@given(searches(), st.data())
-def test_stratified_draws_of_the_proposal_stand_for_all_of_it(search, data):
-    sq_dist, ids, t, N = search
-    proposal = neighbour_proposal(sq_dist, ids, t, N)
-    n = data.draw(st.integers(1, N))
-    draws = stratified_sample_proposal(proposal, n, seeded())
-    assert ((draws.ids >= 0) & (draws.ids < N)).all()
-    _check_stand_for_all(draws, dense_log_q(proposal), n)
 
 
 @given(st.integers(1, 3), st.integers(1, 30), st.integers(0, 2**31), st.floats(0, 60), st.data())

@@ -8,6 +8,7 @@ import hashlib
 import os
 import random
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 
 from benchmarks import adapters as benchmark
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, EquivariantPatch, ExactFloat64
+from lit_knn.estimators import KNN, STF, ExactFloat64
 from lit_knn.referee.adapters import (
     GoldDiff,
     KambEquivariant,
@@ -377,12 +378,27 @@ def test_what_their_code_does_beside_the_paper():
     assert torch.allclose(only.double(), x.double() / (1 + 1e-6), atol=1e-7)
 
 
+def enumerated_at_all_positions(z, x, t, size):
+    """The mean of centre pixels over the patches of all images and positions that leave the image at the same sides."""
+    mean, pad = torch.empty_like(z, dtype=torch.float64), torch.nn.ConstantPad2d(size // 2, torch.nan)
+    z_patches, x_patches = (pad(images.double()).unfold(2, size, 1).unfold(3, size, 1) for images in (z, x))
+    places = list(product(range(z.shape[2]), range(z.shape[3])))
+    inside = {place: ~z_patches[0, 0, *place].isnan() for place in places}
+    for place in places:
+        alike = [other for other in places if torch.equal(inside[other], inside[place])]
+        keys = torch.cat([x_patches[:, :, *other][..., inside[place]].flatten(1) for other in alike])
+        sq_dist = (z_patches[:, :, *place][..., inside[place]].flatten(1)[:, None] - keys).square().sum(2)
+        values = torch.cat([x[:, :, *other] for other in alike]).double()
+        mean[:, :, *place] = (-sq_dist / (2 * t.double()[:, None] ** 2)).softmax(1) @ values
+    return mean
+
+
 @needs_checkouts
 @pytest.mark.parametrize("size", [3, 5, 7, 11])
-def test_their_local_equivariant_score_is_ours(size):
+def test_their_local_equivariant_score_is_the_enumerated_one(size):
     # From size = H on, their code averages over batches of images, which must have the same size.
     own, t = ReferenceSet(pixels(32, (3, 6, 6))), torch.tensor([0.02, 0.1, 0.5, 1, 2, 5, 80])
     z = latents(own, t)
     found = theirs(KambEquivariant, size=size).bind(own).posterior_mean(z, t)
-    ours = EquivariantPatch(size).bind(own).posterior_mean(z, t)
-    torch.testing.assert_close(found, ours, atol=2e-4, rtol=0)
+    expected = enumerated_at_all_positions(z, own.gather(torch.arange(own.N)), t, size)
+    torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_knn.estimators import KNN, Adaptive, Estimator, SubspaceKNN
+from lit_knn.estimators import KNN, Estimator, Smoothed, SubspaceKNN
 from lit_knn.index import FaissIndex
 from lit_knn.settings import describe, fingerprint
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_told_is_never_taken_for_anything_else():
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_tells_the_same(copied):
-    for made in (Own(k=3), KNN(8, 4), Adaptive(SubspaceKNN(n=8), 1e-3), FaissIndex("SQ8")):
+    for made in (Own(k=3), KNN(8, 4), Smoothed(SubspaceKNN(n=8), 0.5), FaissIndex("SQ8")):
         assert same(made, copied(made))
 
 

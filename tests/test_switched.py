@@ -11,12 +11,12 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import (
     KNN,
     STF,
-    Adaptive,
     ByClass,
     Estimator,
     Exact,
     ExactFloat64,
     Holdings,
+    MonteCarlo,
     OneSample,
     Switched,
     Wiener,
@@ -226,7 +226,7 @@ def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="Switched is used before bind"):
         Switched(OneSample(), Exact(), 1.0).posterior_mean(torch.zeros(2, 1, 4, 4), 0.5)
     with pytest.raises(InputError, match="Switched needs the whole reference set on each rank"):
-        Switched(OneSample(), Adaptive(KNN(4, 4), 1e-3), 1.0).bind(ShardedReferenceSet(pixels(60)))
+        Switched(OneSample(), MonteCarlo(4), 1.0).bind(ShardedReferenceSet(pixels(60)))
 
 
 def test_a_part_that_needs_no_set_need_not_be_shardable_and_a_subclass_tells_itself():

@@ -5,7 +5,7 @@ import torch
 from scipy.special import softmax
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import Exact, Golden, TopK
+from lit_knn.estimators import Exact, TopK
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 
@@ -39,12 +39,6 @@ def test_all_images_give_the_exact_mean_and_one_gives_the_nearest(reference):
     torch.testing.assert_close(TopK(60).bind(reference).posterior_mean(z, 2.0), exact, rtol=0, atol=1e-5)
     nearest = reference.take(reference.search(z, 1)[1][:, 0])
     torch.testing.assert_close(TopK(1).bind(reference).posterior_mean(z, 2.0), nearest, rtol=0, atol=1e-6)
-
-
-def test_it_is_the_exact_estimator_over_the_nearest_images(reference):
-    z = noisy(reference, 2.0)
-    golden = Golden(Exact(), 9).bind(reference).posterior_mean(z, 2.0)
-    torch.testing.assert_close(TopK(9).bind(reference).posterior_mean(z, 2.0), golden, rtol=0, atol=1e-5)
 
 
 def test_an_index_that_finds_fewer_images_gives_their_mean():

@@ -10,14 +10,11 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import (
     KNN,
     STF,
-    Adaptive,
     ByClass,
-    CascadeKNN,
     Exact,
     ExactFloat64,
     MonteCarlo,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     TopK,
     UniformSNIS,
@@ -98,12 +95,10 @@ def test_exact_warped_mean_is_the_enumerated_one(t, hflip):
 SAMPLING = {
     "KNN": lambda: KNN(10, 16),
     "KNN with source": lambda: KNN(10, 16, include_source=True),
-    "KNN stratified": lambda: StratifiedKNN(10, 16),
     "UniformSNIS": lambda: UniformSNIS(16),
     "STF": lambda: STF(16),
     "MonteCarlo": lambda: MonteCarlo(16),
     "SubspaceKNN": lambda: SubspaceKNN(16, None, 12, "float32"),
-    "CascadeKNN": lambda: CascadeKNN(16, 12, 4, 24),
     "TopK": lambda: TopK(12),
 }
 
@@ -220,7 +215,7 @@ def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal
 
 def test_every_sampling_estimator_that_can_warp_is_tested_here():
     made = [getattr(lit_knn.estimators, name) for name in lit_knn.estimators.__all__]
-    sampling = {kind for kind in made if issubclass(kind, CertifiedEstimator) and kind is not Adaptive}
+    sampling = {kind for kind in made if issubclass(kind, CertifiedEstimator)}
     assert sampling == {type(make()) for make in SAMPLING.values()}
     assert all(make().can_warp for make in SAMPLING.values())
 

@@ -30,7 +30,7 @@ class Masks:
         return weights >= self.threshold * weights.amax(1, keepdim=True)
 
     def tiles(self, t: float) -> list[Tile]:
-        """Return the masks as tiles. Those of the last level are kept, because samplers and `Golden` repeat it."""
+        """Return the masks as tiles. Those of the last level are kept, because samplers repeat it."""
         # Read once: another thread may put another level there.
         last = self._last
         if last is None or last[:2] != (t, self.reference.device):
@@ -77,7 +77,6 @@ class PCALocality(Estimator):
     def bind(self, reference: Reference) -> Self:
         """See `Estimator.bind`. Computes the covariance of the images."""
         super().bind(reference)
-        # `Golden` averages over a part of the set; the masks stay those of the whole.
         self._masks = Masks(reference, self.threshold)
         covariance_of(reference)
         return self
