@@ -27,6 +27,7 @@ from lit_knn.estimators import (
     TopK,
     UniformSNIS,
     Wiener,
+    class_conditional,
 )
 from lit_knn.index import FaissIndex
 from lit_knn.linalg.split import multiplies_int8
@@ -127,7 +128,7 @@ def test_the_analytic_estimators_keep_the_contract(name):
     assert torch.equal(mean(estimator.bind(second), z), mean(fresh, z))
     with pytest.raises(InputError, match=r"use ByClass\("):
         mean(estimator, z, labels=torch.zeros(24, dtype=torch.int64))
-    by_class = mean(ANALYTIC[name]().by_class().bind(second), z, labels=torch.arange(24) % 2)
+    by_class = mean(class_conditional(ANALYTIC[name]()).bind(second), z, labels=torch.arange(24) % 2)
     assert by_class.isfinite().all()
     assert not torch.equal(by_class, mean(estimator, z))
 

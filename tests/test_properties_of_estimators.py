@@ -19,7 +19,7 @@ from lit_knn.estimators import (
     Wiener,
 )
 from lit_knn.linalg.dtypes import is_native
-from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, sample_proposal, stratified_sample_proposal
+from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, sample_proposal
 from lit_knn.theory.stratified import stratified_draws
 from tests.any_data import all_images, enumerated_mean, log_posterior, problems, tolerance
 
@@ -139,16 +139,6 @@ def test_draws_of_the_proposal_are_images_with_their_probabilities(search, n):
     assert ((drawn >= 0) & (drawn < N)).all()
     assert log_q.isfinite().all()
     torch.testing.assert_close(log_q, dense_log_q(proposal).gather(1, drawn), rtol=0, atol=1e-9)
-
-
-@given(searches(), st.data())
-def test_stratified_draws_of_the_proposal_stand_for_all_of_it(search, data):
-    sq_dist, ids, t, N = search
-    proposal = neighbour_proposal(sq_dist, ids, t, N)
-    n = data.draw(st.integers(1, N))
-    draws = stratified_sample_proposal(proposal, n, seeded())
-    assert ((draws.ids >= 0) & (draws.ids < N)).all()
-    _check_stand_for_all(draws, dense_log_q(proposal), n)
 
 
 @given(st.integers(1, 3), st.integers(1, 30), st.integers(0, 2**31), st.floats(0, 60), st.data())

@@ -43,7 +43,7 @@ def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [PatchPosterior])
 def test_the_sizes_of_a_network_that_is_the_estimator_are_found(kind):
     reference = ReferenceSet(pixels(12, (1, 6, 6)))
-    network = kind({0.05: 3, 5.0: 5}).bind(reference)  # The two levels meet at t = 0.5.
+    network = PatchPosterior({0.05: 3, 5.0: 5}).bind(reference)  # The two levels meet at t = 0.5.
     grid = NoiseGrid(sigma_min=0.1, sigma_max=2.0)
     options = {"num_latents": 4, "num_steps": 5, "grid": grid}
     sizes, rows = calibrated_sizes(kind(6), {"own": network}, reference, [1, 3, 5], **options)
@@ -53,7 +53,7 @@ def test_the_sizes_of_a_network_that_is_the_estimator_are_found(kind):
     for row in rows:
         assert row["mse"] > 1e-6 or row["size"] == sizes[row["t"]]
     # The table is what the estimator takes.
-    again = kind(sizes).bind(reference)
+    again = PatchPosterior(sizes).bind(reference)
     z = pixels(2, (1, 6, 6)).float() / 255
     for t in sizes:
         torch.testing.assert_close(again.posterior_mean(z, t), network.posterior_mean(z, t))
@@ -162,8 +162,8 @@ def _net():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sizes": [3, 2]}, ["sizes", "odd", "2"]),
-        ({"sizes": [17]}, ["17", "15"]),
+        ({"sizes": [3, 0]}, ["sizes", "at least 1", "0"]),
+        ({"sizes": [9]}, ["size=9", "8"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -20,6 +20,7 @@ from lit_knn.estimators import (
     OneSample,
     Switched,
     Wiener,
+    class_conditional,
 )
 from lit_knn.flow import LitFlow
 from lit_knn.ict import LitICT
@@ -110,8 +111,8 @@ def test_draws_come_from_the_generator_below_first():
     [
         lambda: Switched(OneSample(), ByClass(ExactFloat64()), LEVEL),
         lambda: ByClass(Switched(OneSample(), ExactFloat64(), LEVEL)),
-        lambda: Switched(OneSample(), ExactFloat64(), LEVEL).by_class(),
-        lambda: Switched(OneSample(), Switched(ByClass(ExactFloat64()), ExactFloat64(), 1e3), LEVEL).by_class(),
+        lambda: class_conditional(Switched(OneSample(), ExactFloat64(), LEVEL)),
+        lambda: class_conditional(Switched(OneSample(), Switched(ByClass(ExactFloat64()), ExactFloat64(), 1e3), LEVEL)),
     ],
 )
 @pytest.mark.parametrize("hflip", [False, True])
@@ -141,7 +142,7 @@ def test_labels_are_refused_unless_both_parts_take_them():
     z, x = latents(reference)
     labels = reference.labels[: len(z)]
     switched = Switched(ByClass(Exact()), Exact(), LEVEL).bind(reference)
-    assert not switched.knows_classes
+    assert not switched.takes_labels
     with pytest.raises(InputError, match=r"^Switched: labels are given, .* use ByClass\(Switched"):
         switched.posterior_mean(z, T, x, labels=labels)
     with pytest.raises(InputError, match=r"label \d is none of the 3 classes"):

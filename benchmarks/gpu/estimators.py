@@ -18,7 +18,6 @@ from lit_knn.estimators import (
     ExactFloat64,
     MonteCarlo,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     UniformSNIS,
 )
@@ -47,7 +46,6 @@ ENTRIES = {
     "STF": Measured(lambda s: STF(s.n), roofline.gathered),
     "UniformSNIS": Measured(lambda s: UniformSNIS(s.n), roofline.gathered),
     "KNN, TorchIndex": Measured(lambda s: KNN(s.k, s.n), roofline.knn, lambda s: TorchIndex()),
-    "KNN stratified, TorchIndex": Measured(lambda s: StratifiedKNN(s.k, s.n), roofline.knn, lambda s: TorchIndex()),
     "KNN, SubspaceIndex": Measured(
         lambda s: KNN(s.k, s.n), roofline.knn_in_components, lambda s: SubspaceIndex(min(s.r, 256))
     ),

@@ -1,5 +1,6 @@
 """The contract of a score estimator: a subclass implements one method, this file checks and derives the rest."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
@@ -354,9 +355,14 @@ class Estimator(TellsSettings, ABC):
         fits = [values[0] >= LEAST_T, values[1] <= MOST_T, *(size <= LARGEST_VALUE for size in sizes)]
 
         def failure(check: int, value: float, where: str) -> InputError:
-            what, most = ("t", MOST_T) if check < 2 else (("z", "x_source")[check - 2], LARGEST_VALUE)
-            above = f"above 0, from {LEAST_T:.3g}" if check < 2 else "of a size"
-            return InputError(f"{name}: {what} must be finite and {above} up to {most:.3g}, got {value}{where}")
+            if check < 2:
+                between = f" and between {LEAST_T:.3g} and {MOST_T:.3g}" if value > 0 else ""
+                return InputError(f"{name}: t must be finite and above 0{between}, got {value}{where}")
+            what = "z" if check == 2 else "x_source"
+            if math.isfinite(value):
+                limit = f"float32 can square sums up to {LARGEST_VALUE:g}"
+                return InputError(f"{name}: {what} holds {value:.3g}, {limit}{where}")
+            return InputError(f"{name}: {what} holds a value that is not finite{where}")
 
         refuse(f"{name}: values", ~torch.stack(fits), lambda: values, failure)
 
