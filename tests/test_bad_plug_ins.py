@@ -20,7 +20,7 @@ def test_a_load_that_gives_no_pair_of_images_and_labels_is_refused(loaded):
         Data().setup()
 
 
-@pytest.mark.parametrize("t", ["2", None, 1 + 2j, torch.ones(4, 1)])
+@pytest.mark.parametrize("t", ["2", None, 1 + 2j, torch.ones(4, 2)])
 def test_a_time_that_is_no_number_per_item_is_refused(t):
     exact = Exact().bind(ReferenceSet(torch.randn(8, 2)))
     with pytest.raises(InputError, match="t must be"):

@@ -153,7 +153,7 @@ def test_means_of_classes_are_as_good_as_on_the_cpu(name):
         reference = ReferenceSet(pixels(60), TorchIndex(), hflip=True, labels=labels).to(torch.device(device))
         return CLASS_MAKERS[name]().bind(reference), reference
 
-    (ours, reference), (theirs, on_cpu) = bound("cuda"), bound("cpu")
+    (ours, _), (theirs, on_cpu) = bound("cuda"), bound("cpu")
     z, x = latents(on_cpu)
     labels = on_cpu.labels[:B]
     expected = enumerate_class_mean(on_cpu, z, T, labels)

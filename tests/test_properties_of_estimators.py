@@ -38,7 +38,7 @@ def test_exact_means_are_the_enumerated_ones(problem):
     expected, most = enumerated_mean(reference, z, t), tolerance(reference)
     N, d = reference.N, reference.d
     exact = [ExactFloat64(), Exact()]
-    exact += [SubspaceKNN(min(N, d), None, N, "float32")]
+    exact += [SubspaceKNN(min(N, d), N, "float32")]
     exact += [ExactInt8(3)] if INT8 and reference.images.dtype == torch.uint8 else []
     for estimator in exact:
         mean = estimator.bind(reference).posterior_mean(z, t, generator=seeded())
@@ -145,21 +145,13 @@ def test_draws_of_the_proposal_are_images_with_their_probabilities(search, n):
 def test_stratified_draws_stand_for_the_whole_distribution(B, N, seed, spread, data):
     log_q = torch.randn(B, N, generator=seeded(seed)) * spread
     n = data.draw(st.integers(1, N))
-    m = data.draw(st.one_of(st.none(), st.integers(1, n)))
     never = torch.full((B,), -math.inf, dtype=torch.float64)
-    draws = stratified_draws(log_q.clone(), n, never, m, seeded())
-    if m == n < N:
-        return  # Nothing is drawn from the rest.
-    _check_stand_for_all(draws, torch.log_softmax(log_q.double(), 1), n, once=m is None)
-
-
-def _check_stand_for_all(draws, log_q, n, once=True):
-    """The base weights of the used places sum to 1, and no image takes two places if not too few are kept."""
-    used = torch.arange(n) < draws.used.unsqueeze(1)
+    draws = stratified_draws(log_q.clone(), n, never, seeded())
+    log_q = torch.log_softmax(log_q.double(), 1)
+    # The base weights of the used places sum to 1, and no image takes two places.
     weights = (log_q.gather(1, draws.ids) + draws.log_correction).exp()
-    assert (weights[~used] == 0).all()
     torch.testing.assert_close(weights.sum(1), torch.ones(len(weights), dtype=torch.float64), atol=1e-5, rtol=0)
     for row, ids in enumerate(draws.ids):
-        places = ids[used[row] & (draws.log_correction[row] > -math.inf)]
+        places = ids[draws.log_correction[row] > -math.inf]
         places = places[log_q[row, places] > math.log(NEGLIGIBLE)]
-        assert not once or len(places.unique()) == len(places)
+        assert len(places.unique()) == len(places)

@@ -95,8 +95,6 @@ def test_networks_share_one_table():
         (Exact(), [3], "Exact has no argument size"),
         (PatchPosterior(3), [], "at least one"),
         (PatchPosterior(3), [3, 3], "different numbers"),
-        (PatchPosterior(3), [3, 4], "size must be odd"),
-        (PatchPosterior(3), [3, 13], "size=13 is more than 11"),
     ],
 )
 def test_bad_sizes_are_refused(estimator, sizes, words):

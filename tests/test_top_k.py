@@ -75,4 +75,4 @@ def test_counts_are_checked(reference):
     with pytest.raises(InputError, match="TopK: k=61 is more than the 60 images"):
         TopK(61).bind(reference)
     with pytest.warns(UserWarning, match="k=60"):
-        assert TopK().bind(reference).n == 60
+        assert TopK().bind(reference).k == 60

@@ -215,7 +215,8 @@ def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal
 
 def test_every_sampling_estimator_that_can_warp_is_tested_here():
     made = [getattr(lit_knn.estimators, name) for name in lit_knn.estimators.__all__]
-    sampling = {kind for kind in made if issubclass(kind, CertifiedEstimator)}
+    kinds = [kind for kind in made if isinstance(kind, type) and kind is not CertifiedEstimator]
+    sampling = {kind for kind in kinds if issubclass(kind, CertifiedEstimator)}
     assert sampling == {type(make()) for make in SAMPLING.values()}
     assert all(make().can_warp for make in SAMPLING.values())
 

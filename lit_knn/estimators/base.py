@@ -237,6 +237,8 @@ class Estimator(TellsSettings, ABC):
             raise InputError(f"{name}: the mean of warped images needs x_source, the clean images")
         if maps != ((len(z), 2), (len(z), 2, 3)):
             raise InputError(f"{name}: warp must have {len(z)} maps, got flips {maps[0]} and theta {maps[1]}")
+        if warp.theta.device != z.device or warp.flips.device != z.device:
+            raise InputError(f"{name}: warp is on {warp.theta.device}, z is on {z.device}")
         # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         return self._answer(query._replace(z=wide, x_source=x_source, warp=warp)).to(z.dtype)
@@ -281,10 +283,10 @@ class Estimator(TellsSettings, ABC):
         return score_from_mean(mean.double(), z.double(), t, process).to(z.dtype)
 
     def mean_of(self, query: Query) -> Tensor:
-        """Compute the mean for checked arguments. An estimator that wraps others overrides it, and asks them for it."""
-        if query.labels is not None:
-            name = type(self).__name__
-            raise InputError(f"{name}: labels are given, but it averages over all classes; use ByClass({name}(...))")
+        """Compute the mean for checked arguments, whatever the labels.
+
+        Estimators that take labels override it, and those that wrap others, which they ask for the mean of their part.
+        """
         # The hook may overwrite its arguments.
         z, t = query.z.clone(), query.t.clone()
         wanted = query.x_source if self.uses_source or query.warp is not None else None
@@ -332,6 +334,8 @@ class Estimator(TellsSettings, ABC):
             need(x_source.is_floating_point(), f"x_source must be float, in model space, got {x_source.dtype}")
             need(x_source.device == z.device, f"x_source is on {x_source.device}, z is on {z.device}")
         if labels is not None:
+            by_class = f"ByClass({type(self).__name__}(...))"
+            need(self.takes_labels, f"labels are given, but it averages over all classes; use {by_class}")
             fits = labels.dtype == torch.int64 and labels.shape == (len(z),)
             need(fits, f"labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
             need(labels.device in (z.device, CPU), f"labels are on {labels.device}, z is on {z.device}")

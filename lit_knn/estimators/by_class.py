@@ -86,7 +86,7 @@ class ByClass(Estimator):
             if label not in self.parts:
                 number = len(self.parts) - self.unlabelled
                 raise InputError(f"label {label} is none of the {number} classes of the reference set")
-            mean = self.parts[label].mean_of(query.rows(rows)._replace(labels=None))
+            mean = self.parts[label].mean_of(query.rows(rows))
             result[moved(rows, result.device)] = mean
         return result
 

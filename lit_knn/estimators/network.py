@@ -70,7 +70,7 @@ class Network(Estimator):
             )
         conditioned = copy.copy(self)
         conditioned._labels = moved(query.labels, query.z.device)
-        return Estimator.mean_of(conditioned, query._replace(labels=None))
+        return Estimator.mean_of(conditioned, query)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
