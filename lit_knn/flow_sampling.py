@@ -30,7 +30,7 @@ class TimeSpan:
         self.high = high
 
     def descending(self, num_steps: int) -> Tensor:
-        """Times of a sampler: `num_steps` equal steps from `high` to 0, without 0 and the times below `low`; float64."""
+        """Times of a sampler: `num_steps` equal steps from `high` to 0, without the times below `low`; float64."""
         check_num_steps(num_steps)
         times = torch.linspace(self.high, 0, num_steps + 1, dtype=torch.float64)[:-1]
         return times[times >= self.low]

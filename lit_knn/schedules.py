@@ -83,7 +83,7 @@ class NoiseGrid:
 def check_num_steps(num_steps: int, least: int = 1) -> None:
     """Raise InputError if a number of noise levels or of steps is not an integer from `least` to `MOST_LEVELS`."""
     if type(num_steps) is not int or not least <= num_steps <= MOST_LEVELS:
-        raise InputError(f"num_steps must be an integer of at least {least} and at most {MOST_LEVELS}, got {num_steps!r:.80}")
+        raise InputError(f"num_steps must be an integer from {least} to {MOST_LEVELS}, got {num_steps!r:.80}")
 
 
 def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
