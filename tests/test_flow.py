@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 
 import lit_knn
-from lit_knn.callbacks import LastCheckpoint
+from lit_knn.callbacks import LastCheckpoint, SampleGrid
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
@@ -347,6 +347,24 @@ def test_a_checkpoint_of_another_parameterisation_is_refused(trained, tmp_path):
 def test_an_option_out_of_range_is_named(options, message):
     with pytest.raises(InputError, match=message):
         LitFlow(unet(), OneSample(), **options)
+
+
+def test_a_grid_of_samples_with_the_models_own_steps(tmp_path):
+    model = LitFlow(unet(), OneSample(), sampling_steps=2)
+    grid = SampleGrid(4, (None,))
+    logger = pl.loggers.CSVLogger(tmp_path)
+    options = {"limit_val_batches": 1, "logger": logger, "enable_checkpointing": False, "callbacks": [grid]}
+    pl.Trainer(**{**TRAINER, **options}).validate(model, Digits(batch_size=32), verbose=False)
+    assert [path.name for path in grid.last_paths] == ["step_0000000_default.png"]
+    with pytest.raises(InputError, match=r"SampleGrid: num_samples=4 and num_steps=\[None, 0\] must be at least 1"):
+        SampleGrid(4, (None, 0))
+
+
+def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_first_step():
+    model = LitFlow(unet(), OneSample())
+    with pytest.raises(InputError, match="SampleGrid: num_steps must be an integer from 1 to"):
+        train(model, Digits(batch_size=32), 1, callbacks=[SampleGrid(4, (2**25,))])
+    assert model.images_seen == 0
 
 
 def test_the_solver_of_the_sampler_is_used():

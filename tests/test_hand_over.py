@@ -609,6 +609,13 @@ def test_constructors_check_their_values():
         ConsistencyModel(ConsistencyFunction(net), (1, 8, 8), [80.0], 2)
     with pytest.raises(InputError, match="image_shape"):
         DiffusionModel(EDMPrecond(net), ())
+    for make in (
+        lambda steps: DiffusionModel(EDMPrecond(net), (1, 8, 8), num_steps=steps),
+        lambda steps: FlowModel(VelocityOutput(net), (1, 8, 8), UniformTimes(), num_steps=steps),
+    ):
+        for steps in (None, 0, 1.5):
+            with pytest.raises(InputError, match="num_steps must be an integer"):
+                make(steps)
 
 
 def test_the_loader_of_estimators_reads_a_unet_without_being_told(runs):
