@@ -75,7 +75,7 @@ def _integers(seeds: Sequence[int] | Tensor) -> list[int]:
     found = seeds.tolist() if isinstance(seeds, Tensor) else seeds
     numbers = list(found) if isinstance(found, Iterable) else []
     # Python would round 1.9 down, which is another seed.
-    if not numbers or not all(isinstance(seed, Integral) and seed >= 0 for seed in numbers):
+    if not numbers or not all(isinstance(seed, Integral) and int(seed) >= 0 for seed in numbers):
         raise InputError(f"seeds must be non-negative integers, at least one, got {seeds!r:.80}")
     return [int(seed) for seed in numbers]
 

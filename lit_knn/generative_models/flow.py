@@ -16,8 +16,7 @@ from lit_knn.sampling import seeded_noise
 from lit_knn.solvers import euler_step, heun_step
 from lit_knn.theory.noise import LinearInterpolant, Process
 
-# A file can name these samplers and solvers alone.
-SAMPLERS = {"FixedSteps": FixedSteps}
+# A file can name these solvers alone.
 SOLVERS = {solver.__name__: solver for solver in (euler_step, heun_step)}
 
 
@@ -68,10 +67,10 @@ class FlowModel(GenerativeModel):
         network = OUTPUTS[name](net, **given)
         if process is not None:
             network.process = process_of(process)
-        name, given = named("sampler", sampler, SAMPLERS)
+        _, given = named("sampler", sampler, {"FixedSteps": FixedSteps})
         if given.get("solver") not in SOLVERS:
             raise InputError(f"solver must be one of {', '.join(SOLVERS)}, got {given.get('solver')!r:.80}")
-        made = SAMPLERS[name](**{**given, "solver": SOLVERS[given["solver"]]})
+        made = FixedSteps(**{**given, "solver": SOLVERS[given["solver"]]})
         return cls(network, image_shape, TimeSpan(**times), made, **options)
 
     def options(self) -> dict[str, Any]:

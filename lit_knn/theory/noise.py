@@ -21,11 +21,7 @@ DOUBLINGS = 100
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
-    """Reshape `t`, () or (B,), to () or (B, 1, ..., 1), to broadcast over `like`, (B, *shape), on the same device.
-
-    Raises:
-        InputError: t is no number, or has another shape.
-    """
+    """Reshape `t`, () or (B,), to () or (B, 1, ..., 1), to broadcast over `like`, (B, *shape), on the same device."""
     if isinstance(t, Real):
         # Filling the device's memory does not wait for the device. A copy from the CPU would.
         return torch.full((), t, dtype=torch.float64, device=like.device)
@@ -64,11 +60,7 @@ class Process(ABC):
         return _derivative(self.scale, t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """Find the time at which σ(t) equals `sigma`, by bisection in float64.
-
-        Raises:
-            InputError: no time has this noise level.
-        """
+        """Find the time at which σ(t) equals `sigma`, by bisection in float64. InputError if there is none."""
         wanted = sigma.double()
         low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
         for _ in range(DOUBLINGS):
@@ -118,14 +110,8 @@ class EDM(Process):
     def sigma(self, t: Tensor) -> Tensor:
         return t
 
-    def sigma_derivative(self, t: Tensor) -> Tensor:
-        return torch.ones_like(t)
-
     def scale(self, t: Tensor) -> Tensor:
         return torch.ones_like(t)
-
-    def scale_derivative(self, t: Tensor) -> Tensor:
-        return torch.zeros_like(t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
         return sigma
@@ -143,9 +129,6 @@ class VP(Process):
     Args:
         beta_d: growth of the noise rate, β_d >= 0.
         beta_min: noise rate at t = 0, β_min > 0.
-
-    Raises:
-        InputError: beta_d < 0 or beta_min <= 0.
     """
 
     def __init__(self, beta_d: float = 19.9, beta_min: float = 0.1) -> None:
@@ -218,9 +201,7 @@ LINEAR_PROCESS = LinearInterpolant()
 
 
 def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process = EDM_PROCESS) -> Tensor:
-    """Draw z = s(t)·(x + σ(t)·ε), (B, *shape) in the dtype of `x`, from the forward likelihood p_t(z|x).
-
-    The likelihood is defined below Eq. 2 (eq:posterior; eq:general_forward).
+    """Draw z = s(t)·(x + σ(t)·ε), (B, *shape) in the dtype of `x`, from p_t(z|x) (below Eq. 2; eq:general_forward).
 
     Args:
         x: (B, *shape), clean data.
