@@ -289,7 +289,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_without_its_start(tmp_path)
         ("ema_decay", 1.0, r"ema_decay must be in \[0, 1\)"),
         ("predict_steps", 3, "predict_steps=3"),
         ("sampling_sigmas", (0.8, 80.0), "sampling_sigmas=.* must descend"),
-        ("sampling_sigmas", (80.0, 0.0), r"sampling_sigmas must be a positive number, got 0\.0"),
+        ("sampling_sigmas", (80.0, 0.0), r"sampling_sigmas=.* must descend and stay above sigma_min=0"),
         ("sigma_data", 0.3, r"start=.*a\.ckpt was trained with sigma_data=0.5, not 0.3"),
         ("class_conditional", True, "num_classes=0"),
         ("metric", torch.nn.functional.mse_loss, r"mse_loss must return a finite distance of each item.* got \(\)"),

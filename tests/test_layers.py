@@ -47,7 +47,7 @@ LIGHTNING = {"pytorch_lightning", "lightning"}
 FAISS_FILE = Path("index/faiss_parts.py")
 # These are imported inside the functions that use them, so that estimators load with only torch and NumPy.
 HEAVY = LIGHTNING | {"faiss", "jsonargparse", "torchvision", "sklearn", "tqdm", "scipy", "matplotlib", "torch_fidelity"}
-HEAVY |= {"torchmetrics", "torchdiffeq"}
+HEAVY |= {"torchmetrics"}
 LIGHT_LAYERS = LAYERS[: LAYERS.index(("metrics",))]
 FILES = sorted((ROOT / "lit_knn").rglob("*.py"))
 

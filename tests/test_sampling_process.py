@@ -62,7 +62,7 @@ class Own(Process):
         return t.square()
 
     def scale(self, t):
-        return 1.0
+        return torch.ones_like(t)
 
 
 def test_a_process_of_ones_own_samples_but_no_file_can_make_it():
