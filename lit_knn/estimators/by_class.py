@@ -12,7 +12,7 @@ from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.guidance import NO_CLASS
 from lit_knn.index.base import with_progress
 from lit_knn.memory import moved
-from lit_knn.reference import Reference, ReferenceSet
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import rows_by_label
 
 
@@ -55,7 +55,7 @@ class ByClass(Estimator):
     def check_levels(self, lowest: float, highest: float) -> None:
         self.estimator.check_levels(lowest, highest)
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Bind a copy of the wrapped estimator to each class."""
         super().bind(reference)
         self.parts = {}
