@@ -10,7 +10,7 @@ from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.running_softmax import LEAST_LOG_WEIGHT, Rounding
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.covariance import covariance_of
+from lit_knn.reference.principal import covariance_of
 from lit_knn.reference.streaming import work_bytes
 
 # Neighbouring pixels see nearly the same pixels. A tile of SIDE x SIDE pixels shares the products of what all of them

@@ -13,8 +13,8 @@ from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_or
 from lit_knn.linalg.dtypes import check_compute, compute_dtype, matmul_float32, planned_dtype
 from lit_knn.linalg.pca import Projection
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.components import projection_of
 from lit_knn.reference.gathered import Images
+from lit_knn.reference.principal import projection_of
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.stratified import stratified_draws
 from lit_knn.theory.warp import Warp

@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_R, Count
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.components import components_of
+from lit_knn.reference.principal import components_of
 
 
 class Wiener(Estimator):
