@@ -18,6 +18,7 @@ from lit_knn.ict import LitICT
 from lit_knn.index import FaissIndex
 from lit_knn.nets import UNet
 from lit_knn.prepare import main as prepare
+from lit_knn.reference.classes import classes_of
 from lit_knn.solvers import euler_step
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented
