@@ -39,8 +39,8 @@ def projection_of(reference: ReferenceSet, r: int, dtype: torch.dtype = torch.fl
     components, part = components_of(reference, r), reference.local
 
     def make() -> Projection:
-        images = (x for _, x in part.chunks(chunk_rows(part.d)))
-        images = with_progress(images, part.N, f"projecting on {r} principal components")
+        chunks = (x for _, x in part.chunks(chunk_rows(part.d)))
+        images = with_progress(chunks, part.N, f"projecting on {r} principal components")
         own = project_images(images, part.N, components, dtype)
         return Projection(components, reference.of_all(own.coordinates), reference.of_all(own.half_sq_norms))
 

@@ -49,10 +49,6 @@ class ReferenceSet:
         index_built: whether the index is built.
         label: the common class of all images, in a set of one class.
         told: options that have caused a warning already; the sets of all classes share them.
-
-    Raises:
-        InputError: an empty set, another dtype, float values that are not finite, uint8 images that are not
-            (N, C, H, W), hflip on vectors, or a number of labels other than N.
     """
 
     sharded = False

@@ -51,9 +51,6 @@ class ShardedReferenceSet(ReferenceSet):
 
     Attributes:
         exchange: sends data between ranks and counts the bytes.
-
-    Raises:
-        InputError: as `ReferenceSet`; ranks whose images differ in shape, type, labels or mirroring.
     """
 
     sharded = True
@@ -71,7 +68,7 @@ class ShardedReferenceSet(ReferenceSet):
         self._local = ReferenceSet(self.images, self.index, hflip, labels, sha256)
         self._local._index_shared = False
         self.exchange = Exchange()
-        sizes = self._agree_on_shards(labels)
+        sizes = self._agree_on_shards()
         self._stored = sum(sizes)
         self._most = max(sizes) * (2 if hflip else 1)
         # Cumulative shard sizes: where each shard ends.
@@ -91,11 +88,11 @@ class ShardedReferenceSet(ReferenceSet):
         """Return the values of the first rank. Every rank must call it."""
         return self.exchange.of_first(values)
 
-    def _agree_on_shards(self, labels: Tensor | np.ndarray | None) -> list[int]:
+    def _agree_on_shards(self) -> list[int]:
         """Compare the shards and set the labels of all images. Returns the number of images of each rank."""
-        what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={labels is not None}"
-        own = None if labels is None else torch.as_tensor(labels).cpu().numpy()
-        each = in_every_process(lambda: (what, len(self.images), own, self.local.largest))
+        what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={self.labels is not None}"
+        own = None if self.labels is None else self.labels[: len(self.images)].numpy()
+        each = in_every_process(lambda: (what, len(self.images), own, self.largest))
         for rank, (other, *_) in enumerate(each):
             if other != each[0][0]:
                 raise InputError(f"the shards differ: rank 0 has images {each[0][0]}, rank {rank} {other}")
@@ -110,9 +107,8 @@ class ShardedReferenceSet(ReferenceSet):
 
     def fingerprint(self, mirrored: bool = True) -> str:
         """Hash the images of all ranks, so that every rank must call it."""
-        parts = self.cached(
-            ("fingerprints", mirrored), lambda: in_every_process(partial(self.local.fingerprint, mirrored))
-        )
+        own = partial(self.local.fingerprint, mirrored)
+        parts = self.cached(("fingerprints", mirrored), lambda: in_every_process(own))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     def _build_index(self, k: int) -> None:
