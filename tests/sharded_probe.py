@@ -22,7 +22,8 @@ from lit_knn.estimators import (
     enough_digits,
 )
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.reference.components import projection_of
+from lit_knn.reference.classes import classes_of
+from lit_knn.reference.principal import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from lit_knn.rng import keyed_generator
 from tests.toys import all_warped, pixels, two_groups
@@ -105,7 +106,7 @@ def refusals(reference):
         lambda: MonteCarlo().bind(reference),
         lambda: KNN(k=reference.N + 1).bind(reference),
         lambda: reference.search(torch.zeros(1, *reference.shape), 0),
-        lambda: reference.classes,
+        lambda: classes_of(reference),
     ):
         try:
             attempt()

@@ -22,7 +22,7 @@ from lit_knn.estimators import (
 )
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import lie_together
+from lit_knn.reference.classes import classes_of, lie_together
 from lit_knn.reference.sharded import ShardedReferenceSet
 from tests.toys import enumerate_class_mean, noisy
 
@@ -76,11 +76,11 @@ def batch(reference, t, size=12, seed=1):
 @pytest.mark.parametrize("hflip", [True, False])
 def test_a_class_holds_its_images_and_no_others(sort, hflip):
     reference = toy_set(sort, hflip=hflip)
-    assert tuple(reference.classes) == (2, 3, 7)
+    assert tuple(classes_of(reference)) == (2, 3, 7)
     everything = reference.gather(torch.arange(reference.N))
     for label, size in SIZES.items():
-        own = reference.classes[label]
-        assert own is reference.classes[label]
+        own = classes_of(reference)[label]
+        assert own is classes_of(reference)[label]
         assert (own.N, own.shape, own.hflip) == (size * (1 + hflip), reference.shape, hflip)
         assert own.labels.tolist() == [label] * own.N
         assert torch.equal(own.gather(torch.arange(own.N)), everything[reference.labels == label])
@@ -92,16 +92,16 @@ def test_classes_of_floats_stay_floats_and_may_lie_together_by_chance():
     labels = torch.tensor([1, 0, 0, 1, 5])
     reference = ReferenceSet(torch.randn(5, 3), labels=labels)
     storage = reference.images.untyped_storage().data_ptr()
-    shared = [reference.classes[c].images.untyped_storage().data_ptr() == storage for c in (0, 1, 5)]
+    shared = [classes_of(reference)[c].images.untyped_storage().data_ptr() == storage for c in (0, 1, 5)]
     assert shared == [True, False, True]
-    assert torch.equal(reference.classes[1].images, reference.images[[0, 3]])
+    assert torch.equal(classes_of(reference)[1].images, reference.images[[0, 3]])
 
 
 def test_classes_move_with_their_set():
     # The meta device simulates a GPU: it has shapes but no values.
     for sort in (True, False):
         reference = toy_set(sort)
-        own = reference.classes[3]
+        own = classes_of(reference)[3]
         own.mean()
         reference.to("cpu")
         assert own.mean().device.type == "cpu"
@@ -119,7 +119,7 @@ def test_a_class_has_an_index_of_its_own_in_the_settings_of_the_whole(index, fir
     reference = toy_set(index=copy.copy(index))
     if first == "set":
         reference.build_index()
-    own = reference.classes[3]
+    own = classes_of(reference)[3]
     assert type(own.index) is type(index)
     assert own.index is not reference.index
     _, z, _ = batch(reference, 0.5)
@@ -147,17 +147,17 @@ def test_classes_and_the_whole_set_have_files_of_their_own_in_a_cache(sha256, so
         return ReferenceSet(images, index, labels=labels, sha256=sha256)
 
     reference = cached()
-    for part in (reference, *reference.classes.values()):
+    for part in (reference, *classes_of(reference).values()):
         part.build_index()
-    parts = [reference, *reference.classes.values()]
+    parts = [reference, *classes_of(reference).values()]
     assert len({part.fingerprint() for part in parts}) == len(list(tmp_path.glob("*.index"))) == 4
     # The file names are the same whether or not the whole set was hashed before.
     again = cached()
-    assert [again.classes[c].fingerprint() for c in again.classes] == [part.fingerprint() for part in parts[1:]]
+    assert [classes_of(again)[c].fingerprint() for c in classes_of(again)] == [part.fingerprint() for part in parts[1:]]
     before = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("*.index"))
-    for label in again.classes:
-        again.classes[label].build_index()
-        assert len(again.classes[label].search(torch.zeros(1, 1, 4, 4), SIZES[label])[1].unique()) == SIZES[label]
+    for label in classes_of(again):
+        classes_of(again)[label].build_index()
+        assert len(classes_of(again)[label].search(torch.zeros(1, 1, 4, 4), SIZES[label])[1].unique()) == SIZES[label]
     assert sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("*.index")) == before
 
 
@@ -200,7 +200,7 @@ def test_a_mixed_batch_is_what_each_class_gives_by_itself(name, hflip):
     mixed = ByClass(MAKERS[name]()).bind(reference).posterior_mean(z, t, x, rng(), labels)
     assert mixed.shape == z.shape
     generator = rng()
-    for label in reference.classes:
+    for label in classes_of(reference):
         rows = labels == label
         # This set has only the images of one class, and no labels.
         own = ReferenceSet(reference.images[reference.labels[: len(reference.images)] == label], hflip=hflip)
@@ -233,14 +233,14 @@ def test_knn_with_all_images_of_a_class_draws_from_its_posterior(t):
     _, z, labels = batch(reference, t, size=1, seed=4)
     size, R = SIZES[labels.item()], 4000
     # k = `size` is allowed for this class only; the others have other sizes.
-    estimator = KNN(k=size, n=4).bind(reference.classes[labels.item()])
+    estimator = KNN(k=size, n=4).bind(classes_of(reference)[labels.item()])
     repeated = z.expand(R, *z.shape[1:])
     estimates = estimator.posterior_mean(repeated, t, generator=rng()).double()
     mu = enumerate_class_mean(reference, z, t, labels)[0]
     spread = estimates.std(0) / R**0.5
     assert ((estimates.mean(0) - mu).abs() <= 5 * spread + 1e-5).all()
     # All draws have equal weights, so the spread is that of n draws from the posterior.
-    own = reference.classes[labels.item()]
+    own = classes_of(reference)[labels.item()]
     images = own.gather(torch.arange(size)).double()
     log_p = -(images - z.double()).flatten(1).square().sum(1) / (2 * t**2)
     p = torch.softmax(log_p, 0)[:, None, None, None]
@@ -265,7 +265,7 @@ def test_limits_of_the_noise_are_the_nearest_image_and_the_mean_of_the_class():
     x, z, labels = batch(reference, 1e-3)
     estimator = ByClass(Exact()).bind(reference)
     torch.testing.assert_close(estimator.posterior_mean(z, 1e-3, labels=labels), x, rtol=0, atol=1e-6)
-    means = torch.stack([reference.classes[c].mean() for c in labels.tolist()]).reshape(z.shape)
+    means = torch.stack([classes_of(reference)[c].mean() for c in labels.tolist()]).reshape(z.shape)
     far = estimator.posterior_mean(z, 1e4, labels=labels)
     torch.testing.assert_close(far, means, rtol=0, atol=1e-5)
 
@@ -313,7 +313,7 @@ def test_a_deep_copy_shares_the_classes_of_the_set():
     estimator = ByClass(KNN(k=6, n=8)).bind(reference)
     clone = copy.deepcopy(estimator)
     assert clone.parts[3] is not estimator.parts[3]
-    assert clone.parts[3].reference is reference.classes[3]
+    assert clone.parts[3].reference is classes_of(reference)[3]
     _, z, labels = batch(reference, 1.0)
     expected = estimator.posterior_mean(z, 1.0, generator=rng(), labels=labels)
     assert torch.equal(clone.posterior_mean(z, 1.0, generator=rng(), labels=labels), expected)
@@ -356,13 +356,13 @@ def test_a_sharded_set_has_no_sets_of_classes():
     with pytest.raises(InputError, match="ByClass needs the whole reference set on each rank"):
         ByClass(Exact()).bind(sharded)
     with pytest.raises(InputError, match="a sharded reference set cannot be split by class"):
-        sharded.classes  # noqa: B018
+        classes_of(sharded)
 
 
 def test_a_set_without_labels_has_no_classes():
     reference = ReferenceSet(torch.randn(20, 3))
     for ask in (
-        lambda: reference.classes,
+        lambda: classes_of(reference),
         lambda: ByClass(Exact()).bind(reference),
     ):
         with pytest.raises(InputError, match="the reference set has no labels"):
@@ -397,5 +397,8 @@ def test_images_in_order_of_class_are_told_from_others(labels, together):
 
 def test_copied_images_of_a_class_need_their_file_no_more():
     reference = ReferenceSet(torch.zeros(6, 1, 2, 2, dtype=torch.uint8), labels=torch.arange(6) % 2)
-    reference.watch(lambda: pytest.fail("the file was looked at"))
-    assert reference.classes[1].gather(torch.tensor([0, 2])).shape == (2, 1, 2, 2)
+    looks = []
+    reference.watch(lambda: looks.append("the file was looked at"))
+    own = classes_of(reference)[1]  # The images are copied now.
+    assert own.gather(torch.tensor([0, 2])).shape == (2, 1, 2, 2)
+    assert len(looks) == 1

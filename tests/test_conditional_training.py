@@ -18,6 +18,7 @@ from lit_knn.ict import LitICT
 from lit_knn.index import FaissIndex
 from lit_knn.nets import UNet
 from lit_knn.prepare import main as prepare
+from lit_knn.reference.classes import classes_of
 from lit_knn.solvers import euler_step
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented
@@ -132,7 +133,7 @@ def test_the_estimator_is_bound_to_the_classes_before_training_and_not_for_sampl
     _, model = scaled(kind, estimator=KNN(k=8, n=4))
     train(model, data, 1)
     assert not data.reference.index_built
-    assert all(data.reference.classes[c].index_built for c in range(3))
+    assert all(classes_of(data.reference)[c].index_built for c in range(3))
     with pytest.raises(InputError, match="labels missing"):
         model.estimator.posterior_mean(data.x, 1.0)
     data, (_, model) = Labelled(), scaled(kind, estimator=KNN(k=800, n=4))
@@ -278,9 +279,9 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
     monkeypatch.setattr(ByClass, "bind", lambda e, reference: seen.append(reference) or bound(e, reference))
     main(["fit", "-c", run_config, *small, *options])
     (reference,) = seen
-    assert tuple(reference.classes) == (0, 1, 2)
-    for label in reference.classes:  # sorted by class, so the mapped file needs no copy
-        own = reference.classes[label].images
+    assert tuple(classes_of(reference)) == (0, 1, 2)
+    for label in classes_of(reference):  # sorted by class, so the mapped file needs no copy
+        own = classes_of(reference)[label].images
         assert own.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
     assert list(Path("runs/imagenet64_conditional").rglob("last.ckpt"))
 
@@ -317,5 +318,5 @@ def test_the_digits_have_an_index_of_each_class():
     data = Digits(index=FaissIndex("IVF4,SQ8"))
     data.setup()
     ByClass(KNN(k=64, n=8)).bind(data.reference)
-    assert [data.reference.classes[c].N for c in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert all(data.reference.classes[c].index.factory == "IVF4,SQ8" for c in range(10))
+    assert [classes_of(data.reference)[c].N for c in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert all(classes_of(data.reference)[c].index.factory == "IVF4,SQ8" for c in range(10))

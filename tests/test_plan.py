@@ -17,7 +17,7 @@ from lit_knn.memory import machine_bytes, process_bytes
 from lit_knn.planning import estimator_parts, make_plan
 from lit_knn.prepare import main as prepare
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.components import projection_of
+from lit_knn.reference.principal import projection_of
 from lit_knn.trainer import Trainer
 from main import main, make_cli
 from tests.image_files import refusal

@@ -17,7 +17,8 @@ from lit_knn.index import FaissIndex
 from lit_knn.metrics.features import InceptionV3, Pixels
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.components import components_of, projection_of
+from lit_knn.reference.classes import classes_of
+from lit_knn.reference.principal import components_of, projection_of
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 
@@ -89,9 +90,9 @@ def test_classes_have_fingerprints_and_indexes_of_their_own(tmp_path, labels, kn
         return ReferenceSet(pictures, index, labels=torch.tensor(labels), sha256=given)
 
     whole, other = made(images()), made(images(seed=1))
-    parts = [*whole.classes.values(), *other.classes.values()]
+    parts = [*classes_of(whole).values(), *classes_of(other).values()]
     assert len({part.fingerprint() for part in (whole, other, *parts)}) == 6
-    assert made(images()).classes[1].fingerprint() == whole.classes[1].fingerprint()
+    assert classes_of(made(images()))[1].fingerprint() == classes_of(whole)[1].fingerprint()
     for part in parts:
         # An index of another class would find other images, at other distances.
         sq_dist, ids = part.search(part.gather(torch.arange(6)), 1)

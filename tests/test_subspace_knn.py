@@ -10,7 +10,7 @@ from lit_knn.estimators import KNN, ExactFloat64, SubspaceKNN
 from lit_knn.linalg import dtypes
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet, streaming
-from lit_knn.reference.components import components_of, projection_of
+from lit_knn.reference.principal import components_of, projection_of
 from lit_knn.rng import keyed_generator
 from lit_knn.theory import stratified
 from lit_knn.theory.noise import VP, forward_noise, under_process

@@ -27,6 +27,7 @@ from lit_knn.ict import LitICT
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
+from lit_knn.reference.classes import classes_of
 from lit_knn.settings import describe
 from lit_knn.theory.noise import LinearInterpolant
 from lit_knn.training.time_distributions import UniformTimes
@@ -134,7 +135,7 @@ def test_classes_do_not_share_the_parts():
     reference = labelled()
     estimator = ByClass(Switched(Exact(), KNN(10, 5), LEVEL)).bind(reference)
     for label, part in estimator.parts.items():
-        assert all(inner.reference is reference.classes[label] for inner in part.parts)
+        assert all(inner.reference is classes_of(reference)[label] for inner in part.parts)
 
 
 def test_labels_are_refused_unless_both_parts_take_them():

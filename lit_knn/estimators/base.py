@@ -13,7 +13,7 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.counts import fit_counts
 from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.memory import moved
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.reference_set import LARGEST_VALUE
 from lit_knn.rng import following
 from lit_knn.settings import TellsSettings
@@ -95,7 +95,7 @@ class Estimator(TellsSettings, ABC):
     code may do otherwise: it sets the flag itself.
     """
 
-    _reference: Reference | None = None
+    _reference: ReferenceSet | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -127,7 +127,7 @@ class Estimator(TellsSettings, ABC):
         """Hook for `warped_mean`. Its arguments are those of `_posterior_mean`; `x_source` is always given."""
         raise NotImplementedError
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Bind the estimator to the reference set that it averages over. Returns self.
 
         Raises:
@@ -164,7 +164,7 @@ class Estimator(TellsSettings, ABC):
         """Raise InputError if a level of the estimator's own (`Switched`) is outside those of a run."""
 
     @property
-    def reference(self) -> Reference:
+    def reference(self) -> ReferenceSet:
         """The bound reference set. Raises InputError if `bind` was not called."""
         if self._reference is None:
             raise InputError(f"{type(self).__name__} is used before bind(reference)")

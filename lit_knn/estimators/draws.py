@@ -12,7 +12,7 @@ from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.linalg.full_float32 import full_float32
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
 from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.posterior import unnormalised_log_likelihood
@@ -137,7 +137,7 @@ class DrawingEstimator(Estimator):
             yield rows, images, torch.softmax(log_weights, dim=1)
 
 
-def drawn_images(reference: Reference, draws: Draws, warp: Warp | None = None) -> Iterator[tuple[Tensor, Images]]:
+def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None) -> Iterator[tuple[Tensor, Images]]:
     """Yield rows (b,) and their images, in bounded memory, in any order.
 
     Rows with similar numbers of used places go together. A GPU takes unused places, too, because the host would wait

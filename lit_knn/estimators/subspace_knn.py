@@ -12,9 +12,9 @@ from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, 
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_order
 from lit_knn.linalg.dtypes import check_compute, compute_dtype, matmul_float32, planned_dtype
 from lit_knn.linalg.pca import Projection
-from lit_knn.reference import Reference
-from lit_knn.reference.components import projection_of
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Images
+from lit_knn.reference.principal import projection_of
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.stratified import stratified_draws
 from lit_knn.theory.warp import Warp
@@ -77,7 +77,7 @@ class SubspaceKNN(DrawingEstimator):
         self.r, self.n = r, n
         self.compute = check_compute("SubspaceKNN", compute)
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Project the images."""
         super().bind(reference)
         self._projection()

@@ -10,7 +10,7 @@ from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import rows_by_label
+from lit_knn.reference.classes import classes_of, rows_by_label
 from lit_knn.rng import keyed_generator
 from lit_knn.stopwatch import Stopwatch
 
@@ -43,8 +43,9 @@ def posterior_source(
         ids = ids_in(reference, slice(None))
     else:
         ids = torch.empty(len(z), repeats, dtype=torch.int64, device=z.device)
+        classes = classes_of(reference)
         for label, rows in rows_by_label(labels).items():
-            ids[rows] = reference.classes.ids_of(label, ids_in(reference.classes[label], rows))
+            ids[rows] = classes.ids_of(label, ids_in(classes[label], rows))
     return lambda repeat: reference.gather(ids[:, repeat])
 
 
