@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_knn.edm_checkpoint import load_edm_pickle
+from lit_knn.loading import load_network
 from main import CLI, FILE_COMMANDS, main, make_cli
 from tests.networks import write_own, write_published
 from tests.trained_runs import leave_run
@@ -42,7 +42,7 @@ def files(tmp_path, monkeypatch):
 
 
 def test_the_snippets_of_a_page_run_in_their_order(files):
-    own = load_edm_pickle("edm-cifar10-32x32-cond-vp.pkl")
+    own = load_network("edm-cifar10-32x32-cond-vp.pkl")
     shape = (2, own.model.in_channels, own.model.image_size, own.model.image_size)
     names = {page: {} for page in RUN}
     for page in RUN:
