@@ -31,7 +31,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Layers for augmentation labels, in the published networks and in `UNet`. They have no bias, so without labels they add
 # nothing.
 AUGMENTATION_WEIGHTS = ("map_augment.weight", "embedding.augmentation.weight")
-# What a file holds: a model's description, as `GenerativeModel.description` returns it, and the raw network's weights.
+# What a file holds: a model's description, as `GenerativeModel.description` returns it, and its raw network's weights.
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
 
 
@@ -116,15 +116,14 @@ def _denoising_model(
     """Load a model for its denoiser; `augmented=False` leaves the layer for augmentation labels out."""
     file = find_file(path)
     description, weights = _read(file)
-    options, architecture = description.get("options"), description.get("architecture")
-    if description.get("kind") == DiffusionModel.kind and isinstance(options, dict):
+    if description.get("kind") == DiffusionModel.kind and isinstance(description.get("options"), dict):
         # The process is the sampler's. It may be a user's own, which no file can name.
-        description = {**description, "options": {**options, "process": None}}
+        description["options"]["process"] = None
     if not augmented:
         weights = {name: value for name, value in weights.items() if name not in AUGMENTATION_WEIGHTS}
+        architecture = description.get("architecture")
         if isinstance(architecture, dict) and isinstance(architecture.get("options"), dict):
-            given = {**architecture["options"], "augment_dim": 0}
-            description = {**description, "architecture": {**architecture, "options": given}}
+            architecture["options"]["augment_dim"] = 0
     with prefixed(os.fspath(file)):
         model = build(description, weights, net)
         if not isinstance(model, DiffusionModel | FlowModel):
@@ -151,8 +150,7 @@ def build(
     if net is None:
         made = _network(description.get("architecture"), weights)
     else:
-        made = net
-        load_weights(net, weights)
+        load_weights(made := net, weights)
     try:
         model = KINDS[kind].around(made, description.get("image_shape"), **options)  # type: ignore[arg-type]
     except TypeError as error:
@@ -191,26 +189,23 @@ def _read(file: Path) -> Parts:
     if file.suffix not in readers:
         raise InputError(f"{file}: a network file must be one of {', '.join(readers)}")
     if not file.is_file():  # Opening a pipe would wait for somebody to write to it.
-        raise InputError(
-            f"{file}: " + ("a pipe, a socket or a device, not a file" if file.exists() else "no such file")
-        )
+        raise InputError(f"{file}: {'a pipe, a socket or a device' if file.exists() else 'no such file'}")
     return readers[file.suffix](file)
 
 
 def _read_checkpoint(file: Path) -> Parts:
     """Read the averaged weights: the averaging callback stores the current ones elsewhere than in `state_dict`."""
     checkpoint = read_checkpoint_file(file)
-    with prefixed(os.fspath(file)):
-        state_dict, description = checkpoint.get("state_dict"), checkpoint.get(MODEL_KEY)
-        if not isinstance(state_dict, dict) or not all(isinstance(name, str) for name in state_dict):
-            raise InputError("no checkpoint of a training: it has no state_dict")
-        if not isinstance(description, dict) or not isinstance(description.get("prefix"), str):
-            raise InputError(f"no checkpoint of a model that lit_knn trains: {MODEL_KEY} must be a dict with a prefix")
-        prefix = description["prefix"]
-        weights = {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}
-        if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
-            raise InputError(f"no weights named {prefix[:80]}*")
-        return description, weights
+    state_dict, description = checkpoint.get("state_dict"), checkpoint.get(MODEL_KEY)
+    if not isinstance(state_dict, dict) or not all(isinstance(name, str) for name in state_dict):
+        raise InputError(f"{file}: no checkpoint of a training: it has no state_dict")
+    if not isinstance(description, dict) or not isinstance(description.get("prefix"), str):
+        raise InputError(f"{file}: no checkpoint of lit_knn: {MODEL_KEY} must be a dict with a prefix")
+    prefix = description["prefix"]
+    weights = {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}
+    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise InputError(f"{file}: no weights named {prefix[:80]}*")
+    return description, weights
 
 
 def prefix_of(module: nn.Module, net: nn.Module) -> str:

@@ -49,8 +49,6 @@ def test_the_snippets_of_a_page_run_in_their_order(files):
         for snippet in snippets(page):
             if "load_network" in snippet:
                 names[page] |= {"z": torch.randn(shape), "sigma": torch.ones(2), "labels": None}
-            # This checkpoint tells no architecture, as of a network of one's own.
-            snippet = snippet.replace('load_network("last.ckpt")', 'load_network("edm-cifar10-32x32-cond-vp.pkl")')
             # Weights of Inception are downloaded, and features of large images take long to compare.
             snippet = snippet.replace("InceptionV3", "Pixels").replace("(5000, 3, 32, 32)", "(5000, 3, 8, 8)")
             exec(compile(snippet, page, "exec"), names[page])

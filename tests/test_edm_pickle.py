@@ -463,7 +463,7 @@ def test_missing_files_are_refused(tmp_path):
         (network(kwargs={"img_channels": torch.ones(1)})[0], "argument img_channels is not a plain value"),
         (network(kwargs={"img_channels": 3, "model_type": 1})[0], "model_type is 1, the network a 'SongUNet'"),
         *(
-            (network(kwargs={name: value})[0], "sigma_min and sigma_max must be ascending noise levels from 0")
+            (network(kwargs={name: value})[0], "sigma_min and sigma_max must be ascending noise levels")
             for name, value in [("sigma_min", -1), ("sigma_max", "80"), ("sigma_max", float("nan")), ("sigma_max", 0)]
         ),
     ],

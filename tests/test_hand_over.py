@@ -562,7 +562,7 @@ def test_checkpoints_that_are_wrong_are_refused(runs, tmp_path):
         ({TOLD: {**whole[TOLD], "prefix": "other."}}, r"no weights named other\.\*"),
         ({"state_dict": dict.fromkeys(whole["state_dict"], 1.0)}, "no weights named"),
         ({"state_dict": huge}, "is not an ordinary tensor of weights"),
-        ({TOLD: None}, "no checkpoint of a model that lit_knn trains"),
+        ({TOLD: None}, "generative_model must be a dict with a prefix"),
     ):
         torch.save({**whole, **change}, last(run))
         with pytest.raises(InputError, match=message) as caught:

@@ -42,7 +42,9 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     with prefixed(os.fspath(path)):
         if isinstance(loaded, dict):
             if "ema" not in loaded:
-                raise InputError(f"no network under 'ema', only {', '.join(map(repr, sorted(loaded)))[:200]}")
+                raise InputError(
+                    f"no network under 'ema', only {', '.join(map(repr, sorted(loaded)))[:200] or 'nothing'}"
+                )
             loaded = loaded["ema"]
         if not isinstance(loaded, Record):
             raise InputError(f"'ema' must be a network, got {type(loaded).__name__}")
@@ -60,16 +62,16 @@ def _config_of(network: Record) -> dict[str, Any]:
     inner = _children(network, "_modules", "the network").get("model")
     if not isinstance(inner, Record):
         raise InputError("the network has no submodule 'model'")
-    config = {"model_type": inner.class_name, "sigma_min": 0, "sigma_max": math.inf}
+    config: dict[str, Any] = {"model_type": inner.class_name, "sigma_min": 0, "sigma_max": math.inf}
     config |= {name: value for name, value in _arguments(inner, (), "model").items() if name not in INNER_ONLY}
     config |= {name: network.state[name] for name in ATTRIBUTES if name in network.state}
     config |= _arguments(network, POSITIONAL, "the network")
     config = {name: _plain(name, value) for name, value in config.items()}
     if config["model_type"] != inner.class_name:
         raise InputError(f"model_type is {config['model_type']!r:.40}, the network a {inner.class_name!r:.40}")
-    levels = config["sigma_min"], config["sigma_max"]
-    if not all(type(level) in (int, float) for level in levels) or not 0 <= levels[0] < levels[1]:
-        raise InputError(f"sigma_min and sigma_max must be ascending noise levels from 0, got {levels!r:.80}")
+    low, high = config["sigma_min"], config["sigma_max"]
+    if not all(type(level) in (int, float) for level in (low, high)) or not 0 <= low < high:
+        raise InputError(f"sigma_min and sigma_max must be ascending noise levels, got {low!r:.40} and {high!r:.40}")
     return config
 
 

@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Name(str):
-    """A global of the file that `TABLE` or `STORAGES` knows."""
+    """A global of the file that is in `TABLE` or `STORAGES`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,19 +81,12 @@ def load_safely(path: str | os.PathLike[str]) -> Any:
         raise InputError(f"{os.fspath(path)} is no pickle of an EDM network, or a damaged one") from error
 
 
-# The machine
+# The machine: opcodes that push their argument, that push a constant, that push a new container, ...
 
 ARGUMENTS = {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE"}
 ARGUMENTS |= {"BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
-FRESH: Mapping[str, Callable[[], object]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_SET": set,
-}
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+CONTAINERS: Mapping[str, type] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 # Frames only help to read ahead. A persistent id, which names a storage, stays what it is: a tuple.
 IGNORED = {"PROTO", "FRAME", "BINPERSID"}
 SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
@@ -103,13 +96,15 @@ def _run(stream: BinaryIO) -> Any:
     """Run the pickle at the current position of `stream`, and stop after it."""
     stack: list[Any] = []
     below: list[list[Any]] = []  # the stacks below the marks
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     for opcode, argument, _ in pickletools.genops(stream):
         name = opcode.name
         if name in ARGUMENTS:
             stack.append(argument)
-        elif name in FRESH:
-            stack.append(FRESH[name]())
+        elif name in CONSTANTS:
+            stack.append(CONSTANTS[name])
+        elif name in CONTAINERS:
+            stack.append(CONTAINERS[name]())
         elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
             memo[len(memo) if argument is None else argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
@@ -122,12 +117,13 @@ def _run(stream: BinaryIO) -> Any:
             _take(name, stack, items)
         elif name in SIZES:
             _take(name, stack, _popped(stack, SIZES[name]))
-        elif name == "GLOBAL":
-            stack.append(_known(*argument.split(" ")))
-        elif name == "STACK_GLOBAL":
-            stack.append(_known(*_popped(stack, 2)))
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            stack.append(_known(*(_popped(stack, 2) if argument is None else argument.split(" "))))
         elif name in ("REDUCE", "NEWOBJ"):
-            stack.append(_called(*_popped(stack, 2)))
+            function, arguments = _popped(stack, 2)
+            if type(function) is not Name or function not in TABLE or type(arguments) is not tuple:
+                raise Refused("calls something other than a global")
+            stack.append(TABLE[function](*arguments))
         elif name == "BUILD":
             state = stack.pop()
             if type(stack[-1]) is not Record:
@@ -175,12 +171,6 @@ def _known(module: object, name: object) -> Name:
     return known
 
 
-def _called(function: object, arguments: object) -> object:
-    if type(function) is not Name or function not in TABLE or type(arguments) is not tuple:
-        raise Refused("calls something other than a global")
-    return TABLE[function](*arguments)
-
-
 # Stand-ins for globals
 
 
@@ -226,13 +216,8 @@ def _scalar(kind: Record, value: bytes) -> object:
 
 # `object` and structured types of NumPy could hold other objects.
 NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-STORAGES = {
-    "torch.FloatStorage": torch.float32,
-    "torch.DoubleStorage": torch.float64,
-    "torch.HalfStorage": torch.float16,
-    "torch.BFloat16Storage": torch.bfloat16,
-    "torch.LongStorage": torch.int64,
-}
+STORAGES = {"torch.FloatStorage": torch.float32, "torch.DoubleStorage": torch.float64, "torch.LongStorage": torch.int64}
+STORAGES |= {"torch.HalfStorage": torch.float16, "torch.BFloat16Storage": torch.bfloat16}
 TABLE: Mapping[str, Callable[..., object]] = {
     "torch_utils.persistence._reconstruct_persistent_obj": _persistent_object,
     "torch.storage._load_from_bytes": _storage,
