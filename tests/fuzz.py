@@ -20,8 +20,8 @@ import torch
 from lit_knn.errors import InputError
 from lit_knn.images.arrays import array_file_shape, read_array_file
 from lit_knn.images.files import count_image_files, read_image_files
-from lit_knn.loading import load
 from lit_knn.memory import process_bytes
+from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from tests.edm_pickles import NUMPY_1, NUMPY_2, network, published, write
 from tests.image_files import encoded, labels_json
 
@@ -177,7 +177,7 @@ def read(path):
         count_image_files(path)
         return read_image_files(path)
     if path.suffix == ".pkl":
-        return load(path)
+        return read_edm_pickle(path)
     if path.suffix == ".npy":
         array_file_shape(path)
     return read_array_file(path)
