@@ -103,13 +103,13 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
-@given(PLAIN, st.integers(3, 5), st.sampled_from([NUMPY_1, NUMPY_2]))
+@given(PLAIN, st.integers(4, 5), st.sampled_from([NUMPY_1, NUMPY_2]))
 def test_plain_values_come_back_from_every_kind_of_pickle(value, protocol, core):
     with tempfile.TemporaryDirectory() as folder:
         assert load_safely(write(Path(folder, "a.pkl"), [value], protocol, core)) == [value]
 
 
-@given(st.integers(0, 2**31), st.integers(3, 5))
+@given(st.integers(0, 2**31), st.integers(4, 5))
 def test_weights_come_back_from_every_kind_of_pickle(seed, protocol):
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:

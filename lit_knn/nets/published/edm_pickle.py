@@ -98,19 +98,22 @@ def _weights_of(network: Record, max_bytes: int) -> dict[str, Tensor]:
     modules = [("", network)]
     for prefix, module in modules:  # The list grows in the loop.
         where = prefix.rstrip(".") or "the network"
-        for kind in ("_parameters", "_buffers"):
-            for name, value in _children(module, kind, where).items():
-                transient = module.state.get("_non_persistent_buffers_set")
-                if value is None or (kind == "_buffers" and isinstance(transient, set) and name in transient):
-                    continue
-                if not isinstance(value, StoredTensor):
-                    raise InputError(f"{prefix}{name} must be a tensor, got {type(value).__name__}")
-                # Many names may share the values of one storage.
-                max_bytes -= value.values.nbytes + 1
-                if max_bytes < 0:
-                    raise InputError("the tensors are larger than the file")
+        parameters, buffers, children = (
+            _children(module, f"_{kind}", where) for kind in ("parameters", "buffers", "modules")
+        )
+        transient = module.state.get("_non_persistent_buffers_set")
+        tensors = {**parameters, **buffers}
+        for name, value in tensors.items():
+            if not isinstance(value, StoredTensor | None):
+                raise InputError(f"{prefix}{name} must be a tensor, got {type(value).__name__}")
+        # Many names may share the values of one storage, and many modules the same names.
+        max_bytes -= len(tensors) + len(children) + sum(value.values.nbytes for value in tensors.values() if value)
+        if max_bytes < 0:
+            raise InputError("the tensors are larger than the file")
+        for name, value in tensors.items():
+            if value is not None and not (isinstance(transient, set) and name in transient):
                 weights[prefix + name] = value.to_tensor()
-        for name, child in _children(module, "_modules", where).items():
+        for name, child in children.items():
             if child is not None and not isinstance(child, Record):
                 raise InputError(f"{prefix}{name} must be a module, got {type(child).__name__}")
             if child is not None:

@@ -2,7 +2,8 @@
 
 A pickle is a program for a stack machine. Python's machine imports and calls what the program names, and sets
 attributes. The machine here makes plain values, and calls nothing but the functions of `TABLE`, each of which stands in
-for a global of the file. It looks nothing up by a name of the file elsewhere, and a file of n bytes makes O(n) objects.
+for a global of the file. It looks nothing up by a name of the file elsewhere. An opcode takes bounded memory beside its
+own bytes, because a few bytes can call a function on the same large value again and again: the functions copy nothing.
 """
 
 import io
@@ -60,7 +61,7 @@ class StoredTensor(NamedTuple):
 
 
 def load_safely(path: str | os.PathLike[str]) -> Any:
-    """Read a pickle of EDM's code, protocol 3 to 5.
+    """Read a pickle of EDM's code, protocol 4 or 5.
 
     Returns:
         Dicts, lists, tuples, sets, text, bytes and numbers (also for NumPy's numbers); objects as `Record`, tensors as
@@ -198,9 +199,11 @@ def _storage(data: bytes) -> Storage:
 
 def _tensor(storage: Storage, offset: int, size: tuple, stride: tuple, *ignored: object) -> StoredTensor:
     """Rebuild a tensor as a view of a storage; gradients, hooks and metadata are dropped."""
-    width, strides = storage.dtype.itemsize, [step * storage.dtype.itemsize for step in stride]
+    if not all(type(number) is int for number in (offset, *size, *stride)):
+        raise Refused("rebuilds a tensor of an impossible size")
+    width = storage.dtype.itemsize
     # NumPy refuses a view beyond its buffer. With strides of 0, a view could still be larger than that.
-    view = np.ndarray((*size, width), np.uint8, storage.values, offset * width, (*strides, 1))
+    view = np.ndarray((*size, width), np.uint8, storage.values, offset * width, (*(step * width for step in stride), 1))
     if not 0 < view.nbytes <= len(storage.values):
         raise Refused("rebuilds a tensor that is empty, or larger than its storage")
     return StoredTensor(view, storage.dtype)
@@ -226,7 +229,6 @@ TABLE: Mapping[str, Callable[..., object]] = {
     "torch.nn.modules.container.ModuleDict": lambda: Record("ModuleDict"),
     "collections.OrderedDict": lambda: {},
     "dnnlib.util.EasyDict": lambda: {},
-    "builtins.set": lambda items: set(_keys(items)),
     "numpy.dtype": lambda code, *ignored: Record(NUMBERS[NUMBERS.index(code)]),
     "numpy.core.multiarray.scalar": _scalar,
     "numpy._core.multiarray.scalar": _scalar,
