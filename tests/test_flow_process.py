@@ -13,7 +13,7 @@ from lit_knn.estimators import Exact
 from lit_knn.flow import LitFlow
 from lit_knn.flow_sampling import TimeSpan
 from lit_knn.generative_models import FlowModel
-from lit_knn.hand_over.parts import Parts, build
+from lit_knn.loading import build
 from lit_knn.nets import UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import edm_coefficients
@@ -136,7 +136,7 @@ def test_a_file_and_a_checkpoint_keep_the_process():
     model.image_shape = (1, 4, 4)
     assert model.grid.noise_range()[1] == pytest.approx(VP(10.0, 0.5).sigma(torch.tensor(0.9999)).item(), rel=1e-4)
     made = model.generative_model()
-    loaded = build(Parts(made.description(), made.net.state_dict()))
+    loaded = build(made.description(), made.net.state_dict())
     assert vars(loaded.network.process) == {"beta_d": 10.0, "beta_min": 0.5}
     assert torch.equal(loaded.sample(range(2)), model.sample(range(2)))
     straight = lit(None)

@@ -12,7 +12,7 @@ from lit_knn.flow import LitFlow
 from lit_knn.flow_sampling import TimeSpan
 from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
 from lit_knn.guidance import NO_CLASS, guided
-from lit_knn.hand_over.parts import Parts, build
+from lit_knn.loading import build
 from lit_knn.nets import ADM, ConvResNet, DDPMpp, UNet
 from lit_knn.nets.flow import VelocityOutput
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
@@ -165,11 +165,11 @@ def test_knn_draws_from_all_images_where_there_is_no_class():
 @pytest.mark.parametrize("make", [diffusion, flow])
 def test_a_file_keeps_the_guidance(make):
     model = make(guidance=3.0)
-    loaded = build(Parts(model.description(), model.net.state_dict()))
+    loaded = build(model.description(), model.net.state_dict())
     assert loaded.guidance == 3.0
     assert torch.equal(loaded.sample(range(2)), model.sample(range(2)))
     assert "guidance" not in make().options()
-    assert build(Parts(make().description(), model.net.state_dict())).guidance == 1.0
+    assert build(make().description(), model.net.state_dict()).guidance == 1.0
 
 
 def test_the_module_samples_with_its_guidance():
@@ -186,7 +186,7 @@ def test_a_network_that_was_never_trained_without_classes_is_not_guided(kind):
     module = kind(small_unet(), Exact(), class_conditional=True, sampling_steps=2)
     module.image_shape = (1, 4, 4)
     own = module.generative_model()
-    for model in (own, build(Parts(own.description(), own.net.state_dict()))):
+    for model in (own, build(own.description(), own.net.state_dict())):
         model.sample(range(2), guidance=1.0)
         for weight in (0, 2.0):
             with pytest.raises(InputError, match="needs a network that was trained without classes, too"):

@@ -14,16 +14,14 @@ from torch import nn
 import lit_knn
 from lit_knn.ect import LitECT
 from lit_knn.edm import LitEDM
-from lit_knn.edm_checkpoint import convert, load_network
 from lit_knn.errors import InputError
 from lit_knn.estimators import Network, OneSample
 from lit_knn.export import export
 from lit_knn.flow import LitFlow
 from lit_knn.flow_sampling import FixedSteps
 from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
-from lit_knn.hand_over.exported import write_exported
-from lit_knn.hand_over.parts import Parts, build
 from lit_knn.ict import LitICT
+from lit_knn.loading import build, convert, load_network, write_exported
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.architecture import architecture_of, build_network
 from lit_knn.nets.flow import DataOutput, EDMOutput, NoiseOutput, VelocityOutput
@@ -341,28 +339,7 @@ def test_a_network_of_a_users_own_is_given(tmp_path):
         lit_knn.load(run, net=UNet(1, channels=8))
 
 
-# Older and published files
-
-
-@pytest.mark.parametrize("kind", ["ict_classes", "edm"])
-def test_an_older_checkpoint_is_told_by_its_runs_config(kind, runs, tmp_path):
-    run = runs[kind][0]
-    old = tmp_path / "knn_0"
-    (old / "checkpoints").mkdir(parents=True)
-    checkpoint = torch.load(last(run), weights_only=True)
-    del checkpoint[TOLD]
-    torch.save(checkpoint, last(old))
-    with pytest.raises(InputError, match="does not tell the architecture"):
-        lit_knn.load(old)
-    (old / "config.yaml").write_text((run / "config.yaml").read_text())
-    expected = lit_knn.load(run)
-    assert lit_knn.load(old).description() == expected.description()
-    assert torch.equal(lit_knn.load(old).sample(SEEDS), expected.sample(SEEDS))
-    # A class that is not of lit_knn.nets is not looked for.
-    text = (run / "config.yaml").read_text().replace("lit_knn.nets.UNet", "os.UNet")
-    (old / "config.yaml").write_text(text)
-    with pytest.raises(InputError, match="does not tell the architecture"):
-        lit_knn.load(old)
+# Published files
 
 
 def test_a_published_network_is_sampled_as_by_edm(tmp_path):
@@ -396,7 +373,7 @@ def test_a_file_keeps_the_levels_of_its_sampler():
     net = UNet(1, channels=8).eval()
     model = DiffusionModel(EDMPrecond(net), (1, 8, 8), NoiseGrid(0.01, 20.0, rho=3.0), num_steps=3)
     torch.nn.init.normal_(net.get_parameter(next(reversed(dict(net.named_parameters())))), std=0.1)
-    samples = build(Parts(model.description(), net.state_dict())).sample(SEEDS)
+    samples = build(model.description(), net.state_dict()).sample(SEEDS)
     assert torch.equal(samples, model.sample(SEEDS))
     usual = DiffusionModel(EDMPrecond(net), (1, 8, 8), NoiseGrid(0.01, 20.0), num_steps=3)
     assert not torch.allclose(samples, usual.sample(SEEDS), atol=1e-3)
@@ -471,7 +448,7 @@ def entry(name, new):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (entry("format", "other"), "not a converted EDM network"),
+        (entry("format", "other"), "is not a model that lit_knn exported or converted"),
         (entry("format_version", "2"), "has format version '2'; this version of lit_knn reads 1"),
         (entry("model", "{"), "holds no description of its model"),
         (lambda metadata, model: metadata.pop("model"), "holds no description of its model"),
@@ -576,7 +553,7 @@ def test_checkpoints_that_are_wrong_are_refused(runs, tmp_path):
         ({TOLD: {**whole[TOLD], "prefix": "other."}}, r"no weights named other\.\*"),
         ({"state_dict": dict.fromkeys(whole["state_dict"], 1.0)}, "no weights named"),
         ({"state_dict": huge}, "is not an ordinary tensor of weights"),
-        ({TOLD: None, "state_dict": {"weight": torch.ones(1)}}, "no checkpoint of a model that lit_knn trains"),
+        ({TOLD: None}, "generative_model must be a dict with a prefix"),
     ):
         torch.save({**whole, **change}, last(run))
         with pytest.raises(InputError, match=message) as caught:

@@ -24,8 +24,8 @@ LAYERS = (
     ("index",),
     ("reference",),
     ("nets",),
-    ("generative_models", "edm_checkpoint"),
-    ("hand_over",),
+    ("generative_models",),
+    ("loading",),
     ("estimators",),
     ("metrics",),
     ("figures",),
@@ -166,10 +166,10 @@ def test_callbacks_hold_callbacks():
 
 
 def test_only_the_reader_of_networks_knows_the_format_of_their_files():
-    # Only `edm_checkpoint` opens network files.
+    # Only `loading` opens network files.
     for path in FILES:
         asked = {name for name in imports_of(path) if name.startswith("lit_knn.nets.published")}
-        if layer_of(path) not in ("nets", "edm_checkpoint"):
+        if layer_of(path) not in ("nets", "loading"):
             assert all(name.startswith("lit_knn.nets.published.configs") for name in asked), path
 
 
