@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import (
-    ByClass,
-    ExactFloat64,
-    PatchPosterior,
-    patch_posterior,
-    patches,
-    running_mean,
-)
+from lit_knn.estimators import ByClass, ExactFloat64, PatchPosterior, patch_posterior, patches, running_mean
 from lit_knn.estimators.window_sums import sliding_sums
 from lit_knn.reference import ReferenceSet
 from lit_knn.settings import describe
@@ -186,8 +179,7 @@ def test_pieces_of_any_size_give_the_same_mean(monkeypatch):
     whole = estimator.bind(data).posterior_mean(latents(data), LEVELS)
     monkeypatch.setattr(patches, "STATE_BYTES", 1)
     monkeypatch.setattr(patch_posterior, "ITEMS", 3)
-    for module in (patches, running_mean):
-        monkeypatch.setattr(module, "work_bytes", lambda device: 20_000)
+    monkeypatch.setattr(patches, "work_bytes", lambda device: 20_000)
     torch.testing.assert_close(estimator.posterior_mean(latents(data), LEVELS), whole, atol=1e-6, rtol=0)
 
 
@@ -209,8 +201,7 @@ def test_the_largest_tensor_is_bounded(monkeypatch):
         seen.append(made.nbytes)
         return made
 
-    for module in (patches, running_mean):
-        monkeypatch.setattr(module, "work_bytes", lambda device: limit)
+    monkeypatch.setattr(patches, "work_bytes", lambda device: limit)
     monkeypatch.setattr(running_mean.torch, "empty", recorded)
     monkeypatch.setattr(running_mean.torch, "bmm", lambda *args, make=torch.bmm: recorded(*args, make=make))
     data = reference(N=300, shape=(3, 8, 8))
