@@ -69,6 +69,15 @@ def batch(reference, t, size=12, seed=1):
     return x, noisy(x, t, seed), reference.labels[ids]
 
 
+def assert_same_up_to_order(mean, expected):
+    """Compare means of the same draws from batches of other sizes.
+
+    Processors add the products of a batch in an order that depends on its size. Float32 sums of 40 weighted pixels
+    below 1 then differ by 40 half units in the last place at most; an estimate may be twice as large.
+    """
+    torch.testing.assert_close(mean, expected, rtol=0, atol=40 * torch.finfo(torch.float32).eps)
+
+
 # The reference set of a class
 
 
@@ -205,7 +214,7 @@ def test_a_mixed_batch_is_what_each_class_gives_by_itself(name, hflip):
         # This set has only the images of one class, and no labels.
         own = ReferenceSet(reference.images[reference.labels[: len(reference.images)] == label], hflip=hflip)
         alone = MAKERS[name]().bind(own).posterior_mean(z[rows], t[rows], x[rows], generator)
-        assert torch.equal(mixed[rows], alone)
+        assert_same_up_to_order(mixed[rows], alone)
 
 
 @WITH_REFERENCE
@@ -257,7 +266,7 @@ def test_an_estimator_with_an_average_of_its_own_keeps_it():
     x, z, labels = batch(reference, 1.0)
     plain, doubled = (ByClass(kind(n=8)).bind(reference) for kind in (STF, Doubled))
     expected = 2 * plain.posterior_mean(z, 1.0, x, rng(), labels)
-    assert torch.equal(doubled.posterior_mean(z, 1.0, x, rng(), labels), expected)
+    assert_same_up_to_order(doubled.posterior_mean(z, 1.0, x, rng(), labels), expected)
 
 
 def test_limits_of_the_noise_are_the_nearest_image_and_the_mean_of_the_class():

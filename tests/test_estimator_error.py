@@ -160,6 +160,8 @@ def test_knn_has_the_variance_of_eq_12_within_both_bounds():
     assert (values["eq12_variance"] <= values["bound_4_1"] * (1 + 1e-9)).all()
     assert (values["eq12_variance"] <= values["bound_4_2"] * (1 + 1e-9)).all()
     assert (values["recall"] == 1).all()
+    # The certificate is Eq. 12 with weights of the draws themselves.
+    assert 0.7 < values["certified_mse"].mean() / values["variance"].mean() < 1.4
     # If every image is a neighbour, KNN is Monte Carlo.
     values, variance = run_measure(KNN(k=40, n=8))
     assert close(values["variance"], variance / 8)

@@ -8,19 +8,13 @@ import functools
 import pytest
 import torch
 
-from lit_knn.estimators import (
-    KNN,
-    ByClass,
-    OneSample,
-    SubspaceKNN,
-    Wiener,
-)
+from lit_knn.estimators import KNN, OneSample, SubspaceKNN, Wiener
 from lit_knn.index import TorchIndex
 from lit_knn.index.subspace_index import SubspaceIndex
 from lit_knn.reference import ReferenceSet
 from tests.toys import noisy
 
-N, B, CLASSES = 2000, 64, 50
+N, B = 2000, 64
 
 
 @functools.cache
@@ -32,7 +26,7 @@ def images():
 
 
 def reference(index=None, hflip=False):
-    made = ReferenceSet(images(), index or TorchIndex(), hflip=hflip, labels=torch.arange(N) % CLASSES)
+    made = ReferenceSet(images(), index or TorchIndex(), hflip=hflip)
     return made.to("cuda")
 
 
@@ -54,10 +48,10 @@ def latents():
     return noisy(x, t).cuda(), t.cuda(), x.cuda()
 
 
-def cost(stand_in, estimator, labels=None):
+def cost(stand_in, estimator):
     z, t, x = latents()
     generator = torch.Generator("cuda").manual_seed(0)
-    arguments = z, t, x if estimator.uses_source else None, generator, labels
+    arguments = z, t, x if estimator.uses_source else None, generator
     estimator.posterior_mean(*arguments)
     with stand_in.record() as seen:
         estimator.posterior_mean(*arguments)

@@ -7,17 +7,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import (
-    KNN,
-    STF,
-    Exact,
-    ExactFloat64,
-    MonteCarlo,
-    OneSample,
-    SubspaceKNN,
-    UniformSNIS,
-    Wiener,
-)
+from lit_knn.estimators import KNN, STF, Exact, ExactFloat64, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.images.arrays import read_array_file
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet

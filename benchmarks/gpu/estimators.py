@@ -10,17 +10,7 @@ from benchmarks.common import Rows, markdown, number
 from benchmarks.gpu import roofline
 from benchmarks.gpu.roofline import Phase, Roofline, Sizes
 from benchmarks.gpu.timing import milliseconds, peak_mib, release, why
-from lit_knn.estimators import (
-    KNN,
-    STF,
-    Estimator,
-    Exact,
-    ExactFloat64,
-    MonteCarlo,
-    OneSample,
-    SubspaceKNN,
-    UniformSNIS,
-)
+from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS
 from lit_knn.index import Index, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
