@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.deferred_checks import deferring, refuse
-from lit_knn.errors import InputError, prefixed
+from lit_knn.errors import InputError
 from lit_knn.estimators.counts import fit_counts
 from lit_knn.linalg.full_float32 import full_float32
 from lit_knn.memory import moved
@@ -326,7 +326,8 @@ class Estimator(TellsSettings, ABC):
         got = f"{z.dtype} {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         need(isinstance(z, Tensor) and z.is_floating_point(), f"z must be float, got {got}")
         if self.needs_reference:
-            shape, device = self.reference.shape, self.reference.device
+            reference = self.reference
+            shape, device = reference.shape, reference.device
             need(z.ndim > len(shape) and z.shape[1:] == shape, f"z must be (B, {str(tuple(shape))[1:-1]}), got {got}")
             need(z.device == device, f"z is on {z.device}, the reference set on {device}: call reference.to()")
         if x_source is not None:
@@ -341,8 +342,7 @@ class Estimator(TellsSettings, ABC):
             need(labels.device in (z.device, CPU), f"labels are on {labels.device}, z is on {z.device}")
         if generator is not None:
             need(generator.device.type == z.device.type, f"the generator is on {generator.device}, z is on {z.device}")
-        with prefixed(type(self).__name__):
-            t = per_item(t, z).double()
+        t = per_item(t, z).double()
         fits = t.ndim == 0 or t.shape[0] in (1, len(z))
         need(fits, f"t must be a scalar or ({len(z)},), got {tuple(t.flatten().shape)}")
         self._check_values(z, t, x_source)
