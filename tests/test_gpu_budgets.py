@@ -8,7 +8,7 @@ import functools
 import pytest
 import torch
 
-from lit_knn.estimators import KNN, OneSample, SubspaceKNN, Wiener
+from lit_knn.estimators import KNN, ByClass, OneSample, SubspaceKNN, Wiener
 from lit_knn.index import TorchIndex
 from lit_knn.index.subspace_index import SubspaceIndex
 from lit_knn.reference import ReferenceSet

@@ -1,7 +1,7 @@
 """Estimators that draw n images for each z: they weight the images, average them, and certify the mean."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -207,7 +207,7 @@ def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> T
     return torch.where(left > 0, variance, 0.0) / mean.shape[1:].numel()
 
 
-def in_order(parts: list[tuple[Tensor, tuple[Tensor, ...]]]) -> list[Tensor]:
+def in_order(parts: Sequence[tuple[Tensor, tuple[Tensor, ...]]]) -> list[Tensor]:
     """Join the results of parts of the rows, and bring them into the order of the rows."""
     position = torch.cat([rows for rows, _ in parts]).argsort()
     return [torch.cat(columns)[position] for columns in zip(*(results for _, results in parts), strict=True)]
