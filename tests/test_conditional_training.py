@@ -39,6 +39,7 @@ class Asked(Estimator):
     """Records the labels of its calls."""
 
     needs_reference = False
+    uses_source = takes_labels = True
 
     def __init__(self):
         self.calls = []
@@ -47,9 +48,9 @@ class Asked(Estimator):
         self.calls.append((z, t, x_source, self.labels))
         return x_source
 
-    def _by_label(self, labels, answer):
-        self.labels = labels
-        return answer(self, slice(None))
+    def mean_of(self, query):
+        self.labels = query.labels
+        return super().mean_of(query)
 
 
 def scaled(kind, **options):

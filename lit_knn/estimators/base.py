@@ -292,7 +292,8 @@ class Estimator(TellsSettings, ABC):
         wanted = query.x_source if self.uses_source or query.warp is not None else None
         source = None if wanted is None else wanted.clone()
         generator = None if self.deterministic else query.generator
-        with following(generator):
+        # For no latents, as on a rank that only answers for its shard, nothing is drawn, and no number is used up.
+        with following(generator if len(z) else None):
             if query.warp is None:
                 return self._checked_mean(self._posterior_mean(z, t, source, generator), query.z)
             assert source is not None

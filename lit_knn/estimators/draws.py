@@ -16,6 +16,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
 from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.posterior import unnormalised_log_likelihood
+from lit_knn.theory.proposal import Proposal
 from lit_knn.theory.warp import Warp
 
 # Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
@@ -65,6 +66,13 @@ class DrawingEstimator(Estimator):
 
     n = Count(DEFAULT_N)
     """Number of images drawn for each z. Images may repeat, so n may exceed the size of the set."""
+
+    searches = False
+    """Tells whether the draws come from the proposal of near images, Eq. 13 (eq:proposal)."""
+
+    def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
+        """Build the proposal for z (B, *shape) at t (B,), if the estimator `searches`."""
+        raise NotImplementedError
 
     @abstractmethod
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:

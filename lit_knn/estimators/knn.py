@@ -41,6 +41,7 @@ class KNN(DrawingEstimator):
         InputError: k < 1, n < 1; at `bind`, k > N.
     """
 
+    searches = True
     shardable = True
 
     k = Count(DEFAULT_K, IMAGES)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_knn.estimators import KNN, DrawingEstimator, Estimator, MonteCarlo
+from lit_knn.estimators import DrawingEstimator, Estimator, MonteCarlo
 from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
@@ -54,8 +54,7 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
     names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
     if isinstance(estimator, DrawingEstimator):
         names += CERTIFIED
-    if isinstance(estimator, KNN):
-        names += SearchDiagnostics._fields
+        names += SearchDiagnostics._fields if estimator.searches else ()
     return (*names, TIME)
 
 
@@ -78,8 +77,8 @@ def measure(
         generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
         certificate = estimator.certified_mean(z, t, source(0), generator)
         values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
-    if isinstance(estimator, KNN):
-        values |= search_diagnostics(estimator, z, t, mu)._asdict()
+        if estimator.searches:
+            values |= search_diagnostics(estimator, z, t, mu)._asdict()
     return values
 
 
