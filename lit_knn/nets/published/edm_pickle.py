@@ -20,7 +20,7 @@ POSITIONAL = (*ATTRIBUTES, "model_type")
 # Names that the inner network uses for img_channels of the preconditioned network.
 INNER_ONLY = {"in_channels", "out_channels"}
 # No real network exceeds these limits. A malicious file could, with modules that contain each other.
-MAX_MODULES, MAX_DEPTH, MAX_VALUES = 20_000, 24, 100
+MAX_MODULES, MAX_DEPTH, MAX_VALUES = 20_000, 8, 100
 
 
 def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -125,6 +125,6 @@ def _weights_of(network: Record, max_bytes: int) -> dict[str, Tensor]:
 
 def _children(module: Record, kind: str, where: str) -> dict[str, Any]:
     children = module.state.get(kind) if isinstance(module.state, dict) else None
-    if not isinstance(children, dict) or not all(re.fullmatch(r"[\w-]{1,100}", name) for name in children):
+    if not isinstance(children, dict) or not all(re.fullmatch(r"[\w-]{1,50}", name) for name in children):
         raise InputError(f"{where} lacks its {kind}, or has some of impossible names")
     return children
