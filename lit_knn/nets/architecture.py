@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.errors import InputError, prefixed
+from lit_knn.errors import InputError, first_line, prefixed
 from lit_knn.nets.adm import ADM
 from lit_knn.nets.base import ImageNetwork
 from lit_knn.nets.song_unet import DDPMpp, NCSNpp
@@ -43,7 +43,7 @@ def build_network(architecture: Mapping[str, Any], weights: Mapping[str, Tensor]
         with torch.device("meta"):  # A new network would take memory, time and random numbers for nothing.
             net = KNOWN[name](**options)
     except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"architecture: {name} cannot have the options {options!r:.300}: {error!s:.300}") from error
+        raise InputError(f"architecture: {name} cannot have the options {options!r:.300}: {first_line(error):.300}") from error
     load_weights(net, weights, assign=True)
     return net
 
