@@ -496,7 +496,7 @@ def entry(name, new):
         (option("sampling_class", 0), "sampling_class=0, but the network has num_classes=0"),
         (value("image_shape", None), "image_shape must be a list of positive integers, got None"),
         (value("image_shape", [1, -8, 8]), "image_shape must be a list of positive integers"),
-        (value("image_shape", [3, 8, 8]), r"image_shape: UNet: in_channels=1, but the images have the shape \(3, 8, 8\)"),
+        (value("image_shape", [3, 8, 8]), r"UNet: in_channels=1, but the images have the shape \(3, 8, 8\)"),
         (value("image_shape", [1, 7, 8]), "image_shape: UNet: image sides 7x8 are not divisible by 2"),
         (value("architecture", None), "does not tell the architecture of its network: give net"),
         (value("architecture", "UNet"), "architecture must be a dict"),

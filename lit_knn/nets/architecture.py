@@ -43,7 +43,8 @@ def build_network(architecture: Mapping[str, Any], weights: Mapping[str, Tensor]
         with torch.device("meta"):  # A new network would take memory, time and random numbers for nothing.
             net = KNOWN[name](**options)
     except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"architecture: {name} cannot have the options {options!r:.300}: {first_line(error):.300}") from error
+        told = f"{options!r:.300}: {first_line(error):.300}"
+        raise InputError(f"architecture: {name} cannot have the options {told}") from error
     load_weights(net, weights, assign=True)
     return net
 

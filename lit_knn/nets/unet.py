@@ -95,20 +95,20 @@ class UNet(ImageNetwork):
 
 
 class Waves(nn.Module):
-    """Sines and cosines of the noise label at `half` frequencies from 1 down to 1/30 radians per unit of the label.
+    """Sines and cosines of the noise label at `number` frequencies from 1 down to 1/30 radians per unit of the label.
 
     The label ln(t)/4 spans 2.65 units from t = 0.002 to 80, and one step of an 11-level grid takes up to 0.53 units.
     To a consistency model, neighbouring levels must look nearly alike (Song & Dhariwal 2023, Section 3.1), so no
     frequency is above 1.
     """
 
-    def __init__(self, half: int) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.half = half
+        self.number = number
 
     def forward(self, noise_label: Tensor) -> Tensor:
-        """Map (B,) to (B, 2·half)."""
-        frequencies = torch.linspace(0, -math.log(30.0), self.half, device=noise_label.device).exp()
+        """Map (B,) to (B, 2·number)."""
+        frequencies = torch.linspace(0, -math.log(30.0), self.number, device=noise_label.device).exp()
         angles = noise_label.unsqueeze(1) * frequencies
         return torch.cat([angles.sin(), angles.cos()], 1)
 
