@@ -22,40 +22,31 @@ from torch import Tensor
 from benchmarks.common import Output, load, markdown
 from lit_knn.child_process import in_own_process
 from lit_knn.errors import InputError, told_in_one_line
-from lit_knn.estimators import EquivariantPatch, Estimator, Golden, PatchPosterior, PCALocality, Smoothed
+from lit_knn.estimators import Estimator, PatchPosterior, PCALocality, Smoothed
 from lit_knn.memory import process_bytes
-from lit_knn.referee.adapters import GoldDiff, KambEquivariant, PSPCSquare, StudioPCALocality
+from lit_knn.referee.adapters import PSPCSquare, StudioPCALocality
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
 THRESHOLD = 0.05
-# GoldDiff's number of images between its k_min and k_max.
-SHARE = 14
 
 
 class Pair(NamedTuple):
-    """One of our estimators and the public code, made for N images.
+    """One of our estimators and the public code.
 
     Attributes:
         ours: makes the estimator.
-        theirs: makes the adapter from the folder of the checkouts; None if there is no public code.
+        theirs: makes the adapter from the folder of the checkouts, for N images; None if there is no public code.
         note: why the two differ, or "".
     """
 
-    ours: Callable[[int], Estimator]
+    ours: Callable[[], Estimator]
     theirs: Callable[[Path, int], Estimator] | None = None
     note: str = ""
 
 
 def _patches(p: int) -> Pair:
-    return Pair(lambda N: PatchPosterior(p), lambda folder, N: PSPCSquare(str(folder / "pspc"), [p, p]))
-
-
-def _equivariant(p: int) -> Pair:
-    def theirs(folder: Path, N: int) -> Estimator:
-        return KambEquivariant(str(folder / "convolutional_diffusion"), p)
-
-    return Pair(lambda N: EquivariantPatch(p), theirs)
+    return Pair(lambda: PatchPosterior(p), lambda folder, N: PSPCSquare(str(folder / "pspc"), [p, p]))
 
 
 def _locality(folder: Path, N: int) -> Estimator:
@@ -63,18 +54,10 @@ def _locality(folder: Path, N: int) -> Estimator:
     return StudioPCALocality(str(folder / "analytic-diffusion-studio"), N, THRESHOLD, rows=1)
 
 
-def _golddiff(folder: Path, N: int) -> Estimator:
-    return GoldDiff(str(folder / "GoldDiff"), N // SHARE, N // SHARE, mask_threshold=THRESHOLD, rows=1)
-
-
 PAIRS = {
     **{f"PatchPosterior({p})": _patches(p) for p in (3, 7, 15)},
-    **{f"EquivariantPatch({p})": _equivariant(p) for p in (3, 7, 15)},
-    "PCALocality": Pair(lambda N: PCALocality(THRESHOLD), _locality, "another rule of the masks"),
-    "Golden(PCALocality)": Pair(
-        lambda N: Golden(PCALocality(THRESHOLD), N // SHARE), _golddiff, "other masks; other, random candidates"
-    ),
-    "Smoothed(PatchPosterior(7), n=4)": Pair(lambda N: Smoothed(PatchPosterior(7), 0.3, 4)),
+    "PCALocality": Pair(lambda: PCALocality(THRESHOLD), _locality, "another rule of the masks"),
+    "Smoothed(PatchPosterior(7), n=4)": Pair(lambda: Smoothed(PatchPosterior(7), 0.3, 4)),
 }
 
 
@@ -97,7 +80,7 @@ def compare(name: str, folder: Path, reference: ReferenceSet, args: argparse.Nam
     pair, z = PAIRS[name], latents(reference, args.t, args.batch)
     if pair.theirs is None:
         raise InputError(f"--entries: {name} has no public code to compare with")
-    both = [pair.ours(reference.N).bind(reference), pair.theirs(folder, reference.N).bind(reference)]
+    both = [pair.ours().bind(reference), pair.theirs(folder, reference.N).bind(reference)]
     seconds: list[list[float]] = [[], []]
     means = [z, z]
     for _ in range(args.turns):
@@ -125,7 +108,7 @@ def measure_memory(name: str, data: Path, images: int | None, batch: int, t: flo
     reference = ReferenceSet(load(data)[:images].clone())
     before = process_bytes()
     start = time.process_time()
-    estimator = PAIRS[name].ours(reference.N).bind(reference)
+    estimator = PAIRS[name].ours().bind(reference)
     bind, bound = time.process_time() - start, process_bytes("VmHWM")
     seconds, _ = timed(estimator, latents(reference, t, batch), t)
     peak = process_bytes("VmHWM")

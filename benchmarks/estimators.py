@@ -31,14 +31,12 @@ from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import (
     KNN,
     STF,
-    CascadeKNN,
     Estimator,
     Exact,
     ExactFloat64,
     ExactInt8,
     MonteCarlo,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     UniformSNIS,
     Wiener,
@@ -55,7 +53,7 @@ from lit_knn.reference import ReferenceSet
 
 PLAIN = "KNN, FAISS Flat"
 INT8 = "Exact, int8, 3 digits"
-SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "CascadeKNN", "Exact")
+SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact")
 LEAST_SHOWN = 1e-13
 
 
@@ -63,12 +61,10 @@ def entries(k: int, n: int) -> dict[str, Entry]:
     """Return the estimators by name that this machine can run, the plain method first."""
     all_entries = {
         PLAIN: Entry(lambda: KNN(k, n), lambda _: FaissIndex()),
-        "KNN stratified, FAISS Flat": Entry(lambda: StratifiedKNN(k, n), lambda _: FaissIndex()),
         "KNN, TorchIndex": Entry(lambda: KNN(k, n), lambda _: TorchIndex()),
         "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(256)),
-        "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, None, n)),
-        "SubspaceKNN, r=512": Entry(lambda: SubspaceKNN(512, None, n)),
-        "CascadeKNN": Entry(lambda: CascadeKNN(n=n)),
+        "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, n)),
+        "SubspaceKNN, r=512": Entry(lambda: SubspaceKNN(512, n)),
         "OneSample": Entry(OneSample),
         "STF": Entry(lambda: STF(n)),
         "UniformSNIS": Entry(lambda: UniformSNIS(n)),

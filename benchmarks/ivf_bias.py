@@ -83,7 +83,7 @@ def methods(N: int, k: int, n: int, r: int, shares: Sequence[int], cache_dir: st
     found = {
         EXACT: Entry(lambda: KNN(k, n), lambda _: RememberedSearch(TorchIndex("float32"))),
         REFERENCE: Entry(lambda: STF(n)),
-        f"SubspaceKNN, r={r}": Entry(lambda: SubspaceKNN(r, None, n)),
+        f"SubspaceKNN, r={r}": Entry(lambda: SubspaceKNN(r, n)),
     }
     probes = sorted({max(round(c / share), 1) for share in shares})
     found |= {f"KNN, IVF{c}, p={p}": Entry(lambda: KNN(k, n), ivf, [p]) for p in probes}

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.common import Entry, Rows, prepared_set
-from lit_knn.estimators import KNN, STF, CascadeKNN, Estimator, Exact, ExactFloat64, SubspaceKNN
+from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.metrics import mean_and_error
 from lit_knn.metrics.latents import NoisyLatents
@@ -66,9 +66,8 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
     found[f"KNN, IVF{c},SQ8 lossless"] = ivf(f"IVF{c},SQ8", lossless=True)
     if d <= FAISS_PCA_MAX_D:
         found[f"KNN, PCA256,IVF{c},SQ8"] = ivf(f"PCA256,IVF{c},SQ8", lossless=False)
-    found["SubspaceKNN, r=256"] = Entry(lambda: SubspaceKNN(256, None, n))
-    found["SubspaceKNN, r=512"] = Entry(lambda: SubspaceKNN(512, None, n))
-    found["CascadeKNN"] = Entry(lambda: CascadeKNN(n=n))
+    found["SubspaceKNN, r=256"] = Entry(lambda: SubspaceKNN(256, n))
+    found["SubspaceKNN, r=512"] = Entry(lambda: SubspaceKNN(512, n))
     found["STF"] = Entry(lambda: STF(n))
     found["Exact"] = Entry(Exact)
     return found

@@ -22,8 +22,7 @@ from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import STF, Estimator, OneSample, Switched
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import Count
-from lit_knn.estimators.draws import Draws, uniform_draws
-from lit_knn.estimators.sampled import SampledEstimator
+from lit_knn.estimators.draws import DrawingEstimator, Draws
 from lit_knn.figures import figure3, save_figure
 from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import noise_grid
@@ -33,7 +32,7 @@ SWITCH = 1.0
 SHOWN = (0.3, 0.9, 1.1, 2.0, 5.0, 80.0)
 
 
-class DistinctBank(SampledEstimator):
+class DistinctBank(DrawingEstimator):
     """A bank of n different images that holds the source of z, weighted by likelihood: STF without repetitions.
 
     Stable Velocity's code keeps the last n images of a class that the data loader gave, so a bank has an image twice
@@ -59,7 +58,8 @@ class DistinctBank(SampledEstimator):
         if x_source is not None:
             # The least number of a row puts the source into its bank.
             order.scatter_(1, self.reference.locate(x_source).unsqueeze(1), -1.0)
-        return uniform_draws(order.topk(min(self.n, self.reference.N), largest=False).indices)
+        ids = order.topk(min(self.n, self.reference.N), largest=False).indices
+        return Draws(ids=ids, log_factor=torch.zeros_like(ids, dtype=torch.float64))
 
 
 def estimators(n: int) -> dict[str, Callable[[], Estimator]]:

@@ -11,8 +11,8 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 - `solvers`, `schedules`, `sampling`, `flow_sampling`, `guidance`: steps of the ODE, noise levels, samplers.
 - `autoencoders`: from images to latents and back.
 - `index`: neighbour search; `reference`: the data set that estimators average over, whole or in shards.
-- `nets`: networks; `edm_checkpoint`: reads and converts the files of EDM networks.
-- `generative_models`: trained networks with their samplers; `hand_over`: `lit_knn.load(path)` reads them from any file.
+- `nets`: networks, and a reader of EDM's published ones.
+- `generative_models`: trained networks with their samplers; `loading`: `lit_knn.load(path)` reads them from any file.
 - `estimators`: the plug-ins, which all estimate the posterior mean.
 - `metrics`: measurements; `figures`: their pictures; `referee`: the benchmark of anybody's estimators on frozen cases.
 - `data`: data modules; `training`: what the training modules share.
@@ -27,7 +27,7 @@ Each line imports from the lines above it alone; `tests/test_layers.py` holds th
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lit_knn.hand_over import load
+    from lit_knn.loading import load
 
 __all__ = ["__version__", "load"]
 __version__ = "0.1.0"
@@ -37,6 +37,6 @@ def __getattr__(name: str) -> Any:
     # `import lit_knn` alone loads no torch.
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lit_knn.hand_over import load
+    from lit_knn.loading import load
 
     return load

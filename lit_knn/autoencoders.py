@@ -41,10 +41,6 @@ class PCA(Autoencoder):
     Args:
         latent_shape: shape of the latents; their number of values is the number of components.
         scale: factor of the latents.
-
-    Raises:
-        InputError: latent_shape is not of positive integers, or scale is not above 0; at `fit`, there are more
-            components than pixels or images.
     """
 
     def __init__(self, latent_shape: Sequence[int], scale: float = 1.0) -> None:
@@ -58,7 +54,6 @@ class PCA(Autoencoder):
         self._shape: tuple[int, ...] = ()
 
     def fit(self, images: Tensor) -> None:
-        """See `Autoencoder.fit`."""
         flat, r = images.flatten(1), prod(self.latent_shape)
         if r > min(flat.shape):
             raise InputError(
@@ -70,13 +65,11 @@ class PCA(Autoencoder):
 
     @full_float32()
     def encode(self, images: Tensor) -> Tensor:
-        """See `Autoencoder.encode`."""
         latents = self._fitted().to(images.device).project(images)
         return self.scale * latents.reshape(-1, *self.latent_shape)
 
     @full_float32()
     def decode(self, latents: Tensor) -> Tensor:
-        """See `Autoencoder.decode`."""
         components = self._fitted().to(latents.device)
         return (components.expand(latents.flatten(1) / self.scale) + components.mean).reshape(-1, *self._shape)
 

@@ -8,7 +8,7 @@ import argparse
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +17,71 @@ from torch import Tensor
 
 from lit_knn.checkpoint_file import read_checkpoint_file
 from lit_knn.errors import InputError, prefixed
-from lit_knn.theory.power_average import Fit, Profile, exponent, fit
 from lit_knn.training.checkpoint_io import AVERAGE_KEY, WholeCheckpointIO
 from lit_knn.training.kept_checkpoints import kept_snapshots
-from lit_knn.training.power_averages import checked_lengths
+from lit_knn.training.power_averages import checked_lengths, exponent
 
 Snapshot = dict[str, Any]
 AVERAGES_FOLDER = "averages"
 # Above these shares of the profile's norm, the sum is told to be, or is not taken for, the wanted average.
 WARNED, REFUSED = 0.05, 0.3
 PARTS_OF_A_SNAPSHOT = {"lengths", "averages", "images_seen", "global_step", "pytorch-lightning_version"}
+# Singular values below this share of the largest are rounding errors of the inner products.
+CUTOFF = 1e-13
+
+
+class Profile(NamedTuple):
+    """The profile of an average, p(t) = (γ+1)·t^γ / T^(γ+1) for 0 < t <= T, Eq. 121 of arXiv 2312.02696.
+
+    Attributes:
+        gamma: γ, at least 0.
+        end: T, the number of images seen at which the average was taken.
+    """
+
+    gamma: float
+    end: float
+
+
+class Fit(NamedTuple):
+    """The weights that combine averages into another one.
+
+    Attributes:
+        weights: (n,), float64; their sum is 1.
+        residual: L2 norm of the profile's error, as a share of the L2 norm of the profile. Values below 1e-7 are
+            rounding errors.
+    """
+
+    weights: np.ndarray
+    residual: float
+
+
+def inner_product(a: Profile, b: Profile) -> float:
+    """Return ∫ p_a(t) p_b(t) dt, Eq. 151 of arXiv 2312.02696."""
+    early, late = (a, b) if a.end <= b.end else (b, a)
+    factor = (a.gamma + 1) * (b.gamma + 1) / (a.gamma + b.gamma + 1)
+    return factor * (early.end / late.end) ** late.gamma / late.end
+
+
+def fit(stored: Sequence[Profile], wanted: Profile) -> Fit:
+    """Return the weights of the stored averages whose sum of profiles is nearest to the wanted one in L2.
+
+    The weights sum to 1, so constant weights of a network stay what they are. This is a condition of the fit. The
+    authors of arXiv 2312.02696 solve without it, and their program then divides the solution by its sum.
+    """
+    n = len(stored)
+    products = np.array([[inner_product(a, b) for b in stored] for a in stored])
+    with_wanted = np.array([inner_product(a, wanted) for a in stored])
+    norm = inner_product(wanted, wanted)
+    # Differences from the last profile have no mass. Any combination of them keeps the sum at 1.
+    differences = np.eye(n)[:-1] - np.eye(n)[-1]
+    gram = differences @ products @ differences.T
+    sides = differences @ (with_wanted - products[-1])
+    # The diagonal of the scaled matrix is 1, so the cutoff treats long and short averages alike.
+    scale = np.sqrt(np.clip(np.diag(gram), np.finfo(np.float64).tiny, None))
+    scaled = np.linalg.lstsq(gram / np.outer(scale, scale), sides / scale, rcond=CUTOFF)[0]
+    weights = np.eye(n)[-1] + differences.T @ (scaled / scale)
+    squared = norm - 2 * weights @ with_wanted + weights @ products @ weights
+    return Fit(weights, float(np.sqrt(max(squared, 0.0) / norm)))
 
 
 def read_snapshot(path: Path) -> Snapshot:

@@ -52,9 +52,9 @@ class DeferredChecks:
             return
         rows = torch.cat(list(self._first.values())).tolist()
         named = [(key, i) for key, first in self._first.items() for i in range(len(first))]
-        failed = [(row, key, i) for row, (key, i) in zip(rows, named, strict=True) if row[0] >= 0]
+        failed = [(step, value, *name) for (step, value), name in zip(rows, named, strict=True) if step >= 0]
         if failed:
-            (step, value), key, i = min(failed, key=lambda each: each[0][0])
+            step, value, key, i = min(failed, key=lambda each: each[0])
             raise self._failures[key](i, value, f" at step {step:.0f}")
 
 

@@ -53,8 +53,7 @@ def broadcast(value: T) -> T:
 def on_first_rank(work: Callable[[], T]) -> T:
     """Run `work` on the first rank and return its result on every rank. All ranks must call this.
 
-    Raises:
-        InputError: on every rank, if `work` raised an InputError or an OSError.
+    If `work` raises an InputError or an OSError, every rank raises an InputError.
     """
     result, problem = None, None
     if rank_and_size()[0] == 0:
@@ -75,24 +74,19 @@ def warn_on_first_rank(message: str) -> None:
 
 
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
-    """Run `lead` in the first process of each machine, and then `follow` in the others.
+    """Run `lead` in the first process of each machine, and then `follow` with its result in the others.
 
-    Every process of a distributed run must call it; outside one it only calls `lead()`. `lead` returns a picklable
-    result, and `follow` gets the result of its machine's leader.
-
-    Raises:
-        InputError: another process failed in `lead` or `follow`; the message names the lowest such rank.
-        LostProcessError: another process was killed.
-        Exception: the exception that `lead` or `follow` raised in this process.
+    Every process of a distributed run must call it; outside one it only calls `lead()`. The result must be picklable.
+    Errors are those of `in_every_process`.
     """
     if _is_alone():
         lead()
         return
     with _patient_group() as group:
-        machines = _gather(machine_name(), group)
-        leader = machines.index(machine_name())
-        given = _together(lead if leader == dist.get_rank() else None, group)[leader]
-        _together(None if leader == dist.get_rank() else lambda: follow(given), group)
+        machines, rank = _together(machine_name, group), dist.get_rank()
+        leader = machines.index(machines[rank])
+        given = _together(lambda: lead() if rank == leader else None, group)[leader]
+        _together(lambda: None if rank == leader else follow(given), group)
 
 
 def in_every_process(work: Callable[[], T]) -> list[T]:
@@ -102,7 +96,7 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
         The result of each process, which must be picklable, in the order of the ranks.
 
     Raises:
-        InputError: another process failed; the message names it.
+        InputError: another process failed; the message names the lowest such rank.
         LostProcessError: another process was killed.
         Exception: the exception that `work` raised in this process.
     """
@@ -110,6 +104,55 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
         return [work()]
     with _patient_group() as group:
         return _together(work, group)
+
+
+def _together(work: Callable[[], T], group: Any) -> list[Any]:
+    """Run `work`, wait for the other processes, and return the result of each process."""
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as raised:
+        error = raised
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    with _losing_no_process():
+        told = None if error is None else f"{type(error).__name__}: {error}"
+        dist.all_gather_object(outcomes, (result, told), group=group)
+    if error is not None:
+        raise error
+    for rank, (_, message) in enumerate(outcomes):
+        if message is not None:
+            raise InputError(f"rank {rank} failed while the reference set was made ready: {message}")
+    return [result for result, _ in outcomes]
+
+
+@contextmanager
+def _patient_group() -> Iterator[Any]:
+    """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
+    with _losing_no_process():
+        # The first group checks that all processes have arrived, the second waits for their work. Both stay open until
+        # the end, because a process that closes a group while another process joins it looks lost.
+        groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
+    try:
+        yield groups[1]
+    finally:
+        for group in groups:
+            dist.destroy_process_group(group)
+
+
+@contextmanager
+def _losing_no_process() -> Iterator[None]:
+    """Raise LostProcessError if the other processes cannot be reached."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = first_line(error).partition(". ")[0]
+        raise LostProcessError(f"another process ended while the reference set was made ready ({reason})") from error
+
+
+def machine_name() -> str:
+    """Return a name that the processes of one machine or container share, and that no other process has."""
+    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+    return f"{socket.gethostname()} {boot}"
 
 
 def cpu_group() -> Any:
@@ -132,66 +175,14 @@ def largest(values: Sequence[int], group: Any) -> list[int]:
     return each.tolist()
 
 
-def _is_alone() -> bool:
-    return rank_and_size()[1] == 1
-
-
 def leave(group: Any) -> None:
     """Close a group of `cpu_group`. A process that ends with an open group may abort."""
     if group is not None and dist.is_initialized():
         dist.destroy_process_group(group)
 
 
-@contextmanager
-def _patient_group() -> Iterator[Any]:
-    """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
-    try:
-        # The first group checks that all processes have arrived, the second waits for their work. Both stay open until
-        # the end, because a process that closes a group while another process joins it looks lost.
-        groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
-    except RuntimeError as error:
-        raise _lost(error) from error
-    try:
-        yield groups[1]
-    finally:
-        for group in groups:
-            dist.destroy_process_group(group)
-
-
-def machine_name() -> str:
-    """Return a name that the processes of one machine or container share, and that no other process has."""
-    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-    return f"{socket.gethostname()} {boot}"
-
-
-def _together(work: Callable[[], T] | None, group: Any) -> list[Any]:
-    """Run `work` unless it is None, wait for the other processes, and return the result of each process."""
-    error, result = None, None
-    try:
-        result = work() if work is not None else None
-    except Exception as raised:
-        error = raised
-    outcomes = _gather((result, None if error is None else f"{type(error).__name__}: {error}"), group)
-    if error is not None:
-        raise error
-    for rank, (_, message) in enumerate(outcomes):
-        if message is not None:
-            raise InputError(f"rank {rank} failed while the reference set was made ready: {message}")
-    return [result for result, _ in outcomes]
-
-
-def _gather(value: T, group: Any) -> list[T]:
-    values: list[T] = [value] * dist.get_world_size()
-    try:
-        dist.all_gather_object(values, value, group=group)
-    except RuntimeError as error:
-        raise _lost(error) from error
-    return values
-
-
-def _lost(error: RuntimeError) -> LostProcessError:
-    reason = first_line(error).partition(". ")[0]
-    return LostProcessError(f"another process ended while the reference set was made ready ({reason})")
+def _is_alone() -> bool:
+    return rank_and_size()[1] == 1
 
 
 class Exchange:
@@ -215,10 +206,8 @@ class Exchange:
 
         This is one collective, and waits for the device once.
         """
-        received = torch.empty_like(sent)
-        if self.size == 1:
-            received = sent
-        else:
+        received = sent.clone()
+        if self.size > 1:
             dist.all_to_all_single(received, sent)
         sent_rows, received_rows = torch.stack([sent, received]).tolist()
         return sent_rows, received_rows
@@ -238,21 +227,16 @@ class Exchange:
         dist.all_to_all_single(out, rows.contiguous(), received, sent)
         return out
 
-    def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Send part r to rank r. Returns the parts that this rank received, in the order of the senders."""
-        if self.size == 1:
-            return list(parts)
-        device = parts[0].device
-        sent, received = self.agree_on_rows(moved(torch.tensor([len(part) for part in parts]), device))
-        return list(self.move(torch.cat(list(parts)), sent, received).split(received))
-
     def all_gather(self, rows: Tensor) -> list[Tensor]:
         """Return the rows of each rank, in the order of the ranks."""
-        return self.all_to_all([rows] * self.size)
+        if self.size == 1:
+            return [rows]
+        sent, received = self.agree_on_rows(moved(torch.full((self.size,), len(rows)), rows.device))
+        return list(self.move(torch.cat([rows] * self.size), sent, received).split(received))
 
     def of_first(self, values: Tensor) -> Tensor:
         """Return the first rank's values on every rank. All ranks must give tensors of one shape."""
-        return self.all_to_all([values if self.rank == 0 else values[:0]] * self.size)[0]
+        return self.all_gather(values if self.rank == 0 else values[:0])[0]
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum tensors of one shape over the ranks. The result is the same on each rank, bit for bit."""

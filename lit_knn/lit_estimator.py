@@ -65,7 +65,7 @@ class LitEstimator(pl.LightningModule):
             if estimator is not None:
                 estimator.check_levels(*self.grid.noise_range())
         self.estimator = estimator
-        knows_classes = estimator.num_classes > 0
+        knows_classes = estimator is not None and estimator.num_classes > 0
         self.conditioning = Conditioning("LitEstimator", estimator, knows_classes, sampling_class)
         self.step = 0
         self.images_seen = 0

@@ -1,6 +1,7 @@
 """Measure the memory of the machine, of processes and of tensors, and copy tensors to a GPU without waiting."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,8 @@ OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error is a failed allocation, on the machine or on a device."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
-    )
+    told = isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+    return told or isinstance(error, MemoryError)
 
 
 def moved(values: "Tensor", device: "torch.device") -> "Tensor":
@@ -40,10 +40,8 @@ def machine_bytes() -> int | None:
     if total is None:
         return None
     for path in CONTAINER_LIMITS:
-        try:
+        with suppress(OSError, ValueError):
             total = min(total, int(Path(path).read_text()))
-        except (OSError, ValueError):
-            continue
     return total
 
 

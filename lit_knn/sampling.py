@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -29,9 +30,6 @@ class Churn:
         S_min: smallest noise level at which noise is added.
         S_max: largest noise level at which noise is added.
         S_noise: standard deviation of the added noise.
-
-    Raises:
-        InputError: S_churn < 0, S_noise < 0, or not 0 <= S_min <= S_max.
     """
 
     S_churn: float = 0.0
@@ -57,21 +55,29 @@ def seeded_noise(
     """Draw standard normal noise, (B, *shape) float32. Item i depends only on (seeds[i], draw).
 
     Args:
-        seeds: (B,), non-negative integers.
+        seeds: (B,), non-negative integers, at least one.
         shape: shape of one item.
         draw: number of the draw, for samplers that need noise more than once.
         device: where the result goes. The numbers are always drawn on the CPU, so they do not depend on it.
     """
-    seeds = seeds.tolist() if isinstance(seeds, Tensor) else seeds
-    noise = [torch.randn(*shape, generator=keyed_generator("cpu", int(seed), draw)) for seed in seeds]
+    noise = [torch.randn(*shape, generator=keyed_generator("cpu", seed, draw)) for seed in _integers(seeds)]
     return torch.stack(noise).to(device)
 
 
 def seeded_classes(seeds: Sequence[int] | Tensor, num_classes: int, device: torch.device | str = "cpu") -> Tensor:
     """Draw one of `num_classes` classes for each seed, (B,) int64. Item i depends only on seeds[i]."""
     # The key has three parts, so it differs from the keys (seed, draw) of seeded_noise.
-    draws = [seed_from_key(int(seed), CLASS_STREAM, 0) % num_classes for seed in seeds]
+    draws = [seed_from_key(seed, CLASS_STREAM, 0) % num_classes for seed in _integers(seeds)]
     return torch.tensor(draws, device=device)
+
+
+def _integers(seeds: Sequence[int] | Tensor) -> list[int]:
+    found = seeds.tolist() if isinstance(seeds, Tensor) else seeds
+    numbers = list(found) if isinstance(found, Iterable) else []
+    # Python would round 1.9 down, which is another seed.
+    if not numbers or not all(isinstance(seed, Integral) and int(seed) >= 0 for seed in numbers):
+        raise InputError(f"seeds must be non-negative integers, at least one, got {seeds!r:.80}")
+    return [int(seed) for seed in numbers]
 
 
 def consistency_sampler(
@@ -88,17 +94,12 @@ def consistency_sampler(
     Args:
         consistency_function: (z (B, *shape), t (B,)) -> (B, *shape).
         noise: (len(sigmas), B, *shape), standard normal, one draw per step.
-        sigmas: noise levels, descending; the first is the prior's.
+        sigmas: noise levels, descending, above sigma_min; the first is the prior's.
         sigma_min: noise level at which the consistency function is the identity.
-
-    Raises:
-        ValueError: `sigmas` is empty, not descending or not above sigma_min; `noise` has another length.
     """
-    levels = [*sigmas, sigma_min]
-    if len(levels) < 2 or any(high <= low for high, low in pairwise(levels)):
-        raise ValueError(f"sigmas must descend and stay above sigma_min={sigma_min}, got {list(sigmas)}")
+    check_sampling_sigmas(sigmas, sigma_min)
     if len(noise) != len(sigmas):
-        raise ValueError(f"need one noise draw for each of the {len(sigmas)} sigmas, got {len(noise)}")
+        raise InputError(f"need one draw of noise for each of {len(sigmas)} sigmas, got {len(noise)}")
     x = torch.zeros_like(noise[0])
     for step, sigma in enumerate(sigmas):
         spread = sigma if step == 0 else (sigma**2 - sigma_min**2) ** 0.5
@@ -107,16 +108,21 @@ def consistency_sampler(
     return x
 
 
+def check_sampling_sigmas(sigmas: Sequence[float], sigma_min: float) -> None:
+    """Raise InputError if the levels of a consistency sampler are not finite, descending and above sigma_min."""
+    if not sigmas or not all(high > low for high, low in pairwise([math.inf, *sigmas, sigma_min])):
+        raise InputError(f"sampling_sigmas={list(sigmas)!r:.80} must descend and stay above sigma_min={sigma_min}")
+
+
 @torch.no_grad()
 def heun_sampler(
-    denoiser: Callable[[Tensor, Tensor], Tensor],
+    denoiser: PosteriorMean,
     latents: Tensor,
     num_steps: int = 18,
     grid: NoiseGrid = EDM_GRID,
     churn: Churn = NO_CHURN,
     seeds: Sequence[int] | Tensor | None = None,
     process: Process = EDM_PROCESS,
-    progress: bool = False,
 ) -> Tensor:
     """EDM's sampler (Karras et al. 2022): Algorithm 1, or Algorithm 2 with churn. Needs 2·num_steps − 1 evaluations.
 
@@ -135,26 +141,28 @@ def heun_sampler(
         seeds: (B,), seeds of the added noise, needed if S_churn > 0. The noise of item i depends only on
             (seeds[i], step), and is independent of `seeded_noise(seeds, shape)`.
         process: the noise process whose PF-ODE is integrated; every process ends in model space at t = 0.
-        progress: whether to show a progress bar.
-
-    Raises:
-        InputError: num_steps < 1; S_churn > 0 without one seed for each item.
     """
     sigmas = grid.descending(num_steps)
     seeds = () if seeds is None else seeds
     if churn.S_churn > 0 and len(seeds) != len(latents):
         raise InputError(f"heun_sampler: S_churn > 0 needs a seed for each of {len(latents)} items, got {len(seeds)}")
-    mean = under_process(lambda y, sigma: denoiser(y.to(latents.dtype), sigma).double(), process)
     times = process.t_of_sigma(sigmas)
-    z = process.noise_std(times[0]).item() * latents.double()
     growth = min(churn.S_churn / num_steps, math.sqrt(2) - 1)
-    for step in _with_progress(range(num_steps), progress):
-        t = times[step]
-        if growth > 0 and churn.S_min <= sigmas[step] <= churn.S_max:
-            noise = churn.S_noise * seeded_noise(seeds, latents.shape[1:], step + 1, latents.device).double()
-            z, t = _add_noise(z, t, (1 + growth) * sigmas[step], noise, process)
-        z = mean(z, t.expand(len(z))) if step == num_steps - 1 else heun_step(z, t, times[step + 1], mean, process)
-    return z.to(latents.dtype)
+
+    def churned(z: Tensor, t: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Raise the noise level of z to σ·(1 + growth) (Algorithm 2, lines 4-6); returns the new z and its time."""
+        if growth == 0 or not churn.S_min <= sigmas[step] <= churn.S_max:
+            return z, t
+        noise = churn.S_noise * seeded_noise(seeds, latents.shape[1:], step + 1, latents.device).double()
+        sigma_hat = (1 + growth) * sigmas[step]
+        t_hat = process.t_of_sigma(sigma_hat)
+        spread = (sigma_hat.square() - process.sigma(t).square()).sqrt().item()
+        scale, scale_hat = process.scale(t).item(), process.scale(t_hat).item()
+        return scale_hat * (z / scale + spread * noise), t_hat
+
+    z = process.noise_std(times[0]).item() * latents.double()
+    times = torch.cat([times, times.new_zeros(1)])
+    return integrate_flow(denoiser, z, times, latents.dtype, process, churned).to(latents.dtype)
 
 
 @torch.no_grad()
@@ -166,21 +174,15 @@ def hybrid_sampler(
     num_steps: int = 18,
     grid: NoiseGrid = EDM_GRID,
 ) -> Tensor:
-    """Integrate the PF-ODE, Eq. 3 (eq:pfode), with one posterior mean above t_switch and another below (Figure 5).
-
-    It takes Heun steps in float64 through `hybrid_sigmas`, in the EDM process (t is σ). At t_switch it evaluates both
-    means.
+    """EDM's sampler with one posterior mean above t_switch and another below (Figure 5), in the EDM process (t is σ).
 
     Args:
         estimator_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t], for t >= t_switch. It gets the dtype of `latents`.
         network_mean: the same for t <= t_switch.
         latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`. The result has their dtype.
-        t_switch: noise level between both ends of the grid.
+        t_switch: noise level between both ends of the grid, where both means are evaluated.
         num_steps: number of noise levels without t_switch, at least 1.
         grid: the grid of noise levels.
-
-    Raises:
-        InputError: as `hybrid_sigmas`.
     """
     above, below = hybrid_sigmas(t_switch, num_steps, grid)
     z = integrate_flow(estimator_mean, above[0].item() * latents.double(), above, latents.dtype)
@@ -188,21 +190,10 @@ def hybrid_sampler(
 
 
 def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GRID) -> tuple[Tensor, Tensor]:
-    """Cut EDM's grid in two at t_switch, and insert t_switch if it is not a level yet.
+    """Cut EDM's grid in two at t_switch: sigma_max … t_switch, and t_switch … sigma_min, 0; descending, float64.
 
     The levels below t_switch stay the same as in the whole grid. So the lower part costs no more than in EDM's sampler,
-    and it is the same for all runs that start at t_switch.
-
-    Args:
-        t_switch: where to cut, sigma_min < t_switch < sigma_max.
-        num_steps: number of noise levels without t_switch, at least 1.
-        grid: the grid of noise levels.
-
-    Returns:
-        Two descending float64 tensors: sigma_max … t_switch, and t_switch … sigma_min, 0.
-
-    Raises:
-        InputError: t_switch outside (sigma_min, sigma_max), num_steps < 1.
+    and it is the same for all runs that start at t_switch. The arguments are those of `hybrid_sampler`.
     """
     sigmas = grid.descending(num_steps)
     if not grid.sigma_min < t_switch < grid.sigma_max:
@@ -216,33 +207,26 @@ def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GR
 
 @torch.no_grad()
 def integrate_flow(
-    posterior_mean: PosteriorMean, z: Tensor, sigmas: Tensor, dtype: torch.dtype = torch.float32
+    posterior_mean: PosteriorMean,
+    z: Tensor,
+    times: Tensor,
+    dtype: torch.dtype = torch.float32,
+    process: Process = EDM_PROCESS,
+    churned: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """Integrate the EDM process's PF-ODE, Eq. 3 (eq:pfode), by Heun steps through `sigmas`: (B, *shape), float64.
+    """Integrate the PF-ODE, Eq. 3 (eq:pfode, eq:general_pfode), by Heun steps through `times`: (B, *shape), float64.
 
     Args:
-        posterior_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t].
-        z: (B, *shape), at noise level sigmas[0].
-        sigmas: (L,), descending. Only the last may be 0; the step to 0 is Euler's and gives the posterior mean.
-        dtype: type of z in calls of `posterior_mean`.
+        posterior_mean: (y (B, *shape), sigma (B,) float64) -> E[x | x + σε = y], for any process.
+        z: (B, *shape), at times[0].
+        times: (L,), descending, on the CPU. Only the last may be 0; the step to 0 gives the posterior mean.
+        dtype: type of y in calls of `posterior_mean`.
+        process: the noise process.
+        churned: (z, t, number of the step) -> the z and t at which the step begins.
     """
+    mean = under_process(lambda y, sigma: posterior_mean(y.to(dtype), sigma).double(), process)
     z = z.double()
-    for sigma, sigma_next in pairwise(sigmas):
-        z = heun_step(z, sigma, sigma_next, lambda y, t: posterior_mean(y.to(dtype), t).double())
+    for step, (t, t_next) in enumerate(pairwise(times)):
+        z, t = (z, t) if churned is None else churned(z, t, step)
+        z = heun_step(z, t, t_next, mean, process) if t_next > 0 else mean(z, t.expand(len(z)))
     return z
-
-
-def _add_noise(z: Tensor, t: Tensor, sigma_hat: Tensor, noise: Tensor, process: Process) -> tuple[Tensor, Tensor]:
-    """Raise the noise level of z from σ(t) to `sigma_hat` (Algorithm 2, lines 4-6). Returns the new z and its time."""
-    t_hat = process.t_of_sigma(sigma_hat)
-    spread = (sigma_hat.square() - process.sigma(t).square()).sqrt().item()
-    scale, scale_hat = process.scale(t).item(), process.scale(t_hat).item()
-    return scale_hat * (z / scale + spread * noise), t_hat
-
-
-def _with_progress(steps: range, progress: bool) -> Iterable[int]:
-    if not progress:
-        return steps
-    from tqdm import tqdm
-
-    return tqdm(steps, desc="Sampling", unit=" steps", leave=False)

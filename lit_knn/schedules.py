@@ -3,7 +3,6 @@
 iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
 """
 
-import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,9 +42,6 @@ class NoiseGrid:
         sigma_min: smallest noise level.
         sigma_max: largest noise level.
         rho: exponent; larger puts more levels at small noise.
-
-    Raises:
-        InputError: not 0 < sigma_min < sigma_max, or rho <= 0.
     """
 
     sigma_min: float = 0.002
@@ -63,15 +59,19 @@ class NoiseGrid:
         return self.sigma_min, self.sigma_max
 
     def ascending(self, num_steps: int) -> Tensor:
-        """Levels for training, as in Eq. 7 (eq:CM): `karras_sigmas`, (num_steps,) float64."""
-        return karras_sigmas(num_steps, self.sigma_min, self.sigma_max, self.rho)
+        """Levels for training, as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max, (num_steps,) float64."""
+        check_num_steps(num_steps, least=2)
+        ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
+        low, high = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64) ** (1 / self.rho)
+        sigmas = (low + ramp * (high - low)) ** self.rho
+        # The powers have rounding errors, but f(x, t_min) = x needs the exact ends.
+        sigmas[0], sigmas[-1] = self.sigma_min, self.sigma_max
+        if not (sigmas.diff() > 0).all():
+            raise InputError(f"{num_steps} levels between {self.sigma_min} and {self.sigma_max} are not distinct")
+        return sigmas
 
     def descending(self, num_steps: int) -> Tensor:
-        """Levels for a sampler, (num_steps,) float64. A single level is sigma_max.
-
-        Raises:
-            InputError: as `check_num_steps`.
-        """
+        """Levels for a sampler, (num_steps,) float64. A single level is sigma_max."""
         check_num_steps(num_steps)
         return self.ascending(max(num_steps, 2)).flip(0)[:num_steps]
 
@@ -80,46 +80,15 @@ class NoiseGrid:
         return torch.linspace(math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64).exp()
 
 
-def check_num_steps(num_steps: object) -> None:
-    """Raise InputError if a sampler's number of steps is not an integer from 1 to `MOST_LEVELS`."""
-    if type(num_steps) is not int or num_steps < 1:
-        raise InputError(f"num_steps must be an integer of at least 1, got {num_steps!r:.80}")
-    if num_steps > MOST_LEVELS:
-        raise InputError(f"num_steps must be at most {MOST_LEVELS}, got {num_steps}")
+def check_num_steps(num_steps: int, least: int = 1) -> None:
+    """Raise InputError if a number of noise levels or of steps is not an integer from `least` to `MOST_LEVELS`."""
+    if type(num_steps) is not int or not least <= num_steps <= MOST_LEVELS:
+        raise InputError(f"num_steps must be an integer from {least} to {MOST_LEVELS}, got {num_steps!r:.80}")
 
 
 def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
-    """The grid of Karras et al. 2022, Eq. 5, ascending as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max.
-
-    Args:
-        num_steps: number of grid points N, at least 2.
-        sigma_min: smallest noise level.
-        sigma_max: largest noise level.
-        rho: exponent; larger puts more points at small noise.
-
-    Returns:
-        (num_steps,), float64. Flip it for a sampler, which goes down.
-
-    Raises:
-        InputError: num_steps < 2 or above `MOST_LEVELS`, rho <= 0, not 0 < sigma_min < sigma_max, or levels that are
-            equal in float64.
-    """
-    if num_steps < 2:
-        raise InputError(f"num_steps must be at least 2, got {num_steps}")
-    if num_steps > MOST_LEVELS:
-        raise InputError(f"num_steps must be at most {MOST_LEVELS}, got {num_steps}")
-    if not 0 < sigma_min < sigma_max:
-        raise InputError(f"need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
-    if not rho > 0:
-        raise InputError(f"rho must be above 0, got {rho}")
-    ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
-    low, high = torch.tensor([sigma_min, sigma_max], dtype=torch.float64) ** (1 / rho)
-    sigmas = (low + ramp * (high - low)) ** rho
-    # The powers have rounding errors, but f(x, t_min) = x needs the exact ends.
-    sigmas[0], sigmas[-1] = sigma_min, sigma_max
-    if not (sigmas.diff() > 0).all():
-        raise InputError(f"{num_steps} levels between {sigma_min} and {sigma_max} are not distinct with rho={rho}")
-    return sigmas
+    """`NoiseGrid.ascending` in one call: the `num_steps` levels of Karras et al. 2022, Eq. 5, (num_steps,) float64."""
+    return NoiseGrid(sigma_min, sigma_max, rho).ascending(num_steps)
 
 
 def log_normal_sigmas(
@@ -166,33 +135,25 @@ def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int =
         total_steps: training iterations K.
         s0: intervals at the start.
         s1: intervals at the end.
-
-    Raises:
-        InputError: not 1 <= s0 <= s1, or total_steps < 1.
     """
-    if not 1 <= s0 <= s1:
-        raise InputError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
-    if total_steps < 1:
-        raise InputError(f"total_steps must be at least 1, got {total_steps}")
-    doubling_period = max(math.floor(total_steps / (math.log2(s1 // s0) + 1)), 1)
-    doublings = min(step // doubling_period, math.ceil(math.log2(s1 / s0)))
-    return min(s0 * 2**doublings, s1) + 1
+    period, doublings = _ict_doubling(total_steps, s0, s1)
+    return min(s0 * 2 ** min(step // period, doublings), s1) + 1
 
 
 def ict_doublings(total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> list[int]:
     """Return the training iterations k at which `ict_num_steps` grows, ascending."""
+    period, doublings = _ict_doubling(total_steps, s0, s1)
+    return [period * number for number in range(1, doublings + 1) if period * number < total_steps]
 
-    def num_steps(step: int) -> int:
-        return ict_num_steps(step, total_steps, s0, s1)
 
-    found: list[int] = []
-    first = 0
-    while num_steps(first) <= s1:
-        first = bisect.bisect_right(range(total_steps), num_steps(first), key=num_steps)
-        if first >= total_steps:
-            break
-        found.append(first)
-    return found
+def _ict_doubling(total_steps: int, s0: int, s1: int) -> tuple[int, int]:
+    """Return the iterations from one doubling to the next, and the number of doublings."""
+    if not 1 <= s0 <= s1:
+        raise InputError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
+    if total_steps < 1:
+        raise InputError(f"total_steps must be at least 1, got {total_steps}")
+    period = math.floor(total_steps / (math.log2(s1 // s0) + 1))
+    return max(period, 1), math.ceil(math.log2(s1 / s0))
 
 
 def lognormal_step_probs(sigmas: Tensor, P_mean: float = -1.1, P_std: float = 2.0) -> Tensor:
@@ -227,10 +188,6 @@ class TuningSchedule:
         b: how fast this widening falls with t.
         steps: steps of a stage, d in the paper.
         stages: number of stages; the last one has no end. The paper has no last one.
-
-    Raises:
-        InputError: q <= 1, so that r would not approach t; k or b < 0; steps or stages < 1; or a last gap 1/q^stages
-            below `SMALLEST_GAP`.
     """
 
     q: float = 2.0
@@ -297,9 +254,6 @@ class PseudoHuber:
 
     Attributes:
         c: smoothing, c > 0; None for 0.00054·sqrt(d).
-
-    Raises:
-        InputError: c <= 0.
     """
 
     c: float | None = None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, pf_ode_velocity
+from lit_knn.theory.noise import EDM_PROCESS, Process, per_item
 
 PosteriorMean = Callable[[Tensor, Tensor], Tensor]
 """(z (B, *shape), t (B,)) -> E[x|z,t] (B, *shape)."""
@@ -39,7 +39,7 @@ def euler_step(
         (B, *shape), latents at t_next, in the dtype of `z`.
     """
     t, t_next = _times(z, t), _times(z, t_next)
-    velocity = pf_ode_velocity(z.double(), t, posterior_mean(z, t).double(), process)
+    velocity = process.velocity(z.double(), per_item(t, z), posterior_mean(z, t).double())
     return (z.double() + per_item(t_next - t, z) * velocity).to(z.dtype)
 
 
@@ -58,21 +58,18 @@ def heun_step(
     given = t_next
     t, t_next = _times(z, t), _times(z, t_next)
     step = per_item(t_next - t, z)
-    velocity = pf_ode_velocity(z.double(), t, posterior_mean(z, t).double(), process)
+    velocity = process.velocity(z.double(), per_item(t, z), posterior_mean(z, t).double())
     euler = z.double() + step * velocity
-    second = t_next > 0
-    if not _on_gpu(given) and not (torch.as_tensor(given) > 0).any():
+    on_gpu = isinstance(given, Tensor) and given.is_cuda
+    if not on_gpu and not (torch.as_tensor(given) > 0).any():
         return euler.to(z.dtype)
+    second = t_next > 0
     # Items that reach t = 0 are evaluated at their old t, and the result is discarded.
     t_eval = torch.where(second, t_next, t)
     mu_next = posterior_mean(euler.to(z.dtype), t_eval).double()
-    velocity_next = pf_ode_velocity(euler, t_eval, mu_next, process)
+    velocity_next = process.velocity(euler, per_item(t_eval, z), mu_next)
     heun = z.double() + step * (velocity + velocity_next) / 2
     return torch.where(per_item(second, z), heun, euler).to(z.dtype)
-
-
-def _on_gpu(t: Tensor | float) -> bool:
-    return isinstance(t, Tensor) and t.is_cuda
 
 
 def _times(z: Tensor, t: Tensor | float) -> Tensor:

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from lit_knn.estimators import Exact
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.classes import classes_of
 
 
 def main(rank, ranks, folder, how):
@@ -15,7 +16,7 @@ def main(rank, ranks, folder, how):
     reference = ReferenceSet(images, index, labels=torch.arange(60) % 3)
     means = []
     for label in (0, 1) if rank == 0 else (1, 2):
-        reference.classes[label].build_index()
-        means.append(Exact().bind(reference.classes[label]).posterior_mean(torch.zeros(1, 3), 1.0))
+        classes_of(reference)[label].build_index()
+        means.append(Exact().bind(classes_of(reference)[label]).posterior_mean(torch.zeros(1, 3), 1.0))
     torch.save(means, folder / f"rank_{rank}.pt")
     dist.destroy_process_group()

@@ -1,5 +1,4 @@
 import gc
-import json
 import os
 import sys
 import warnings
@@ -99,13 +98,16 @@ def every_u(monkeypatch):
 @pytest.fixture(scope="session")
 def small_network(tmp_path_factory):
     """A network file for 16x16 images, in the form of a converted published network."""
-    from safetensors.torch import save_file
-
-    from lit_knn.nets.published.edm_converted import FORMAT
+    from lit_knn.generative_models import DiffusionModel
+    from lit_knn.loading import write_exported
+    from lit_knn.nets import network_from_config
+    from lit_knn.nets.precond import EDMPrecond
 
     recorded = torch.load(Path(__file__).parent / "data" / "network-parity" / "ddpmpp.pt", weights_only=True)
     path = tmp_path_factory.mktemp("network") / "small.safetensors"
-    save_file(recorded["state_dict"], path, {"format": FORMAT, "config": json.dumps(recorded["config"])})
+    denoiser = EDMPrecond(network_from_config(recorded["config"]))
+    denoiser.load_state_dict(recorded["state_dict"])
+    write_exported(path, DiffusionModel(denoiser, (3, 16, 16)))
     return str(path)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from lit_knn.nets import ADM, DDPMpp, NCSNpp
 from lit_knn.nets.layers import ResidualBlock
-from lit_knn.nets.published.configs import network_to_config
+from lit_knn.nets.published.configs import DDPMPP_OPTIONS, NCSNPP_OPTIONS, OPTIONS
 
 PERSISTENCE = "torch_utils.persistence"
 CONFIG = {
@@ -142,7 +143,8 @@ def network(marker=None, deep=None, **outer):
         outer: replaces arguments of `persistent` for the preconditioned network.
     """
     weight, bias = nn.Parameter(torch.randn(4, 3, 3, 3)), nn.Parameter(torch.randn(4))
-    freqs, taps, linear = torch.randn(5), torch.ones(1, 1, 2, 2) / 4, nn.Linear(2, 3)
+    freqs, taps = torch.randn(5), torch.ones(1, 1, 2, 2) / 4
+    linear = {"weight": nn.Parameter(torch.randn(3, 2)), "bias": nn.Parameter(torch.randn(3))}
     half = nn.Parameter(torch.randn(6, 2).half().t(), requires_grad=False)
     conv = persistent(
         "Conv2d", {"weight": weight, "bias": bias, "none": None}, {"resample_filter": taps, "scratch": freqs},
@@ -151,7 +153,7 @@ def network(marker=None, deep=None, **outer):
     block = persistent("UNetBlock", marker=marker, kwargs=BLOCK, skip_scale=np.sqrt(0.5))
     enc = nn.ModuleDict()
     enc.__dict__["_modules"] = {
-        "16x16_conv": deep or conv, "16x16_linear": linear, "16x16_block0": block, "none": None,
+        "16x16_conv": deep or conv, "16x16_linear": persistent("Linear", linear), "16x16_block0": block, "none": None,
     }  # fmt: skip
     inner_kwargs = {"img_resolution": 16, "in_channels": 3, "out_channels": 3, "label_dim": 10, "model_channels": 8}
     model = persistent(
@@ -168,16 +170,23 @@ def network(marker=None, deep=None, **outer):
     expected = {
         "model.mixed": half, "model.freqs": freqs, "model.enc.16x16_conv.weight": weight,
         "model.enc.16x16_conv.bias": bias, "model.enc.16x16_conv.resample_filter": taps,
-        "model.enc.16x16_linear.weight": linear.weight, "model.enc.16x16_linear.bias": linear.bias,
+        "model.enc.16x16_linear.weight": linear["weight"], "model.enc.16x16_linear.bias": linear["bias"],
     }  # fmt: skip
     return persistent("EDMPrecond", marker=marker, **{**options, **outer}), {
         name: value.detach().clone() for name, value in expected.items()
     }
 
 
+def config_of(net):
+    """The arguments of the published constructor that makes `net`."""
+    families = {DDPMpp: ("SongUNet", DDPMPP_OPTIONS), NCSNpp: ("SongUNet", NCSNPP_OPTIONS), ADM: ("DhariwalUNet", {})}
+    model_type, family = families[type(net)]
+    return {"model_type": model_type, **family, **{name: getattr(net, option) for name, option in OPTIONS.items()}}
+
+
 def edm_network(net, use_fp16=False, sigma_data=0.5):
     """One of this project's networks in the format of a published file, so that `net` can be read back."""
-    config = network_to_config(net)
+    config = config_of(net)
     options = {**config, "use_fp16": use_fp16}
     inner = {name: value for name, value in config.items() if name not in ("model_type", "img_channels")}
     inner |= {"in_channels": config["img_channels"], "out_channels": config["img_channels"]}
@@ -211,7 +220,7 @@ def published(ema, marker=None):
         "augment_pipe": augment,
         "dataset_kwargs": EasyDict(
             class_name="training.dataset.ImageFolderDataset", path="cifar10.zip", use_labels=True, xflip=False,
-            cache=True, resolution=32, max_size=50_000, device=torch.device("cuda", 0),
+            cache=True, resolution=32, max_size=50_000,
         ),
     }  # fmt: skip
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lit_knn.edm_checkpoint import load_network_parts
 from lit_knn.errors import InputError
 from lit_knn.images.arrays import array_file_shape, read_array_file
 from lit_knn.images.files import count_image_files, read_image_files
 from lit_knn.memory import process_bytes
+from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from tests.edm_pickles import NUMPY_1, NUMPY_2, network, published, write
 from tests.image_files import encoded, labels_json
 
@@ -139,7 +139,7 @@ def _pickles():
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         path = Path(folder, "a.pkl")
-        writers = [(protocol, core) for protocol in (0, 2, 4, 5) for core in (NUMPY_1, NUMPY_2)]
+        writers = [(protocol, core) for protocol in (4, 5) for core in (NUMPY_1, NUMPY_2)]
         found = [write(path, published(network()[0]), *writer).read_bytes() for writer in writers]
     return [*found, pickle.dumps({"ema": [1, 2.5, None, {"a": (1, 2)}]})]
 
@@ -177,7 +177,7 @@ def read(path):
         count_image_files(path)
         return read_image_files(path)
     if path.suffix == ".pkl":
-        return load_network_parts(path)
+        return read_edm_pickle(path)
     if path.suffix == ".npy":
         array_file_shape(path)
     return read_array_file(path)

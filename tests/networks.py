@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from lit_knn.edm import LitEDM
-from lit_knn.estimators import OneSample
+from lit_knn.checkpoint_file import MODEL_KEY
+from lit_knn.generative_models import DiffusionModel
 from lit_knn.nets import DDPMpp, UNet
-from lit_knn.training.augmentation import GeometricAugmentation
+from lit_knn.nets.precond import EDMPrecond
 from tests.edm_pickles import edm_network, published, write
 
 
@@ -28,12 +28,13 @@ def write_published(path, net=None, use_fp16=False, **options):
     return write(path, published(edm_network(net or small_published(), use_fp16)), **options)
 
 
-def write_start(path, net, sigma_data=0.5):
+def write_start(path, net, sigma_data=0.5, image_shape=(1, 8, 8)):
     """A checkpoint of LitEDM that holds a network as it is."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = {f"denoiser.model.{name}": value.clone() for name, value in net.state_dict().items()}
-    torch.save({"state_dict": weights, "hyper_parameters": {"sigma_data": sigma_data}}, path)
+    told = {**DiffusionModel(EDMPrecond(net, sigma_data), image_shape).description(), "prefix": "denoiser.model."}
+    torch.save({"state_dict": weights, MODEL_KEY: told}, path)
     return path
 
 
@@ -41,10 +42,6 @@ def write_own(path, channels=8, image_channels=1, seed=0, augment_dim=0):
     """A checkpoint of LitEDM with the digits' U-Net, but another number of channels."""
     torch.manual_seed(seed)
     net = UNet(image_channels, channels=channels, multipliers=(1, 2), blocks=1, augment_dim=augment_dim)
-    model = LitEDM(net, OneSample(), GeometricAugmentation() if augment_dim else None)
     for parameter in net.parameters():  # the last layer starts at zero
         torch.nn.init.normal_(parameter, std=0.05)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"state_dict": model.state_dict(), "hyper_parameters": {"sigma_data": 0.5}}, path)
-    return path
+    return write_start(path, net, image_shape=(image_channels, 8, 8))

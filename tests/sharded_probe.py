@@ -14,7 +14,6 @@ from lit_knn.estimators import (
     Exact,
     ExactFloat64,
     MonteCarlo,
-    StratifiedKNN,
     SubspaceKNN,
     Switched,
     TopK,
@@ -23,7 +22,8 @@ from lit_knn.estimators import (
     enough_digits,
 )
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.reference.components import projection_of
+from lit_knn.reference.classes import classes_of
+from lit_knn.reference.principal import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from lit_knn.rng import keyed_generator
 from tests.toys import all_warped, pixels, two_groups
@@ -36,14 +36,13 @@ ESTIMATORS = {
     "KNN": lambda: KNN(K, 16),
     "KNN, k = N": lambda: KNN(N, 16),
     "KNN with source": lambda: KNN(5, 16, include_source=True),
-    "KNN, stratified": lambda: StratifiedKNN(K, 16),
     "STF": lambda: STF(8),
     "TopK": lambda: TopK(K),
     "UniformSNIS": lambda: UniformSNIS(8),
     "Exact": Exact,
     "ExactFloat64": ExactFloat64,
     "Wiener": lambda: Wiener(4),
-    "SubspaceKNN": lambda: SubspaceKNN(4, None, 8, "float32"),
+    "SubspaceKNN": lambda: SubspaceKNN(4, 8, "float32"),
     "Switched": lambda: Switched(STF(8), KNN(K, 16), 0.5),
 }
 
@@ -107,7 +106,7 @@ def refusals(reference):
         lambda: MonteCarlo().bind(reference),
         lambda: KNN(k=reference.N + 1).bind(reference),
         lambda: reference.search(torch.zeros(1, *reference.shape), 0),
-        lambda: reference.classes,
+        lambda: classes_of(reference),
     ):
         try:
             attempt()

@@ -1,4 +1,4 @@
-"""Smoothed, PCALocality and Golden against loops in float64, quadrature and limits."""
+"""Smoothed and PCALocality against loops in float64, quadrature and limits."""
 
 import math
 
@@ -13,17 +13,12 @@ from lit_knn.estimators import (
     Estimator,
     Exact,
     ExactFloat64,
-    Golden,
-    OneSample,
     PCALocality,
     Smoothed,
-    Switched,
     Wiener,
-    local_sums,
     pca_locality,
-    running_mean,
+    running_softmax,
 )
-from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import low_rank_vectors, noisy, pixels
@@ -103,7 +98,7 @@ def test_locality_does_not_depend_on_pieces_tiles_and_batches(monkeypatch):
     one_by_one = torch.cat([rows.posterior_mean(z[i : i + 1], LEVELS[i]) for i in range(len(z))])
     torch.testing.assert_close(one_by_one, whole, atol=1e-5, rtol=0)
     for name, value in {"work_bytes": lambda device: 8 * 90 * 7, "SIDE": 1}.items():
-        monkeypatch.setattr(local_sums, name, value)
+        monkeypatch.setattr(pca_locality, name, value)
         again = PCALocality(0.1).bind(reference).posterior_mean(z, LEVELS)
         torch.testing.assert_close(again, whole, atol=1e-5, rtol=0)
 
@@ -112,7 +107,7 @@ def test_float32_where_it_is_enough_is_as_good_as_float64(monkeypatch):
     reference = SETS["pixels"]()
     z = latents(reference)
     ours = PCALocality(0.1).bind(reference).posterior_mean(z, LEVELS)
-    monkeypatch.setattr(running_mean, "MOST_ROUNDING", 0.0)
+    monkeypatch.setattr(running_softmax, "MOST_ROUNDING", 0.0)
     torch.testing.assert_close(PCALocality(0.1).bind(reference).posterior_mean(z, LEVELS), ours, atol=3e-6, rtol=0)
 
 
@@ -167,59 +162,9 @@ def test_smoothed_depends_on_its_generator_and_width_alone():
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("kind", SETS)
-def test_golden_mean_is_the_mean_over_the_nearest_images(kind):
-    reference = SETS[kind]()
-    z, x = latents(reference), torch.from_numpy(everything(reference))
-    ours = Golden(Exact(), 7).bind(reference).posterior_mean(z, LEVELS)
-    flat = z.flatten(1).double()
-    for row, t in enumerate(LEVELS.tolist()):
-        nearest = x[(x - flat[row]).square().sum(1).argsort()[:7]]
-        expected = posterior_mean(flat[row : row + 1], nearest, t)[0]
-        torch.testing.assert_close(ours[row].flatten().double(), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [Exact, lambda: PCALocality(0.1), lambda: Switched(PCALocality(0.1), Exact(), 1.0), lambda: Smoothed(Exact(), 0.0)],
-    ids=["Exact", "PCALocality", "Switched", "Smoothed"],
-)
-def test_golden_over_all_images_is_the_estimator_itself(make):
-    reference = SETS["pixels"]()
-    z = latents(reference)
-    own = make().bind(reference).posterior_mean(z, LEVELS)
-    golden = Golden(make(), reference.N).bind(reference)
-    torch.testing.assert_close(golden.posterior_mean(z, LEVELS), own, atol=1e-5, rtol=0)
-    few = Golden(make(), 3).bind(reference).posterior_mean(z, LEVELS)
-    assert (few - own).abs().max() > 0.01
-
-
-def test_golden_locality_keeps_the_masks_of_all_images():
-    reference = SETS["pixels"]()
-    z, x = latents(reference, 0.3), everything(reference)
-    ours = Golden(PCALocality(0.1), 9).bind(reference).posterior_mean(z, 0.3)
-    masks = PCALocality(0.1).bind(reference).masks(0.3).numpy()
-    for row, own in zip(z.flatten(1).double().numpy(), ours.flatten(1).numpy(), strict=True):
-        nearest = x[np.square(x - row).sum(1).argsort()[:9]]
-        log_w = -np.square(row - nearest) @ masks.T / (2 * 0.3**2)
-        w = np.exp(log_w - log_w.max(0))
-        np.testing.assert_allclose(own, (w * nearest).sum(0) / w.sum(0), atol=1e-5)
-
-
-def test_counts_of_golden():
-    reference = ReferenceSet(torch.randn(1000, 2, generator=rng()))
-    t = torch.tensor([1e-6, 1.0, 1e4])
-    rule = Golden(Exact()).bind(reference).counts(t)
-    assert rule.tolist() == [50, round(50 + 50 / math.sqrt(2)), 100]
-    table = Golden(Exact(), {1.0: 20, 0.5: 10, 100: 900}).bind(reference)
-    assert table.counts(torch.tensor([0.1, 0.5, 0.99, 1.0, 99.0, 100.0])).tolist() == [10, 10, 10, 20, 20, 900]
-
-
 ALL = {
     "Smoothed": lambda: Smoothed(Exact(), 0.1, n=4),
     "PCALocality": PCALocality,
-    "Golden": lambda: Golden(Exact(), 5),
-    "Golden PCALocality": lambda: Golden(PCALocality(0.1), 5),
 }
 
 
@@ -264,13 +209,6 @@ def test_classes_are_averaged_apart(name):
         (lambda: Smoothed("exact", 1.0), "Smoothed: estimator must be an estimator, got 'exact'"),
         (lambda: PCALocality(1.5), "PCALocality: threshold must be from 0 to 1, got 1.5"),
         (lambda: PCALocality(math.nan), "PCALocality: threshold must be from 0 to 1, got nan"),
-        (lambda: Golden(Exact(), 0), "Golden: k must be at least 1, got 0"),
-        (lambda: Golden(Exact(), {}), "Golden: k is an empty table"),
-        (lambda: Golden(Exact(), {-1.0: 3}), "Golden: a noise level in k must be finite and at least 0, got -1.0"),
-        (lambda: Golden(OneSample(), 3), "Golden: OneSample averages over no images"),
-        (lambda: Golden(ByClass(Exact()), 3), "Golden: ByClass takes labels itself"),
-        (lambda: Golden(Exact(), 41).bind(SETS["floats"]()), "Golden: k=41 is more than the 40 images"),
-        (lambda: Golden(KNN(9, 2), {0: 3, 1: 20}).bind(SETS["floats"]()), "Golden: KNN: k=9 is more than the 3 images"),
         (lambda: Smoothed(KNN(k=50), 1.0).bind(SETS["floats"]()), "Smoothed: KNN: k=50 is more than the 40 images"),
     ],
 )
@@ -278,19 +216,6 @@ def test_what_cannot_work_is_told_in_one_line(make, message):
     with pytest.raises(InputError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
-
-
-def test_golden_refuses_an_approximate_index_that_finds_too_few():
-    reference = ReferenceSet(low_rank_vectors(60), index=FaissIndex("IVF20,Flat", 1))
-    z = latents(reference)
-    _, ids = reference.search(z, 30)
-    found = (ids >= 0).sum(1)
-    assert 0 < found[0] < 30
-    # At `bind`, the settings of the index are valid: whether it finds enough depends on z.
-    with pytest.raises(InputError, match=f"Golden: the index found {found[0]} of the k=30 images nearest to a z; let"):
-        Golden(Exact(), 30).bind(reference).posterior_mean(z, LEVELS)
-    nearest = reference.gather(ids[:, 0])
-    torch.testing.assert_close(Golden(Exact(), 1).bind(reference).posterior_mean(z, LEVELS), nearest)
 
 
 class Remembering(Estimator):
@@ -305,22 +230,6 @@ class Remembering(Estimator):
         return self.kept[0].expand_as(z)
 
 
-def test_golden_keeps_what_the_images_of_each_z_leave_apart():
-    reference = SETS["floats"]()
-    z = latents(reference)
-    _, ids = reference.search(z, 1)
-    ours = Golden(Remembering([]), 1).bind(reference).posterior_mean(z, 1.0)
-    torch.testing.assert_close(ours, reference.gather(ids[:, 0]))
-
-
-def test_golden_locality_computes_the_masks_of_a_level_once(monkeypatch):
-    reference, seen = SETS["pixels"](), []
-    ours, tiles = Golden(PCALocality(0.1), 3).bind(reference), pca_locality.tiles_of
-    monkeypatch.setattr(pca_locality, "tiles_of", lambda masks, shape: seen.append(shape) or tiles(masks, shape))
-    ours.posterior_mean(latents(reference), 1.0)
-    assert len(seen) == 1
-
-
 @pytest.mark.parametrize("N", [1, 60])
 def test_extreme_levels_equal_float64(N):
     reference = ReferenceSet(pixels(N, (1, 4, 6)))
@@ -332,16 +241,11 @@ def test_extreme_levels_equal_float64(N):
     # With one image the covariance is 0, and so is every mask's threshold.
     expected = local if N > 1 else np.repeat(x, 5, 0)
     np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)
-    k = max(N // 6, 1)
-    golden = Golden(Exact(), k).bind(reference).posterior_mean(z, t).flatten(1)
     smoothed = Smoothed(ExactFloat64(), 0.2, n=2).bind(reference)
     near = smoothed.posterior_mean(z, t, generator=rng()).flatten(1).double()
     # `Smoothed` documents its draws: η and −η.
     eta = torch.randn(1, *z.shape, generator=rng()).flatten(2)[0].double()
     for row, level in enumerate(t.tolist()):
-        nearest = torch.from_numpy(x)[(torch.from_numpy(x) - flat[row]).square().sum(1).argsort()[:k]]
-        own = posterior_mean(flat[row : row + 1], nearest, level)[0]
-        torch.testing.assert_close(golden[row].double(), own, atol=1e-5, rtol=0)
         pair = torch.stack([flat[row] + 0.2 * eta[row], flat[row] - 0.2 * eta[row]])
         own = posterior_mean(pair.float().double(), torch.from_numpy(x), level).mean(0)
         torch.testing.assert_close(near[row], own, atol=1e-5, rtol=0)

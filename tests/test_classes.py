@@ -10,13 +10,11 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import (
     KNN,
     STF,
-    Adaptive,
     ByClass,
     Exact,
     ExactFloat64,
     MonteCarlo,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     TopK,
     UniformSNIS,
@@ -24,7 +22,7 @@ from lit_knn.estimators import (
 )
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import lie_together
+from lit_knn.reference.classes import classes_of, lie_together
 from lit_knn.reference.sharded import ShardedReferenceSet
 from tests.toys import enumerate_class_mean, noisy
 
@@ -38,10 +36,8 @@ MAKERS = {
     "STF": lambda: STF(n=8),
     "KNN": lambda: KNN(k=6, n=8),
     # Classes of unlike sizes: each draws all of its images.
-    "StratifiedKNN": lambda: StratifiedKNN(k=6),
     "SubspaceKNN": lambda: SubspaceKNN(r=3, n=8),
     "Wiener": lambda: Wiener(r=3),
-    "Adaptive": lambda: Adaptive(KNN(k=6, n=4), tolerance=1e-3),
     "OneSample": OneSample,
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
@@ -73,6 +69,15 @@ def batch(reference, t, size=12, seed=1):
     return x, noisy(x, t, seed), reference.labels[ids]
 
 
+def assert_same_up_to_order(mean, expected):
+    """Compare means of the same draws from batches of other sizes.
+
+    Processors add the products of a batch in an order that depends on its size. Float32 sums of 40 weighted pixels
+    below 1 then differ by 40 half units in the last place at most; an estimate may be twice as large.
+    """
+    torch.testing.assert_close(mean, expected, rtol=0, atol=40 * torch.finfo(torch.float32).eps)
+
+
 # The reference set of a class
 
 
@@ -80,11 +85,11 @@ def batch(reference, t, size=12, seed=1):
 @pytest.mark.parametrize("hflip", [True, False])
 def test_a_class_holds_its_images_and_no_others(sort, hflip):
     reference = toy_set(sort, hflip=hflip)
-    assert tuple(reference.classes) == (2, 3, 7)
+    assert tuple(classes_of(reference)) == (2, 3, 7)
     everything = reference.gather(torch.arange(reference.N))
     for label, size in SIZES.items():
-        own = reference.classes[label]
-        assert own is reference.classes[label]
+        own = classes_of(reference)[label]
+        assert own is classes_of(reference)[label]
         assert (own.N, own.shape, own.hflip) == (size * (1 + hflip), reference.shape, hflip)
         assert own.labels.tolist() == [label] * own.N
         assert torch.equal(own.gather(torch.arange(own.N)), everything[reference.labels == label])
@@ -96,21 +101,21 @@ def test_classes_of_floats_stay_floats_and_may_lie_together_by_chance():
     labels = torch.tensor([1, 0, 0, 1, 5])
     reference = ReferenceSet(torch.randn(5, 3), labels=labels)
     storage = reference.images.untyped_storage().data_ptr()
-    shared = [reference.classes[c].images.untyped_storage().data_ptr() == storage for c in (0, 1, 5)]
+    shared = [classes_of(reference)[c].images.untyped_storage().data_ptr() == storage for c in (0, 1, 5)]
     assert shared == [True, False, True]
-    assert torch.equal(reference.classes[1].images, reference.images[[0, 3]])
+    assert torch.equal(classes_of(reference)[1].images, reference.images[[0, 3]])
 
 
 def test_classes_move_with_their_set():
     # The meta device simulates a GPU: it has shapes but no values.
     for sort in (True, False):
         reference = toy_set(sort)
-        own = reference.classes[3]
+        own = classes_of(reference)[3]
         own.mean()
         reference.to("cpu")
         assert own.mean().device.type == "cpu"
         reference.to("meta")
-        assert own.images.device.type == own.labels.device.type == own.mean().device.type == "meta"
+        assert own.images.device.type == own.mean().device.type == "meta"
         if sort:
             assert own.images._base is reference.images
 
@@ -123,7 +128,7 @@ def test_a_class_has_an_index_of_its_own_in_the_settings_of_the_whole(index, fir
     reference = toy_set(index=copy.copy(index))
     if first == "set":
         reference.build_index()
-    own = reference.classes[3]
+    own = classes_of(reference)[3]
     assert type(own.index) is type(index)
     assert own.index is not reference.index
     _, z, _ = batch(reference, 0.5)
@@ -151,17 +156,17 @@ def test_classes_and_the_whole_set_have_files_of_their_own_in_a_cache(sha256, so
         return ReferenceSet(images, index, labels=labels, sha256=sha256)
 
     reference = cached()
-    for part in (reference, *reference.classes.values()):
+    for part in (reference, *classes_of(reference).values()):
         part.build_index()
-    parts = [reference, *reference.classes.values()]
+    parts = [reference, *classes_of(reference).values()]
     assert len({part.fingerprint() for part in parts}) == len(list(tmp_path.glob("*.index"))) == 4
     # The file names are the same whether or not the whole set was hashed before.
     again = cached()
-    assert [again.classes[c].fingerprint() for c in again.classes] == [part.fingerprint() for part in parts[1:]]
+    assert [classes_of(again)[c].fingerprint() for c in classes_of(again)] == [part.fingerprint() for part in parts[1:]]
     before = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("*.index"))
-    for label in again.classes:
-        again.classes[label].build_index()
-        assert len(again.classes[label].search(torch.zeros(1, 1, 4, 4), SIZES[label])[1].unique()) == SIZES[label]
+    for label in classes_of(again):
+        classes_of(again)[label].build_index()
+        assert len(classes_of(again)[label].search(torch.zeros(1, 1, 4, 4), SIZES[label])[1].unique()) == SIZES[label]
     assert sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("*.index")) == before
 
 
@@ -204,12 +209,12 @@ def test_a_mixed_batch_is_what_each_class_gives_by_itself(name, hflip):
     mixed = ByClass(MAKERS[name]()).bind(reference).posterior_mean(z, t, x, rng(), labels)
     assert mixed.shape == z.shape
     generator = rng()
-    for label in reference.classes:
+    for label in classes_of(reference):
         rows = labels == label
         # This set has only the images of one class, and no labels.
         own = ReferenceSet(reference.images[reference.labels[: len(reference.images)] == label], hflip=hflip)
         alone = MAKERS[name]().bind(own).posterior_mean(z[rows], t[rows], x[rows], generator)
-        assert torch.equal(mixed[rows], alone)
+        assert_same_up_to_order(mixed[rows], alone)
 
 
 @WITH_REFERENCE
@@ -237,34 +242,19 @@ def test_knn_with_all_images_of_a_class_draws_from_its_posterior(t):
     _, z, labels = batch(reference, t, size=1, seed=4)
     size, R = SIZES[labels.item()], 4000
     # k = `size` is allowed for this class only; the others have other sizes.
-    estimator = KNN(k=size, n=4).bind(reference.classes[labels.item()])
+    estimator = KNN(k=size, n=4).bind(classes_of(reference)[labels.item()])
     repeated = z.expand(R, *z.shape[1:])
     estimates = estimator.posterior_mean(repeated, t, generator=rng()).double()
     mu = enumerate_class_mean(reference, z, t, labels)[0]
     spread = estimates.std(0) / R**0.5
     assert ((estimates.mean(0) - mu).abs() <= 5 * spread + 1e-5).all()
     # All draws have equal weights, so the spread is that of n draws from the posterior.
-    own = reference.classes[labels.item()]
+    own = classes_of(reference)[labels.item()]
     images = own.gather(torch.arange(size)).double()
     log_p = -(images - z.double()).flatten(1).square().sum(1) / (2 * t**2)
     p = torch.softmax(log_p, 0)[:, None, None, None]
     variance = (p * (images - mu).square()).sum(0) / 4
     torch.testing.assert_close(estimates.var(0).mean(), variance.mean(), rtol=0.1, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["STF", "UniformSNIS", "KNN", "StratifiedKNN", "MonteCarlo"])
-def test_images_of_all_classes_are_gathered_together(name, monkeypatch):
-    labels = torch.arange(120) // 4
-    reference = ReferenceSet(torch.randint(0, 256, (120, 1, 4, 4), dtype=torch.uint8), labels=labels)
-    estimator = ByClass({**MAKERS, "KNN": lambda: KNN(k=2, n=8), "StratifiedKNN": lambda: StratifiedKNN(k=2)}[name]())
-    estimator.bind(reference)
-    gathered = []
-    take = ReferenceSet.take
-    monkeypatch.setattr(ReferenceSet, "take", lambda own, ids: gathered.append(own) or take(own, ids))
-    x = reference.images.float().div(127.5).sub(1)
-    estimator.posterior_mean(noisy(x, 1.0), 1.0, x, rng(), labels)
-    # KNN looks at its nearest neighbours within each class; the draws of all 30 classes are gathered in a few steps.
-    assert 1 <= sum(own is reference for own in gathered) <= 4
 
 
 def test_an_estimator_with_an_average_of_its_own_keeps_it():
@@ -276,7 +266,7 @@ def test_an_estimator_with_an_average_of_its_own_keeps_it():
     x, z, labels = batch(reference, 1.0)
     plain, doubled = (ByClass(kind(n=8)).bind(reference) for kind in (STF, Doubled))
     expected = 2 * plain.posterior_mean(z, 1.0, x, rng(), labels)
-    assert torch.equal(doubled.posterior_mean(z, 1.0, x, rng(), labels), expected)
+    assert_same_up_to_order(doubled.posterior_mean(z, 1.0, x, rng(), labels), expected)
 
 
 def test_limits_of_the_noise_are_the_nearest_image_and_the_mean_of_the_class():
@@ -284,7 +274,7 @@ def test_limits_of_the_noise_are_the_nearest_image_and_the_mean_of_the_class():
     x, z, labels = batch(reference, 1e-3)
     estimator = ByClass(Exact()).bind(reference)
     torch.testing.assert_close(estimator.posterior_mean(z, 1e-3, labels=labels), x, rtol=0, atol=1e-6)
-    means = torch.stack([reference.classes[c].mean() for c in labels.tolist()]).reshape(z.shape)
+    means = torch.stack([classes_of(reference)[c].mean() for c in labels.tolist()]).reshape(z.shape)
     far = estimator.posterior_mean(z, 1e4, labels=labels)
     torch.testing.assert_close(far, means, rtol=0, atol=1e-5)
 
@@ -332,7 +322,7 @@ def test_a_deep_copy_shares_the_classes_of_the_set():
     estimator = ByClass(KNN(k=6, n=8)).bind(reference)
     clone = copy.deepcopy(estimator)
     assert clone.parts[3] is not estimator.parts[3]
-    assert clone.parts[3].reference is reference.classes[3]
+    assert clone.parts[3].reference is classes_of(reference)[3]
     _, z, labels = batch(reference, 1.0)
     expected = estimator.posterior_mean(z, 1.0, generator=rng(), labels=labels)
     assert torch.equal(clone.posterior_mean(z, 1.0, generator=rng(), labels=labels), expected)
@@ -375,13 +365,13 @@ def test_a_sharded_set_has_no_sets_of_classes():
     with pytest.raises(InputError, match="ByClass needs the whole reference set on each rank"):
         ByClass(Exact()).bind(sharded)
     with pytest.raises(InputError, match="a sharded reference set cannot be split by class"):
-        sharded.classes  # noqa: B018
+        classes_of(sharded)
 
 
 def test_a_set_without_labels_has_no_classes():
     reference = ReferenceSet(torch.randn(20, 3))
     for ask in (
-        lambda: reference.classes,
+        lambda: classes_of(reference),
         lambda: ByClass(Exact()).bind(reference),
     ):
         with pytest.raises(InputError, match="the reference set has no labels"):
@@ -394,7 +384,6 @@ def test_a_set_without_labels_has_no_classes():
         (KNN(k=12, n=8), "^class 2: KNN: k=12 is more than the 11 images"),
         (SubspaceKNN(r=3, n=12), "^class 2: SubspaceKNN: n=12 is more than the 11 images"),
         (Wiener(r=12), r"^class 2: Wiener: r=12 is more than min\(N, d\)"),
-        (Adaptive(KNN(k=6, n=8), 1e-3, max_n=30), "^class 2: Adaptive: max_n=30 is more than the 11 images"),
     ],
 )
 def test_a_class_that_is_too_small_is_named(estimator, words):
@@ -417,5 +406,8 @@ def test_images_in_order_of_class_are_told_from_others(labels, together):
 
 def test_copied_images_of_a_class_need_their_file_no_more():
     reference = ReferenceSet(torch.zeros(6, 1, 2, 2, dtype=torch.uint8), labels=torch.arange(6) % 2)
-    reference.watch(lambda: pytest.fail("the file was looked at"))
-    assert reference.classes[1].gather(torch.tensor([0, 2])).shape == (2, 1, 2, 2)
+    looks = []
+    reference.watch(lambda: looks.append("the file was looked at"))
+    own = classes_of(reference)[1]  # The images are copied now.
+    assert own.gather(torch.tensor([0, 2])).shape == (2, 1, 2, 2)
+    assert len(looks) == 1

@@ -18,6 +18,7 @@ from lit_knn.ict import LitICT
 from lit_knn.index import FaissIndex
 from lit_knn.nets import UNet
 from lit_knn.prepare import main as prepare
+from lit_knn.reference.classes import classes_of
 from lit_knn.solvers import euler_step
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented
@@ -38,6 +39,7 @@ class Asked(Estimator):
     """Records the labels of its calls."""
 
     needs_reference = False
+    uses_source = takes_labels = True
 
     def __init__(self):
         self.calls = []
@@ -46,9 +48,9 @@ class Asked(Estimator):
         self.calls.append((z, t, x_source, self.labels))
         return x_source
 
-    def _by_label(self, labels, answer):
-        self.labels = labels
-        return answer(self, slice(None))
+    def mean_of(self, query):
+        self.labels = query.labels
+        return super().mean_of(query)
 
 
 def scaled(kind, **options):
@@ -132,7 +134,7 @@ def test_the_estimator_is_bound_to_the_classes_before_training_and_not_for_sampl
     _, model = scaled(kind, estimator=KNN(k=8, n=4))
     train(model, data, 1)
     assert not data.reference.index_built
-    assert all(data.reference.classes[c].index_built for c in range(3))
+    assert all(classes_of(data.reference)[c].index_built for c in range(3))
     with pytest.raises(InputError, match="labels missing"):
         model.estimator.posterior_mean(data.x, 1.0)
     data, (_, model) = Labelled(), scaled(kind, estimator=KNN(k=800, n=4))
@@ -278,9 +280,9 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
     monkeypatch.setattr(ByClass, "bind", lambda e, reference: seen.append(reference) or bound(e, reference))
     main(["fit", "-c", run_config, *small, *options])
     (reference,) = seen
-    assert tuple(reference.classes) == (0, 1, 2)
-    for label in reference.classes:  # sorted by class, so the mapped file needs no copy
-        own = reference.classes[label].images
+    assert tuple(classes_of(reference)) == (0, 1, 2)
+    for label in classes_of(reference):  # sorted by class, so the mapped file needs no copy
+        own = classes_of(reference)[label].images
         assert own.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
     assert list(Path("runs/imagenet64_conditional").rglob("last.ckpt"))
 
@@ -317,5 +319,5 @@ def test_the_digits_have_an_index_of_each_class():
     data = Digits(index=FaissIndex("IVF4,SQ8"))
     data.setup()
     ByClass(KNN(k=64, n=8)).bind(data.reference)
-    assert [data.reference.classes[c].N for c in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert all(data.reference.classes[c].index.factory == "IVF4,SQ8" for c in range(10))
+    assert [classes_of(data.reference)[c].N for c in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert all(classes_of(data.reference)[c].index.factory == "IVF4,SQ8" for c in range(10))

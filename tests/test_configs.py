@@ -10,7 +10,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from lit_knn.ect import LitECT
 from lit_knn.edm import LitEDM
-from lit_knn.estimators import KNN, STF, Adaptive, Estimator, Exact, OneSample, SubspaceKNN
+from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample
 from lit_knn.flow import LitFlow
 from lit_knn.ict import LitICT
 from lit_knn.index import Index
@@ -128,15 +128,6 @@ def test_estimator_is_switched_on_the_command_line():
     assert type(stf) is STF
     assert stf.n == 256
     assert parse(*run, "--model.estimator.n", "64").model.estimator.n == 64
-
-
-def test_an_estimator_within_an_estimator_has_options_too():
-    run = ("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "--trainer.accelerator", "cpu")
-    adaptive = ("--model.estimator", str(CONFIGS / "estimators" / "adaptive.yaml"))
-    own = ("--model.estimator.tolerance", "1e-3", "--model.estimator.estimator.n", "64")
-    estimator = parse(*run, *adaptive, *own).model.estimator
-    assert (type(estimator), estimator.tolerance) == (Adaptive, 1e-3)
-    assert (type(estimator.estimator), estimator.estimator.n) == (SubspaceKNN, 64)
 
 
 def test_index_is_an_option_of_the_data():

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lit_knn.data import Digits
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Adaptive, ByClass, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import KNN, STF, ByClass, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, DEFAULT_R
 from lit_knn.planning import estimator_parts
 from lit_knn.reference import ReferenceSet
@@ -90,13 +90,6 @@ def test_all_counts_are_checked_before_a_line_tells_of_one():
     assert lines_of(refused) == []
 
 
-def test_kept_images_are_checked_against_the_number_in_effect():
-    with pytest.raises(InputError, match="SubspaceKNN: m=41 is more than n=40"):
-        SubspaceKNN(m=41).bind(reference())
-    with pytest.raises(InputError, match="SubspaceKNN: m=257 is more than n=256"):
-        SubspaceKNN(m=257)
-
-
 def test_nothing_is_said_where_there_is_enough():
     assert lines_of(lambda: KNN(k=N).bind(reference())) == []
     assert lines_of(lambda: KNN().bind(reference(N=2048))) == []
@@ -136,33 +129,13 @@ def test_a_class_is_named_that_has_less_than_what_is_given():
         ByClass(KNN(k=7, n=4)).bind(labelled())
 
 
-def test_adaptive_grows_from_the_number_in_effect():
-    adaptive = Adaptive(SubspaceKNN(compute="float32"), 1e-3, growth=2, max_n=300)
-    assert adaptive.n == 256
-    adaptive.bind(reference(N=600))
-    assert [attempt.n for attempt in adaptive.attempts] == [256]
-    small = Adaptive(SubspaceKNN(compute="float32"), 1e-3, growth=2)
-    assert len(lines_of(lambda: small.bind(reference()))) == 2
-    assert (small.n, [attempt.n for attempt in small.attempts]) == (N, [N])
-    small.bind(reference(N=20_000))
-    assert [attempt.n for attempt in small.attempts] == [256, 512, 1024]
-    assert small.estimator.n == 256
-
-
-def test_adaptive_says_it_once_for_all_attempts_and_classes():
-    data = reference(N=1200, labels=torch.arange(1200) % 2)
-    adaptive = Adaptive(KNN(n=4), 1e-3, growth=2)
-    assert len(lines_of(lambda: adaptive.bind(data))) == 1
-    assert len(adaptive.attempts) > 3
-    assert len(lines_of(lambda: ByClass(adaptive).bind(data))) == 1
-
-
 def test_a_set_that_is_split_over_ranks_counts_as_a_whole():
     assert KNN().bind(ShardedReferenceSet(low_rank_vectors())).k == 60
 
 
 def test_only_the_first_rank_says_it(monkeypatch):
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     for rank, number in ((0, 1), (1, 0), (3, 0)):
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
         assert len(lines_of(lambda: Wiener().bind(reference()))) == number

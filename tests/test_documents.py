@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_knn.edm_checkpoint import load_edm_pickle
+from lit_knn.loading import load_network
 from main import CLI, FILE_COMMANDS, main, make_cli
 from tests.networks import write_own, write_published
 from tests.trained_runs import leave_run
@@ -42,15 +42,13 @@ def files(tmp_path, monkeypatch):
 
 
 def test_the_snippets_of_a_page_run_in_their_order(files):
-    own = load_edm_pickle("edm-cifar10-32x32-cond-vp.pkl")
+    own = load_network("edm-cifar10-32x32-cond-vp.pkl")
     shape = (2, own.model.in_channels, own.model.image_size, own.model.image_size)
     names = {page: {} for page in RUN}
     for page in RUN:
         for snippet in snippets(page):
             if "load_network" in snippet:
                 names[page] |= {"z": torch.randn(shape), "sigma": torch.ones(2), "labels": None}
-            # This checkpoint tells no architecture, as of a network of one's own.
-            snippet = snippet.replace('load_network("last.ckpt")', 'load_network("edm-cifar10-32x32-cond-vp.pkl")')
             # Weights of Inception are downloaded, and features of large images take long to compare.
             snippet = snippet.replace("InceptionV3", "Pixels").replace("(5000, 3, 32, 32)", "(5000, 3, 8, 8)")
             exec(compile(snippet, page, "exec"), names[page])

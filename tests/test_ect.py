@@ -10,10 +10,10 @@ import torch
 from lit_knn.callbacks import LastCheckpoint
 from lit_knn.data import Digits
 from lit_knn.ect import LitECT
-from lit_knn.edm_checkpoint import convert, load_network
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.ict import LitICT
+from lit_knn.loading import convert, load_network
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.sampling import seeded_noise
@@ -289,7 +289,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_without_its_start(tmp_path)
         ("ema_decay", 1.0, r"ema_decay must be in \[0, 1\)"),
         ("predict_steps", 3, "predict_steps=3"),
         ("sampling_sigmas", (0.8, 80.0), "sampling_sigmas=.* must descend"),
-        ("sampling_sigmas", (80.0, 0.0), r"sampling_sigmas must be a positive number, got 0\.0"),
+        ("sampling_sigmas", (80.0, 0.0), r"sampling_sigmas=.* must descend and stay above sigma_min=0"),
         ("sigma_data", 0.3, r"start=.*a\.ckpt was trained with sigma_data=0.5, not 0.3"),
         ("class_conditional", True, "num_classes=0"),
         ("metric", torch.nn.functional.mse_loss, r"mse_loss must return a finite distance of each item.* got \(\)"),
@@ -318,13 +318,14 @@ def ict_checkpoint(path):
 def test_a_start_that_is_no_denoiser_of_the_architecture_is_refused(tmp_path):
     own = write_own(tmp_path / "own.ckpt")
     published = write_published(tmp_path / "published.pkl")
+    foreign = write_start(tmp_path / "foreign.ckpt", WatchedNet())
     for start, net, message in [
         (tmp_path / "none.pkl", None, r"none\.pkl: no such file"),
-        (ict_checkpoint(tmp_path / "ict.ckpt"), tiny_unet(), r"ict\.ckpt.* not a checkpoint of LitEDM"),
-        (own, None, r"own\.ckpt does not tell its architecture: give net"),
-        (own, UNet(1, channels=16, multipliers=(1, 2), blocks=1), r"own\.ckpt does not fit the architecture"),
-        (own, tiny_unet(num_classes=10), r"own\.ckpt does not fit the architecture"),
-        (published, tiny_unet(), r"published\.pkl does not fit the architecture"),
+        (ict_checkpoint(tmp_path / "ict.ckpt"), tiny_unet(), r"ict\.ckpt: a consistency model has no denoiser"),
+        (foreign, None, r"foreign\.ckpt: the file does not tell the architecture .*: give net"),
+        (own, UNet(1, channels=16, multipliers=(1, 2), blocks=1), r"own\.ckpt: the weights do not fit the arch"),
+        (own, tiny_unet(num_classes=10), r"own\.ckpt: the weights do not fit the architecture"),
+        (published, tiny_unet(), r"published\.pkl: the weights do not fit the architecture"),
     ]:
         with pytest.raises(InputError, match=f"^LitECT: start=.*{message}") as caught:
             LitECT(OneSample(), start, net)

@@ -119,7 +119,7 @@ def test_warped_items_have_the_mean_over_the_set_warped_alike_as_target():
     assert net.calls[-1][3][::2].ne(0).any(1).all()
 
 
-@pytest.mark.parametrize("estimator", [KNN(10, 4), STF(4), SubspaceKNN(5, None, 4)])
+@pytest.mark.parametrize("estimator", [KNN(10, 4), STF(4), SubspaceKNN(5, 4)])
 def test_the_draws_of_all_targets_come_from_the_generator_of_the_step(estimator):
     model = LitEDM(ConstantNet(augment_dim=9), estimator, augmentation=EveryOther(), P_mean=1.0)
     targets = []

@@ -17,7 +17,7 @@ STEP += ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false",
 STEP += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 STEP += ["--model.net.channels", "8"]
 WARPING = ("flow/digits", "table2/digits", "table2/edm_knn")
-UNWARPED = ("equivariant_patch", "golden", "patch_posterior", "pca_locality", "smoothed", "wiener")
+UNWARPED = ("patch_posterior", "pca_locality", "smoothed", "wiener")
 EVERY = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
@@ -57,7 +57,7 @@ def few_colour_images():
 
 # Pairs of a run and an estimator differ only in how their options meet. One run meets every estimator, the others some:
 # with and without options, with another estimator within, and one that refuses warped images.
-FEW = ("one_sample", "knn", "adaptive", "golden")
+FEW = ("one_sample", "knn", "switched", "smoothed")
 assert set(FEW) <= {path.stem for path in FILES}
 PAIRS = [
     pytest.param(path, run, marks=() if run == "table1/ict_knn" or path.stem in FEW else pytest.mark.slow)

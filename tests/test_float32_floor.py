@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lit_knn.data import Digits
-from lit_knn.estimators import KNN, STF, ExactFloat64, MonteCarlo, StratifiedKNN, SubspaceKNN
-from lit_knn.estimators.draws import merged_draws
+from lit_knn.estimators import KNN, STF, ExactFloat64, MonteCarlo, SubspaceKNN, TopK
+from lit_knn.estimators.draws import merged
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import fixed_source, measure
 from lit_knn.reference import ReferenceSet
@@ -13,7 +13,6 @@ from lit_knn.theory.posterior import posterior_mean
 
 MAKERS = {
     "KNN": lambda: KNN(k=64, n=32),
-    "KNN stratified": lambda: StratifiedKNN(k=64, n=32),
     "SubspaceKNN": lambda: SubspaceKNN(r=16, n=32, compute="float32"),
     "MonteCarlo": lambda: MonteCarlo(n=32),
     "STF": lambda: STF(n=32),
@@ -45,7 +44,7 @@ def test_the_score_of_images_far_apart_has_no_floor(name, t, copies):
 
 
 @pytest.mark.parametrize("t", [0.002, 0.005, 0.01, 0.02, 0.05])
-@pytest.mark.parametrize("name", ["KNN", "KNN stratified", "SubspaceKNN", "MonteCarlo"])
+@pytest.mark.parametrize("name", ["KNN", "SubspaceKNN", "MonteCarlo"])
 def test_the_score_of_the_digits_has_no_floor(name, t, digits):
     assert score_mse(MAKERS[name](), digits, t) < 1e-10
 
@@ -65,7 +64,7 @@ def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
     z = x[::2] + t * torch.randn(20, 3072, generator=torch.Generator().manual_seed(3))
     mu = posterior_mean(z, x, t)
     spread = (x[::2] - x[1::2]).double().norm(dim=1)
-    estimate = StratifiedKNN(k=8, n=40).bind(ReferenceSet(x)).posterior_mean(z, t)
+    estimate = TopK(40).bind(ReferenceSet(x)).posterior_mean(z, t)
     assert ((estimate - mu).norm(dim=1) / spread).square().mean().sqrt() < 1e-5
 
 
@@ -74,7 +73,7 @@ def test_latents_in_float64_have_means_in_float64():
     t, x = 0.02, torch.randn(40, 300, generator=torch.Generator().manual_seed(1))
     x[1::2] = x[::2] + 2 * t / 300**0.5 * torch.randn(20, 300, generator=torch.Generator().manual_seed(2))
     z = x[::2].double() + t * torch.randn(20, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    for estimator in (StratifiedKNN(k=8, n=40), SubspaceKNN(r=40, n=40, compute="float32")):
+    for estimator in (TopK(40), SubspaceKNN(r=40, n=40, compute="float32")):
         estimate = estimator.bind(ReferenceSet(x)).posterior_mean(z, t)
         assert (estimate - posterior_mean(z, x, t)).square().mean() / t**4 < 1e-10
 
@@ -82,17 +81,17 @@ def test_latents_in_float64_have_means_in_float64():
 def test_merged_draws_are_the_draws_they_stand_for():
     ids = torch.tensor([[4, 2, 4, 4], [7, 7, 7, 7], [3, 1, 0, 2]])
     log_correction = -(ids + 1.0).double().log()
-    draws = merged_draws(ids, log_correction)
-    assert draws.used.tolist() == [2, 1, 4]
-    assert [draws.ids[row, : draws.used[row]].tolist() for row in range(3)] == [[2, 4], [7], [0, 1, 2, 3]]
-    assert draws.multiplicity.tolist() == [[1, 3, 0, 0], [4, 0, 0, 0], [1, 1, 1, 1]]
-    sq_dist = draws.ids.double()
-    weights = draws.weights(sq_dist, torch.ones(3))
+    draws = merged(ids, log_correction)
+    used = (draws.log_factor > -torch.inf).sum(1).tolist()
+    assert used == [2, 1, 4]
+    assert [draws.ids[row, : used[row]].tolist() for row in range(3)] == [[2, 4], [7], [0, 1, 2, 3]]
+    assert draws.copies.tolist() == [[1, 3, 0, 0], [4, 0, 0, 0], [1, 1, 1, 1]]
+    weights = torch.softmax(draws.log_factor - draws.ids.double() / 2, 1)
     for row in range(3):
         single = torch.softmax(-ids[row].double() / 2 + log_correction[row], 0)
-        for place in range(draws.used[row]):
+        for place in range(used[row]):
             torch.testing.assert_close(weights[row, place], single[ids[row] == draws.ids[row, place]].sum())
-        assert (weights[row, draws.used[row] :] == 0).all()
+        assert (weights[row, used[row] :] == 0).all()
 
 
 def test_certificates_are_those_of_the_single_draws():

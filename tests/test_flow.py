@@ -15,13 +15,13 @@ from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, ExactFloat64, Network, OneSample
 from lit_knn.flow import LitFlow
-from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps
+from lit_knn.flow_sampling import FixedSteps
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step
-from lit_knn.theory.noise import LINEAR_PROCESS, pf_ode_velocity, under_process
+from lit_knn.theory.noise import LINEAR_PROCESS, per_item, under_process
 from lit_knn.training.augmentation import GeometricAugmentation
 from lit_knn.training.time_distributions import LogitNormalTimes, UniformTimes
 from tests.command_lines import ROOT
@@ -56,7 +56,7 @@ def test_the_velocity_of_two_points_is_that_of_autograd():
     x = points[torch.tensor([0, 1, 0, 1, 0])]
     z = (1 - of_items(LEVELS, x)) * x + of_items(LEVELS, x) * torch.randn(5, 3, generator=generator(1)).double()
     mean = under_process(ExactFloat64().bind(reference).posterior_mean, LINEAR_PROCESS)(z, LEVELS)
-    velocity = pf_ode_velocity(z, LEVELS, mean.double(), LINEAR_PROCESS)
+    velocity = LINEAR_PROCESS.velocity(z, per_item(LEVELS, z), mean.double())
     for row, tau in enumerate(LEVELS.tolist()):
         expected = velocity_by_autograd(lambda z, t: log_density_of_points(z, t, points), z[row], tau)
         torch.testing.assert_close(velocity[row], expected, rtol=1e-4, atol=1e-4)
@@ -65,7 +65,7 @@ def test_the_velocity_of_two_points_is_that_of_autograd():
 def test_the_velocity_of_a_gaussian_is_that_of_autograd_and_the_closed_form():
     z = torch.randn(5, 3, dtype=torch.float64, generator=generator())
     mean = under_process(gaussian_mean, LINEAR_PROCESS)(z, LEVELS)
-    velocity = pf_ode_velocity(z, LEVELS, mean, LINEAR_PROCESS)
+    velocity = LINEAR_PROCESS.velocity(z, per_item(LEVELS, z), mean)
     torch.testing.assert_close(velocity, gaussian_velocity(z, LEVELS), rtol=1e-8, atol=1e-8)
     for row, tau in enumerate(LEVELS.tolist()):
         expected = velocity_by_autograd(log_density_of_gaussian, z[row], tau)
@@ -170,7 +170,7 @@ def test_the_target_keeps_its_digits_at_the_ends():
     noise = torch.randn(2, 1000, generator=generator(1))
     tau = torch.tensor([UniformTimes().low, UniformTimes().high], dtype=torch.float64)
     z = ((1 - of_items(tau, x)) * x + of_items(tau, x) * noise).float()
-    target = pf_ode_velocity(z, tau, x, LINEAR_PROCESS)
+    target = LINEAR_PROCESS.velocity(z, per_item(tau, z), x)
     assert (target - (noise - x)).abs().max() < 1.5e-3
 
 
@@ -335,8 +335,6 @@ def test_a_checkpoint_of_another_parameterisation_is_refused(trained, tmp_path):
         ({"ema_half_life_images": 0}, "ema_half_life_images must be above 0"),
         ({"lr_ramp_up_images": -1}, "lr_ramp_up_images must be at least 0"),
         ({"sampling_steps": 0}, "sampling_steps must be above 0, got 0"),
-        ({"sampling_steps": None}, "sampling_steps is null, but FixedSteps needs a number of steps"),
-        ({"sampler": AdaptiveSteps()}, "sampling_steps=50, but AdaptiveSteps chooses its steps: set it to null"),
         (
             {"sampler": FixedSteps(max)},
             "LitFlow: solver=max does not take the arguments z, t, t_next, ",
@@ -351,24 +349,21 @@ def test_an_option_out_of_range_is_named(options, message):
         LitFlow(unet(), OneSample(), **options)
 
 
-def test_a_grid_of_samples_of_the_samplers_own_steps(tmp_path):
-    model = LitFlow(unet(), OneSample(), sampler=AdaptiveSteps(1e-2, 1e-2, pilot=2), sampling_steps=None)
+def test_a_grid_of_samples_with_the_models_own_steps(tmp_path):
+    model = LitFlow(unet(), OneSample(), sampling_steps=2)
     grid = SampleGrid(4, (None,))
     logger = pl.loggers.CSVLogger(tmp_path)
     options = {"limit_val_batches": 1, "logger": logger, "enable_checkpointing": False, "callbacks": [grid]}
     pl.Trainer(**{**TRAINER, **options}).validate(model, Digits(batch_size=32), verbose=False)
     assert [path.name for path in grid.last_paths] == ["step_0000000_default.png"]
-    assert model.sample([1]).shape == (1, 1, 8, 8)
-    with pytest.raises(InputError, match="num_steps=4, but AdaptiveSteps chooses its steps"):
-        model.sample([1], 4)
     with pytest.raises(InputError, match=r"SampleGrid: num_samples=4 and num_steps=\[None, 0\] must be at least 1"):
         SampleGrid(4, (None, 0))
 
 
-def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_first_step(tmp_path):
-    model = LitFlow(unet(), OneSample(), sampler=AdaptiveSteps(), sampling_steps=None)
-    with pytest.raises(InputError, match="SampleGrid: num_steps=18, but AdaptiveSteps chooses its steps"):
-        train(model, Digits(batch_size=32), 1, callbacks=[SampleGrid(4, (18,))])
+def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_first_step():
+    model = LitFlow(unet(), OneSample())
+    with pytest.raises(InputError, match="SampleGrid: num_steps must be an integer from 1 to"):
+        train(model, Digits(batch_size=32), 1, callbacks=[SampleGrid(4, (2**25,))])
     assert model.images_seen == 0
 
 

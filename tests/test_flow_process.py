@@ -11,9 +11,9 @@ from torch import nn
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.flow import LitFlow
-from lit_knn.flow_sampling import AdaptiveSteps, FixedSteps, TimeSpan
+from lit_knn.flow_sampling import TimeSpan
 from lit_knn.generative_models import FlowModel
-from lit_knn.hand_over.parts import Parts, build
+from lit_knn.loading import build
 from lit_knn.nets import UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import edm_coefficients
@@ -101,14 +101,10 @@ def test_every_output_gives_the_velocity_of_the_process(process, kind):
     torch.testing.assert_close(denoised[:4], gaussian_mean(y, sigma)[:4], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("process", [VP()])
-@pytest.mark.parametrize(("sampler", "steps"), [(FixedSteps(), 200), (AdaptiveSteps(1e-5, 1e-5), None)])
-def test_samples_are_those_of_the_exact_flow(process, sampler, steps):
-    times = TimeSpan(1e-3, 0.999)
-    # 1/200 steps end above `low`; adaptive ones end there.
-    low = torch.tensor(0.999 / 200 if steps else times.low, dtype=torch.float64)
-    high = torch.tensor(times.high, dtype=torch.float64)
-    model = FlowModel(gaussian_flow(DataOutput, process), (3,), times, sampler, steps)
+def test_samples_are_those_of_the_exact_flow():
+    process, times, steps = VP(), TimeSpan(1e-3, 0.999), 200
+    low, high = torch.tensor([times.high / steps, times.high], dtype=torch.float64)
+    model = FlowModel(gaussian_flow(DataOutput, process), (3,), times, num_steps=steps)
     noise = seeded_noise(range(4), (3,)).double()
     start = process.noise_std(high) * noise
     c = (start / process.scale(high) - M) / (S**2 + process.sigma(high) ** 2).sqrt()
@@ -140,7 +136,7 @@ def test_a_file_and_a_checkpoint_keep_the_process():
     model.image_shape = (1, 4, 4)
     assert model.grid.noise_range()[1] == pytest.approx(VP(10.0, 0.5).sigma(torch.tensor(0.9999)).item(), rel=1e-4)
     made = model.generative_model()
-    loaded = build(Parts(made.description(), made.net.state_dict()))
+    loaded = build(made.description(), made.net.state_dict())
     assert vars(loaded.network.process) == {"beta_d": 10.0, "beta_min": 0.5}
     assert torch.equal(loaded.sample(range(2)), model.sample(range(2)))
     straight = lit(None)

@@ -67,9 +67,8 @@ def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
     path, _ = weights("runs")
     main(["report", str(path.parent.parent)])
     assert "k=256, n=64)" in capsys.readouterr().out
-    adaptive = ["--model.sampler", "lit_knn.flow_sampling.AdaptiveSteps", "--model.sampler.rtol", "0.1"]
-    adaptive += ["--model.sampling_steps", "null", "--model.sampler.atol", "0.1"]
-    for name, options in (("fixed", []), ("adaptive", adaptive)):
+    euler = ["--model.sampler.solver", "lit_knn.solvers.euler_step"]
+    for name, options in (("heun", []), ("euler", euler)):
         places = ["--trainer.logger.save_dir", name, "--data.predict_samples", "3"]
         main(["predict", *TINY, *options, *places, "--ckpt_path", str(path)])
         assert len(list(Path(name).rglob("00*.png"))) == 3
@@ -85,7 +84,7 @@ def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
         (["--model.times.low", "0"], "UniformTimes: need 0 < low < high < 1, got low=0.0 and high=0.9999"),
         (["--model.sampler.solver", "os.system"], "LitFlow: solver=system does not take the arguments z, t, t_next"),
         (["--model.output", "lit_knn.nets.UNet"], "output"),
-        (["--model.sampling_steps", "null"], "sampling_steps is null, but FixedSteps needs a number of steps"),
+        (["--model.sampling_steps", "0"], "LitFlow: sampling_steps must be above 0, got 0"),
     ],
 )
 def test_a_bad_option_is_told_in_one_line(options, said, capsys):

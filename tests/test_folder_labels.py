@@ -4,7 +4,7 @@ import torch
 from torchvision.datasets import ImageFolder
 
 from lit_knn.data import ImageFiles
-from lit_knn.estimators import Exact
+from lit_knn.estimators import Exact, class_conditional
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 from tests.toys import enumerate_class_mean
 
@@ -43,7 +43,7 @@ def test_estimators_average_over_the_folder_of_an_item(tmp_path):
     data.setup()
     assert data.stored().by_class
     z, labels = torch.randn(5, 3, 4, 4), torch.tensor([4, 0, 2, 2, 1])
-    estimator = Exact().by_class().bind(data.reference)
+    estimator = class_conditional(Exact()).bind(data.reference)
     expected = enumerate_class_mean(data.reference, z, torch.full((5,), 4.0), labels)
     torch.testing.assert_close(estimator.posterior_mean(z, 4.0, labels=labels).double(), expected, atol=1e-5, rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Distances to drawn images and their means, gathered or read in place on a GPU: against float64, and what they cost."""
+"""Distances to drawn images and their means, gathered or read in place on a GPU, against float64."""
 
 import importlib.util
 
@@ -129,8 +129,8 @@ def test_a_sharded_set_is_read_in_place_too():
 @needs_triton
 @pytest.mark.parametrize("make", [lambda: UniformSNIS(256), lambda: STF(256), lambda: MonteCarlo(256), lambda: KNN(64)])
 def test_a_call_waits_once_and_reads_the_images_in_two_compiled_functions(stand_in, make, monkeypatch):
-    called, compiled = [], module._compiled
-    monkeypatch.setattr(module, "_compiled", lambda function: called.append(function) or compiled(function))
+    called, compile_it = [], module.compiled
+    monkeypatch.setattr(module, "compiled", lambda function: called.append(function) or compile_it(function))
     reference = ReferenceSet(pixels(100), TorchIndex()).to("cuda")
     assert stays_stored(reference)
     z = noisy(reference.gather(torch.arange(8).cuda()).cpu(), 20.0).cuda()
@@ -141,7 +141,8 @@ def test_a_call_waits_once_and_reads_the_images_in_two_compiled_functions(stand_
         estimator.posterior_mean(z, 20.0, z.clone())
     # The one wait is the check of the input. Draws from the posterior need no distances.
     assert seen.syncs <= 1, seen.report()
-    assert called == [module._deviation] if isinstance(estimator, MonteCarlo) else [module._sq_dist, module._deviation]
+    distances = [] if isinstance(estimator, MonteCarlo) else [module.stored_sq_dist]
+    assert called == [*distances, module.stored_deviation]
 
 
 def test_a_gpu_without_triton_gathers(stand_in, monkeypatch):

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_knn.edm_checkpoint import convert, load_edm_pickle, load_network, read_edm_pickle
 from lit_knn.estimators import Network
+from lit_knn.loading import convert, load_network
 from lit_knn.nets import ADM, DDPMpp, NCSNpp
+from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from tests.edm_pickles import module_that_records
 from tests.networks import small_published, write_published
 
@@ -36,7 +37,7 @@ def largest_relative_error(output, expected):
 def test_a_genuine_file_gives_the_outputs_of_its_own_code(name, tmp_path):
     path, converted, record = GENUINE / f"{name}.pkl", tmp_path / "out.safetensors", recorded(name)
     convert(path, converted)
-    denoisers = [load_edm_pickle(path), load_network(path), load_network(converted)]
+    denoisers = [load_network(path), load_network(converted)]
     outputs = [denoiser(record["z"], record["sigma"], record["labels"]) for denoiser in denoisers]
     outputs += [
         Network(file).posterior_mean(record["z"], record["sigma"], labels=record["labels"])
@@ -70,7 +71,7 @@ def test_a_genuine_file_imports_nothing(name):
 @EACH
 def test_labels_change_the_output_of_a_genuine_file(name):
     # Otherwise the outputs would agree even without these parts.
-    record, denoiser = recorded(name), load_edm_pickle(GENUINE / f"{name}.pkl")
+    record, denoiser = recorded(name), load_network(GENUINE / f"{name}.pkl")
     if record["labels"] is None:
         assert denoiser.model.num_classes == 0
         return

@@ -7,12 +7,12 @@ import torch
 from lit_knn import load
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, ByClass, Exact, ExactFloat64
+from lit_knn.estimators import KNN, ByClass, Exact, ExactFloat64, class_conditional
 from lit_knn.flow import LitFlow
 from lit_knn.flow_sampling import TimeSpan
 from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
 from lit_knn.guidance import NO_CLASS, guided
-from lit_knn.hand_over.parts import Parts, build
+from lit_knn.loading import build
 from lit_knn.nets import ADM, ConvResNet, DDPMpp, UNet
 from lit_knn.nets.flow import VelocityOutput
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
@@ -53,7 +53,7 @@ def test_the_guided_score_is_the_gradient_of_the_guided_log_density(w):
     data = Labelled()
     z, t = torch.randn(7, 1, 4, 4, dtype=torch.float64), torch.linspace(0.5, 4, 7, dtype=torch.float64)
     labels = torch.arange(7) % 3
-    by_class, whole = ExactFloat64().by_class().bind(data.reference), ExactFloat64().bind(data.reference)
+    by_class, whole = class_conditional(ExactFloat64()).bind(data.reference), ExactFloat64().bind(data.reference)
     mean = guided(lambda z, t: by_class.posterior_mean(z, t, labels=labels), whole.posterior_mean, w)(z, t)
     score = (mean - z) / t.reshape(-1, 1, 1, 1) ** 2
 
@@ -148,25 +148,28 @@ def test_knn_draws_from_all_images_where_there_is_no_class():
     data = Labelled()
     labels, z = data.labels.clone()[:30], data.x[:30] + 0.7 * torch.randn(30, 1, 4, 4)
     labels[::2] = NO_CLASS
-    both, whole = KNN(k=8, n=4).by_class(unlabelled=True).bind(data.reference), KNN(k=8, n=4).bind(data.reference)
+    both, whole = (
+        class_conditional(KNN(k=8, n=4), unlabelled=True).bind(data.reference),
+        KNN(k=8, n=4).bind(data.reference),
+    )
     mean = both.posterior_mean(z, 0.7, generator=torch.Generator().manual_seed(0), labels=labels)
     # Rows without a class draw first.
     expected = whole.posterior_mean(z[::2], 0.7, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(mean[::2], expected)
-    for estimator in (KNN(k=8, n=4).by_class(), Exact().by_class()):
+    for estimator in (class_conditional(KNN(k=8, n=4)), class_conditional(Exact())):
         with pytest.raises(InputError, match="label -1 is none of the 3 classes"):
             estimator.bind(data.reference).posterior_mean(z, 0.7, labels=labels)
-    assert ByClass(Exact()).by_class(unlabelled=True).unlabelled
+    assert class_conditional(ByClass(Exact()), unlabelled=True).unlabelled
 
 
 @pytest.mark.parametrize("make", [diffusion, flow])
 def test_a_file_keeps_the_guidance(make):
     model = make(guidance=3.0)
-    loaded = build(Parts(model.description(), model.net.state_dict()))
+    loaded = build(model.description(), model.net.state_dict())
     assert loaded.guidance == 3.0
     assert torch.equal(loaded.sample(range(2)), model.sample(range(2)))
     assert "guidance" not in make().options()
-    assert build(Parts(make().description(), model.net.state_dict())).guidance == 1.0
+    assert build(make().description(), model.net.state_dict()).guidance == 1.0
 
 
 def test_the_module_samples_with_its_guidance():
@@ -183,7 +186,7 @@ def test_a_network_that_was_never_trained_without_classes_is_not_guided(kind):
     module = kind(small_unet(), Exact(), class_conditional=True, sampling_steps=2)
     module.image_shape = (1, 4, 4)
     own = module.generative_model()
-    for model in (own, build(Parts(own.description(), own.net.state_dict()))):
+    for model in (own, build(own.description(), own.net.state_dict())):
         model.sample(range(2), guidance=1.0)
         for weight in (0, 2.0):
             with pytest.raises(InputError, match="needs a network that was trained without classes, too"):

@@ -184,14 +184,6 @@ def test_no_gradients_are_kept():
     assert not heun_sampler(lambda y, sigma: weight * gaussian_mean(y, sigma), latents(2, 3), 3).requires_grad
 
 
-def test_the_progress_bar_changes_nothing_but_the_screen(capsys):
-    noise = latents(2, 3)
-    quiet = heun_sampler(gaussian_mean, noise, 5)
-    assert capsys.readouterr() == ("", "")
-    assert torch.equal(heun_sampler(gaussian_mean, noise, 5, progress=True), quiet)
-    assert "/5 " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

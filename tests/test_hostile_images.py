@@ -11,11 +11,11 @@ import zlib
 import numpy as np
 import pytest
 
-from lit_knn.edm_checkpoint import load_edm_pickle
 from lit_knn.images.arrays import array_file_shape, read_array_file
 from lit_knn.images.files import count_image_files, read_image_files
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare
+from lit_knn.loading import load
 from lit_knn.prepare import main
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
@@ -91,7 +91,7 @@ def test_a_pipe_that_is_no_image_is_ignored(tmp_path):
 def test_a_pipe_or_a_socket_instead_of_a_file_is_refused(tmp_path, name):
     os.mkfifo(tmp_path / name)
     readers = {".zip": [read_image_files, count_image_files], ".npz": [read_array_file]}
-    readers |= {".npy": [read_array_file, array_file_shape], ".pkl": [load_edm_pickle]}
+    readers |= {".npy": [read_array_file, array_file_shape], ".pkl": [load]}
     for read in readers[name[1:]]:
         assert "pipe" in refusal(read, tmp_path / name)
     (tmp_path / name).unlink()

@@ -236,7 +236,7 @@ def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network
         ({"network": "nowhere.ckpt"}, ["path=nowhere.ckpt", "no such file"]),
         ({"network": "colour.ckpt", "net": {**NET, "init_args": {**NET["init_args"], "in_channels": 3}}}, ["network"]),
         ({"network": "published.pkl", "net": None}, ["network", "(1, 8, 8)", "in_channels=3"]),
-        ({"net": {**NET, "init_args": {**NET["init_args"], "channels": 16}}}, ["does not fit the architecture"]),
+        ({"net": {**NET, "init_args": {**NET["init_args"], "channels": 16}}}, ["do not fit the architecture"]),
         ({"folder": "network.ckpt"}, ["folder=network.ckpt cannot be made"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,

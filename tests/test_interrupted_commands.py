@@ -140,15 +140,15 @@ def test_last_is_looked_for_where_the_logger_of_the_options_writes(logger):
 
 
 def test_last_is_of_a_run_with_the_same_estimator(capsys):
-    Path("own.yaml").write_text("class_path: lit_knn.estimators.StratifiedKNN\ninit_args: {k: 16, n: 8}\n")
+    Path("own.yaml").write_text("class_path: lit_knn.estimators.SubspaceKNN\ninit_args: {r: 16, n: 8}\n")
     fit(2)
     fit(3, "--model.estimator", "own.yaml")
-    for version, options in (("knn_0", []), ("stratified_knn_0", ["--model.estimator", "own.yaml"])):
+    for version, options in (("knn_0", []), ("stf_0", ["--model.estimator", "own.yaml"])):
         fit(4, "--ckpt_path", "last", *options)
         run = Path("runs/demo", version)
         config = yaml.safe_load((run / "config.yaml").read_text())
         assert config["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
-    line = refused(capsys, "fit", "--ckpt_path", "last", "--model.estimator", "StratifiedKNN")
+    line = refused(capsys, "fit", "--ckpt_path", "last", "--model.estimator", "SubspaceKNN")
     assert "found none in runs/demo; it needs a whole last.ckpt of a run with this name, model and estimator" in line
 
 

@@ -1,21 +1,23 @@
 """Any network file becomes a denoiser, ready to evaluate."""
 
-import json
+import math
 import time
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lit_knn.edm_checkpoint import convert, load_edm_pickle, load_network, load_network_parts
+from lit_knn.checkpoint_file import MODEL_KEY
+from lit_knn.command_line.entry import main
 from lit_knn.errors import InputError
 from lit_knn.estimators import Network
-from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
+from lit_knn.loading import convert, load, load_network, load_network_to_tune
+from lit_knn.nets import ADM, ConvUNet, DDPMpp, NCSNpp
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.nets.published.configs import network_to_config
-from lit_knn.nets.published.edm_converted import FORMAT
-from tests.edm_pickles import edm_network, published, write
-from tests.networks import small_published, write_own, write_published
+from tests.edm_pickles import Call, edm_network, published, write
+from tests.image_files import refusal
+from tests.networks import small_published, write_own, write_published, write_start
 
 FAMILIES = pytest.mark.parametrize("family", [DDPMpp, NCSNpp, ADM])
 Z, SIGMA = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([0.1, 2.0, 50.0])
@@ -32,34 +34,23 @@ def evaluated(net, labels=LABELS, sigma_data=0.5):
         return EDMPrecond(net.eval(), sigma_data)(Z, SIGMA, labels)
 
 
-def write_converted_file(path, state_dict, config):
-    from safetensors.torch import save_file
-
-    save_file(state_dict, path, {"format": FORMAT, "config": json.dumps(config)})
-    return path
-
-
 def every_file(folder, net):
     """The network in each kind of file."""
     pickled = write_published(folder / "a.pkl", net)
     convert(pickled, folder / "a.safetensors")
-    state_dict = {f"denoiser.model.{name}": value for name, value in net.state_dict().items()}
-    own = {"state_dict": state_dict, "hyper_parameters": {}, "network_config": network_to_config(net)}
-    torch.save(own, folder / "a.ckpt")
-    return [pickled, folder / "a.safetensors", folder / "a.ckpt"]
+    return [pickled, folder / "a.safetensors", write_start(folder / "a.ckpt", net, image_shape=(3, 16, 16))]
 
 
 @FAMILIES
 def test_every_kind_of_file_gives_the_network_that_was_written(family, tmp_path):
     net = small(family)
     expected = evaluated(net)
-    pickled, *others = every_file(tmp_path, net)
-    denoisers = [load_edm_pickle(pickled), *map(load_network, [pickled, *others])]
-    for denoiser in denoisers:
+    files = every_file(tmp_path, net)
+    for denoiser in map(load_network, files):
         assert type(denoiser) is EDMPrecond
         assert type(denoiser.model) is family
         torch.testing.assert_close(denoiser(Z, SIGMA, LABELS), expected, rtol=0, atol=0)
-    for file in (pickled, *others):
+    for file in files:
         estimate = Network(file).posterior_mean(Z, SIGMA, labels=LABELS)
         torch.testing.assert_close(estimate, expected, rtol=0, atol=0)
 
@@ -81,8 +72,7 @@ def test_what_comes_through_the_door_is_ready_to_evaluate(tmp_path):
 def test_weights_are_float32_whatever_the_file_has(tmp_path, dtype):
     stored = small().to(dtype)
     pickled = write(tmp_path / "a.pkl", published(edm_network(stored, use_fp16=True)))
-    assert load_network_parts(pickled)[1]["model.map_layer0.weight"].dtype == dtype
-    denoiser = load_edm_pickle(pickled)
+    denoiser = load_network(pickled)
     assert {weight.dtype for weight in denoiser.parameters()} == {torch.float32}
     assert denoiser(Z, SIGMA, LABELS).dtype == torch.float32
     # Converting to float32 changes no digit of the file's weights.
@@ -98,7 +88,7 @@ def test_half_precision_is_computed_where_it_is_asked_for_alone(family, tmp_path
                 layer.reset_parameters()
     path = write_published(tmp_path / "a.pkl", net, use_fp16=True)
     seen = []
-    for denoiser in (load_network(path), load_edm_pickle(path, fp16=True), Network(path, fp16=True).denoiser):
+    for denoiser in (load_network(path), load_network(path, fp16=True), Network(path, fp16=True).denoiser):
         last = [layer for layer in denoiser.model.modules() if isinstance(layer, nn.Conv2d)][-1]
         embedded = denoiser.model.map_layer1
         for layer in (last, embedded):
@@ -126,10 +116,11 @@ def test_the_files_standard_deviation_of_the_data_is_used(tmp_path):
 
 
 def test_an_own_checkpoint_that_tells_no_architecture_needs_it(tmp_path):
-    path = write_own(tmp_path / "own.ckpt")
-    with pytest.raises(InputError, match=r"own\.ckpt does not tell its architecture: give net"):
+    net = ConvUNet(1, channels=8, multipliers=(1, 2))
+    path = write_start(tmp_path / "own.ckpt", net)
+    with pytest.raises(InputError, match=r"own\.ckpt: the file does not tell the architecture .*: give net"):
         load_network(path)
-    net = UNet(1, channels=8, multipliers=(1, 2), blocks=1)
+    net = ConvUNet(1, channels=8, multipliers=(1, 2))
     denoiser = load_network(path, net)
     assert denoiser.model is net
     assert not denoiser.training
@@ -140,26 +131,73 @@ def test_an_own_checkpoint_that_tells_no_architecture_needs_it(tmp_path):
     assert all(torch.equal(stored[f"denoiser.{name}"], value) for name, value in denoiser.state_dict().items())
 
 
+def test_a_process_that_no_file_can_name_stops_no_denoiser(tmp_path):
+    path = write_own(tmp_path / "own.ckpt")
+    change(path, lambda told: told["options"].update(process={"class": "own"}))
+    assert load_network(path).model.in_channels == 1
+    with pytest.raises(InputError, match="process must name one of"):
+        load(path)
+
+
+def change(path, edit):
+    """Edit the description of the model in a checkpoint."""
+    checkpoint = torch.load(path, weights_only=True)
+    edit(checkpoint[MODEL_KEY])
+    torch.save(checkpoint, path)
+
+
+def test_a_consistency_model_has_no_denoiser(tmp_path):
+    path = write_own(tmp_path / "own.ckpt")
+    levels = {"sigma_data": 0.5, "sigma_min": 0.002, "sampling_sigmas": [80.0], "num_steps": 1, "sampling_class": None}
+    change(path, lambda told: told.update(kind="consistency", options=levels))
+    load(path)
+    for loader in (load_network, load_network_to_tune, Network):
+        assert "a consistency model has no denoiser" in refusal(loader, path)
+
+
+@pytest.mark.parametrize("bad", [0, -0.5, "0.5", None, True, [0.5], math.nan, math.inf])
+def test_an_impossible_standard_deviation_of_the_data_is_refused(bad, tmp_path):
+    own = write_own(tmp_path / "own.ckpt")
+    change(own, lambda told: told["options"].update(sigma_data=bad))
+    for path in (write(tmp_path / "a.pkl", published(edm_network(small(), sigma_data=bad))), own):
+        message = refusal(load, path)
+        assert message.startswith(f"{path}: sigma_data must be a positive number")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value, dtype):
+    net = small().to(dtype)
+    with torch.no_grad():
+        net.map_layer0.weight[2, 1] = value
+    paths = [write_published(tmp_path / "a.pkl", net), write_start(tmp_path / "a.ckpt", net, image_shape=(3, 16, 16))]
+    for path in paths:
+        assert refusal(load, path) == f"{path}: 'map_layer0.weight' holds a weight that is not finite"
+    assert "not finite" in refusal(convert, paths[0], tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        ({"sigma_data": 0}, "sigma_data must be a positive number, got 0"),
-        ({"sigma_data": True}, "sigma_data must be a positive number, got True"),
-        ({"sigma_data": [0.5]}, r"sigma_data must be a positive number, got \[0.5\]"),
-        ({"sigma_data": float("nan")}, "sigma_data must be a positive number, got nan"),
-        ({"sigma_data": float("inf")}, "sigma_data must be a positive number, got inf"),
-        ({"num_blocks": 10**9}, "num_blocks=1000000000 is more than"),
-        ({"num_blocks": 2}, "does not fit the architecture"),
-        ({"num_blocks": "2"}, "an option of the wrong type"),
-        ({"model_channels": 2**40}, "does not fit the architecture"),
-        ({"model_channels": 2**62}, "does not fit the architecture"),
-        ({"model_type": "UNet"}, "model_type must be one of SongUNet, DhariwalUNet"),
+        ({"num_blocks": 10**9}, "blocks=1000000000 is more than"),
+        ({"num_blocks": 2}, "the weights do not fit the architecture"),
+        ({"num_blocks": "2"}, "blocks must be a number"),
+        ({"model_channels": 2**40}, "is more than"),
+        ({"model_channels": 2**62}, "is more than"),
+        ({"img_resolution": 16.5}, "image_size"),
+        ({"img_channels": 0}, "in_channels"),
+        ({"label_dim": -1}, "num_classes must be at least 0"),
+        ({"label_dropout": "0.1"}, "label_dropout must be a number"),
+        ({"label_dropout": math.nan}, "label_dropout must not be NaN"),
         ({"colour": "blue"}, "has no option colour"),
+        ({"resample_filter": [1, 2, 1]}, r"neither DDPM\+\+ nor NCSN\+\+"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_refused_at_once_by_the_files_name(tmp_path, change, message):
-    config, state_dict = load_network_parts(write_published(tmp_path / "a.pkl", small()))
-    path = write_converted_file(tmp_path / "bad.safetensors", state_dict, {**config, **change})
+def test_a_configuration_that_does_not_fit_is_refused_at_once_by_the_files_name(tmp_path, changes, message):
+    ema = edm_network(small())
+    ema.args[0]["state"]["_init_kwargs"].update(changes)
+    path = write(tmp_path / "a.pkl", published(ema))
     start = time.monotonic()
     with pytest.raises(InputError, match=message) as caught:
         load_network(path)
@@ -171,18 +209,19 @@ def test_a_configuration_that_does_not_fit_is_refused_at_once_by_the_files_name(
     assert str(caught.value).startswith(f"Network: path={path}")
 
 
-@pytest.mark.parametrize("change", ["missing", "unexpected", "shape", "integers"])
-def test_weights_that_do_not_fit_are_refused(tmp_path, change):
-    config, state_dict = load_network_parts(write_published(tmp_path / "a.pkl", small()))
-    name = "model.map_layer0.weight"
-    if change == "missing":
-        del state_dict[name]
-    elif change == "unexpected":
-        state_dict["model.colour"] = torch.ones(1)
+@pytest.mark.parametrize("damage", ["missing", "unexpected", "shape", "integers"])
+def test_weights_that_do_not_fit_are_refused(tmp_path, damage):
+    path, name = write_start(tmp_path / "a.ckpt", small(), image_shape=(3, 16, 16)), "denoiser.model.map_layer0.weight"
+    checkpoint = torch.load(path, weights_only=True)
+    weights = checkpoint["state_dict"]
+    if damage == "missing":
+        del weights[name]
+    elif damage == "unexpected":
+        weights["denoiser.model.colour"] = torch.ones(1)
     else:
-        state_dict[name] = state_dict[name][:, :-1].clone() if change == "shape" else state_dict[name].int()
-    path = write_converted_file(tmp_path / "bad.safetensors", state_dict, config)
-    with pytest.raises(InputError, match=r"bad\.safetensors does not fit the architecture"):
+        weights[name] = weights[name][:, :-1].clone() if damage == "shape" else weights[name].int()
+    torch.save(checkpoint, path)
+    with pytest.raises(InputError, match=r"a\.ckpt: the weights do not fit the architecture"):
         load_network(path)
 
 
@@ -190,10 +229,6 @@ def test_what_is_no_network_file_is_refused_with_the_option(tmp_path):
     for name, message in [("a.pt", "must be one of"), ("a.pkl", "no such file"), ("a.ckpt", "no such file")]:
         with pytest.raises(InputError, match=f"^Network: path={tmp_path / name}.*{message}"):
             Network(tmp_path / name)
-    pickled = write_published(tmp_path / "a.pkl", small())
-    convert(pickled, tmp_path / "a.safetensors")
-    with pytest.raises(InputError, match=r"a\.safetensors is not a pickle"):
-        load_edm_pickle(tmp_path / "a.safetensors")
 
 
 def test_the_labels_of_one_call_do_not_stay_for_the_next(tmp_path):
@@ -202,3 +237,69 @@ def test_the_labels_of_one_call_do_not_stay_for_the_next(tmp_path):
     labelled = network.posterior_mean(Z, SIGMA, labels=LABELS)
     assert not torch.equal(labelled, before)
     assert torch.equal(network.posterior_mean(Z, SIGMA), before)
+
+
+# Conversion
+
+
+def test_conversion_keeps_every_weight(tmp_path):
+    net = small().half()
+    path, out = write_published(tmp_path / "edm.pkl", net), tmp_path / "out.safetensors"
+    model = convert(path, out)
+    assert load(out).description() == model.description() == load(path).description()
+    found = load_file(out)
+    assert found.keys() == net.state_dict().keys()
+    assert all(torch.equal(found[name], value.float()) for name, value in net.state_dict().items())
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["edm.pkl", "out.safetensors"]
+
+
+def test_conversion_replaces_nothing_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    path, out = write_published(tmp_path / "edm.pkl", small()), tmp_path / "out.safetensors"
+    out.write_bytes(b"mine")
+    assert "exists already" in refusal(convert, path, out)
+    assert out.read_bytes() == b"mine"
+    assert "must be named .safetensors" in refusal(convert, path, tmp_path / "out.pt")
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full_disk)
+    with pytest.raises(InputError, match=r"cannot be written.*No space left"):
+        convert(path, tmp_path / "other.safetensors")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["edm.pkl", "out.safetensors"]
+
+
+def test_damaged_or_foreign_safetensors_are_refused(tmp_path):
+    out, bad = tmp_path / "out.safetensors", tmp_path / "bad.safetensors"
+    convert(write_published(tmp_path / "edm.pkl", small()), out)
+    for end in (0, 5, 100, out.stat().st_size - 1):
+        bad.write_bytes(out.read_bytes()[:end])
+        assert "is not a safetensors file, or a damaged one" in refusal(load, bad)
+    for metadata, message in [
+        (None, "is not a model that lit_knn exported or converted"),
+        ({"format": "lit_knn.generative_model", "format_version": "1"}, "holds no description"),
+        ({"format": "lit_knn.generative_model", "format_version": "1", "model": "[" * 100_000}, "holds no description"),
+        ({"format": "lit_knn.generative_model", "format_version": "1", "model": "[]"}, "holds no description"),
+        ({"format": "lit_knn.generative_model", "format_version": "1", "model": "{}"}, "kind must be one of"),
+    ]:
+        save_file({"a": torch.ones(1)}, bad, metadata=metadata)
+        assert message in refusal(load, bad)
+
+
+def test_the_command_says_what_it_found(tmp_path, capsys):
+    path = write_published(tmp_path / "edm.pkl", small())
+    main(["convert", str(path), str(tmp_path / "out.safetensors")])
+    output = capsys.readouterr()
+    assert output.out.startswith("DiffusionModel(DDPMpp, 3x16x16 images, 3 classes, ")
+    assert not output.err
+
+
+def test_bad_input_to_the_command_is_one_line_and_status_2(tmp_path, capsys):
+    path = write(tmp_path / "a.pkl", Call("os", "system", f"touch {tmp_path / 'marker'}"))
+    with pytest.raises(SystemExit) as stopped:
+        main(["convert", str(path), str(tmp_path / "out.safetensors")])
+    assert stopped.value.code == 2
+    output = capsys.readouterr()
+    assert output.err == f"error: {path} names the global os.system, which is refused\n"
+    assert not output.out
+    assert [file.name for file in tmp_path.iterdir()] == ["a.pkl"]

@@ -94,10 +94,10 @@ def test_convolutional_nets_take_classes_and_start_at_zero(family):
 @pytest.mark.parametrize(
     ("family", "options", "told"),
     [
-        (ConvResNet, {"layers": 0}, "ConvResNet: layers must be 1 to 100, got 0"),
-        (ConvResNet, {"channels": 0}, "ConvResNet: in_channels and channels must be at least 1, got 3 and 0"),
-        (ConvUNet, {"multipliers": ()}, r"ConvUNet: multipliers must be numbers of at least 1, got \[\]"),
-        (ConvUNet, {"num_classes": -1}, "ConvUNet: num_classes=-1 and augment_dim=0 must be at least 0"),
+        (ConvResNet, {"layers": 0}, "ConvResNet: layers must be at least 1, got 0"),
+        (ConvResNet, {"channels": 0}, "ConvResNet: channels must be at least 1, got 0"),
+        (ConvUNet, {"multipliers": ()}, r"ConvUNet: multipliers must be 1 to 16 numbers of at least 1, got \[\]"),
+        (ConvUNet, {"num_classes": -1}, "ConvUNet: num_classes must be at least 0, got -1"),
     ],
 )
 def test_convolutional_nets_refuse_bad_options(family, options, told):
@@ -106,7 +106,7 @@ def test_convolutional_nets_refuse_bad_options(family, options, told):
 
 
 def test_convolutional_nets_refuse_other_images():
-    with pytest.raises(InputError, match=r"ConvResNet: images must be \(3, H, W\) as in_channels says, but are \(1, 8"):
+    with pytest.raises(InputError, match=r"ConvResNet: in_channels=3, but the images have the shape \(1, 8, 8\)"):
         ConvResNet()(torch.zeros(1, 1, 8, 8), torch.zeros(1))
     with pytest.raises(InputError, match="ConvUNet: image sides 6x8 are not divisible by 4"):
         ConvUNet()(torch.zeros(1, 3, 6, 8), torch.zeros(1))

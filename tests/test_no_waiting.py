@@ -17,12 +17,10 @@ from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import (
     KNN,
     STF,
-    CascadeKNN,
     Estimator,
     Exact,
     MonteCarlo,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     Switched,
     TopK,
@@ -40,13 +38,11 @@ from tests.networks import write_start
 from tests.short_training import TRAINER
 
 ESTIMATORS = {
-    "CascadeKNN": lambda: CascadeKNN(32, 16, 16, 64),
     "Exact": Exact,
     "KNN": lambda: KNN(64, 16),
     "KNN with source": lambda: KNN(64, 16, include_source=True),
     "MonteCarlo": lambda: MonteCarlo(16),
     "STF": lambda: STF(16),
-    "StratifiedKNN": lambda: StratifiedKNN(64, 16),
     "SubspaceKNN": lambda: SubspaceKNN(32, n=16),
     "Switched": lambda: Switched(OneSample(), STF(16), 1.0),
     "TopK": lambda: TopK(16),

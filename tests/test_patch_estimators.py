@@ -1,4 +1,4 @@
-"""PatchPosterior and EquivariantPatch against enumeration in float64, their limits, shifts, memory and refusals."""
+"""PatchPosterior against enumeration in float64, their limits, shifts, memory and refusals."""
 
 from itertools import product
 
@@ -8,23 +8,19 @@ import torch
 from lit_knn.errors import InputError
 from lit_knn.estimators import (
     ByClass,
-    EquivariantPatch,
     ExactFloat64,
     PatchPosterior,
-    equivariant_patch,
     patch_posterior,
-    patches,
-    running_mean,
+    running_softmax,
 )
-from lit_knn.estimators.window_sums import sliding_sums
+from lit_knn.estimators.patch_posterior import sliding_sums
+from lit_knn.estimators.patch_sizes import extents, power_spectrum
 from lit_knn.reference import ReferenceSet
 from lit_knn.settings import describe
-from lit_knn.theory.filter_extent import extents, power_spectrum
 from tests.toys import low_rank_vectors, noisy, pixels
 
 N, SHAPE = 40, (2, 7, 6)
 LEVELS = torch.tensor([1e-6, 0.01, 0.1, 0.4, 1.0, 3.0, 20.0, 1e4])
-BOTH = pytest.mark.parametrize("kind", [PatchPosterior, EquivariantPatch])
 
 
 def reference(N=N, shape=SHAPE, **options):
@@ -56,24 +52,6 @@ def enumerated_at_one_position(z, x, t, size, stride=1):
     return total / count
 
 
-def enumerated_at_all_positions(z, x, t, size):
-    """The zero padding is told from pixels by NaN: patches with unlike padding have no weight."""
-    radius, mean = size // 2, torch.empty_like(z, dtype=torch.float64)
-    pad = torch.nn.ConstantPad2d(radius, torch.nan)
-    z_padded, x_padded = pad(z.double()), pad(x)
-    pixels_of = list(product(range(z.shape[2]), range(z.shape[3])))
-    for row, column in pixels_of:
-        own = z_padded[..., row : row + size, column : column + size].flatten(1)
-        keys, values = [], []
-        for other_row, other_column in pixels_of:
-            patch = x_padded[..., other_row : other_row + size, other_column : other_column + size].flatten(1)
-            if torch.equal(patch[0].isnan(), own[0].isnan()):
-                keys.append(patch.nan_to_num())
-                values.append(x[..., other_row, other_column])
-        mean[..., row, column] = softmax_mean(own.nan_to_num(), torch.cat(keys), t, torch.cat(values))
-    return mean
-
-
 @pytest.mark.parametrize("images", ["uint8", "float"])
 @pytest.mark.parametrize("hflip", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -86,25 +64,13 @@ def test_patches_of_one_position_are_enumerated(size, hflip, images):
         torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("hflip", [False, True])
-@pytest.mark.parametrize("size", [1, 3, 5, 9])
-def test_patches_of_all_positions_are_enumerated(size, hflip):
-    data = reference(N=12, hflip=hflip)
-    z = latents(data)
-    ours = EquivariantPatch(size).bind(data).posterior_mean(z, LEVELS)
-    expected = enumerated_at_all_positions(z, all_of(data), LEVELS, size)
-    torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("shape", [(1, 5, 5), (2, 5, 8)])
-@pytest.mark.parametrize("kind", [PatchPosterior, EquivariantPatch])
-def test_patches_as_wide_as_the_image_are_enumerated(kind, shape):
+def test_patches_as_wide_as_the_image_are_enumerated(shape):
     data = reference(N=7, shape=shape)
     z = latents(data)
-    enumerated = enumerated_at_one_position if kind is PatchPosterior else enumerated_at_all_positions
     for rows in (slice(None), slice(3, 4)):
-        ours = kind(5).bind(data).posterior_mean(z[rows], LEVELS[rows])
-        expected = enumerated(z[rows], all_of(data), LEVELS[rows], 5)
+        ours = PatchPosterior(5).bind(data).posterior_mean(z[rows], LEVELS[rows])
+        expected = enumerated_at_one_position(z[rows], all_of(data), LEVELS[rows], 5)
         torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
 
 
@@ -117,14 +83,13 @@ def test_windows_far_apart_are_enumerated():
         torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [PatchPosterior, EquivariantPatch])
 @pytest.mark.parametrize("t", [0.5, 1.0])
-def test_row_products_in_float32_are_as_good_as_float64(kind, t, monkeypatch):
+def test_row_products_in_float32_are_as_good_as_float64(t, monkeypatch):
     data = reference(N=20, shape=(3, 20, 20))
     z = latents(data, torch.full((2,), t))
-    ours = kind(15).bind(data).posterior_mean(z, t)
-    monkeypatch.setattr(running_mean, "MOST_ROUNDING", 0.0)
-    torch.testing.assert_close(kind(15).bind(data).posterior_mean(z, t), ours, atol=1e-5, rtol=0)
+    ours = PatchPosterior(15).bind(data).posterior_mean(z, t)
+    monkeypatch.setattr(running_softmax, "MOST_ROUNDING", 0.0)
+    torch.testing.assert_close(PatchPosterior(15).bind(data).posterior_mean(z, t), ours, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("size", range(1, 10))
@@ -139,51 +104,41 @@ def test_extreme_levels_are_enumerated_in_float32(number):
     data = ReferenceSet(pixels(number, (1, 6, 5)))
     t = torch.tensor([1e-3, 0.5, 1e3])
     z = latents(data, t)
-    for kind, enumerated in (
-        (PatchPosterior, enumerated_at_one_position),
-        (EquivariantPatch, enumerated_at_all_positions),
-    ):
-        # At one level of much noise, all products are in float32.
-        for own in (t, *t[:, None]):
-            found = kind(3).bind(data).posterior_mean(z[-len(own) :], own)
-            expected = enumerated(z[-len(own) :], all_of(data), own, 3)
-            torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+    # At one level of much noise, all products are in float32.
+    for own in (t, *t[:, None]):
+        found = PatchPosterior(3).bind(data).posterior_mean(z[-len(own) :], own)
+        expected = enumerated_at_one_position(z[-len(own) :], all_of(data), own, 3)
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
 
 def test_products_are_in_float32_only_where_they_round_little(monkeypatch):
     data, seen = reference(), set()
-    add = running_mean.RunningSoftmax.add_log_weights
+    add = running_softmax.RunningSoftmax.add_log_weights
 
     def recorded(self, log_p, *rest, **options):
         seen.add(log_p.dtype)
         add(self, log_p, *rest, **options)
 
-    monkeypatch.setattr(running_mean.RunningSoftmax, "add_log_weights", recorded)
+    monkeypatch.setattr(running_softmax.RunningSoftmax, "add_log_weights", recorded)
     z = latents(data, torch.ones(2))
-    for kind in (PatchPosterior, EquivariantPatch):
-        for t, dtype in ((0.01, torch.float64), (1.0, torch.float32)):
+    for t, dtype in ((0.01, torch.float64), (1.0, torch.float32)):
+        for levels in (t, torch.tensor([t, 1.0])):
             seen.clear()
-            kind(3).bind(data).posterior_mean(z, t)
-            assert seen == {dtype}
-            seen.clear()
-            kind(3).bind(data).posterior_mean(z, torch.tensor([t, 1.0]))
+            PatchPosterior(3).bind(data).posterior_mean(z, levels)
             assert seen == {dtype}
 
 
-@pytest.mark.parametrize(("kind", "size"), [(PatchPosterior, 7), (EquivariantPatch, 13)])
-def test_a_patch_of_the_whole_image_gives_the_posterior_mean(kind, size):
+def test_a_patch_of_the_whole_image_gives_the_posterior_mean():
     data = reference()
     exact = ExactFloat64().bind(data).posterior_mean(latents(data), LEVELS)
-    ours = kind(size).bind(data).posterior_mean(latents(data), LEVELS)
+    ours = PatchPosterior(7).bind(data).posterior_mean(latents(data), LEVELS)
     torch.testing.assert_close(ours, exact, atol=1e-6, rtol=0)
 
 
 def test_one_image_is_the_mean_of_its_own_patches():
     data = reference(N=1)
     z = latents(data)
-    ours = PatchPosterior(3).bind(data).posterior_mean(z, LEVELS)
-    torch.testing.assert_close(ours.double(), all_of(data).expand(z.shape), atol=1e-6, rtol=0)
-    for estimator in (PatchPosterior(), EquivariantPatch()):
+    for estimator in (PatchPosterior(3), PatchPosterior()):
         ours = estimator.bind(data).posterior_mean(z, LEVELS)
         torch.testing.assert_close(ours.double(), all_of(data).expand(z.shape), atol=1e-6, rtol=0)
 
@@ -193,50 +148,27 @@ def test_at_great_noise_patches_have_equal_weights():
     z, x = latents(data, torch.full((4,), 1e4)), all_of(data)
     ours = PatchPosterior(3).bind(data).posterior_mean(0 * z, 1e4)
     torch.testing.assert_close(ours[0].double(), x.mean(0), atol=1e-6, rtol=0)
-    ours = EquivariantPatch(3).bind(data).posterior_mean(0 * z, 1e4)[0].double()
-    inside = x[..., 1:-1, 1:-1].mean((0, 2, 3))
-    torch.testing.assert_close(ours[:, 1:-1, 1:-1], inside[:, None, None].expand(2, 5, 4), atol=1e-6, rtol=0)
-    torch.testing.assert_close(ours[:, 0, 0], x[..., 0, 0].mean(0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(ours[:, 0, 2], x[..., 0, 1:-1].mean((0, 2)), atol=1e-6, rtol=0)
 
 
-@BOTH
-def test_at_no_noise_an_image_of_the_set_stays(kind):
+def test_at_no_noise_an_image_of_the_set_stays():
     data = reference()
     x = data.gather(torch.arange(5))
-    torch.testing.assert_close(kind(3).bind(data).posterior_mean(x, 1e-6), x, atol=1e-6, rtol=0)
+    torch.testing.assert_close(PatchPosterior(3).bind(data).posterior_mean(x, 1e-6), x, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("shift", [1, 2])
-def test_the_mean_over_all_positions_moves_with_z(shift):
-    data = reference(shape=(1, 9, 9))
-    wide = noisy(ReferenceSet(pixels(3, (1, 9 + shift, 9 + shift), seed=5)).gather(torch.arange(3)), 0.3)
-    estimator = EquivariantPatch(3).bind(data)
-    first = estimator.posterior_mean(wide[..., :9, :9], 0.3)[..., 1 + shift : 8, 1 + shift : 8]
-    moved = estimator.posterior_mean(wide[..., shift:, shift:], 0.3)[..., 1 : 8 - shift, 1 : 8 - shift]
-    torch.testing.assert_close(moved, first, atol=1e-6, rtol=0)
-    other = PatchPosterior(3).bind(data)
-    fixed = other.posterior_mean(wide[..., :9, :9], 0.3)[..., 1 + shift : 8, 1 + shift : 8]
-    assert (
-        fixed - other.posterior_mean(wide[..., shift:, shift:], 0.3)[..., 1 : 8 - shift, 1 : 8 - shift]
-    ).abs().max() > 0.01
-
-
-@BOTH
-def test_a_table_gives_the_size_of_the_nearest_level_in_log_t(kind):
+def test_a_table_gives_the_size_of_the_nearest_level_in_log_t():
     data = reference()
     t = torch.tensor([0.01, 0.9, 1.1, 50.0])
     z = latents(data, t)
-    ours = kind({0.1: 1, 10.0: 5}).bind(data).posterior_mean(z, t)
-    small, large = (kind(size).bind(data).posterior_mean(z, t) for size in (1, 5))
+    ours = PatchPosterior({0.1: 1, 10.0: 5}).bind(data).posterior_mean(z, t)
+    small, large = (PatchPosterior(size).bind(data).posterior_mean(z, t) for size in (1, 5))
     torch.testing.assert_close(ours, torch.cat([small[:2], large[2:]]), atol=1e-6, rtol=0)
-    assert describe(kind({0.1: 1, 10.0: 5})) != describe(kind({0.1: 3, 10.0: 5}))
+    assert describe(PatchPosterior({0.1: 1, 10.0: 5})) != describe(PatchPosterior({0.1: 3, 10.0: 5}))
 
 
-@BOTH
-def test_latents_of_any_number_and_type(kind):
+def test_latents_of_any_number_and_type():
     data = reference()
-    estimator = kind(3).bind(data)
+    estimator = PatchPosterior(3).bind(data)
     assert estimator.deterministic
     assert estimator.posterior_mean(torch.empty(0, *SHAPE), 1.0).shape == (0, *SHAPE)
     half = latents(data, torch.full((1,), 1.0)).half()
@@ -248,24 +180,21 @@ def test_latents_of_any_number_and_type(kind):
     torch.testing.assert_close(estimator.posterior_mean(rows, LEVELS), apart, atol=1e-6, rtol=0)
 
 
-@BOTH
-def test_pieces_of_any_size_give_the_same_mean(kind, monkeypatch):
-    data, estimator = reference(), kind(3)
+def test_pieces_of_any_size_give_the_same_mean(monkeypatch):
+    data, estimator = reference(), PatchPosterior(3)
     whole = estimator.bind(data).posterior_mean(latents(data), LEVELS)
-    monkeypatch.setattr(patches, "STATE_BYTES", 1)
+    monkeypatch.setattr(patch_posterior, "STATE_BYTES", 1)
     monkeypatch.setattr(patch_posterior, "ITEMS", 3)
-    for module in (equivariant_patch, patches, running_mean):
-        monkeypatch.setattr(module, "work_bytes", lambda device: 20_000)
+    monkeypatch.setattr(patch_posterior, "work_bytes", lambda device: 20_000)
     torch.testing.assert_close(estimator.posterior_mean(latents(data), LEVELS), whole, atol=1e-6, rtol=0)
 
 
-@BOTH
-def test_each_class_has_its_own_patches(kind):
+def test_each_class_has_its_own_patches():
     labels = torch.arange(N) % 2
     data = reference(labels=labels)
     z = latents(data)
-    ours = ByClass(kind(3)).bind(data).posterior_mean(z, LEVELS, labels=labels[: len(z)])
-    odd = kind(3).bind(ReferenceSet(pixels(N, SHAPE)[1::2])).posterior_mean(z, LEVELS)
+    ours = ByClass(PatchPosterior(3)).bind(data).posterior_mean(z, LEVELS, labels=labels[: len(z)])
+    odd = PatchPosterior(3).bind(ReferenceSet(pixels(N, SHAPE)[1::2])).posterior_mean(z, LEVELS)
     torch.testing.assert_close(ours[1::2], odd[1::2], atol=1e-6, rtol=0)
 
 
@@ -278,13 +207,11 @@ def test_the_largest_tensor_is_bounded(monkeypatch):
         seen.append(made.nbytes)
         return made
 
-    for module in (equivariant_patch, patches, running_mean):
-        monkeypatch.setattr(module, "work_bytes", lambda device: limit)
-    monkeypatch.setattr(running_mean.torch, "empty", recorded)
-    monkeypatch.setattr(running_mean.torch, "bmm", lambda *args, make=torch.bmm: recorded(*args, make=make))
+    monkeypatch.setattr(patch_posterior, "work_bytes", lambda device: limit)
+    monkeypatch.setattr(running_softmax.torch, "empty", recorded)
+    monkeypatch.setattr(running_softmax.torch, "bmm", lambda *args, make=torch.bmm: recorded(*args, make=make))
     data = reference(N=300, shape=(3, 8, 8))
-    for kind in (PatchPosterior, EquivariantPatch):
-        kind(3).bind(data).posterior_mean(latents(data, torch.ones(2)), 1.0)
+    PatchPosterior(3).bind(data).posterior_mean(latents(data, torch.ones(2)), 1.0)
     assert 0 < max(seen) <= 2 * limit
 
 
@@ -310,10 +237,8 @@ def test_extents_are_those_of_a_known_field():
         (lambda: PatchPosterior(2.5), "PatchPosterior: size must be an integer, got 2.5"),
         (lambda: PatchPosterior({}), "PatchPosterior: size must be a number, a table"),
         (lambda: PatchPosterior({0: 3}), "noise levels of size must be finite and above 0, got 0"),
-        (lambda: EquivariantPatch(4), "EquivariantPatch: size must be odd, because a patch has a centre pixel, got 4"),
         (lambda: PatchPosterior(3, 4).bind(reference()), "stride=4 is more than size=3"),
         (lambda: PatchPosterior(8).bind(reference()), "PatchPosterior: size=8 is more than 7"),
-        (lambda: EquivariantPatch(15).bind(reference()), "EquivariantPatch: size=15 is more than 13"),
         (
             lambda: PatchPosterior(1).bind(ReferenceSet(low_rank_vectors())),
             r"needs images \(C, H, W\), got data of shape",

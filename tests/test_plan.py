@@ -10,14 +10,14 @@ from PIL import Image
 from torch import nn
 
 from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
-from lit_knn.estimators import KNN, STF, Adaptive, Exact, SubspaceKNN
+from lit_knn.estimators import KNN, STF, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.memory import machine_bytes, process_bytes
 from lit_knn.planning import estimator_parts, make_plan
 from lit_knn.prepare import main as prepare
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.components import projection_of
+from lit_knn.reference.principal import projection_of
 from lit_knn.trainer import Trainer
 from main import main, make_cli
 from tests.image_files import refusal
@@ -99,7 +99,7 @@ def test_the_size_of_a_torch_index_is_that_of_what_is_pickled(index):
 def test_the_size_of_a_projection_is_that_of_its_tensors(hflip):
     data = Digits(hflip=hflip)
     estimator = SubspaceKNN(r=7, n=32, compute="float32")
-    held, _ = estimator_parts([Adaptive(estimator, 1e-3), STF(4), estimator], data, data.stored(), CPU)
+    held, _ = estimator_parts([STF(4), estimator], data, data.stored(), CPU)
     (part,) = (p for p in held if "coordinates" in p.name)
     data.setup()
     projection = projection_of(data.reference, 7)

@@ -9,7 +9,7 @@ import torch
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from lit_knn.theory.noise import forward_noise, per_item, pf_ode_velocity
+from lit_knn.theory.noise import EDM_PROCESS, forward_noise, per_item
 from lit_knn.theory.posterior import (
     cross_sq_dist,
     direct_sq_dist,
@@ -140,7 +140,7 @@ def test_score_is_the_gradient_of_log_p(t):
     for b in range(B):
         gradient = [(log_p(z[b] + h * e) - log_p(z[b] - h * e)) / (2 * h) for e in np.eye(D)]
         np.testing.assert_allclose(score[b], gradient, rtol=1e-6, atol=1e-7)
-    velocity = pf_ode_velocity(torch.tensor(z), t, mu)
+    velocity = EDM_PROCESS.velocity(torch.tensor(z), torch.tensor(t, dtype=torch.float64), mu)
     np.testing.assert_allclose(velocity, -t * score, rtol=1e-12)  # Eq. 3
     np.testing.assert_allclose(mean_from_score(score, torch.tensor(z), t), mu, rtol=1e-12)
 
@@ -170,7 +170,7 @@ def test_per_item_noise_levels_equal_separate_calls():
         lambda z, t: posterior_mean(z, x, t),
         lambda z, t: score_from_mean(2 * z, z, t),
         lambda z, t: mean_from_score(2 * z, z, t),
-        lambda z, t: pf_ode_velocity(z, t, 2 * z),
+        lambda z, t: EDM_PROCESS.velocity(z, per_item(t, z), 2 * z),
         lambda z, t: forward_noise(z, t, noise[: len(z)]) - forward_noise(z, 0.0, noise[: len(z)]),
         lambda z, t: log_marginal(cross_sq_dist(z.flatten(1), x.flatten(1)), t, 3),
         lambda z, t: unnormalised_log_likelihood(cross_sq_dist(z.flatten(1), x.flatten(1)), t),

@@ -6,12 +6,18 @@ import torch
 from scipy.integrate import quad
 from torch import nn
 
+from lit_knn.average import Profile, fit, inner_product
 from lit_knn.errors import InputError
-from lit_knn.theory.power_average import Profile, exponent, fit, inner_product, profile, relative_length
-from lit_knn.training.power_averages import TrackedAverages
+from lit_knn.training.power_averages import TrackedAverages, exponent, relative_length
 
 LENGTHS = [0.01, 0.05, 0.1, 0.2, 12**-0.5]
 TRACKED = (0.05, 0.1)
+
+
+def profile(t, of):
+    """p(t), Eq. 121 of arXiv 2312.02696; 0 after the end."""
+    t = np.asarray(t, np.float64)
+    return np.where(t <= of.end, (of.gamma + 1) / of.end * (t / of.end) ** of.gamma, 0.0)
 
 
 def integral(function, end):

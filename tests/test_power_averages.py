@@ -16,8 +16,8 @@ from lit_knn.callbacks import PowerAverages
 from lit_knn.errors import InputError
 from lit_knn.estimators import Network
 from lit_knn.results import read_rows
-from lit_knn.theory.power_average import exponent
 from lit_knn.training.kept_checkpoints import kept_checkpoints, kept_snapshots, snapshots_in
+from lit_knn.training.power_averages import exponent
 from main import main
 from tests.command_lines import ROOT, refusal_of
 from tests.interrupted_runs import At, assert_same, assert_same_numbers, edm, fit, interrupt, tensors

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from lit_knn.errors import InputError
 from lit_knn.nets.precond import ConsistencyFunction, consistency_coefficients
-from lit_knn.sampling import consistency_sampler, seeded_noise
+from lit_knn.sampling import consistency_sampler, seeded_classes, seeded_noise
 
 SIGMA_DATA = 0.5
 
@@ -143,10 +144,19 @@ def test_renoising_is_exact():
 
 @pytest.mark.parametrize(
     ("sigmas", "draws"),
-    [((), 0), ((1.0, 80.0), 2), ((80.0, 80.0), 2), ((80.0, 0.002), 2), ((80.0, 1.0), 1), ((80.0,), 2)],
+    [
+        ((), 0),
+        ((1.0, 80.0), 2),
+        ((math.inf, 1.0), 2),
+        ((80.0, math.nan), 2),
+        ((80.0, 80.0), 2),
+        ((80.0, 0.002), 2),
+        ((80.0, 1.0), 1),
+        ((80.0,), 2),
+    ],
 )
 def test_sampler_refuses(sigmas, draws):
-    with pytest.raises(ValueError, match=r"sigmas|noise"):
+    with pytest.raises(InputError, match=r"sigmas|noise"):
         consistency_sampler(lambda z, t: z, torch.zeros(draws, 1, 3), sigmas)
 
 
@@ -163,6 +173,13 @@ def test_seeded_noise_depends_on_the_seed_alone():
     before = torch.get_rng_state()
     seeded_noise([0], (2,))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("seeds", [[1.9], [0, -1], [], 3, torch.tensor([0.0]), torch.tensor([[1]])])
+def test_seeds_that_are_no_integers_are_refused(seeds):
+    for draw in (lambda: seeded_noise(seeds, (2,)), lambda: seeded_classes(seeds, 10)):
+        with pytest.raises(InputError, match="seeds must be non-negative integers, at least one, got "):
+            draw()
 
 
 def test_seeded_noise_of_another_draw_is_independent():

@@ -18,6 +18,7 @@ from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.prepare import main
 from lit_knn.reference import ReferenceSet, shard_rows
+from lit_knn.reference.classes import classes_of
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 MIB = 2**20
@@ -191,7 +192,7 @@ def test_a_file_that_is_cut_during_a_run_is_told(tmp_path, index):
         lambda: KNN(4, 4).bind(reference).posterior_mean(z, 1.0),
         lambda: ExactFloat64().bind(reference).posterior_mean(z, 1.0),
         lambda: reference.gather(torch.tensor([3])),
-        lambda: reference.classes[1].gather(torch.tensor([0])),
+        lambda: classes_of(reference)[1].gather(torch.tensor([0])),
         lambda: reference.mean(),
     ]
     if is_native(torch.int8, torch.device("cpu")):
@@ -269,12 +270,12 @@ def test_the_whole_its_shards_and_its_classes_have_fingerprints_of_their_own(tmp
     images, labels = data.reference.images, data.reference.labels
     sha256 = data.sha256() if known else None
     whole = ReferenceSet(images, labels=labels, sha256=sha256)
-    prints = [whole.fingerprint(), *(part.fingerprint() for part in whole.classes.values())]
+    prints = [whole.fingerprint(), *(part.fingerprint() for part in classes_of(whole).values())]
     scattered = ReferenceSet(images, labels=torch.arange(24) % 4, sha256=sha256)
-    prints += [part.fingerprint() for part in scattered.classes.values()]
+    prints += [part.fingerprint() for part in classes_of(scattered).values()]
     assert len(set(prints)) == 9
     assert prints[1:5] == [
-        part.fingerprint() for part in ReferenceSet(images, labels=labels, sha256=sha256).classes.values()
+        part.fingerprint() for part in classes_of(ReferenceSet(images, labels=labels, sha256=sha256)).values()
     ]
 
 

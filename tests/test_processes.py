@@ -12,7 +12,7 @@ from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.solvers import euler_step, heun_step
-from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, forward_noise, pf_ode_velocity, under_process
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, forward_noise, under_process
 
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
 TIMES = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.8, 0.99], dtype=torch.float64)
@@ -106,7 +106,7 @@ def test_velocity_is_the_derivative_of_the_gaussian_flow(process):
     for t in TIMES:
         h = 1e-6
         central = (gaussian_flow(z, t, t + h, process) - gaussian_flow(z, t, t - h, process)) / (2 * h)
-        np.testing.assert_allclose(pf_ode_velocity(z, t, mean(z, t), process), central, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(process.velocity(z, t, mean(z, t)), central, rtol=1e-5, atol=1e-7)
 
 
 @every_process
@@ -116,13 +116,13 @@ def test_velocity_of_one_image_follows_its_noise(process):
     x, noise = torch.randn(2, 4, 3, dtype=torch.float64, generator=generator)
     for t in TIMES:
         z, tangent = torch.autograd.functional.jvp(lambda t: forward_noise(x, t, noise, process), t, torch.ones_like(t))
-        np.testing.assert_allclose(pf_ode_velocity(z, t, x, process), tangent, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(process.velocity(z, t, x), tangent, rtol=1e-9, atol=1e-12)
 
 
 def test_velocity_of_the_straight_path_at_its_noise_end():
     # v = E[ε − x | z]; at t = 1 z has no information on x, and μ is the mean of the data.
     noise, mu = torch.randn(2, 3, 4, dtype=torch.float64)
-    np.testing.assert_array_equal(pf_ode_velocity(noise, 1.0, mu, LinearInterpolant()), noise - mu)
+    np.testing.assert_array_equal(LinearInterpolant().velocity(noise, torch.ones(()), mu), noise - mu)
 
 
 def small_set():

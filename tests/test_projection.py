@@ -10,7 +10,7 @@ from torch import nn
 from lit_knn.estimators import SubspaceKNN
 from lit_knn.linalg.pca import principal_components, sample_size
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.components import components_of, projection_of
+from lit_knn.reference.principal import components_of, projection_of
 from tests.toys import low_rank_vectors
 
 N, D, R = 300, 60, 4

@@ -9,19 +9,17 @@ from hypothesis import strategies as st
 from lit_knn.estimators import (
     KNN,
     STF,
-    Adaptive,
     Exact,
     ExactFloat64,
     ExactInt8,
     MonteCarlo,
     OneSample,
-    StratifiedKNN,
     SubspaceKNN,
     UniformSNIS,
     Wiener,
 )
 from lit_knn.linalg.dtypes import is_native
-from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, sample_proposal, stratified_sample_proposal
+from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, sample_proposal
 from lit_knn.theory.stratified import stratified_draws
 from tests.any_data import all_images, enumerated_mean, log_posterior, problems, tolerance
 
@@ -39,8 +37,8 @@ def test_exact_means_are_the_enumerated_ones(problem):
     reference, z, t, _ = problem
     expected, most = enumerated_mean(reference, z, t), tolerance(reference)
     N, d = reference.N, reference.d
-    exact = [ExactFloat64(), Exact(), StratifiedKNN(k=max(N // 2, 1), n=N), StratifiedKNN(k=N, n=N)]
-    exact += [SubspaceKNN(min(N, d), None, N, "float32")]
+    exact = [ExactFloat64(), Exact()]
+    exact += [SubspaceKNN(min(N, d), N, "float32")]
     exact += [ExactInt8(3)] if INT8 and reference.images.dtype == torch.uint8 else []
     for estimator in exact:
         mean = estimator.bind(reference).posterior_mean(z, t, generator=seeded())
@@ -49,7 +47,7 @@ def test_exact_means_are_the_enumerated_ones(problem):
 
 def estimators(k, n, r):
     """Every estimator of weighted images, whose means are convex combinations."""
-    return [KNN(k, n), StratifiedKNN(k, n), UniformSNIS(n), STF(n), MonteCarlo(n), KNN(k, n, include_source=True)]
+    return [KNN(k, n), UniformSNIS(n), STF(n), MonteCarlo(n), KNN(k, n, include_source=True)]
 
 
 @given(problems(), st.data())
@@ -60,8 +58,7 @@ def test_sampled_means_are_finite_repeatable_and_among_the_images(problem, data)
     x, most = all_images(reference), tolerance(reference)
     low, high = x.amin(0) - most, x.amax(0) + most
     weighted = estimators(k, n, r)
-    others = [SubspaceKNN(r, None, n, "float32"), Wiener(r), OneSample()]
-    others += [Adaptive(KNN(k, n), 1e-6, max_n=reference.N)] if n > 1 else []
+    others = [SubspaceKNN(r, n, "float32"), Wiener(r), OneSample()]
     for estimator in [*weighted, *others]:
         estimator.bind(reference)
         mean = estimator.posterior_mean(z, t, source, seeded(1))
@@ -144,35 +141,17 @@ def test_draws_of_the_proposal_are_images_with_their_probabilities(search, n):
     torch.testing.assert_close(log_q, dense_log_q(proposal).gather(1, drawn), rtol=0, atol=1e-9)
 
 
-@given(searches(), st.data())
-def test_stratified_draws_of_the_proposal_stand_for_all_of_it(search, data):
-    sq_dist, ids, t, N = search
-    proposal = neighbour_proposal(sq_dist, ids, t, N)
-    n = data.draw(st.integers(1, N))
-    draws = stratified_sample_proposal(proposal, n, seeded())
-    assert ((draws.ids >= 0) & (draws.ids < N)).all()
-    _check_stand_for_all(draws, dense_log_q(proposal), n)
-
-
 @given(st.integers(1, 3), st.integers(1, 30), st.integers(0, 2**31), st.floats(0, 60), st.data())
 def test_stratified_draws_stand_for_the_whole_distribution(B, N, seed, spread, data):
     log_q = torch.randn(B, N, generator=seeded(seed)) * spread
     n = data.draw(st.integers(1, N))
-    m = data.draw(st.one_of(st.none(), st.integers(1, n)))
     never = torch.full((B,), -math.inf, dtype=torch.float64)
-    draws = stratified_draws(log_q.clone(), n, never, m, seeded())
-    if m == n < N:
-        return  # Nothing is drawn from the rest.
-    _check_stand_for_all(draws, torch.log_softmax(log_q.double(), 1), n, once=m is None)
-
-
-def _check_stand_for_all(draws, log_q, n, once=True):
-    """The base weights of the used places sum to 1, and no image takes two places if not too few are kept."""
-    used = torch.arange(n) < draws.used.unsqueeze(1)
+    draws = stratified_draws(log_q.clone(), n, never, seeded())
+    log_q = torch.log_softmax(log_q.double(), 1)
+    # The base weights of the used places sum to 1, and no image takes two places.
     weights = (log_q.gather(1, draws.ids) + draws.log_correction).exp()
-    assert (weights[~used] == 0).all()
     torch.testing.assert_close(weights.sum(1), torch.ones(len(weights), dtype=torch.float64), atol=1e-5, rtol=0)
     for row, ids in enumerate(draws.ids):
-        places = ids[used[row] & (draws.log_correction[row] > -math.inf)]
+        places = ids[draws.log_correction[row] > -math.inf]
         places = places[log_q[row, places] > math.log(NEGLIGIBLE)]
-        assert not once or len(places.unique()) == len(places)
+        assert len(places.unique()) == len(places)

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lit_knn.edm_checkpoint import load_network_parts
 from lit_knn.images.arrays import array_file_shape, read_array_file
 from lit_knn.images.files import count_image_files, read_image_files
 from lit_knn.images.mapped import read_prepared, verify
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare
-from lit_knn.nets.published.inert_numpy import ArrayRecord
-from lit_knn.nets.published.inert_pickle import load_inert
+from lit_knn.nets.published.edm_pickle import read_edm_pickle
+from lit_knn.nets.published.safe_pickle import load_safely
 from tests.edm_pickles import NUMPY_1, NUMPY_2, network, published, write
 from tests.image_files import encoded
 
@@ -104,29 +103,17 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
-@given(PLAIN, st.integers(0, 5), st.sampled_from([NUMPY_1, NUMPY_2]))
+@given(PLAIN, st.integers(4, 5), st.sampled_from([NUMPY_1, NUMPY_2]))
 def test_plain_values_come_back_from_every_kind_of_pickle(value, protocol, core):
     with tempfile.TemporaryDirectory() as folder:
-        assert load_inert(write(Path(folder, "a.pkl"), [value], protocol, core)) == [value]
+        assert load_safely(write(Path(folder, "a.pkl"), [value], protocol, core)) == [value]
 
 
-NUMBERS = hnp.scalar_dtypes().filter(lambda dtype: dtype.kind in "biuf" and dtype.itemsize <= 8)
-
-
-@given(st.data(), NUMBERS, hnp.array_shapes(min_dims=0, max_dims=4, max_side=4), st.integers(0, 5))
-def test_arrays_come_back_from_every_kind_of_pickle(data, dtype, shape, protocol):
-    array = data.draw(hnp.arrays(dtype, shape, elements={"allow_nan": False} if dtype.kind == "f" else None))
-    with tempfile.TemporaryDirectory() as folder:
-        record = load_inert(write(Path(folder, "a.pkl"), array, protocol))
-    assert type(record) is ArrayRecord
-    assert record.tolist() == array.tolist()
-
-
-@given(st.integers(0, 2**31), st.sampled_from([0, 2, 4, 5]))
+@given(st.integers(0, 2**31), st.integers(4, 5))
 def test_weights_come_back_from_every_kind_of_pickle(seed, protocol):
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         ema, expected = network()
-        _, found = load_network_parts(write(Path(folder, "a.pkl"), published(ema), protocol))
+        _, found = read_edm_pickle(write(Path(folder, "a.pkl"), published(ema), protocol))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())

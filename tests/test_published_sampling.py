@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_knn.edm_checkpoint import load_edm_pickle
+from lit_knn.loading import load_network
 from lit_knn.nets import ADM, DDPMpp, NCSNpp
 from lit_knn.results import read_rows
 from lit_knn.sampling import seeded_noise
@@ -70,7 +70,7 @@ def predict(path, folder, *options):
 
 def heun(path, labels):
     """Make pictures with EDM's Algorithm 1 (Karras et al. 2022) in float64 and the file's network."""
-    denoiser = load_edm_pickle(path)
+    denoiser = load_network(path)
     i = torch.arange(STEPS, dtype=torch.float64)
     levels = (80 ** (1 / 7) + i / (STEPS - 1) * (0.002 ** (1 / 7) - 80 ** (1 / 7))) ** 7
     x = seeded_noise(range(SAMPLES), (3, 16, 16)).double() * levels[0]
@@ -91,7 +91,7 @@ def distances(pictures, others):
 @pytest.mark.parametrize(("source", "name"), SOURCES)
 def test_predict_writes_what_the_networks_own_sampler_draws(source, name):
     path = network_file(source, name)
-    known = load_edm_pickle(path).model.num_classes
+    known = load_network(path).model.num_classes
     pictures = predict(path, "out")
     assert pictures.std() > 10  # not blank
     # Each seed has a class; a network without classes gets none.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.edm_checkpoint import load_network_parts
 from lit_knn.index import TorchIndex
 from lit_knn.metrics import is_copied, nearest_images
+from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from lit_knn.reference import ReferenceSet
 from tests.edm_pickles import network, published, write
 from tests.image_files import refusal
@@ -28,11 +28,11 @@ def test_floats_on_the_grid_of_pixels_but_beyond_it_do_not_wrap(least, most):
 
 def test_tensors_of_a_big_endian_machine_are_refused(tmp_path):
     path = write(tmp_path / "a.pkl", published(network()[0]))
-    load_network_parts(path)
+    read_edm_pickle(path)
     content, count = re.subn(rb"(?<=little_endianq.)\x88", b"\x89", path.read_bytes())
     assert count > 1
     path.write_bytes(content)
-    assert "holds a tensor in an unknown format" in refusal(load_network_parts, path)
+    assert "holds a tensor in an unknown format" in refusal(read_edm_pickle, path)
 
 
 def test_arrays_of_a_big_endian_machine_have_the_same_values(tmp_path):

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import adapters as benchmark
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, EquivariantPatch, ExactFloat64
+from lit_knn.estimators import KNN, STF, ExactFloat64
 from lit_knn.referee.adapters import (
     GoldDiff,
     KambEquivariant,
@@ -375,14 +375,3 @@ def test_what_their_code_does_beside_the_paper():
     x = own.gather(torch.arange(7))
     only = theirs(KNNScoreSTF, n=7).bind(own).posterior_mean(z, 0.5, x_source=x)
     assert torch.allclose(only.double(), x.double() / (1 + 1e-6), atol=1e-7)
-
-
-@needs_checkouts
-@pytest.mark.parametrize("size", [3, 5, 7, 11])
-def test_their_local_equivariant_score_is_ours(size):
-    # From size = H on, their code averages over batches of images, which must have the same size.
-    own, t = ReferenceSet(pixels(32, (3, 6, 6))), torch.tensor([0.02, 0.1, 0.5, 1, 2, 5, 80])
-    z = latents(own, t)
-    found = theirs(KambEquivariant, size=size).bind(own).posterior_mean(z, t)
-    ours = EquivariantPatch(size).bind(own).posterior_mean(z, t)
-    torch.testing.assert_close(found, ours, atol=2e-4, rtol=0)

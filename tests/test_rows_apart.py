@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, StratifiedKNN, SubspaceKNN, Wiener
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.index import TorchIndex
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
@@ -16,7 +16,7 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_int_mm"}
 TYPES = [name for name in ("float32", "bfloat16", "int8") if is_native(getattr(torch, name), CPU)]
 ESTIMATORS = {
     **{f"SubspaceKNN {r} {c}": (r, c) for r in (16, 17, 32, 49, 64) for c in TYPES if c != "int8"},
-    **{f"{kind.__name__} {c}": (kind, c) for kind in (KNN, StratifiedKNN) for c in TYPES},
+    **{f"{kind.__name__} {c}": (kind, c) for kind in (KNN,) for c in TYPES},
     **{e.__name__: e for e in (STF, MonteCarlo, Exact)},
     "Wiener": lambda: Wiener(16),
 }

@@ -11,8 +11,8 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import OneSample
 from lit_knn.export import export
 from lit_knn.generative_models import DiffusionModel
-from lit_knn.hand_over.parts import Parts, build
 from lit_knn.lit_estimator import LitEstimator
+from lit_knn.loading import build
 from lit_knn.nets import UNet
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.schedules import NoiseGrid
@@ -46,7 +46,7 @@ def test_images_agree_as_steps_grow_and_differ_with_few(process):
 @named
 def test_a_file_names_the_process(process):
     own = model(process)
-    read = build(Parts(own.description(), dict(own.net.state_dict())))
+    read = build(own.description(), dict(own.net.state_dict()))
     assert torch.equal(read.sample([3], 4), own.sample([3], 4))
     assert vars(read.process) == vars(process)
 
@@ -62,14 +62,14 @@ class Own(Process):
         return t.square()
 
     def scale(self, t):
-        return 1.0
+        return torch.ones_like(t)
 
 
 def test_a_process_of_ones_own_samples_but_no_file_can_make_it():
     own = model(Own())
     torch.testing.assert_close(own.sample([0], 96), model().sample([0], 96), rtol=0, atol=2e-3)
     with pytest.raises(InputError, match="process must name one of EDM, VP, LinearInterpolant as its class"):
-        build(Parts(own.description(), dict(own.net.state_dict())))
+        build(own.description(), dict(own.net.state_dict()))
 
 
 class Bounded(Own):

@@ -6,7 +6,7 @@ import torch
 from torch.distributions import Normal
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, Exact, StratifiedKNN, SubspaceKNN
+from lit_knn.estimators import KNN, Exact, SubspaceKNN
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, forward_noise
 from lit_knn.theory.posterior import mean_from_score, score_from_mean
@@ -39,7 +39,7 @@ def gradient_of_log_marginal(x, z, t, process):
 @every_process
 @pytest.mark.parametrize(
     "estimator",
-    [Exact(), StratifiedKNN(k=5, n=N), SubspaceKNN(r=2, n=N, compute="float32")],
+    [Exact(), SubspaceKNN(r=2, n=N, compute="float32")],
     ids=lambda e: type(e).__name__,
 )
 def test_the_score_is_the_gradient_of_the_log_marginal(process, estimator):

@@ -1,8 +1,6 @@
 """The description of an object's settings, by which stored results are recognised."""
 
 import copy
-import dataclasses
-import enum
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_knn.estimators import KNN, Adaptive, Estimator, SubspaceKNN
+from lit_knn.estimators import KNN, Estimator, Smoothed, SubspaceKNN
 from lit_knn.index import FaissIndex
 from lit_knn.settings import describe, fingerprint
 
@@ -58,13 +56,13 @@ def test_what_cannot_be_told_is_never_taken_for_anything_else():
     def hook():
         pass
 
-    for untold in (hook, object(), {1, 2}):
+    for untold in (hook, object(), {1, 2}, np.arange(3)):
         assert not same(Own(hook=untold), Own(hook=untold))
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_tells_the_same(copied):
-    for made in (Own(k=3), KNN(8, 4), Adaptive(SubspaceKNN(n=8), 1e-3), FaissIndex("SQ8")):
+    for made in (Own(k=3), KNN(8, 4), Smoothed(SubspaceKNN(n=8), 1e-3), FaissIndex("SQ8")):
         assert same(made, copied(made))
 
 
@@ -100,33 +98,20 @@ def test_attributes_and_buffers_deep_in_a_network_count():
 
 
 def test_values_of_equal_bytes_and_keys_of_equal_text_are_told_apart():
-    zeros = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), np.zeros(4), np.zeros((2, 2))]
-    for i, one in enumerate(zeros):
-        assert [same(Own(net=one), Own(net=other)) for other in zeros] == [j == i for j in range(len(zeros))]
+    values = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), 1, 1.0, True, "1", "True", "None"]
+    values += [None, [1], [1.0], {}, [], [["mapping", []]], {"mapping": []}]
+    for i, one in enumerate(values):
+        assert [same(Own(hook=one), Own(hook=other)) for other in values] == [j == i for j in range(len(values))]
     assert not same(Own(inner={1: "a", "1": "b"}), Own(inner={1: "c", "1": "b"}))
     assert not same(Own(inner={1: "a"}), Own(inner={"1": "a"}))
-
-
-class Mode(enum.Enum):
-    FAST, SLOW = range(2)
-
-
-@dataclasses.dataclass
-class Options:
-    width: float = 1.0
-    mode: Mode = Mode.FAST
 
 
 @pytest.mark.parametrize(
     ("value", "other"),
     [
-        (Mode.FAST, Mode.SLOW),
         (Path("a"), Path("b")),
         (torch.float32, torch.float64),
         (torch.device("cpu"), torch.device("cuda", 1)),
-        (np.float32(0.5), np.float32(0.25)),
-        (np.arange(3), np.arange(1, 4)),
-        (Options(), Options(mode=Mode.SLOW)),
         (same, test_an_index_tells_its_settings),
         (nn.ReLU, nn.GELU),
         (torch.ones(2, dtype=torch.cfloat).conj(), torch.zeros(2, dtype=torch.cfloat)),
@@ -149,13 +134,6 @@ class OfItsClass(Own):
         self._first = levels.pop(0) if isinstance(levels, list) else None
 
 
-class Filtered(Own):
-    """An own `__new__` that keeps the arguments to itself."""
-
-    def __new__(cls, k=10):
-        return super().__new__(cls)
-
-
 class FromFile(Own):
     """A network that is read from a file, which another training may overwrite."""
 
@@ -170,7 +148,6 @@ def test_arguments_count_whatever_attributes_have_their_names():
     assert not same(OfItsClass(deterministic=False), OfItsClass(deterministic=True))
     assert not same(OfItsClass(levels=(1, 2)), OfItsClass(levels=(1, 3)))
     assert not same(OfItsClass(levels=[1, 2]), OfItsClass(levels=[3, 2]))
-    assert not same(Filtered(10), Filtered(20))
 
 
 def test_a_changed_option_counts():

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import lit_knn.estimators
-from lit_knn.estimators.sampled import CertifiedEstimator
+from lit_knn.estimators import DrawingEstimator as CertifiedEstimator
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.components import projection_of
+from lit_knn.reference.principal import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from tests.ranks import run_ranks
 from tests.sharded_probe import ESTIMATORS, SHAPES, K, N, answers, images, latents

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from benchmarks import stable_velocity
 from benchmarks.stable_velocity import DistinctBank
 from lit_knn.errors import InputError
-from lit_knn.estimators import STF, ByClass, Exact, OneSample, Switched
+from lit_knn.estimators import STF, ByClass, Exact, OneSample, Switched, class_conditional
 from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import posterior_source
@@ -99,7 +99,7 @@ def test_drawn_targets_have_the_enumerated_law(above, law):
     x, generator = data.images[:N], torch.Generator().manual_seed(5)
     sources = torch.multinomial(likelihoods(x), DRAWS, replacement=True, generator=generator)
     z, labels = Z.float().expand(DRAWS, 2), torch.zeros(DRAWS, dtype=torch.int64)
-    bound = estimator.by_class().bind(data)
+    bound = class_conditional(estimator).bind(data)
     mean = bound.posterior_mean(z, T, x[sources], generator, labels)
     expected = law(x)
     atoms = torch.stack([target(x, bank) for bank in expected])

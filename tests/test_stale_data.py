@@ -10,14 +10,15 @@ import torch
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
 from lit_knn.data import Prepared
-from lit_knn.estimators import Adaptive, ExactFloat64, UniformSNIS, Wiener
+from lit_knn.estimators import ExactFloat64, Wiener
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare
 from lit_knn.index import FaissIndex
 from lit_knn.metrics.features import InceptionV3, Pixels
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.components import components_of, projection_of
+from lit_knn.reference.classes import classes_of
+from lit_knn.reference.principal import components_of, projection_of
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 
@@ -89,9 +90,9 @@ def test_classes_have_fingerprints_and_indexes_of_their_own(tmp_path, labels, kn
         return ReferenceSet(pictures, index, labels=torch.tensor(labels), sha256=given)
 
     whole, other = made(images()), made(images(seed=1))
-    parts = [*whole.classes.values(), *other.classes.values()]
+    parts = [*classes_of(whole).values(), *classes_of(other).values()]
     assert len({part.fingerprint() for part in (whole, other, *parts)}) == 6
-    assert made(images()).classes[1].fingerprint() == whole.classes[1].fingerprint()
+    assert classes_of(made(images()))[1].fingerprint() == classes_of(whole)[1].fingerprint()
     for part in parts:
         # An index of another class would find other images, at other distances.
         sq_dist, ids = part.search(part.gather(torch.arange(6)), 1)
@@ -178,15 +179,3 @@ def test_an_estimator_bound_to_another_set_forgets_the_first(make):
     moved = make().bind(first)
     moved.posterior_mean(z, 2.0)
     assert torch.equal(moved.bind(second).posterior_mean(z, 2.0), make().bind(second).posterior_mean(z, 2.0))
-
-
-def test_adaptive_takes_the_exact_mean_of_the_set_that_it_is_bound_to():
-    # A tolerance that no draw reaches sends each z to the exact mean.
-    adaptive = Adaptive(UniformSNIS(4), tolerance=1e-30)
-    z = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    for seed in (0, 1):
-        reference = ReferenceSet(images(200, seed))
-        expected = ExactFloat64().bind(reference).posterior_mean(z, 1.0)
-        estimate = adaptive.bind(reference).posterior_mean(z, 1.0)
-        # Sums of integers would be off by more than float32 rounds.
-        np.testing.assert_allclose(estimate, expected, rtol=0, atol=2e-7)

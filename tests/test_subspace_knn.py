@@ -10,8 +10,9 @@ from lit_knn.estimators import KNN, ExactFloat64, SubspaceKNN
 from lit_knn.linalg import precision
 from lit_knn.linalg.precision import is_native
 from lit_knn.reference import ReferenceSet, streaming
-from lit_knn.reference.components import components_of, projection_of
+from lit_knn.reference.principal import components_of, projection_of
 from lit_knn.rng import keyed_generator
+from lit_knn.theory import stratified
 from lit_knn.theory.noise import VP, forward_noise, under_process
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import low_rank_vectors, noisy
@@ -48,9 +49,12 @@ def test_error_falls_to_zero_as_n_grows_to_N_and_as_r_grows_to_d():
     x = low_rank_vectors()
     reference, z, t = ReferenceSet(x), noisy(x[:12], 1.0), 1.0
     mu = posterior_mean(z, x, t)
+    # Below this error, means differ by four units in the last place of float32, and processors round in unlike ways.
+    rounding = (4 * torch.finfo(torch.float32).eps) ** 2 * mu.square().sum(1).mean().item()
 
     def mse(r, n):
-        return squared_error(SubspaceKNN(r=r, n=n, compute="float32").bind(reference), z, t, mu).mean().item()
+        error = squared_error(SubspaceKNN(r=r, n=n, compute="float32").bind(reference), z, t, mu).mean().item()
+        return max(error, rounding)
 
     by_n = [mse(R, n) for n in (4, 10, 25, 55, 60)]
     assert by_n == sorted(by_n, reverse=True)
@@ -62,14 +66,20 @@ def test_error_falls_to_zero_as_n_grows_to_N_and_as_r_grows_to_d():
 class WithoutControl(SubspaceKNN):
     """The estimator without its control variate."""
 
-    def _excess(self, weights, draws):
+    def _excess(self, weights, draws, rows):
         return torch.zeros(len(weights), self.r)
 
 
-def enumerated_mean_squared_error(every_u, x, z, t, r, n, m, control, grid=2000):
+@pytest.fixture
+def keep(monkeypatch):
+    """`keep(m)`: m images are kept, and the others are drawn, whatever their probabilities."""
+    return lambda m: monkeypatch.setattr(stratified, "num_sure", lambda q: q.new_full((len(q),), m, dtype=torch.long))
+
+
+def enumerated_mean_squared_error(every_u, x, z, t, r, n, control, grid=2000):
     """The estimator's error, with or without control variate, by enumeration of its random number."""
     kind = SubspaceKNN if control else WithoutControl
-    estimator = kind(r=r, m=m, n=n, compute="float32").bind(ReferenceSet(x))
+    estimator = kind(r=r, n=n, compute="float32").bind(ReferenceSet(x))
     with every_u(grid):
         mean = estimator.posterior_mean(z.expand(grid, -1).contiguous(), t).double()
     return (mean - posterior_mean(z, x, t)).square().sum(1).mean().item()
@@ -94,15 +104,16 @@ def variance_of_independent_draws(x, z, t, r, n, m, control):
     return (q_rest**2 * share @ centred.square().sum(1) / (n - m)).item()
 
 
-def test_error_is_at_most_the_derived_variance_which_the_control_variate_shrinks(every_u):
+def test_error_is_at_most_the_derived_variance_which_the_control_variate_shrinks(every_u, keep):
     x = low_rank_vectors(seed=3)
     t, r, n, m = 1.5, R, 20, 8
+    keep(m)
     ratios, gains = [], []
     for row in range(12):
         z = noisy(x[row : row + 1], t, seed=row)
         for control in (True, False):
             derived = variance_of_independent_draws(x, z[0], t, r, n, m, control)
-            ratios.append(enumerated_mean_squared_error(every_u, x, z, t, r, n, m, control) / derived)
+            ratios.append(enumerated_mean_squared_error(every_u, x, z, t, r, n, control) / derived)
         gains.append(derived / variance_of_independent_draws(x, z[0], t, r, n, m, control=True))
     # Systematic draws without repetition spread less than independent ones, but their error is not zero.
     assert 0.2 < sum(ratios) / len(ratios) < 1
@@ -124,12 +135,15 @@ def one_image_and_a_rest(N=31, far=4.0):
 
 
 @pytest.mark.parametrize(("control", "slope"), [(True, 1), (False, 2)])
-def test_bias_is_linear_in_the_share_of_the_rest_and_quadratic_without_the_control_variate(every_u, control, slope):
+def test_bias_is_linear_in_the_share_of_the_rest_and_quadratic_without_the_control_variate(
+    every_u, keep, control, slope
+):
     # docs/subspace_knn.md, "Exact, and biased": this is the expectation over the row's random number.
     (reference, q), far, grid, bias = one_image_and_a_rest(far=4.0), 4.0, 4000, []
     shares = torch.tensor([0.16, 0.08, 0.04, 0.02], dtype=torch.float64)
     kind = SubspaceKNN if control else WithoutControl
-    estimator = kind(r=R, m=1, n=5, compute="float32").bind(reference)
+    keep(1)
+    estimator = kind(r=R, n=5, compute="float32").bind(reference)
     for share in shares:
         z = 0.4 * torch.randn(1, 8, generator=torch.Generator().manual_seed(5))
         z[0, 0] = 0
@@ -172,14 +186,12 @@ def test_certificate_follows_the_error_as_components_are_added(t):
     assert exact.sq_error.mean() < 1e-8
 
 
-def test_certificate_is_infinite_where_the_rest_was_left_out():
+def test_certificate_is_zero_where_all_that_is_likely_is_kept():
     x = low_rank_vectors()
-    z = noisy(x[:20], 3.0)
-    estimator = SubspaceKNN(r=R, m=8, n=8, compute="float32").bind(ReferenceSet(x))
-    assert estimator.certified_mean(z, 3.0).sq_error.isinf().all()
     # At small t eight images hold the whole posterior.
+    estimator = SubspaceKNN(r=R, n=8, compute="float32").bind(ReferenceSet(x))
     assert (estimator.certified_mean(noisy(x[:20], 0.01), 0.01).sq_error < 1e-8).all()
-    all_kept = SubspaceKNN(r=R, m=N, n=N, compute="float32").bind(ReferenceSet(x)).certified_mean(z, 3.0)
+    all_kept = SubspaceKNN(r=R, n=N, compute="float32").bind(ReferenceSet(x)).certified_mean(noisy(x[:20], 3.0), 3.0)
     assert (all_kept.sq_error == 0).all()
 
 
@@ -265,7 +277,6 @@ def test_bfloat16_is_only_a_proposal():
     ("options", "message"),
     [
         ({"r": 0}, "r must be at least 1, got 0"),
-        ({"m": 9, "n": 8}, "m=9 is more than n=8"),
         ({"n": 61}, "n=61 is more than the 60 images"),
         ({"r": 13, "n": 8}, r"r=13 is more than min\(N, d\) = min\(60, 12\) .*: give r <= 12"),
         ({"compute": "float8"}, "compute='float8' must be one of auto, float32"),
@@ -304,7 +315,7 @@ def test_a_rest_that_only_float32_can_hold_is_no_nan():
 def test_the_default_dtype_of_a_run_in_double_precision_changes_nothing():
     data = low_rank_vectors()
     z = noisy(data[:5], 1.0)
-    estimator = SubspaceKNN(4, None, 8, "float32").bind(ReferenceSet(data))
+    estimator = SubspaceKNN(4, 8, "float32").bind(ReferenceSet(data))
     expected = estimator.posterior_mean(z, 1.0, generator=keyed_generator("cpu", 1))
     torch.set_default_dtype(torch.float64)
     try:
@@ -312,17 +323,6 @@ def test_the_default_dtype_of_a_run_in_double_precision_changes_nothing():
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(mean, expected)
-
-
-def test_the_number_of_kept_images_is_the_one_asked_for():
-    reference = ReferenceSet(low_rank_vectors())
-    z = noisy(low_rank_vectors(), 4.0)
-    means = [
-        SubspaceKNN(2, m, 8).bind(reference).posterior_mean(z, 4.0, generator=torch.Generator().manual_seed(0))
-        for m in (1, 4, 7)
-    ]
-    assert not torch.equal(means[0], means[1])
-    assert not torch.equal(means[1], means[2])
 
 
 def test_each_piece_of_a_batch_has_its_own_noise_levels(monkeypatch):
@@ -344,14 +344,15 @@ def bfloat16_everywhere(monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_the_certificate_of_two_draws_is_the_square_of_their_difference(share):
+def test_the_certificate_of_two_draws_is_the_square_of_their_difference(keep, share):
     # The rest lies at one place along the component and at ±1 across it. So the control variate is 0, and the two
     # draws, one above and one below, contribute π/2·(0, ±1). The variance of independent draws is |c₁ − c₂|².
     far, t = 6.0, 1.0
     x = torch.tensor([[0.0, 0.0]] + 4 * [[far, 1.0]] + 4 * [[far, -1.0]])
     # The posterior shares are 1 : 8·exp(far·z₁ − far²/2 − 1/2).
     z1 = (far**2 / 2 + 0.5 + math.log(share / (1 - share) / 8)) / far
-    estimator = SubspaceKNN(r=1, m=1, n=3, compute="float32").bind(ReferenceSet(x))
+    keep(1)
+    estimator = SubspaceKNN(r=1, n=3, compute="float32").bind(ReferenceSet(x))
     certificate = estimator.certified_mean(torch.tensor([[z1, 0.0]]), t)
     torch.testing.assert_close(certificate.mean, torch.tensor([[share * far, 0.0]]))
     assert certificate.sq_error.item() == pytest.approx(share**2 / 2, rel=1e-4)

@@ -11,21 +11,23 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import (
     KNN,
     STF,
-    Adaptive,
     ByClass,
     Estimator,
     Exact,
     ExactFloat64,
     Holdings,
+    MonteCarlo,
     OneSample,
     Switched,
     Wiener,
+    class_conditional,
 )
 from lit_knn.flow import LitFlow
 from lit_knn.ict import LitICT
 from lit_knn.lit_estimator import LitEstimator
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
+from lit_knn.reference.classes import classes_of
 from lit_knn.settings import describe
 from lit_knn.theory.noise import LinearInterpolant
 from lit_knn.training.time_distributions import UniformTimes
@@ -110,8 +112,8 @@ def test_draws_come_from_the_generator_below_first():
     [
         lambda: Switched(OneSample(), ByClass(ExactFloat64()), LEVEL),
         lambda: ByClass(Switched(OneSample(), ExactFloat64(), LEVEL)),
-        lambda: Switched(OneSample(), ExactFloat64(), LEVEL).by_class(),
-        lambda: Switched(OneSample(), Switched(ByClass(ExactFloat64()), ExactFloat64(), 1e3), LEVEL).by_class(),
+        lambda: class_conditional(Switched(OneSample(), ExactFloat64(), LEVEL)),
+        lambda: class_conditional(Switched(OneSample(), Switched(ByClass(ExactFloat64()), ExactFloat64(), 1e3), LEVEL)),
     ],
 )
 @pytest.mark.parametrize("hflip", [False, True])
@@ -133,7 +135,7 @@ def test_classes_do_not_share_the_parts():
     reference = labelled()
     estimator = ByClass(Switched(Exact(), KNN(10, 5), LEVEL)).bind(reference)
     for label, part in estimator.parts.items():
-        assert all(inner.reference is reference.classes[label] for inner in part.parts)
+        assert all(inner.reference is classes_of(reference)[label] for inner in part.parts)
 
 
 def test_labels_are_refused_unless_both_parts_take_them():
@@ -141,7 +143,7 @@ def test_labels_are_refused_unless_both_parts_take_them():
     z, x = latents(reference)
     labels = reference.labels[: len(z)]
     switched = Switched(ByClass(Exact()), Exact(), LEVEL).bind(reference)
-    assert not switched.knows_classes
+    assert not switched.takes_labels
     with pytest.raises(InputError, match=r"^Switched: labels are given, .* use ByClass\(Switched"):
         switched.posterior_mean(z, T, x, labels=labels)
     with pytest.raises(InputError, match=r"label \d is none of the 3 classes"):
@@ -226,7 +228,7 @@ def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="Switched is used before bind"):
         Switched(OneSample(), Exact(), 1.0).posterior_mean(torch.zeros(2, 1, 4, 4), 0.5)
     with pytest.raises(InputError, match="Switched needs the whole reference set on each rank"):
-        Switched(OneSample(), Adaptive(KNN(4, 4), 1e-3), 1.0).bind(ShardedReferenceSet(pixels(60)))
+        Switched(OneSample(), MonteCarlo(4), 1.0).bind(ShardedReferenceSet(pixels(60)))
 
 
 def test_a_part_that_needs_no_set_need_not_be_shardable_and_a_subclass_tells_itself():

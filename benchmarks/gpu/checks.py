@@ -20,7 +20,6 @@ from lit_knn.estimators import (
     Exact,
     ExactFloat64,
     MonteCarlo,
-    StratifiedKNN,
     SubspaceKNN,
     UniformSNIS,
     Wiener,
@@ -71,7 +70,6 @@ def _checks() -> dict[str, Check]:
         "Exact, float images": Check(lambda N: Exact(), floats=True, exact=True),
         "Exact, by class": Check(lambda N: ByClass(Exact()), labels=True, exact=True),
         "SubspaceKNN, n = N": Check(lambda N: SubspaceKNN(64, n=N), exact=True),
-        "KNN stratified, n = N": Check(lambda N: StratifiedKNN(k=N // 4, n=N), TorchIndex, exact=True),
         "STF": Check(lambda N: STF()),
         "UniformSNIS": Check(lambda N: UniformSNIS()),
         "MonteCarlo": Check(lambda N: MonteCarlo()),
@@ -80,7 +78,6 @@ def _checks() -> dict[str, Check]:
         "KNN, float images": Check(lambda N: KNN(k=N // 4), TorchIndex, floats=True),
         "KNN, by class": Check(lambda N: ByClass(KNN(k=N // CLASSES)), TorchIndex, labels=True),
         "KNN, SubspaceIndex": Check(lambda N: KNN(k=N // 4), lambda: SubspaceIndex(32)),
-        "KNN stratified": Check(lambda N: StratifiedKNN(k=N // 4, n=N // 8), TorchIndex),
         "SubspaceKNN": Check(lambda N: SubspaceKNN(64, n=N // 8)),
         "Wiener": Check(lambda N: Wiener(64)),
     }

@@ -10,18 +10,7 @@ from benchmarks.common import Rows, markdown, number
 from benchmarks.gpu import roofline
 from benchmarks.gpu.roofline import Phase, Roofline, Sizes
 from benchmarks.gpu.timing import milliseconds, peak_mib, release, why
-from lit_knn.estimators import (
-    KNN,
-    STF,
-    Estimator,
-    Exact,
-    ExactFloat64,
-    MonteCarlo,
-    OneSample,
-    StratifiedKNN,
-    SubspaceKNN,
-    UniformSNIS,
-)
+from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS
 from lit_knn.index import Index, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
@@ -47,11 +36,10 @@ ENTRIES = {
     "STF": Measured(lambda s: STF(s.n), roofline.gathered),
     "UniformSNIS": Measured(lambda s: UniformSNIS(s.n), roofline.gathered),
     "KNN, TorchIndex": Measured(lambda s: KNN(s.k, s.n), roofline.knn, lambda s: TorchIndex()),
-    "KNN stratified, TorchIndex": Measured(lambda s: StratifiedKNN(s.k, s.n), roofline.knn, lambda s: TorchIndex()),
     "KNN, SubspaceIndex": Measured(
         lambda s: KNN(s.k, s.n), roofline.knn_in_components, lambda s: SubspaceIndex(min(s.r, 256))
     ),
-    "SubspaceKNN": Measured(lambda s: SubspaceKNN(s.r, None, s.n), roofline.subspace_knn),
+    "SubspaceKNN": Measured(lambda s: SubspaceKNN(s.r, s.n), roofline.subspace_knn),
     "MonteCarlo": Measured(lambda s: MonteCarlo(s.n), roofline.monte_carlo),
     "Exact": Measured(lambda s: Exact(), roofline.exact),
     "ExactFloat64": Measured(lambda s: ExactFloat64(), roofline.exact_float64, most_images=MOST_FLOAT64),

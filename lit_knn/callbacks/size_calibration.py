@@ -44,7 +44,7 @@ class SizeCalibration(pl.Callback):
 
     Args:
         networks: trained networks, `lit_knn.estimators.Network`, by name.
-        estimator: has an argument `size`, such as `EquivariantPatch` and `PatchPosterior`; its own size is ignored.
+        estimator: has an argument `size`, such as `PatchPosterior`; its own size is ignored.
         sizes: the sizes to choose from, in pixels.
         folder: folder that keeps the finished comparisons of all runs.
         num_latents: number of trajectories of each network. Their noise is not that of samples.

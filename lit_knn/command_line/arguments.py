@@ -70,7 +70,8 @@ def kept_options(args: Sequence[str], parse: Callable[[Sequence[str]], Mapping[s
             if kept and now["class_path"] != before["class_path"]:
                 old = before["class_path"].rpartition(".")[2]
                 told = ", ".join(f"{name}={value}" for name, value in kept.items())
-                yield f"{option} {name} takes over {told} of the config's {old}; for other values give {option}.{next(iter(kept))} …"
+                own_option = f"{option}.{next(iter(kept))} …"
+                yield f"{option} {name} takes over {told} of the config's {old}; for other values give {own_option}"
 
 
 def _class_at(config: Mapping[str, Any], option: str) -> dict[str, Any]:

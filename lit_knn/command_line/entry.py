@@ -14,7 +14,7 @@ from lit_knn.extras import told
 # These modules have parsers of their own, and print their errors. `prepare` imports no torch.
 ALONE = {
     "prepare": "lit_knn.prepare",
-    "convert": "lit_knn.edm_checkpoint",
+    "convert": "lit_knn.loading",
     "referee": "lit_knn.referee.__main__",
 }
 # `cli` parses the other commands, or hands them on.

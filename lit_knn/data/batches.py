@@ -98,7 +98,9 @@ class ReferenceBatches:
         start = batch_idx * self._global_batch_size
         own = slice(start + self.rank, start + self._global_batch_size, self.world_size)
         labels = self.reference.labels
-        return self.reference.take(on_device[own]), None if labels is None else labels[order[own]]
+        return self.reference.take(on_device[own].to(self.reference.device)), None if labels is None else labels[
+            order[own]
+        ]
 
     def state_dict(self) -> dict[str, int]:
         """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""

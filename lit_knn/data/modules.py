@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -142,11 +142,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             if self.held_out or self.train_images is not None:
                 self.reference, self.held_out_reference = self._split(images, labels)
             elif self.sharded:
-                # The annotation names `ReferenceSet`, but callers use only `Reference`, which both kinds of set share.
-                self.reference = cast(ReferenceSet, self._shard(torch.as_tensor(images), labels))
+                self.reference = self._shard(torch.as_tensor(images), labels)
             else:
                 self.reference = ReferenceSet(images, self.index, self.hflip, labels, self.sha256())
-            self.reference.local.watch(self.check_file)
+            self.reference.watch(self.check_file)
         if stage == "fit":
             self.train_dataloader()
 

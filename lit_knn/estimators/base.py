@@ -1,5 +1,6 @@
 """The contract of a score estimator: a subclass implements one method, this file checks and derives the rest."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lit_knn.deferred_checks import deferring, refuse
-from lit_knn.errors import InputError, prefixed
+from lit_knn.errors import InputError
 from lit_knn.estimators.counts import fit_counts
 from lit_knn.linalg.precision import full_float32
 from lit_knn.memory import moved
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.reference_set import LARGEST_VALUE
 from lit_knn.rng import following
 from lit_knn.settings import TellsSettings
@@ -94,7 +95,7 @@ class Estimator(TellsSettings, ABC):
     code may do otherwise: it sets the flag itself.
     """
 
-    _reference: Reference | None = None
+    _reference: ReferenceSet | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -126,7 +127,7 @@ class Estimator(TellsSettings, ABC):
         """Hook for `warped_mean`. Its arguments are those of `_posterior_mean`; `x_source` is always given."""
         raise NotImplementedError
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Bind the estimator to the reference set that it averages over. Returns self.
 
         Raises:
@@ -163,7 +164,7 @@ class Estimator(TellsSettings, ABC):
         """Raise InputError if a level of the estimator's own (`Switched`) is outside those of a run."""
 
     @property
-    def reference(self) -> Reference:
+    def reference(self) -> ReferenceSet:
         """The bound reference set. Raises InputError if `bind` was not called."""
         if self._reference is None:
             raise InputError(f"{type(self).__name__} is used before bind(reference)")
@@ -236,6 +237,8 @@ class Estimator(TellsSettings, ABC):
             raise InputError(f"{name}: the mean of warped images needs x_source, the clean images")
         if maps != ((len(z), 2), (len(z), 2, 3)):
             raise InputError(f"{name}: warp must have {len(z)} maps, got flips {maps[0]} and theta {maps[1]}")
+        if warp.theta.device != z.device or warp.flips.device != z.device:
+            raise InputError(f"{name}: warp is on {warp.theta.device}, z is on {z.device}")
         # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         return self._answer(query._replace(z=wide, x_source=x_source, warp=warp)).to(z.dtype)
@@ -280,16 +283,17 @@ class Estimator(TellsSettings, ABC):
         return score_from_mean(mean.double(), z.double(), t, process).to(z.dtype)
 
     def mean_of(self, query: Query) -> Tensor:
-        """Compute the mean for checked arguments. An estimator that wraps others overrides it, and asks them for it."""
-        if query.labels is not None:
-            name = type(self).__name__
-            raise InputError(f"{name}: labels are given, but it averages over all classes; use ByClass({name}(...))")
+        """Compute the mean for checked arguments, whatever the labels.
+
+        Estimators that take labels override it, and those that wrap others, which they ask for the mean of their part.
+        """
         # The hook may overwrite its arguments.
         z, t = query.z.clone(), query.t.clone()
         wanted = query.x_source if self.uses_source or query.warp is not None else None
         source = None if wanted is None else wanted.clone()
         generator = None if self.deterministic else query.generator
-        with following(generator):
+        # For no latents, as on a rank that only answers for its shard, nothing is drawn, and no number is used up.
+        with following(generator if len(z) else None):
             if query.warp is None:
                 return self._checked_mean(self._posterior_mean(z, t, source, generator), query.z)
             assert source is not None
@@ -323,7 +327,8 @@ class Estimator(TellsSettings, ABC):
         got = f"{z.dtype} {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         need(isinstance(z, Tensor) and z.is_floating_point(), f"z must be float, got {got}")
         if self.needs_reference:
-            shape, device = self.reference.shape, self.reference.device
+            reference = self.reference
+            shape, device = reference.shape, reference.device
             need(z.ndim > len(shape) and z.shape[1:] == shape, f"z must be (B, {str(tuple(shape))[1:-1]}), got {got}")
             need(z.device == device, f"z is on {z.device}, the reference set on {device}: call reference.to()")
         if x_source is not None:
@@ -331,13 +336,14 @@ class Estimator(TellsSettings, ABC):
             need(x_source.is_floating_point(), f"x_source must be float, in model space, got {x_source.dtype}")
             need(x_source.device == z.device, f"x_source is on {x_source.device}, z is on {z.device}")
         if labels is not None:
+            by_class = f"ByClass({type(self).__name__}(...))"
+            need(self.takes_labels, f"labels are given, but it averages over all classes; use {by_class}")
             fits = labels.dtype == torch.int64 and labels.shape == (len(z),)
             need(fits, f"labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
             need(labels.device in (z.device, CPU), f"labels are on {labels.device}, z is on {z.device}")
         if generator is not None:
             need(generator.device.type == z.device.type, f"the generator is on {generator.device}, z is on {z.device}")
-        with prefixed(type(self).__name__):
-            t = per_item(t, z).double()
+        t = per_item(t, z).double()
         fits = t.ndim == 0 or t.shape[0] in (1, len(z))
         need(fits, f"t must be a scalar or ({len(z)},), got {tuple(t.flatten().shape)}")
         self._check_values(z, t, x_source)
@@ -354,9 +360,14 @@ class Estimator(TellsSettings, ABC):
         fits = [values[0] >= LEAST_T, values[1] <= MOST_T, *(size <= LARGEST_VALUE for size in sizes)]
 
         def failure(check: int, value: float, where: str) -> InputError:
-            what, most = ("t", MOST_T) if check < 2 else (("z", "x_source")[check - 2], LARGEST_VALUE)
-            above = f"above 0, from {LEAST_T:.3g}" if check < 2 else "of a size"
-            return InputError(f"{name}: {what} must be finite and {above} up to {most:.3g}, got {value}{where}")
+            if check < 2:
+                between = f" and between {LEAST_T:.3g} and {MOST_T:.3g}" if value > 0 else ""
+                return InputError(f"{name}: t must be finite and above 0{between}, got {value}{where}")
+            what = "z" if check == 2 else "x_source"
+            if math.isfinite(value):
+                limit = f"float32 can square sums up to {LARGEST_VALUE:g}"
+                return InputError(f"{name}: {what} holds {value:.3g}, {limit}{where}")
+            return InputError(f"{name}: {what} holds a value that is not finite{where}")
 
         refuse(f"{name}: values", ~torch.stack(fits), lambda: values, failure)
 

@@ -12,8 +12,8 @@ from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.guidance import NO_CLASS
 from lit_knn.index.base import with_progress
 from lit_knn.memory import moved
-from lit_knn.reference import Reference, ReferenceSet
-from lit_knn.reference.classes import rows_by_label
+from lit_knn.reference import ReferenceSet
+from lit_knn.reference.classes import classes_of, rows_by_label
 
 
 class ByClass(Estimator):
@@ -55,11 +55,11 @@ class ByClass(Estimator):
     def check_levels(self, lowest: float, highest: float) -> None:
         self.estimator.check_levels(lowest, highest)
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Bind a copy of the wrapped estimator to each class."""
         super().bind(reference)
         self.parts = {}
-        classes = reference.classes
+        classes = classes_of(reference)
         title = f"binding {type(self.estimator).__name__} to {len(classes)} classes"
         parts = (self._bind_one(label, part) for label, part in classes.items())
         for _ in with_progress(parts, len(reference.local.images), title):
@@ -86,7 +86,7 @@ class ByClass(Estimator):
             if label not in self.parts:
                 number = len(self.parts) - self.unlabelled
                 raise InputError(f"label {label} is none of the {number} classes of the reference set")
-            mean = self.parts[label].mean_of(query.rows(rows)._replace(labels=None))
+            mean = self.parts[label].mean_of(query.rows(rows))
             result[moved(rows, result.device)] = mean
         return result
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from lit_knn.distributed import rank_and_size
 from lit_knn.errors import InputError
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 
 # The paper's hyperparameters (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256".
 DEFAULT_K, DEFAULT_N = 2048, 256
@@ -76,7 +76,7 @@ class Count:
         return most
 
 
-def fit_counts(estimator: Any, reference: Reference) -> None:
+def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
     """Check the counts of an estimator against a set, and warn about each default that is reduced.
 
     Raises:

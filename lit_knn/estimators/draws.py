@@ -1,7 +1,7 @@
 """Estimators that draw n images for each z: they weight the images, average them, and certify the mean."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,10 +12,11 @@ from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.linalg.precision import full_float32
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
 from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.posterior import unnormalised_log_likelihood
+from lit_knn.theory.proposal import Proposal
 from lit_knn.theory.warp import Warp
 
 # Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
@@ -66,6 +67,13 @@ class DrawingEstimator(Estimator):
     n = Count(DEFAULT_N)
     """Number of images drawn for each z. Images may repeat, so n may exceed the size of the set."""
 
+    searches = False
+    """Tells whether the draws come from the proposal of near images, Eq. 13 (eq:proposal)."""
+
+    def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
+        """Build the proposal for z (B, *shape) at t (B,), if the estimator `searches`."""
+        raise NotImplementedError
+
     @abstractmethod
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         """Draw the images of each z. The arguments are those of `_posterior_mean`, but `t` is (B,)."""
@@ -88,7 +96,9 @@ class DrawingEstimator(Estimator):
         if len(z) == 0 and not self._asked_with_others():
             return Certificate(z.clone(), t, t, t)
         with torch.autocast(z.device.type, enabled=False), full_float32():
-            certificate = self._certify(z, t, source, None if self.deterministic else generator)
+            # The hook may overwrite its arguments.
+            source = None if source is None else source.clone()
+            certificate = self._certify(z.clone(), t.clone(), source, None if self.deterministic else generator)
         if any(part.shape != t.shape for part in certificate[1:]):
             raise InputError(f"{type(self).__name__}: needs a Certificate of {len(z)} rows in each of its parts")
         return certificate._replace(mean=self._checked_mean(certificate.mean, z))
@@ -135,7 +145,7 @@ class DrawingEstimator(Estimator):
             yield rows, images, torch.softmax(log_weights, dim=1)
 
 
-def drawn_images(reference: Reference, draws: Draws, warp: Warp | None = None) -> Iterator[tuple[Tensor, Images]]:
+def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None) -> Iterator[tuple[Tensor, Images]]:
     """Yield rows (b,) and their images, in bounded memory, in any order.
 
     Rows with similar numbers of used places go together. A GPU takes unused places, too, because the host would wait
@@ -205,7 +215,7 @@ def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> T
     return torch.where(left > 0, variance, 0.0) / mean.shape[1:].numel()
 
 
-def in_order(parts: list[tuple[Tensor, tuple[Tensor, ...]]]) -> list[Tensor]:
+def in_order(parts: Sequence[tuple[Tensor, tuple[Tensor, ...]]]) -> list[Tensor]:
     """Join the results of parts of the rows, and bring them into the order of the rows."""
     position = torch.cat([rows for rows, _ in parts]).argsort()
     return [torch.cat(columns)[position] for columns in zip(*(results for _, results in parts), strict=True)]

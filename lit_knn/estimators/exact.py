@@ -13,7 +13,7 @@ from lit_knn.estimators.digit_sums import digit_sums, digits_hold
 from lit_knn.estimators.enough_digits import enough_digits, exact_products
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.linalg.split import Int8Products, Products, multiplies_int8
-from lit_knn.reference import Reference, ReferenceSet
+from lit_knn.reference import ReferenceSet
 from lit_knn.theory.warp import Warp
 
 MAX_DIGITS = 4
@@ -83,7 +83,7 @@ class Exact(ExactFloat64):
         """Number type of the products, known after `bind`: int8, bfloat16 or float64."""
         return "float64" if self._products is None else self._products.name
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`. Measures which number type is exact enough."""
         super().bind(reference)
         self._measure()
@@ -146,7 +146,7 @@ class ExactInt8(Exact):
         if digits is not None and digits > MAX_DIGITS:
             raise InputError(f"ExactInt8: digits must be at most {MAX_DIGITS}, got {digits}: a float32 has no more")
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`. Measures how many digits are enough."""
         self._check_suits(reference.local)
         return super().bind(reference)

@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, merged
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal
 
@@ -41,6 +41,7 @@ class KNN(DrawingEstimator):
         InputError: k < 1, n < 1; at `bind`, k > N.
     """
 
+    searches = True
     shardable = True
 
     k = Count(DEFAULT_K, IMAGES)
@@ -49,7 +50,7 @@ class KNN(DrawingEstimator):
         self.k, self.n = k, n
         self.include_source = self.uses_source = include_source
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Build the neighbour index of the set."""
         super().bind(reference)
         reference.try_search(self.k)
@@ -113,7 +114,7 @@ class TopK(DrawingEstimator):
     def __init__(self, k: int | None = None) -> None:
         self.k = k
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Build the neighbour index of the set."""
         super().bind(reference)
         reference.try_search(self.k)

@@ -10,7 +10,7 @@ from lit_knn.estimators.digit_sums import digit_log_likelihoods, digits_hold
 from lit_knn.estimators.draws import DrawingEstimator, Draws, merged
 from lit_knn.estimators.enough_digits import exact_products
 from lit_knn.linalg.split import Products
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import batches_of, stream_sq_dist
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
@@ -36,7 +36,7 @@ class MonteCarlo(DrawingEstimator):
         """See `Estimator.holds`. The estimator holds the norms of the images if it multiplies digits, like `Exact`."""
         return Holdings(arrays=digits_hold(N, device) if pixels and device.type == "cuda" else {})
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`. On a GPU, it measures which number type is exact enough."""
         super().bind(reference)
         self._products()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.guidance import NO_CLASS
-from lit_knn.hand_over.loading import load_denoiser
+from lit_knn.loading import load_network
 from lit_knn.memory import moved
 
 
@@ -21,8 +21,8 @@ class Network(Estimator):
     label `NO_CLASS`, they run unconditionally.
 
     Args:
-        path: a published `.pkl` (none of its code is run), a file converted from it by `python -m
-            lit_knn.edm_checkpoint`, or a `.ckpt` of `LitEDM` or `LitFlow`, whose averaged weights are used.
+        path: a published `.pkl` (none of its code is run), a file converted from it by `lit-knn convert`, a `.ckpt` of
+            `LitEDM` or `LitFlow`, whose averaged weights are used, or the folder of such a run.
         net: the architecture, for a `.ckpt` that does not store it; null for published networks.
         fp16: compute the network, except its embedding, in float16, as EDM's own code does on GPUs for files with
             `use_fp16`. The weights stay in float32.
@@ -41,7 +41,7 @@ class Network(Estimator):
 
     def __init__(self, path: str | PathLike[str], net: nn.Module | None = None, fp16: bool = False) -> None:
         try:
-            self.denoiser = load_denoiser(path, net, fp16)
+            self.denoiser = load_network(path, net, fp16)
         except InputError as error:
             raise InputError(f"Network: path={error}") from error
 
@@ -70,7 +70,7 @@ class Network(Estimator):
             )
         conditioned = copy.copy(self)
         conditioned._labels = moved(query.labels, query.z.device)
-        return Estimator.mean_of(conditioned, query._replace(labels=None))
+        return Estimator.mean_of(conditioned, query)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None

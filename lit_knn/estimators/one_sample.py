@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.estimators.base import Estimator, Holdings, Query
+from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.theory.warp import Warp
 
 
@@ -20,9 +20,6 @@ class OneSample(Estimator):
     uses_source = True
     takes_labels = True
     shardable = True
-
-    def mean_of(self, query: Query) -> Tensor:
-        return super().mean_of(query._replace(labels=None))
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()

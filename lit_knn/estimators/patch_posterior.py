@@ -12,7 +12,7 @@ from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.patch_sizes import checked_sizes, sizes_of
 from lit_knn.estimators.running_softmax import Rounding, RunningSoftmax, weights_of
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import work_bytes
 
 Axis = list[int]
@@ -55,7 +55,7 @@ class PatchPosterior(Estimator):
         """The size of each noise level, known after `bind`. Between two levels, the nearest in log t counts."""
         return dict(self._table)
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Compute the sizes if none are given."""
         if len(reference.shape) != 3:
             raise InputError(f"PatchPosterior: needs images (C, H, W), got data of shape {reference.shape}")
@@ -190,7 +190,7 @@ def images_last(x: Tensor) -> Tensor:
     return x.permute(2, 3, 1, 0).contiguous()
 
 
-def chunks_with_images_last(reference: Reference, floats_per_image: int) -> Iterator[Tensor]:
+def chunks_with_images_last(reference: ReferenceSet, floats_per_image: int) -> Iterator[Tensor]:
     """Stream all images as (H, W, C, n) float32, where n images with `floats_per_image` float64 fit `work_bytes`."""
     rows = max(work_bytes(reference.device) // (8 * floats_per_image), 1)
     for _, x in reference.chunks(rows):

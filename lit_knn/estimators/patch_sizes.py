@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import check_count
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 
 # The spectrum of images is smooth: 2,000 images give its extents.
@@ -37,7 +37,7 @@ def checked_sizes(size: Any) -> dict[float, int] | None:
     return {float(level): own for level, own in table.items()}
 
 
-def sizes_of(reference: Reference) -> dict[float, int]:
+def sizes_of(reference: ReferenceSet) -> dict[float, int]:
     """Compute the sizes from a seeded subset of the images."""
     ids = torch.randperm(reference.N, generator=keyed_generator("cpu", 0))[:SPECTRUM_IMAGES]
     x = reference.take(ids.to(reference.device)).double() - reference.mean().double().reshape(reference.shape)

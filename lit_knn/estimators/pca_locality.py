@@ -9,8 +9,8 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.running_softmax import LEAST_LOG_WEIGHT, Rounding
-from lit_knn.reference import Reference
-from lit_knn.reference.covariance import covariance_of
+from lit_knn.reference import ReferenceSet
+from lit_knn.reference.principal import covariance_of
 from lit_knn.reference.streaming import work_bytes
 
 # Neighbouring pixels see nearly the same pixels. A tile of SIDE x SIDE pixels shares the products of what all of them
@@ -69,7 +69,7 @@ class PCALocality(Estimator):
         self.threshold = threshold
         self._last: tuple[float, torch.device, list[Tile]] | None = None
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Compute the covariance of the images."""
         super().bind(reference)
         self._last = None
@@ -121,7 +121,7 @@ def tiles_of(masks: Tensor, shape: tuple[int, ...]) -> list[Tile]:
     return tiles
 
 
-def local_means(reference: Reference, z: Tensor, t: float, tiles: list[Tile]) -> Tensor:
+def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile]) -> Tensor:
     """Compute the posterior mean of each pixel p given the pixels of its mask M_p, over all N images.
 
     μ_p = Σ_n w_pn·x_np with w_pn ∝ exp(−Σ_{q ∈ M_p} (z_q − x_nq)² / 2t²). The squares of z are the same for all n, so

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 
 # Most rounding error of a log weight in float32. Where more is possible, the products are in float64.
 MOST_ROUNDING = 1e-4
@@ -66,7 +66,7 @@ class Rounding:
         t: the lowest noise level, a scalar.
     """
 
-    def __init__(self, reference: Reference, z: Tensor, t: Tensor | float) -> None:
+    def __init__(self, reference: ReferenceSet, z: Tensor, t: Tensor | float) -> None:
         own = z.flatten(1).double()
         largest, norm = own.abs().max() / t / t, torch.linalg.vector_norm(own, dim=1).max() / t / t
         # The only values that are read from a GPU.

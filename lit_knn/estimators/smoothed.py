@@ -11,7 +11,7 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.counts import check_count
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import work_bytes
 
 
@@ -56,7 +56,7 @@ class Smoothed(Estimator):
         """See `Estimator.check_levels`."""
         self.estimator.check_levels(lowest, highest)
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`. Binds a copy of the estimator that is averaged."""
         super().bind(reference)
         if self.needs_reference:

@@ -12,9 +12,9 @@ from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, 
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_order
 from lit_knn.linalg.pca import Projection
 from lit_knn.linalg.precision import check_compute, compute_dtype, matmul_float32
-from lit_knn.reference import Reference
-from lit_knn.reference.components import projection_of
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Images
+from lit_knn.reference.principal import projection_of
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.stratified import stratified_draws
 from lit_knn.theory.warp import Warp
@@ -77,7 +77,7 @@ class SubspaceKNN(DrawingEstimator):
         self.r, self.n = r, n
         self.compute = check_compute("SubspaceKNN", compute)
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """Project the images."""
         super().bind(reference)
         self._projection()
@@ -102,8 +102,10 @@ class SubspaceKNN(DrawingEstimator):
         return warp.apply(self._mean(draws, z, t, warp).to(x_source.dtype))
 
     def _mean(self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
+        # A mean of float32 images in float64 would differ from its certificate's.
+        wide = torch.promote_types(z.dtype, torch.float32)
         parts = [
-            (rows, (images.mean(weights), self._excess(weights, draws, rows)))
+            (rows, (images.mean(weights).to(wide), self._excess(weights, draws, rows)))
             for rows, images, weights in self._weighted(draws, z, t, warp)
         ]
         mean, excess = in_order(parts)
@@ -111,10 +113,10 @@ class SubspaceKNN(DrawingEstimator):
         return mean - self._projection().components.expand(excess).view(mean.shape)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
-        draws, parts = self._draw(z, t, x_source, generator), []
+        draws, parts, wide = self._draw(z, t, x_source, generator), [], torch.promote_types(z.dtype, torch.float32)
         for rows, images, weights in self._weighted(draws, z, t):
             excess = self._projection().components.expand(self._excess(weights, draws, rows)).view(-1, *z.shape[1:])
-            mean = images.mean(weights).float() - excess
+            mean = images.mean(weights).to(wide) - excess
             spread = 1 / weights.square().sum(1), weights.amax(1)
             parts.append((rows, (mean, *spread, self._sq_error(weights, images, mean, excess, draws, rows))))
         return Certificate(*in_order(parts))

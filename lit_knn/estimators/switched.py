@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import copied_apart
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 
 
 class Switched(Estimator):
@@ -77,7 +77,7 @@ class Switched(Estimator):
         for part in self.parts:
             part.check_levels(lowest, highest)
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`. Binds a copy of each part that needs the set."""
         super().bind(reference)
         with prefixed("Switched"):

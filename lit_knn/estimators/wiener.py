@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_R, Count
-from lit_knn.reference import Reference
-from lit_knn.reference.components import components_of
+from lit_knn.reference import ReferenceSet
+from lit_knn.reference.principal import components_of
 
 
 class Wiener(Estimator):
@@ -38,7 +38,7 @@ class Wiener(Estimator):
     def __init__(self, r: int | None = None) -> None:
         self.r = r
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`. Computes the principal components."""
         super().bind(reference)
         components_of(reference, self.r)

@@ -15,10 +15,7 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.export.card import model_card
 from lit_knn.export.facts import collect
 from lit_knn.generative_models import GenerativeModel
-from lit_knn.hand_over.checkpoints import parts_of_checkpoint
-from lit_knn.hand_over.exported import FORMAT, VERSION, WEIGHTS_NAME, write_exported
-from lit_knn.hand_over.loading import find_file
-from lit_knn.hand_over.parts import build
+from lit_knn.loading import FORMAT, VERSION, WEIGHTS_NAME, find_file, load, write_exported
 
 CONFIG_NAME, CARD_NAME = "config.json", "README.md"
 
@@ -46,10 +43,9 @@ def export(
     file = find_file(source)
     if file.suffix != ".ckpt":
         raise InputError(f"export: {source} must be the folder of a training run or a checkpoint (.ckpt)")
-    checkpoint = read_checkpoint_file(file)
-    parts = parts_of_checkpoint(file, checkpoint)
+    model = load(file, net)
+    checkpoint = read_checkpoint_file(file, mmap=True)
     with prefixed(os.fspath(file)):
-        model = build(parts, net)
         facts = collect(checkpoint, file.resolve().parent.parent)
     card = model_card(folder.resolve().name, model, facts)
     config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.generative_models.base import GenerativeModel, check_numbers
+from lit_knn.generative_models.base import GenerativeModel, check_positive
 from lit_knn.nets.precond import ConsistencyFunction
-from lit_knn.sampling import consistency_sampler, seeded_noise
+from lit_knn.sampling import check_sampling_sigmas, consistency_sampler, seeded_noise
 
 
 class ConsistencyModel(GenerativeModel):
@@ -37,12 +36,12 @@ class ConsistencyModel(GenerativeModel):
         sampling_class: int | None = None,
     ) -> None:
         super().__init__(network, image_shape, num_steps, sampling_class)
-        check_numbers(sigma_data=network.sigma_data)
+        check_positive(sigma_data=network.sigma_data)
         if network.sigma_min != 0:  # With 0, the function has EDM's preconditioning.
-            check_numbers(sigma_min=network.sigma_min)
+            check_positive(sigma_min=network.sigma_min)
         check_sampling_sigmas(sampling_sigmas, network.sigma_min)
         self.sampling_sigmas = [float(sigma) for sigma in sampling_sigmas]
-        self._checked_steps(num_steps)
+        self.check_steps(num_steps)
 
     @classmethod
     def around(
@@ -53,11 +52,9 @@ class ConsistencyModel(GenerativeModel):
         sigma_min: float = 0.002,
         **options: Any,
     ) -> "ConsistencyModel":
-        """See `GenerativeModel.around`."""
         return cls(ConsistencyFunction(net, sigma_data, sigma_min), image_shape, **options)
 
     def options(self) -> dict[str, Any]:
-        """See `GenerativeModel.options`."""
         return {
             "sigma_data": self.network.sigma_data,
             "sigma_min": self.network.sigma_min,
@@ -68,39 +65,18 @@ class ConsistencyModel(GenerativeModel):
 
     @property
     def net(self) -> nn.Module:
-        """The raw network under the preconditioning."""
         return self.network.net
 
-    def check_steps(self, num_steps: int | None) -> None:
-        """See `GenerativeModel.check_steps`."""
-        self._checked_steps(num_steps)
-
-    def draw(
-        self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None, guidance: float
-    ) -> Tensor:
-        """See `GenerativeModel.draw`. There is no guidance, because the network is no denoiser."""
-        if guidance != 1:
-            raise InputError(f"sample: guidance={guidance}, but a consistency model has none")
-        num_steps = self._checked_steps(num_steps)
-        noise = [seeded_noise(seeds, self.image_shape, draw, self.device) for draw in range(num_steps)]
-        function = partial(self.network, class_label=class_label)
-        sigmas = self.sampling_sigmas[:num_steps]
-        return consistency_sampler(function, torch.stack(noise), sigmas, self.network.sigma_min)
-
-    def _checked_steps(self, num_steps: int | None) -> int:
+    def check_steps(self, num_steps: int) -> None:
         most = len(self.sampling_sigmas)
         if type(num_steps) is not int or not 1 <= num_steps <= most:
-            raise InputError(f"sample: num_steps={num_steps} must be from 1 to the number of sampling_sigmas, {most}")
-        return num_steps
+            raise InputError(f"num_steps={num_steps!r:.80} must be from 1 to the number of sampling_sigmas, {most}")
 
-
-def check_sampling_sigmas(sampling_sigmas: object, sigma_min: float) -> None:
-    """Raise InputError if the levels of multi-step sampling are not numbers that descend and stay above sigma_min."""
-    if not isinstance(sampling_sigmas, list | tuple) or not sampling_sigmas:
-        raise InputError(f"sampling_sigmas must be a list of noise levels, got {sampling_sigmas!r:.80}")
-    for sigma in sampling_sigmas:
-        check_numbers(sampling_sigmas=sigma)
-    if any(high <= low for high, low in pairwise([*sampling_sigmas, sigma_min])):
-        raise InputError(
-            f"sampling_sigmas={list(sampling_sigmas)!r:.80} must descend and stay above sigma_min={sigma_min}"
-        )
+    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
+        if guidance != 1:
+            raise InputError(f"sample: guidance={guidance}, but a consistency model has none")
+        self.check_steps(num_steps)
+        noise = [seeded_noise(seeds, self.image_shape, draw, self.device) for draw in range(num_steps)]
+        function = partial(self.network, class_label=labels)
+        sigmas = self.sampling_sigmas[:num_steps]
+        return consistency_sampler(function, torch.stack(noise), sigmas, self.network.sigma_min)

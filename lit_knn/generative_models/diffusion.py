@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.generative_models.base import GenerativeModel, check_numbers
+from lit_knn.generative_models.base import GenerativeModel, check_positive
 from lit_knn.generative_models.processes import named_process, process_of
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.sampling import heun_sampler, seeded_noise
+from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
 from lit_knn.theory.noise import EDM, EDM_PROCESS, Process
 
@@ -22,11 +22,8 @@ class DiffusionModel(GenerativeModel):
         network: the denoiser.
         image_shape: shape of one image.
         grid: noise levels of the sampler.
-        num_steps: see `GenerativeModel`.
-        sampling_class: see `GenerativeModel`.
         process: the noise process whose probability flow the sampler integrates.
-        guidance: see `GenerativeModel`.
-        drops_labels: see `GenerativeModel`.
+        num_steps, sampling_class, guidance, drops_labels: see `GenerativeModel`.
     """
 
     kind = "diffusion"
@@ -36,7 +33,7 @@ class DiffusionModel(GenerativeModel):
         self,
         network: EDMPrecond,
         image_shape: Sequence[int],
-        grid: NoiseGrid | None = None,
+        grid: NoiseGrid = EDM_GRID,
         num_steps: int = 18,
         sampling_class: int | None = None,
         process: Process = EDM_PROCESS,
@@ -44,11 +41,11 @@ class DiffusionModel(GenerativeModel):
         drops_labels: bool = True,
     ) -> None:
         super().__init__(network, image_shape, num_steps, sampling_class, guidance, drops_labels)
-        check_numbers(sigma_data=network.sigma_data)
-        self.grid = NoiseGrid() if grid is None else grid
-        self.grid.descending(num_steps)
+        check_positive(sigma_data=network.sigma_data)
+        self.grid = grid
+        self.check_steps(num_steps)
         self.process = process
-        check_process(process, self.grid)
+        check_process(process, grid)
 
     @classmethod
     def around(
@@ -62,14 +59,11 @@ class DiffusionModel(GenerativeModel):
         process: object = None,
         **options: Any,
     ) -> "DiffusionModel":
-        """See `GenerativeModel.around`. `process` is named with its options; None is EDM's."""
-        check_numbers(sigma_min=sigma_min, sigma_max=sigma_max, rho=rho)
         grid = NoiseGrid(sigma_min, sigma_max, rho)
         made = EDM_PROCESS if process is None else process_of(process)
         return cls(EDMPrecond(net, sigma_data), image_shape, grid, process=made, **options)
 
     def options(self) -> dict[str, Any]:
-        """See `GenerativeModel.options`. A user's own process is named "own", because no file can make it."""
         options: dict[str, Any] = {
             "sigma_data": self.network.sigma_data,
             "sigma_min": self.grid.sigma_min,
@@ -84,7 +78,6 @@ class DiffusionModel(GenerativeModel):
 
     @property
     def net(self) -> nn.Module:
-        """The raw network under the preconditioning."""
         return self.network.model
 
     def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
@@ -92,14 +85,12 @@ class DiffusionModel(GenerativeModel):
         sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
         return self.network(z, sigma, class_label)
 
-    def draw(
-        self, seeds: Sequence[int] | Tensor, num_steps: int | None, class_label: Tensor | None, guidance: float
-    ) -> Tensor:
-        """See `GenerativeModel.draw`."""
+    def check_steps(self, num_steps: int) -> None:
+        self.grid.descending(num_steps)
+
+    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
         noise = seeded_noise(seeds, self.image_shape, device=self.device)
-        assert num_steps is not None
-        denoiser = self.guided_network(class_label, guidance)
-        return heun_sampler(denoiser, noise, num_steps, self.grid, process=self.process)
+        return heun_sampler(self.guided_network(labels, guidance), noise, num_steps, self.grid, process=self.process)
 
 
 def check_process(process: Process, grid: NoiseGrid) -> None:

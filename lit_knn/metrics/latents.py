@@ -114,7 +114,13 @@ def try_estimator(
             estimator.bind(reference)
     z = torch.zeros(1, *reference.shape, device=reference.device)
     try:
-        estimator.posterior_mean(z, t, x_source=z if source else None, labels=labels)
+        means = [
+            estimator.posterior_mean(z, t, x_source=z if source else None, labels=labels)
+            for _ in range(2 if estimator.deterministic else 1)
+        ]
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error
+    # Its variance would not be measured.
+    if not torch.equal(means[0], means[-1]):
+        raise InputError(f"{option}: {type(estimator).__name__} says that it is deterministic, but two calls differ")

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_knn.estimators import KNN, DrawingEstimator, Estimator, MonteCarlo
+from lit_knn.estimators import DrawingEstimator, Estimator, MonteCarlo
 from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import rows_by_label
+from lit_knn.reference.classes import classes_of, rows_by_label
 from lit_knn.rng import keyed_generator
 from lit_knn.stopwatch import Stopwatch
 
@@ -43,8 +43,9 @@ def posterior_source(
         ids = ids_in(reference, slice(None))
     else:
         ids = torch.empty(len(z), repeats, dtype=torch.int64, device=z.device)
+        classes = classes_of(reference)
         for label, rows in rows_by_label(labels).items():
-            ids[rows] = reference.classes.ids_of(label, ids_in(reference.classes[label], rows))
+            ids[rows] = classes.ids_of(label, ids_in(classes[label], rows))
     return lambda repeat: reference.gather(ids[:, repeat])
 
 
@@ -53,8 +54,7 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
     names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
     if isinstance(estimator, DrawingEstimator):
         names += CERTIFIED
-    if isinstance(estimator, KNN):
-        names += SearchDiagnostics._fields
+        names += SearchDiagnostics._fields if estimator.searches else ()
     return (*names, TIME)
 
 
@@ -77,8 +77,8 @@ def measure(
         generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
         certificate = estimator.certified_mean(z, t, source(0), generator)
         values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
-    if isinstance(estimator, KNN):
-        values |= search_diagnostics(estimator, z, t, mu)._asdict()
+        if estimator.searches:
+            values |= search_diagnostics(estimator, z, t, mu)._asdict()
     return values
 
 

@@ -58,7 +58,7 @@ def calibrated_sizes(
     score has the largest cosine with the network's, and then the median over z.
 
     Args:
-        estimator: has an argument `size`, such as `EquivariantPatch` and `PatchPosterior`; its own size is ignored.
+        estimator: has an argument `size`, such as `PatchPosterior`; its own size is ignored.
         networks: by name.
         reference: the training set.
         sizes: the sizes to choose from.

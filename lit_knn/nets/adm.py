@@ -1,12 +1,13 @@
 """ADM (Dhariwal & Nichol 2021) in the configuration of EDM (Karras et al. 2022)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_knn.errors import InputError
-from lit_knn.nets.layers import PositionalEmbedding, ResidualBlock, group_norm
+from lit_knn.nets.layers import PositionalEmbedding, ResidualBlock, group_norm, zero_
 from lit_knn.nets.residual_unet import ResidualUNet, linear
 
 NORM_EPS = 1e-5
@@ -21,7 +22,6 @@ class ADMBlock(ResidualBlock):
     weighs_resampled_shortcut = False
 
     def modulate(self, h: Tensor, modulation: Tensor) -> Tensor:
-        """Normalise, then scale and shift."""
         scale, shift = modulation.chunk(2, dim=1)
         return self.norm1(h) * (1 + scale) + shift
 
@@ -31,13 +31,7 @@ class ADMBlock(ResidualBlock):
             zero_(layer)
 
 
-def zero_(layer: nn.Conv2d) -> None:
-    """Set the weights and the bias to zero, in place."""
-    nn.init.zeros_(layer.weight)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-
-
+@dataclass(eq=False, repr=False)
 class ADM(ResidualUNet):
     """ADM. The defaults are EDM's for ImageNet at 64x64, except `num_classes`, which EDM sets to 1000.
 
@@ -57,53 +51,31 @@ class ADM(ResidualUNet):
         label_dropout: probability of training an item without its class label.
         augment_dim: features of the augmentation label, 0 for none.
         head_width: channels per attention head; divides the width of every block that attends.
-
-    Raises:
-        InputError: an option outside its range.
     """
 
     block = ADMBlock
     taps = (1, 1)
     last_decoder_block_attends_alone = False
 
-    def __init__(
-        self,
-        image_size: int = 64,
-        in_channels: int = 3,
-        channels: int = 192,
-        multipliers: Sequence[int] = (1, 2, 3, 4),
-        blocks: int = 3,
-        attention_at: Sequence[int] = (32, 16, 8),
-        dropout: float = 0.1,
-        num_classes: int = 0,
-        label_dropout: float = 0.0,
-        augment_dim: int = 0,
-        head_width: int = 64,
-    ) -> None:
-        super().__init__(
-            image_size,
-            in_channels,
-            channels,
-            multipliers,
-            blocks,
-            attention_at,
-            dropout,
-            num_classes,
-            label_dropout,
-            augment_dim,
-        )
-        self.head_width = head_width
+    image_size: int = 64
+    channels: int = 192
+    multipliers: Sequence[int] = (1, 2, 3, 4)
+    blocks: int = 3
+    attention_at: Sequence[int] = (32, 16, 8)
+    dropout: float = 0.1
+    head_width: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        channels, width = self.channels, self.embedding_width
         self.map_noise = PositionalEmbedding(channels, endpoint=False, sines_first=False)
-        self.map_augment = nn.Linear(augment_dim, channels, bias=False) if augment_dim else None
-        self.map_layer0 = nn.Linear(channels, self.embedding_width)
-        self.map_layer1 = nn.Linear(self.embedding_width, self.embedding_width)
-        self.map_label = nn.Linear(num_classes, self.embedding_width, bias=False) if num_classes else None
+        self.map_augment = nn.Linear(self.augment_dim, channels, bias=False) if self.augment_dim else None
+        self.map_layer0 = nn.Linear(channels, width)
+        self.map_layer1 = nn.Linear(width, width)
+        self.map_label = nn.Linear(self.num_classes, width, bias=False) if self.num_classes else None
         self._build_encoder_and_decoder(stem_width=self.widths[0])
         self.out_norm = group_norm(self.widths[0], NORM_EPS)
-        self.out_conv = nn.Conv2d(self.widths[0], in_channels, 3, padding=1)
-        self._start()
-
-    def _start(self) -> None:
+        self.out_conv = nn.Conv2d(self.widths[0], self.in_channels, 3, padding=1)
         for layer in self.modules():
             if isinstance(layer, ADMBlock):
                 layer.start()
@@ -112,7 +84,6 @@ class ADM(ResidualUNet):
             nn.init.normal_(self.map_label.weight)  # a table of class embeddings
 
     def heads(self, width: int) -> int:
-        """Number of attention heads, with `head_width` channels each."""
         if self.head_width < 1 or width % self.head_width:
             raise InputError(
                 f"ADM: head_width must divide the {width} channels of a block that attends, got {self.head_width}"
@@ -130,5 +101,4 @@ class ADM(ResidualUNet):
         return F.silu(embedding)
 
     def output(self, h: Tensor) -> Tensor:
-        """Normalise and convolve."""
         return self.out_conv(F.silu(self.out_norm(h)))

@@ -5,40 +5,33 @@ statistic of the whole image.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.errors import InputError
-from lit_knn.nets.layers import MOST_BLOCKS
+from lit_knn.nets.base import ImageNetwork, check_options
 from lit_knn.nets.unet import Downsample, NoiseEmbedding, Upsample
 
 
-class ConvolutionalNet(nn.Module):
-    """Checks what both networks need, and maps images to images of the same shape."""
+@dataclass(eq=False, repr=False)
+class ConvolutionalNet(ImageNetwork):
+    """What both networks share: the embedding, and the first and the last convolution."""
 
-    def __init__(self, in_channels: int, channels: int, num_classes: int, augment_dim: int) -> None:
-        super().__init__()
-        name = type(self).__name__
-        if min(in_channels, channels) < 1:
-            raise InputError(f"{name}: in_channels and channels must be at least 1, got {in_channels} and {channels}")
-        if min(num_classes, augment_dim) < 0:
-            raise InputError(
-                f"{name}: num_classes={num_classes} and augment_dim={augment_dim} must be at least 0, which is for none"
-            )
-        self.in_channels = in_channels
-        self.num_classes = num_classes
-        self.augment_dim = augment_dim
-        self.embedding = NoiseEmbedding(channels, 4 * channels, num_classes, augment_dim)
-        self.conv_in = nn.Conv2d(in_channels, channels, 3, padding=1)
-        self.conv_out = nn.Conv2d(channels, in_channels, 3, padding=1)
+    in_channels: int
+    channels: int
+    num_classes: int
+    augment_dim: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.embedding = NoiseEmbedding(self.channels, 4 * self.channels, self.num_classes, self.augment_dim)
+        self.conv_in = nn.Conv2d(self.in_channels, self.channels, 3, padding=1)
+        self.conv_out = nn.Conv2d(self.channels, self.in_channels, 3, padding=1)
         # With zero weights, an untrained preconditioned network returns c_skip·z.
         nn.init.zeros_(self.conv_out.weight)
-
-    factor = 1
-    """The sides of an image must be divisible by this number."""
 
     def forward(
         self,
@@ -47,22 +40,12 @@ class ConvolutionalNet(nn.Module):
         class_label: Tensor | None = None,
         augment_label: Tensor | None = None,
     ) -> Tensor:
-        """Map z_scaled (B, C, H, W), noise_label (B,) = ln(t)/4 and class_label (B,) int to (B, C, H, W).
-
-        `augment_label` is (B, augment_dim); None, like zeros, means that nothing was augmented.
-
-        Raises:
-            InputError: another number of channels, or sides that cannot be halved as often as needed.
-        """
-        name, shape = type(self).__name__, tuple(z_scaled.shape[1:])
-        if len(shape) != 3 or shape[0] != self.in_channels:
-            raise InputError(f"{name}: images must be ({self.in_channels}, H, W) as in_channels says, but are {shape}")
-        if any(side % self.factor for side in shape[1:]):
-            raise InputError(f"{name}: image sides {shape[1]}x{shape[2]} are not divisible by {self.factor}")
+        """Map images and labels to images of the same shape, as `UNet` does."""
+        self.check_shape(z_scaled.shape[1:])
         embedding = self.embedding(noise_label, class_label, augment_label)
-        return self.conv_out(self._features(self.conv_in(z_scaled), embedding))
+        return self.conv_out(self.features(self.conv_in(z_scaled), embedding))
 
-    def _features(self, h: Tensor, embedding: Tensor) -> Tensor:
+    def features(self, h: Tensor, embedding: Tensor) -> Tensor:
         """Map (B, channels, H, W) and the embedding (B, 4·channels) to (B, channels, H, W)."""
         raise NotImplementedError
 
@@ -80,20 +63,16 @@ class ConvResNet(ConvolutionalNet):
         layers: residual layers, 1 to 100.
         num_classes: number of class labels, 0 for an unconditional network.
         augment_dim: width of the augmentation labels, 0 for none.
-
-    Raises:
-        InputError: an option is out of its range.
     """
 
     def __init__(
         self, in_channels: int = 3, channels: int = 64, layers: int = 8, num_classes: int = 0, augment_dim: int = 0
     ) -> None:
+        check_options("ConvResNet", {"layers": layers})
         super().__init__(in_channels, channels, num_classes, augment_dim)
-        if not 1 <= layers <= MOST_BLOCKS:
-            raise InputError(f"ConvResNet: layers must be 1 to {MOST_BLOCKS}, got {layers}")
         self.layers = nn.ModuleList(Layer(channels, channels, 4 * channels) for _ in range(layers))
 
-    def _features(self, h: Tensor, embedding: Tensor) -> Tensor:
+    def features(self, h: Tensor, embedding: Tensor) -> Tensor:
         for layer in self.layers:
             h = h + layer(h, embedding)
         return h
@@ -109,9 +88,6 @@ class ConvUNet(ConvolutionalNet):
             image, whose sides must be divisible by 2^(entries − 1).
         num_classes: number of class labels, 0 for an unconditional network.
         augment_dim: width of the augmentation labels, 0 for none.
-
-    Raises:
-        InputError: an option is out of its range.
     """
 
     def __init__(
@@ -122,9 +98,8 @@ class ConvUNet(ConvolutionalNet):
         num_classes: int = 0,
         augment_dim: int = 0,
     ) -> None:
+        self.multipliers = list(multipliers)
         super().__init__(in_channels, channels, num_classes, augment_dim)
-        if not multipliers or min(multipliers) < 1:
-            raise InputError(f"ConvUNet: multipliers must be numbers of at least 1, got {list(multipliers)}")
         self.factor = 2 ** (len(multipliers) - 1)
         widths, features = [channels * m for m in multipliers], 4 * channels
         before = [channels, *widths[:-1]]
@@ -136,7 +111,7 @@ class ConvUNet(ConvolutionalNet):
         )
         self.last = nn.Conv2d(widths[0], channels, 1) if widths[0] != channels else nn.Identity()
 
-    def _features(self, h: Tensor, embedding: Tensor) -> Tensor:
+    def features(self, h: Tensor, embedding: Tensor) -> Tensor:
         skips = []
         for block, halve in zip(self.down[:-1], self.downsample, strict=True):
             h = block(h, embedding)

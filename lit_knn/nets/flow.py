@@ -7,7 +7,6 @@ E[ε|z], E[x|z]; on the straight path it is E[ε − x | z].
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from contextlib import nullcontext
 from numbers import Real
 from typing import Any
@@ -24,7 +23,7 @@ class FlowNetwork(nn.Module):
     """v_θ(z, τ): turns the output of a raw network into the velocity E[dz/dτ | z]. Subclasses say what the output is.
 
     The network gets z as it is, and the noise label of an EDM network, ln(σ)/4, so that any network of `lit_knn.nets`
-    fits. On the straight path τ is sigmoid(4·noise_label). The label is finite for 0 < τ < 1.
+    fits. The label is finite for 0 < τ < 1.
 
     Args:
         model: any module `model(z_scaled, noise_label, class_label=None)`. To use augmentation labels, it must take
@@ -45,11 +44,11 @@ class FlowNetwork(nn.Module):
         z = z.float()
         tau = tau.to(z.device).double().expand(len(z))
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
-        return self.velocity(z, tau, labels)
+        return self.velocity(z, tau, labels).to(torch.float32)
 
     @abstractmethod
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
-        """Map z (B, *shape) float32 at tau (B,) float64 to the velocity, (B, *shape) float32."""
+        """Map z (B, *shape) float32 at tau (B,) float64 to the velocity, (B, *shape) of any float type."""
 
     def output(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
         """Return the raw network's output, (B, *shape) float32."""
@@ -62,17 +61,19 @@ class FlowNetwork(nn.Module):
 
     def description(self) -> dict[str, Any]:
         """Describe the parameterisation by plain values, for checkpoints."""
-        told = {"output": type(self).__name__}
-        if type(self.process) is LinearInterpolant:
-            return told
-        return {**told, "process": {"class": type(self.process).__name__, **_plain(vars(self.process))}}
+        told: dict[str, Any] = {"output": type(self).__name__}
+        if type(self.process) is not LinearInterpolant:
+            # The process may be a user's own. Readers of checkpoints accept no other types of numbers than float.
+            given = {name: v for name, v in vars(self.process).items() if isinstance(v, Real | str)}
+            numbers = {name: v if isinstance(v, str) else float(v) for name, v in given.items()}
+            told["process"] = {"class": type(self.process).__name__, **numbers}
+        return told
 
 
 class VelocityOutput(FlowNetwork):
     """The network's output is the velocity itself, as in flow matching (Lipman et al. 2022, arXiv 2210.02747)."""
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
-        """See `FlowNetwork.velocity`."""
         return self.output(z, tau, labels)
 
 
@@ -84,8 +85,7 @@ class DataOutput(FlowNetwork):
     """
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
-        """See `FlowNetwork.velocity`."""
-        return _velocity(self.process, z, tau, self.output(z, tau, labels))
+        return self.process.velocity(z, per_item(tau, z), self.output(z, tau, labels))
 
 
 class NoiseOutput(FlowNetwork):
@@ -95,11 +95,9 @@ class NoiseOutput(FlowNetwork):
     """
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
-        """See `FlowNetwork.velocity`."""
         t, process = per_item(tau, z), self.process
         drift = process.scale_derivative(t) / process.scale(t) * z
-        noise = process.scale(t) * process.sigma_derivative(t) * self.output(z, tau, labels)
-        return (drift + noise).to(torch.float32)
+        return drift + process.scale(t) * process.sigma_derivative(t) * self.output(z, tau, labels)
 
 
 class EDMOutput(FlowNetwork):
@@ -109,10 +107,7 @@ class EDMOutput(FlowNetwork):
 
     Args:
         model: see `FlowNetwork`; its input is scaled to unit variance.
-        sigma_data: standard deviation of the data.
-
-    Raises:
-        InputError: sigma_data is not above 0.
+        sigma_data: standard deviation of the data, above 0.
     """
 
     def __init__(self, model: nn.Module, sigma_data: float = 0.5) -> None:
@@ -122,13 +117,11 @@ class EDMOutput(FlowNetwork):
         self.sigma_data = float(sigma_data)
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
-        """See `FlowNetwork.velocity`."""
         denoiser = EDMPrecond(self.model, self.sigma_data)
         y, sigma = z / _of_items(self.process.scale(tau), z), self.process.sigma(tau)
-        return _velocity(self.process, z, tau, denoiser(y, sigma, *labels))
+        return self.process.velocity(z, per_item(tau, z), denoiser(y, sigma, *labels))
 
     def description(self) -> dict[str, Any]:
-        """See `FlowNetwork.description`."""
         return {**super().description(), "sigma_data": self.sigma_data}
 
 
@@ -162,16 +155,6 @@ OUTPUTS: dict[str, type[FlowNetwork]] = {
     kind.__name__: kind for kind in (VelocityOutput, DataOutput, NoiseOutput, EDMOutput)
 }
 """The parameterisations that a checkpoint may name."""
-
-
-def _velocity(process: Process, z: Tensor, tau: Tensor, mean: Tensor) -> Tensor:
-    return process.velocity(z, per_item(tau, z), mean).to(torch.float32)
-
-
-def _plain(attributes: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return the numbers and texts, in types that every reader of checkpoints accepts; the process is a user's."""
-    numbers: dict[str, float | str] = {name: float(v) for name, v in attributes.items() if isinstance(v, Real)}
-    return numbers | {name: v for name, v in attributes.items() if isinstance(v, str)}
 
 
 def _of_items(values: Tensor, z: Tensor) -> Tensor:

@@ -10,21 +10,14 @@ from torch.nn import functional as F
 
 from lit_knn.errors import InputError
 
-# Building a network of more blocks per resolution could take minutes before anything says that they are too many.
-MOST_BLOCKS = 100
-
 Direction = Literal["up", "down"]
 
 
 def fir_kernel(taps: Sequence[float]) -> Tensor:
     """Return the separable low-pass filter of n taps that sums to one: (1, 1, n, n) float32.
 
-    Raises:
-        InputError: no taps or an odd number of them; taps that are not symmetric or sum to zero.
+    The taps are symmetric, and their number is even.
     """
-    symmetric = list(taps) == list(reversed(taps))
-    if not taps or len(taps) % 2 or not symmetric or sum(taps) == 0:
-        raise InputError(f"taps must be symmetric, of even number and positive sum, got {list(taps)}")
     line = torch.tensor(taps, dtype=torch.float32)
     plane = torch.outer(line, line)
     return (plane / plane.sum())[None, None]
@@ -93,11 +86,18 @@ class BlurredStridedConv(nn.Conv2d):
 
 
 def group_norm(width: int, eps: float) -> nn.GroupNorm:
-    """Make a group norm of at most 32 groups of at least 4 channels. Raises InputError if the groups are not equal."""
+    """Make a group norm of at most 32 groups of at least 4 channels."""
     groups = max(min(32, width // 4), 1)
     if width % groups:
         raise InputError(f"channels: a layer of {width} channels cannot be normalised in {groups} groups")
     return nn.GroupNorm(groups, width, eps=eps)
+
+
+def zero_(layer: nn.Conv2d) -> nn.Conv2d:
+    """Set the weights and the bias to zero, in place."""
+    for weights in layer.parameters():
+        nn.init.zeros_(weights)
+    return layer
 
 
 def attention(qkv: Tensor, heads: int) -> Tensor:

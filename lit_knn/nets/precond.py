@@ -44,13 +44,7 @@ def edm_coefficients(sigma: Tensor, sigma_data: float = 0.5) -> Coefficients:
         sigma: (B,), noise level, sigma > 0.
         sigma_data: standard deviation of the data.
     """
-    variance = sigma.square() + sigma_data**2
-    return Coefficients(
-        c_skip=sigma_data**2 / variance,
-        c_out=sigma * sigma_data / variance.sqrt(),
-        c_in=1 / variance.sqrt(),
-        c_noise=sigma.log() / 4,
-    )
+    return consistency_coefficients(sigma, sigma_data, sigma_min=0.0)
 
 
 class ConsistencyFunction(nn.Module):
@@ -101,16 +95,9 @@ class EDMPrecond(nn.Module):
         self.fp16 = fp16
 
     def forward(
-        self,
-        z: Tensor,
-        sigma: Tensor,
-        class_label: Tensor | None = None,
-        augment_label: Tensor | None = None,
+        self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
-        """Map z (B, *shape) at sigma (B,) or () to the denoised (B, *shape), float32.
-
-        The coefficients are computed in float64.
-        """
+        """Map z (B, *shape) at sigma (B,) or () to the denoised (B, *shape), float32."""
         c = edm_coefficients(sigma.to(z.device).double().expand(len(z)), self.sigma_data)
         c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
         z = z.float()

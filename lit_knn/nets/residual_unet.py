@@ -1,6 +1,7 @@
-"""Base class of the published networks. It has the U-shape of residual blocks, module names and input checks."""
+"""Base class of the published networks: the U-shape of residual blocks, the names of modules, and labels."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,73 +11,53 @@ from torch.nn import functional as F
 from lit_knn.deferred_checks import refuse
 from lit_knn.errors import InputError
 from lit_knn.guidance import NO_CLASS
-from lit_knn.nets.layers import MOST_BLOCKS, Direction, ResidualBlock
+from lit_knn.nets.base import ImageNetwork
+from lit_knn.nets.layers import Direction, ResidualBlock
 
 
-class ResidualUNet(nn.Module):
+@dataclass(eq=False, repr=False)
+class ResidualUNet(ImageNetwork):
     """Encoder and decoder of residual blocks. Subclasses add the embedding and the output.
 
-    Modules are named as in the published EDM checkpoints (`enc.16x16_block0.conv0`, `dec.8x8_in0.qkv`, ...). `ADM`
-    documents the arguments.
+    Modules are named as in the published EDM checkpoints (`enc.16x16_block0.conv0`, `dec.8x8_in0.qkv`, ...). `DDPMpp`
+    documents the options; the defaults are EDM's for CIFAR-10.
     """
 
     block: ClassVar[type[ResidualBlock]]
     taps: ClassVar[tuple[float, ...]]  # low-pass filter of all resampling
     last_decoder_block_attends_alone: ClassVar[bool]
 
-    def __init__(
-        self,
-        image_size: int,
-        in_channels: int,
-        channels: int,
-        multipliers: Sequence[int],
-        blocks: int,
-        attention_at: Sequence[int],
-        dropout: float,
-        num_classes: int,
-        label_dropout: float,
-        augment_dim: int,
-    ) -> None:
-        super().__init__()
-        self._check_options(image_size, in_channels, channels, multipliers, blocks)
-        for name, probability in (("dropout", dropout), ("label_dropout", label_dropout)):
-            if not 0 <= probability < 1:
-                raise InputError(f"{type(self).__name__}: {name} must be in [0, 1), got {probability}")
-        for name, count in (("num_classes", num_classes), ("augment_dim", augment_dim)):
-            if count < 0:
-                raise InputError(f"{type(self).__name__}: {name} must be at least 0, got {count}")
-        self.image_size = image_size
-        self.in_channels = in_channels
-        self.channels = channels
-        self.num_classes = num_classes
-        self.label_dropout = label_dropout
-        self.augment_dim = augment_dim
-        self.embedding_width = 4 * channels
-        self.multipliers = list(multipliers)
-        self.widths = [channels * m for m in multipliers]
-        self.blocks = blocks
-        self.attention_at = sorted(attention_at)
-        self.dropout = dropout
+    image_size: int = 32
+    in_channels: int = 3
+    channels: int = 128
+    multipliers: Sequence[int] = (2, 2, 2)
+    blocks: int = 4
+    attention_at: Sequence[int] = (16,)
+    dropout: float = 0.13
+    num_classes: int = 0
+    label_dropout: float = 0.0
+    augment_dim: int = 0
 
-    def _check_options(
-        self, image_size: int, in_channels: int, channels: int, multipliers: Sequence[int], blocks: int
-    ) -> None:
-        name = type(self).__name__
-        if not multipliers or min(in_channels, blocks, *multipliers) < 1:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name, factor = type(self).__name__, 2 ** (len(self.multipliers) - 1)
+        if self.channels < 4 or self.channels % 2:
+            raise InputError(f"{name}: channels must be even and at least 4, got {self.channels}")
+        if self.image_size < factor or self.image_size % factor:
             raise InputError(
-                f"{name}: in_channels, blocks and multipliers must be at least 1, got "
-                f"{in_channels}, {blocks} and {list(multipliers)}"
+                f"{name}: image_size must be a multiple of {factor} with {len(self.multipliers)} multipliers, "
+                f"got {self.image_size}"
             )
-        if blocks > MOST_BLOCKS:
-            raise InputError(f"{name}: blocks must be at most {MOST_BLOCKS}, got {blocks}")
-        if channels < 4 or channels % 2:
-            raise InputError(f"{name}: channels must be even and at least 4, got {channels}")
-        factor = 2 ** (len(multipliers) - 1)
-        if image_size < factor or image_size % factor:
-            raise InputError(
-                f"{name}: image_size must be a multiple of {factor} with {len(multipliers)} multipliers, "
-                f"got {image_size}"
-            )
+        self.multipliers = list(self.multipliers)
+        self.attention_at = sorted(self.attention_at)
+        self.widths = [self.channels * m for m in self.multipliers]
+        self.embedding_width = 4 * self.channels
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        super().check_shape(shape)
+        if tuple(shape[1:]) != (self.image_size, self.image_size):
+            sides = f"{shape[1]}x{shape[2]}"
+            raise InputError(f"{type(self).__name__}: image_size={self.image_size}, but the images are {sides}")
 
     def heads(self, width: int) -> int:
         """Number of attention heads in a block of `width` channels."""
@@ -93,15 +74,9 @@ class ResidualUNet(nn.Module):
     def _make_block(
         self, in_width: int, width: int, *, direction: Direction | None = None, attends: bool = False
     ) -> ResidualBlock:
-        return self.block(
-            in_width,
-            width,
-            self.embedding_width,
-            direction=direction,
-            taps=self.taps,
-            heads=self.heads(width) if attends else 0,
-            dropout=self.dropout,
-        )
+        heads = self.heads(width) if attends else 0
+        sizes = in_width, width, self.embedding_width
+        return self.block(*sizes, direction=direction, taps=self.taps, heads=heads, dropout=self.dropout)
 
     def _build_encoder_and_decoder(self, stem_width: int) -> None:
         width = stem_width
@@ -164,44 +139,30 @@ class ResidualUNet(nn.Module):
                 without label; None means that no item has a label. On a GPU, integers wait for a range
                 check; floats do not.
             augment_label: (B, augment_dim) float; zeros or None mean that nothing was augmented.
-
-        Raises:
-            InputError: images of another size or channel count, labels out of range or of another width.
         """
-        self._check_images(z_scaled)
-        classes = self._classes(class_label, len(z_scaled))
-        augmentations = self._augmentations(augment_label, len(z_scaled))
+        self.check_shape(z_scaled.shape[1:])
+        batch, name = len(z_scaled), type(self).__name__
+        if augment_label is not None and (not self.augment_dim or augment_label.shape != (batch, self.augment_dim)):
+            given = tuple(augment_label.shape)
+            raise InputError(f"{name}: augment_dim={self.augment_dim}, but the augmentation labels are {given}")
+        classes = None if class_label is None else self._classes(class_label, batch)
         with torch.autocast(z_scaled.device.type, enabled=False):  # the noise level needs more digits than bf16 has
-            embedding = self.embed(noise_label, classes, augmentations)
+            embedding = self.embed(noise_label, classes, augment_label)
         return self.output(self.decode(self.encode(z_scaled, embedding), embedding))
 
-    def _check_images(self, z_scaled: Tensor) -> None:
-        name = type(self).__name__
-        if z_scaled.ndim != 4:
-            raise InputError(f"{name}: images must be (B, C, H, W), got the shape {tuple(z_scaled.shape)}")
-        _, channels, height, width = z_scaled.shape
-        if channels != self.in_channels:
-            raise InputError(f"{name}: in_channels={self.in_channels}, but the images have {channels} channels")
-        if (height, width) != (self.image_size, self.image_size):
-            raise InputError(f"{name}: image_size={self.image_size}, but the images are {height}x{width}")
-
-    def _classes(self, class_label: Tensor | None, batch: int) -> Tensor | None:
-        if class_label is None:
-            return None
-        name = type(self).__name__
-        if self.num_classes == 0:
-            raise InputError(f"{name}: num_classes=0, but class labels are given")
-        if not class_label.is_floating_point():
-            class_label = self._one_hot(class_label)
-        if class_label.shape != (batch, self.num_classes):
+    def _classes(self, class_label: Tensor, batch: int) -> Tensor:
+        """Return one row of `num_classes` numbers for each item. In training some rows become 0."""
+        if not self.num_classes:
+            raise InputError(f"{type(self).__name__}: num_classes=0, but class labels are given")
+        classes = class_label if class_label.is_floating_point() else self._one_hot(class_label)
+        if classes.shape != (batch, self.num_classes):
             raise InputError(
-                f"{name}: num_classes={self.num_classes} and {batch} images need class labels "
+                f"{type(self).__name__}: num_classes={self.num_classes} and {batch} images need class labels "
                 f"{(batch,)} or {(batch, self.num_classes)}, got {tuple(class_label.shape)}"
             )
         if self.training and self.label_dropout > 0:
-            kept = torch.rand(batch, 1, device=class_label.device) >= self.label_dropout
-            class_label = class_label * kept
-        return class_label
+            classes = classes * (torch.rand(batch, 1, device=classes.device) >= self.label_dropout)
+        return classes
 
     def _one_hot(self, class_label: Tensor) -> Tensor:
         # A compiled network cannot branch on a value, so the data module must check the labels for it.
@@ -215,16 +176,6 @@ class ResidualUNet(nn.Module):
     def _unknown_label(self, check: int, value: float, where: str) -> InputError:
         name = type(self).__name__
         return InputError(f"{name}: num_classes={self.num_classes}, but a class label is {value:.0f}{where}")
-
-    def _augmentations(self, augment_label: Tensor | None, batch: int) -> Tensor | None:
-        if augment_label is None:
-            return None
-        if augment_label.shape != (batch, self.augment_dim) or self.augment_dim == 0:
-            raise InputError(
-                f"{type(self).__name__}: augment_dim={self.augment_dim}, "
-                f"but the augmentation labels are {tuple(augment_label.shape)}"
-            )
-        return augment_label
 
 
 def linear(layer: nn.Linear, features: Tensor) -> Tensor:

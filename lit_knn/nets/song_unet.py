@@ -1,8 +1,8 @@
 """DDPM++ and NCSN++ (Song et al. 2021) in the configuration of EDM (Karras et al. 2022)."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,7 +35,6 @@ class SongBlock(ResidualBlock):
     weighs_resampled_shortcut = True
 
     def modulate(self, h: Tensor, modulation: Tensor) -> Tensor:
-        """Shift, then normalise."""
         return self.norm1(h + modulation)
 
     def start(self) -> None:
@@ -49,25 +48,24 @@ class SongBlock(ResidualBlock):
             glorot_(self.proj, NEARLY_ZERO)
 
 
+@dataclass(eq=False, repr=False)
 class SongUNet(ResidualUNet):
     """Base class of DDPM++ and NCSN++.
 
     Attention has one head; in the decoder only the last block of a resolution attends. The network loads the published
     EDM checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half precision use autocast: it keeps the
     embedding and NCSN++'s frequencies in float32. `torch.compile` makes one graph (tried with inductor on the CPU).
-
-    Args:
-        map_noise: module from noise labels (B,) to (B, noise_width).
-        noise_width: features of the noise embedding; class and augmentation labels are added to it.
-        **options: arguments of `ResidualUNet`, see `DDPMpp`.
     """
 
     block = SongBlock
     last_decoder_block_attends_alone = True
+    noise_width_factor: ClassVar[int]  # features of the noise embedding, in units of `channels`
 
-    def __init__(self, map_noise: nn.Module, noise_width: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.map_noise = map_noise
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Class and augmentation labels are added to the noise embedding.
+        noise_width = self.noise_width_factor * self.channels
+        self.map_noise = self.noise_embedding()
         self.map_label = nn.Linear(self.num_classes, noise_width) if self.num_classes else None
         self.map_augment = nn.Linear(self.augment_dim, noise_width, bias=False) if self.augment_dim else None
         self.map_layer0 = nn.Linear(noise_width, self.embedding_width)
@@ -75,8 +73,13 @@ class SongUNet(ResidualUNet):
         self._build_encoder_and_decoder(stem_width=self.channels)
         self.ends = f"{self.image_size}x{self.image_size}_aux"
         self.dec[f"{self.ends}_norm"] = group_norm(self.widths[0], NORM_EPS)
-        self.dec[f"{self.ends}_conv"] = nn.Conv2d(self.widths[0], self.in_channels, 3, padding=1)
+        last = self.dec[f"{self.ends}_conv"] = nn.Conv2d(self.widths[0], self.in_channels, 3, padding=1)
         self._start()
+        glorot_(last, NEARLY_ZERO)
+
+    def noise_embedding(self) -> nn.Module:
+        """Make the module from noise labels (B,) to (B, noise_width_factor·channels)."""
+        raise NotImplementedError
 
     def _start(self) -> None:
         for layer in self.modules():
@@ -85,12 +88,8 @@ class SongUNet(ResidualUNet):
         for layer in self.modules():
             if isinstance(layer, SongBlock):
                 layer.start()
-        last = self.dec[f"{self.ends}_conv"]
-        assert isinstance(last, nn.Conv2d)
-        glorot_(last, NEARLY_ZERO)
 
     def heads(self, width: int) -> int:
-        """Number of attention heads, which is always one."""
         return 1
 
     def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
@@ -107,10 +106,10 @@ class SongUNet(ResidualUNet):
         return F.silu(self.map_layer1(F.silu(linear(self.map_layer0, features))))
 
     def output(self, h: Tensor) -> Tensor:
-        """Normalise and convolve."""
         return self.dec[f"{self.ends}_conv"](F.silu(self.dec[f"{self.ends}_norm"](h)))
 
 
+@dataclass(eq=False, repr=False)
 class DDPMpp(SongUNet):
     """DDPM++: positional noise embedding, box filters. The defaults are EDM's for CIFAR-10.
 
@@ -126,42 +125,16 @@ class DDPMpp(SongUNet):
         num_classes: number of class labels, 0 for an unconditional network.
         label_dropout: probability of training an item without its class label.
         augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
-
-    Raises:
-        InputError: an option outside its range.
     """
 
     taps = (1, 1)
+    noise_width_factor = 1
 
-    def __init__(
-        self,
-        image_size: int = 32,
-        in_channels: int = 3,
-        channels: int = 128,
-        multipliers: Sequence[int] = (2, 2, 2),
-        blocks: int = 4,
-        attention_at: Sequence[int] = (16,),
-        dropout: float = 0.13,
-        num_classes: int = 0,
-        label_dropout: float = 0.0,
-        augment_dim: int = 0,
-    ) -> None:
-        super().__init__(
-            PositionalEmbedding(channels, endpoint=True, sines_first=True),
-            noise_width=channels,
-            image_size=image_size,
-            in_channels=in_channels,
-            channels=channels,
-            multipliers=multipliers,
-            blocks=blocks,
-            attention_at=attention_at,
-            dropout=dropout,
-            num_classes=num_classes,
-            label_dropout=label_dropout,
-            augment_dim=augment_dim,
-        )
+    def noise_embedding(self) -> nn.Module:
+        return PositionalEmbedding(self.channels, endpoint=True, sines_first=True)
 
 
+@dataclass(eq=False, repr=False)
 class NCSNpp(SongUNet):
     """NCSN++: Fourier noise embedding, smoother filters, and an encoder that sees the image at every resolution.
 
@@ -181,45 +154,21 @@ class NCSNpp(SongUNet):
             Section 3.1) and the paper's release use 0.02, the default: student and teacher, one step apart, must see
             nearly the same embedding. Diffusion models use 16 (Song et al. 2021, EDM's VE networks), and so does
             `network_from_config`; with 16 the embeddings of neighbouring levels are unrelated.
-
-    Raises:
-        InputError: an option outside its range.
     """
 
     taps = (1, 3, 3, 1)
+    noise_width_factor = 2
 
-    def __init__(
-        self,
-        image_size: int = 32,
-        in_channels: int = 3,
-        channels: int = 128,
-        multipliers: Sequence[int] = (2, 2, 2),
-        blocks: int = 4,
-        attention_at: Sequence[int] = (16,),
-        dropout: float = 0.13,
-        num_classes: int = 0,
-        label_dropout: float = 0.0,
-        augment_dim: int = 0,
-        fourier_scale: float = 0.02,
-    ) -> None:
-        if not fourier_scale > 0:
-            raise InputError(f"NCSNpp: fourier_scale must be above 0, got {fourier_scale}")
-        super().__init__(
-            FourierEmbedding(2 * channels, scale=fourier_scale),
-            noise_width=2 * channels,
-            image_size=image_size,
-            in_channels=in_channels,
-            channels=channels,
-            multipliers=multipliers,
-            blocks=blocks,
-            attention_at=attention_at,
-            dropout=dropout,
-            num_classes=num_classes,
-            label_dropout=label_dropout,
-            augment_dim=augment_dim,
-        )
-        self.fourier_scale = fourier_scale
+    fourier_scale: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not self.fourier_scale > 0:
+            raise InputError(f"NCSNpp: fourier_scale must be above 0, got {self.fourier_scale}")
+        super().__post_init__()
         self._add_image_pyramid()
+
+    def noise_embedding(self) -> nn.Module:
+        return FourierEmbedding(2 * self.channels, scale=self.fourier_scale)
 
     def _add_image_pyramid(self) -> None:
         width = self.in_channels

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.errors import InputError
 from lit_knn.guidance import NO_CLASS
-from lit_knn.nets.layers import MOST_BLOCKS
+from lit_knn.nets.base import ImageNetwork
+from lit_knn.nets.layers import zero_
 
 
-class UNet(nn.Module):
+@dataclass(eq=False, repr=False)
+class UNet(ImageNetwork):
     """Residual U-Net with adaptive group norm and self-attention at the coarsest resolution.
 
     The last convolution starts at zero, so that an untrained preconditioned network returns c_skip·z.
@@ -26,72 +29,45 @@ class UNet(nn.Module):
         dropout: dropout probability inside the blocks (the paper trains with 0.3 on CIFAR-10).
         num_classes: number of class labels, 0 for an unconditional network.
         augment_dim: width of the augmentation labels, 0 for none.
-
-    Raises:
-        InputError: in_channels, channels or blocks < 1, blocks > 100, no multipliers, num_classes or augment_dim < 0,
-            or dropout outside [0, 1).
     """
 
-    def __init__(
-        self,
-        in_channels: int = 3,
-        channels: int = 32,
-        multipliers: Sequence[int] = (1, 2, 2),
-        blocks: int = 2,
-        dropout: float = 0.0,
-        num_classes: int = 0,
-        augment_dim: int = 0,
-    ) -> None:
-        super().__init__()
-        if min(in_channels, channels, blocks, *multipliers) < 1 or not multipliers:
-            raise InputError(
-                "UNet: in_channels, channels, blocks and multipliers must be at least 1, got "
-                f"{in_channels}, {channels}, {blocks} and {list(multipliers)}"
-            )
-        if blocks > MOST_BLOCKS:
-            raise InputError(f"UNet: blocks must be at most {MOST_BLOCKS}, got {blocks}")
-        if min(num_classes, augment_dim) < 0:
-            raise InputError(
-                f"UNet: num_classes={num_classes} and augment_dim={augment_dim} must be at least 0, which is for none"
-            )
-        if not 0 <= dropout < 1:
-            raise InputError(f"UNet: dropout must be in [0, 1), got {dropout}")
-        self.in_channels = in_channels
-        self.channels = channels
-        self.multipliers = list(multipliers)
-        self.blocks = blocks
-        self.dropout = dropout
-        self.num_classes = num_classes
-        self.augment_dim = augment_dim
-        self.factor = 2 ** (len(multipliers) - 1)
-        embedding = 4 * channels
-        self.embedding = NoiseEmbedding(channels, embedding, num_classes, augment_dim)
+    in_channels: int = 3
+    channels: int = 32
+    multipliers: Sequence[int] = (1, 2, 2)
+    blocks: int = 2
+    dropout: float = 0.0
+    num_classes: int = 0
+    augment_dim: int = 0
 
-        widths = [channels * m for m in multipliers]
-        self.conv_in = nn.Conv2d(in_channels, widths[0], 3, padding=1)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.multipliers = list(self.multipliers)
+        self.factor = 2 ** (len(self.multipliers) - 1)
+        widths, embedding = [self.channels * m for m in self.multipliers], 4 * self.channels
+        self.embedding = NoiseEmbedding(self.channels, embedding, self.num_classes, self.augment_dim)
+        block = partial(ResBlock, embedding=embedding, dropout=self.dropout)
+        self.conv_in = nn.Conv2d(self.in_channels, widths[0], 3, padding=1)
         self.down = nn.ModuleList()
-        skips = [widths[0]]
         width = widths[0]
+        skips = [width]
         for level, next_width in enumerate(widths):
             if level > 0:
                 self.down.append(Downsample(width))
                 skips.append(width)
-            for _ in range(blocks):
-                self.down.append(ResBlock(width, next_width, embedding, dropout))
+            for _ in range(self.blocks):
+                self.down.append(block(width, next_width))
                 width = next_width
                 skips.append(width)
-        self.middle = nn.ModuleList(
-            [ResBlock(width, width, embedding, dropout), Attention(width), ResBlock(width, width, embedding, dropout)]
-        )
+        self.middle = nn.ModuleList([block(width, width), Attention(width), block(width, width)])
         self.up = nn.ModuleList()
         for level, next_width in reversed(list(enumerate(widths))):
-            for _ in range(blocks + 1):
-                self.up.append(ResBlock(width + skips.pop(), next_width, embedding, dropout))
+            for _ in range(self.blocks + 1):
+                self.up.append(block(width + skips.pop(), next_width))
                 width = next_width
             if level > 0:
                 self.up.append(Upsample(width))
         self.norm_out = _norm(width)
-        self.conv_out = _zero(nn.Conv2d(width, in_channels, 3, padding=1))
+        self.conv_out = zero_(nn.Conv2d(width, self.in_channels, 3, padding=1))
 
     def forward(
         self,
@@ -103,17 +79,8 @@ class UNet(nn.Module):
         """Map z_scaled (B, C, H, W), noise_label (B,) = ln(t)/4 and class_label (B,) int to (B, C, H, W).
 
         `augment_label` is (B, augment_dim); None, like zeros, means that nothing was augmented.
-
-        Raises:
-            InputError: another number of channels, or sides that cannot be halved as often as needed.
         """
-        if z_scaled.ndim != 4:
-            raise InputError(f"UNet: images must be (C, H, W), but they have shape {tuple(z_scaled.shape[1:])}")
-        _, channels, height, width = z_scaled.shape
-        if channels != self.in_channels:
-            raise InputError(f"UNet: in_channels={self.in_channels}, but the images have {channels} channels")
-        if height % self.factor or width % self.factor:
-            raise InputError(f"UNet: image sides {height}x{width} are not divisible by {self.factor} (multipliers)")
+        self.check_shape(z_scaled.shape[1:])
         embedding = self.embedding(noise_label, class_label, augment_label)
         h = self.conv_in(z_scaled)
         skips = [h]
@@ -128,22 +95,21 @@ class UNet(nn.Module):
 
 
 class Waves(nn.Module):
-    """Sines and cosines of the noise label at `half` frequencies from 1 down to 1/30 radians per unit of the label.
+    """Sines and cosines of the noise label at `number` frequencies from 1 down to 1/30 radians per unit of the label.
 
     The label ln(t)/4 spans 2.65 units from t = 0.002 to 80, and one step of an 11-level grid takes up to 0.53 units.
     To a consistency model, neighbouring levels must look nearly alike (Song & Dhariwal 2023, Section 3.1), so no
     frequency is above 1.
     """
 
-    frequencies: Tensor
-
-    def __init__(self, half: int) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.register_buffer("frequencies", torch.linspace(0, -math.log(30.0), half).exp(), persistent=False)
+        self.number = number
 
     def forward(self, noise_label: Tensor) -> Tensor:
-        """Map (B,) to (B, 2·half)."""
-        angles = noise_label.unsqueeze(1) * self.frequencies
+        """Map (B,) to (B, 2·number)."""
+        frequencies = torch.linspace(0, -math.log(30.0), self.number, device=noise_label.device).exp()
+        angles = noise_label.unsqueeze(1) * frequencies
         return torch.cat([angles.sin(), angles.cos()], 1)
 
 
@@ -186,7 +152,7 @@ class ResBlock(nn.Module):
         self.modulation = nn.Linear(embedding, 2 * width)
         self.norm2 = _norm(width)
         self.dropout = nn.Dropout(dropout)
-        self.conv2 = _zero(nn.Conv2d(width, width, 3, padding=1))
+        self.conv2 = zero_(nn.Conv2d(width, width, 3, padding=1))
         self.skip = nn.Conv2d(in_width, width, 1) if in_width != width else nn.Identity()
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
@@ -203,7 +169,7 @@ class Attention(nn.Module):
         super().__init__()
         self.norm = _norm(width)
         self.qkv = nn.Conv2d(width, 3 * width, 1)
-        self.out = _zero(nn.Conv2d(width, width, 1))
+        self.out = zero_(nn.Conv2d(width, width, 1))
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
         """Map (B, width, H, W) to the same shape; the embedding is not used."""
@@ -237,11 +203,4 @@ class Upsample(nn.Module):
 
 
 def _norm(width: int) -> nn.GroupNorm:
-    groups = math.gcd(width, 8)
-    return nn.GroupNorm(groups, width)
-
-
-def _zero(layer: nn.Conv2d) -> nn.Conv2d:
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-    return layer
+    return nn.GroupNorm(math.gcd(width, 8), width)

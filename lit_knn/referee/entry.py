@@ -19,7 +19,7 @@ from torch import Tensor
 from lit_knn.errors import InputError, first_line
 from lit_knn.estimators import Estimator
 from lit_knn.index import Index, exact_index
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.settings import TellsSettings
 
 ADAPTERS = "lit_knn.referee.adapters"
@@ -40,7 +40,7 @@ class OwnCallable(Estimator):
         self.referee_note = getattr(target, "referee_note", "")
         self.deterministic = bool(getattr(target, "deterministic", False))
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`. Makes the object of a class."""
         super().bind(reference)
         if self.function is None:

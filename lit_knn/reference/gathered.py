@@ -61,7 +61,7 @@ class Stored(NamedTuple):
         return self.ids.shape[1] + (self.source is not None)
 
     def sq_dist(self, z: Tensor) -> Tensor:
-        sq_dist = _compiled(_sq_dist)(self.reference.images, self.reference.hflip, self.ids, z)
+        sq_dist = compiled(stored_sq_dist)(self.reference.images, self.reference.hflip, self.ids, z)
         if self.source is None:
             return sq_dist
         return torch.cat([direct_sq_dist(z, self.source.unsqueeze(1)), sq_dist], 1)
@@ -76,7 +76,7 @@ class Stored(NamedTuple):
 
     def deviation(self, weights: Tensor, centre: Tensor) -> Tensor:
         own = weights if self.source is None else weights[:, 1:]
-        total = _compiled(_deviation)(
+        total = compiled(stored_deviation)(
             self.reference.images, self.reference.hflip, self.ids, own.float(), centre.float()
         )
         if self.source is None:
@@ -92,17 +92,19 @@ def stays_stored(reference: ReferenceSet) -> bool:
     return reference.device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def _sq_dist(images: Tensor, hflip: bool, ids: Tensor, z: Tensor) -> Tensor:
+def stored_sq_dist(images: Tensor, hflip: bool, ids: Tensor, z: Tensor) -> Tensor:
+    """‖z − x‖² from z (B, *shape) to the stored images of `ids` (B, n): (B, n), float64."""
     difference = images_of(images, hflip, ids) - z.unsqueeze(1)
     return difference.flatten(2).square().sum(2, dtype=torch.float64)
 
 
-def _deviation(images: Tensor, hflip: bool, ids: Tensor, weights: Tensor, centre: Tensor) -> Tensor:
+def stored_deviation(images: Tensor, hflip: bool, ids: Tensor, weights: Tensor, centre: Tensor) -> Tensor:
+    """Σ_i w_i (x_i − c) of the stored images of `ids` (B, n), (B, *shape), for weights (B, n) and c (B, *shape)."""
     deviation = (images_of(images, hflip, ids) - centre.unsqueeze(1)).flatten(2)
     return (weights.unsqueeze(2) * deviation).sum(1).reshape(centre.shape)
 
 
 @functools.cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Compile a function to one kernel that never holds the gathered images in memory."""
     return torch.compile(function, dynamic=True)

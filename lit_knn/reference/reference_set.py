@@ -3,7 +3,8 @@
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -11,18 +12,21 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.index import Index, exact_index
-from lit_knn.index.base import Vectors
+from lit_knn.index.base import Vectors, numbered
 from lit_knn.linalg.precision import full_float32
-from lit_knn.reference.base import Reference
 from lit_knn.rng import keyed_generator
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 64 * 2**20
 # float32 could not hold the squared distances of larger values.
 LARGEST_VALUE = 1e15
 
 
-class ReferenceSet(Reference):
+class ReferenceSet:
     """Images (or any vectors), stored once in their own type and gathered as float32 in model space.
+
+    Modules share it: `copy.deepcopy` of a module that holds it keeps the same object.
 
     Args:
         images: uint8 (N, C, H, W), whose pixel p becomes p / 127.5 − 1; or float (N, *shape), which is stored as
@@ -35,10 +39,22 @@ class ReferenceSet(Reference):
         labels: (N,) integer class labels, or None.
         sha256: hash of the bytes of `images`, if known; `fingerprint` then need not read them all.
 
-    Raises:
-        InputError: an empty set, another dtype, float values that are not finite, uint8 images that are not
-            (N, C, H, W), hflip on vectors, or a number of labels other than N.
+    Attributes:
+        images: the images that this process stores.
+        N: number of images, mirrored ones included.
+        shape: shape of one image.
+        d: flattened dimension.
+        labels: (N,) int64, mirrored ones included, always on the CPU; or None.
+        largest: largest absolute value of the images in model space, at most.
+        index_built: whether the index is built.
+        label: the common class of all images, in a set of one class.
+        told: options that have caused a warning already; the sets of all classes share them.
     """
+
+    sharded = False
+    """Tells whether each rank holds only a part of the images."""
+
+    label: int | None = None
 
     def __init__(
         self,
@@ -48,36 +64,60 @@ class ReferenceSet(Reference):
         labels: Tensor | np.ndarray | None = None,
         sha256: str | None = None,
     ) -> None:
-        super().__init__()
         images = torch.as_tensor(images)
-        self.largest = _check_images(images, hflip)
+        _check_images(images, hflip)
+        # A float64 value may be too large for float32.
         self.images = images if images.dtype == torch.uint8 else images.float()
+        self.largest = _largest_value(self.images)
         self.hflip = hflip
         self.index = exact_index() if index is None else index
+        self.index_built = False
         self.shape = tuple(images.shape[1:])
-        self.d = images[0].numel()
+        self.d = math.prod(self.shape)
         self.N = len(images) * (2 if hflip else 1)
         self.labels = expand_labels(labels, len(images), hflip)
         self.given_sha256 = self._sha256 = sha256
+        self.told: set[str] = set()
         self._check_file: Callable[[], None] | None = None
         # Whether all processes of a distributed run hold these images.
         self._index_shared = True
         self._unbuilt_index = copy.copy(self.index)
+        self._cache: dict[Hashable, Any] = {}
+        self._moving: dict[Hashable, Any] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
     @property
     def local(self) -> "ReferenceSet":
-        """See `Reference`."""
+        """The part of this process, an ordinary set; a whole set is its own part."""
         return self
 
-    def watch(self, check_file: Callable[[], None] | None) -> None:
-        """Call `check_file` before images are read, as long as they are mapped from a file; see `read_prepared`."""
-        self._check_file = check_file
+    @property
+    def device(self) -> torch.device:
+        """The device of the images."""
+        return self.images.device
 
-    def rows(self, rows: slice) -> Tensor:
-        """Return some stored images, in their stored type; raise InputError if their file was cut."""
-        if self._check_file is not None:
-            self._check_file()
-        return self.images[rows]
+    def cached(self, key: Hashable, make: Callable[[], T], moves: bool = False) -> T:
+        """Return the result of `make`, computed once.
+
+        It is computed again after the images have moved to another device; or, if it `moves`, its method `to` is called
+        with this device.
+        """
+        cache = self._moving if moves else self._cache
+        if key not in cache:
+            cache[key] = make()
+        return cache[key]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the images and the index to `device`. Where they are already, nothing happens. Returns self."""
+        device = numbered(device)
+        if self.device != device:
+            self._move(device)
+            self._cache.clear()
+            for kept in self._moving.values():
+                kept.to(device)
+        return self
 
     def _move(self, device: torch.device) -> None:
         if device.type != self.device.type:
@@ -86,8 +126,35 @@ class ReferenceSet(Reference):
             self.index.to(device)
         self.images = self.images.to(device)
 
+    def watch(self, check_file: Callable[[], None] | None) -> None:
+        """Call `check_file` before images are read, as long as they are mapped from a file; see `read_prepared`."""
+        self.local._check_file = check_file
+
+    def rows(self, rows: Tensor | slice) -> Tensor:
+        """Return images that this process stores, in their stored type; raise InputError if their file was cut."""
+        if self._check_file is not None:
+            self._check_file()
+        return self.images[rows]
+
+    def subset(self, rows: Tensor | slice, label: int, sha256: str | None = None) -> "ReferenceSet":
+        """Make a set of some stored images of one class, with its own index in the same settings.
+
+        `rows` are on the CPU; a slice makes a view; `sha256` is a hash that only the images of these rows have.
+        """
+        images = self.rows(rows)
+        labels = torch.full((len(images),), label)
+        part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
+        part.label, part.told = label, self.told
+        part.watch(self._check_file if isinstance(rows, slice) else None)
+        # Processes of a distributed run use classes at different times, and must not wait for each other.
+        part._index_shared = False
+        return part
+
     def fingerprint(self, mirrored: bool = True) -> str:
-        """See `Reference.fingerprint`."""
+        """SHA-256 hash of the stored images and of the setting `hflip`, as 64 hexadecimal digits.
+
+        With mirrored=False it is the fingerprint of the same set with hflip=False.
+        """
         if self._sha256 is None:
             digest = hashlib.sha256()
             for rows in self.images.split(4096):
@@ -96,54 +163,74 @@ class ReferenceSet(Reference):
         what = f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip and mirrored} {self._sha256}"
         return hashlib.sha256(what.encode()).hexdigest()
 
-    def subset(self, rows: Tensor | slice, label: int, sha256: str | None = None) -> "ReferenceSet":
-        """Make a set of some stored images of one class, with its own index in the same settings.
+    def build_index(self, k: int = 1) -> None:
+        """Build the neighbour index, if that was not done before, with a progress bar on a terminal.
 
-        `rows` are on the CPU; a slice makes a view; `sha256` is a hash that only the images of these rows have.
+        In a distributed run every process must call it if the index is kept in a cache.
+
+        Args:
+            k: number of neighbours of later searches; an impossible one is refused before the build.
         """
-        images = self.images[rows]
-        labels = torch.full((len(images),), label, device=self.device)
-        part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
-        part.label = label
-        part.watch(self._check_file if isinstance(rows, slice) else None)
-        # Processes of a distributed run use classes at different times, and must not wait for each other.
-        part._index_shared = False
-        return part
-
-    def picked(self, ids: Tensor) -> "ReferenceSet":
-        """Make a set of the images of `ids` (n,), in their stored type. A mirrored image becomes one of its own."""
-        if self._check_file is not None:
-            self._check_file()
-        images = self.images.index_select(0, ids % len(self.images))
-        if self.hflip:
-            mirrored = (ids >= len(self.images)).reshape(-1, *[1] * len(self.shape))
-            images = torch.where(mirrored, images.flip(-1), images)
-        labels = None if self.labels is None else self.labels[ids.cpu()]
-        part = ReferenceSet(images, copy.copy(self._unbuilt_index), labels=labels)
-        # The processes of a distributed run pick different images.
-        part.label, part._index_shared = self.label, False
-        return part
+        if not self.index_built:
+            self._build_index(k)
+            self.index_built = True
 
     def _build_index(self, k: int) -> None:
         # An index holds the vectors of one set. Building it anew would change what another set finds.
         if self.index.in_use:
             self.index = copy.copy(self._unbuilt_index)
         self.index.in_use = True
-        self.index.check(len(self.images), self.d, self.device, min(k, len(self.images)))
-        sources = (self._stored_chunks, self._training_sample, len(self.images), self.fingerprint, self._index_shared)
-        self.index.build(Vectors(*sources))
+        stored = len(self.images)
+
+        def chunks() -> Iterator[Tensor]:
+            return (x.flatten(1) for _, x in self.chunks(chunk_rows(self.d), mirrored=False))
+
+        def sample(size: int) -> Tensor:
+            ids = torch.randperm(stored, generator=keyed_generator("cpu", 0))[:size]
+            return to_model_space(self.rows(ids.to(self.device)).cpu()).flatten(1)
+
+        self.index.check(stored, self.d, self.device, min(k, stored))
+        self.index.build(Vectors(chunks, sample, stored, self.fingerprint, self._index_shared))
         self.index.to(self.device)
 
-    def _search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return self._nearest(z, k, lambda queries: self.index.search(queries, min(k, len(self.images))))
+    def try_search(self, k: int) -> None:
+        """Build the neighbour index and search once, so that settings it refuses are told before any long work."""
+        self.build_index(k)
+        self.search(torch.zeros(1, *self.shape, device=self.device), k)
 
-    def _locate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        sq_dist, ids = self._nearest(x, 1, self.index.locate)
-        return sq_dist[:, 0], ids[:, 0]
+    def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k nearest images of each z.
+
+        Args:
+            z: (B, *shape), model space.
+            k: number of neighbours, 1 <= k <= N.
+
+        Returns:
+            `sq_dist` (B, k), squared L2 in model space, ascending, and `ids` (B, k), as exact as the index. If the
+            index found fewer than k, the last ids are −1 and their distances inf.
+        """
+        self._prepare_search(z, k)
+        return self._nearest(z, k)
+
+    def locate(self, x: Tensor) -> Tensor:
+        """Find the ids (B,) of images (B, *shape). An image that is not in the set gets −1 or the id of a near one."""
+        self._prepare_search(x, 1)
+        return self._nearest(x, 1, stored=True)[1][:, 0]
+
+    def _prepare_search(self, z: Tensor, k: int) -> None:
+        if not 1 <= k <= self.N:
+            raise InputError(f"k={k} must be between 1 and the {self.N} images of the reference set")
+        if tuple(z.shape[1:]) != self.shape:
+            raise InputError(f"z has shape {tuple(z.shape)}, the reference set holds images of shape {self.shape}")
+        self.build_index()
 
     @full_float32()
-    def _nearest(self, z: Tensor, k: int, find: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Find the k nearest by `find` among the stored images and, with hflip, their mirror images."""
+    def _nearest(self, z: Tensor, k: int, stored: bool = False) -> tuple[Tensor, Tensor]:
+        """Find the k nearest images, mirrored ones included; `stored` tells that z are images of the set and k is 1."""
+
+        def find(queries: Tensor) -> tuple[Tensor, Tensor]:
+            return self.index.locate(queries) if stored else self.index.search(queries, min(k, len(self.images)))
+
         if not self.hflip:
             return find(z.flatten(1).float())
         # ‖z − mirror(x)‖ = ‖mirror(z) − x‖, so the mirrored images are searched with the mirrored query.
@@ -157,14 +244,33 @@ class ReferenceSet(Reference):
         sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, torch.cat([ids, mirrored_ids], 1).gather(1, order)
 
+    def gather(self, ids: Tensor) -> Tensor:
+        """Return the images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"ids must be int64, got {ids.dtype}")
+        if ids.numel():
+            # Both ends come from the GPU in one transfer.
+            low, high = torch.stack(ids.aminmax()).tolist()
+            if low < 0 or high >= self.N:
+                bad = low if low < 0 else high
+                raise InputError(f"id {bad} is not between 0 and {self.N - 1}, the images of the reference set")
+        return self.take(ids)
+
     def take(self, ids: Tensor) -> Tensor:
-        """See `Reference.take`."""
-        if self._check_file is not None:
-            self._check_file()
-        return images_of(self.images, self.hflip, ids)
+        """Gather images like `gather`, but trust that the ids are in [0, N), so that nothing waits for the GPU."""
+        return images_of(self.rows(slice(None)), self.hflip, ids)
+
+    def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
+        """Return a local set with the images of `ids`, and their ids in it. This set gathers without other ranks."""
+        return self, ids
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
-        """See `Reference.chunks`."""
+        """Stream all N images by ascending id. Yields the first id and the images (c, *shape), float32, model space.
+
+        Args:
+            rows: images per chunk, at most.
+            mirrored: with hflip, stream the mirror images, too, after all others.
+        """
         stored = len(self.images)
         for mirror in range(2 if self.hflip and mirrored else 1):
             for start in range(0, stored, rows):
@@ -172,33 +278,44 @@ class ReferenceSet(Reference):
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Reference.share`. The ranks take turns in chunks."""
+        """Stream the images of process `rank`, when `ranks` processes split all images. Each image belongs to one rank.
+
+        `rows` and `mirrored` are those of `chunks`.
+
+        Yields:
+            Ids (c,) and images (c, *shape), float32, model space; c <= `rows`.
+        """
         for number, (start, x) in enumerate(self.chunks(rows, mirrored)):
             if number % ranks == rank:
                 yield torch.arange(start, start + len(x), device=self.device), x
 
-    def _sum(self) -> Tensor:
+    def mean(self) -> Tensor:
+        """Return the mean of all N images, (d,) float32. It is computed once."""
+        return self.cached("mean", lambda: (self.sum() / self.N).float())
+
+    def sum(self) -> Tensor:
+        """Return the sum of all N images, (d,) float64."""
         total = torch.zeros(self.d, dtype=torch.float64, device=self.device)
         for _, x in self.chunks(chunk_rows(self.d)):
             total += x.flatten(1).sum(0, dtype=torch.float64)
         return total
 
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
-        """See `Reference.over_shards`. This set is the only part."""
+        """Evaluate `function(part, *queries)` on every part of the set; a whole set is the only part.
+
+        Args:
+            function: (reference, *queries) -> tensors with one row per query; they get the shape (parts, B, ...).
+            queries: (B, ...) each.
+        """
         return [answer.unsqueeze(0) for answer in function(self, *queries)]
 
-    def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
-        """See `Reference.fetch`. Returns this set."""
-        return self, ids
+    def of_all(self, rows: Tensor) -> Tensor:
+        """Join rows for the images of `local` to rows for all images of the set."""
+        return rows
 
-    def _stored_chunks(self) -> Iterator[Tensor]:
-        rows = chunk_rows(self.d)
-        for start in range(0, len(self.images), rows):
-            yield to_model_space(self.rows(slice(start, start + rows))).flatten(1)
-
-    def _training_sample(self, size: int) -> Tensor:
-        ids = torch.randperm(len(self.images), generator=keyed_generator("cpu", 0))[:size]
-        return to_model_space(self.images[ids.to(self.device)].cpu()).flatten(1)
+    def of_first(self, values: Tensor) -> Tensor:
+        """Return the values of the first rank, because ranks might round differently."""
+        return values
 
 
 def chunk_rows(d: int) -> int:
@@ -223,33 +340,25 @@ def to_model_space(images: Tensor) -> Tensor:
     return images.float().div_(127.5).sub_(1.0)
 
 
-def _check_images(images: Tensor, hflip: bool) -> float:
-    """Refuse images that cannot be used. Returns their largest absolute value in model space, at most."""
-    largest = 1.0
-    if images.ndim < 2 or len(images) == 0 or images[0].numel() == 0:
+def _check_images(images: Tensor, hflip: bool) -> None:
+    """Refuse images of a shape or type that cannot be used."""
+    if images.ndim < 2 or images.numel() == 0:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
-    if images.dtype == torch.uint8:
-        if images.ndim != 4:
-            raise InputError(f"uint8 images must be (N, C, H, W), got shape {tuple(images.shape)}")
-    elif not images.is_floating_point():
+    if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
-    else:
-        largest = _largest_float(images)
-    if hflip and images.ndim != 4:
-        raise InputError(f"hflip=True needs images (N, C, H, W), got shape {tuple(images.shape)}")
-    return largest
+    if images.ndim != 4 and (hflip or images.dtype == torch.uint8):
+        kind = "hflip=True needs images" if hflip else "uint8 images must be"
+        raise InputError(f"{kind} (N, C, H, W), got shape {tuple(images.shape)}")
 
 
-def _largest_float(images: Tensor) -> float:
-    """Return the largest absolute value of images; refuse values that are not finite or too large."""
-    largest = 0.0
-    for start in range(0, len(images), 4096):
-        # The check uses float32, the stored type, because a float64 value may be too large for float32.
-        rows = images[start : start + 4096].float().abs().flatten(1).amax(1)
-        if not math.isfinite(most := rows.max().item()):
-            row = start + int((~rows.isfinite()).int().argmax())
-            raise InputError(f"images hold a value that is not finite (first in item {row})")
-        largest = max(largest, most)
+def _largest_value(images: Tensor) -> float:
+    """Return the largest absolute value in model space, at most; refuse floats that are not finite or too large."""
+    if images.dtype == torch.uint8:
+        return 1.0
+    largest = torch.stack(images.aminmax()).abs().max().item()
+    if not math.isfinite(largest):
+        row = images.flatten(1).isfinite().all(1).int().argmin()
+        raise InputError(f"images hold a value that is not finite (first in item {row})")
     if largest > LARGEST_VALUE:
         raise InputError(f"images hold the value {largest:.3g}, float32 can square sums up to {LARGEST_VALUE:g}")
     return largest

@@ -11,7 +11,6 @@ from torch import Tensor
 from lit_knn.distributed import Exchange, in_every_process, packed, unpacked
 from lit_knn.errors import InputError
 from lit_knn.index import Index
-from lit_knn.reference.base import Reference
 from lit_knn.reference.reference_set import ReferenceSet, expand_labels
 
 
@@ -20,7 +19,7 @@ def shard_rows(N: int, rank: int, size: int) -> slice:
     return slice(N * rank // size, N * (rank + 1) // size)
 
 
-class ShardedReferenceSet(Reference):
+class ShardedReferenceSet(ReferenceSet):
     """A reference set split over the ranks. Each rank holds and searches one shard; estimators see the whole set.
 
     Exact search finds the same images as in the whole set. An approximate index is built for each shard with the same
@@ -52,9 +51,6 @@ class ShardedReferenceSet(Reference):
 
     Attributes:
         exchange: sends data between ranks and counts the bytes.
-
-    Raises:
-        InputError: see `ReferenceSet`; ranks whose images differ in shape, type, labels or mirroring.
     """
 
     sharded = True
@@ -67,14 +63,14 @@ class ShardedReferenceSet(Reference):
         labels: Tensor | np.ndarray | None = None,
         sha256: str | None = None,
     ) -> None:
-        super().__init__()
-        self._local = ReferenceSet(images, index, hflip, labels, sha256)
+        super().__init__(images, index, hflip, labels, sha256)
+        # The shard is an ordinary set of the same images, which counts them alone.
+        self._local = ReferenceSet(self.images, self.index, hflip, labels, sha256)
         self._local._index_shared = False
-        self.index, self.hflip, self.shape, self.d = self.local.index, hflip, self.local.shape, self.local.d
         self.exchange = Exchange()
-        sizes = self._agree_on_shards(labels)
+        sizes = self._agree_on_shards()
         self._stored = sum(sizes)
-        self._largest = max(sizes) * (2 if hflip else 1)
+        self._most = max(sizes) * (2 if hflip else 1)
         # Cumulative shard sizes: where each shard ends.
         self._bounds = torch.tensor(sizes, device=self.device).cumsum(0)
         self._offset = sum(sizes[: self.exchange.rank])
@@ -82,27 +78,21 @@ class ShardedReferenceSet(Reference):
 
     @property
     def local(self) -> ReferenceSet:
-        """See `Reference`."""
         return self._local
 
-    @property
-    def images(self) -> Tensor:
-        """The stored images of this rank."""
-        return self.local.images
-
     def of_all(self, rows: Tensor) -> Tensor:
-        """See `Reference.of_all`. Every rank must call it."""
+        """Join the rows of all ranks. Every rank must call it."""
         return torch.cat([part for half in rows.split(len(self.images)) for part in self.exchange.all_gather(half)])
 
     def of_first(self, values: Tensor) -> Tensor:
-        """See `Reference.of_first`. Every rank must call it."""
+        """Return the values of the first rank. Every rank must call it."""
         return self.exchange.of_first(values)
 
-    def _agree_on_shards(self, labels: Tensor | np.ndarray | None) -> list[int]:
+    def _agree_on_shards(self) -> list[int]:
         """Compare the shards and set the labels of all images. Returns the number of images of each rank."""
-        what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={labels is not None}"
-        own = None if labels is None else torch.as_tensor(labels).cpu().numpy()
-        each = in_every_process(lambda: (what, len(self.images), own, self.local.largest))
+        what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={self.labels is not None}"
+        own = None if self.labels is None else self.labels[: len(self.images)].numpy()
+        each = in_every_process(lambda: (what, len(self.images), own, self.largest))
         for rank, (other, *_) in enumerate(each):
             if other != each[0][0]:
                 raise InputError(f"the shards differ: rank 0 has images {each[0][0]}, rank {rank} {other}")
@@ -112,26 +102,26 @@ class ShardedReferenceSet(Reference):
         return sizes
 
     def _move(self, device: torch.device) -> None:
-        self.local.to(device)
+        self.images = self.local.to(device).images
         self._bounds = self._bounds.to(device)
 
     def fingerprint(self, mirrored: bool = True) -> str:
-        """See `Reference.fingerprint`. The hash covers the images of all ranks, so every rank must call it."""
-        parts = self.cached(
-            ("fingerprints", mirrored), lambda: in_every_process(partial(self.local.fingerprint, mirrored))
-        )
+        """Hash the images of all ranks, so that every rank must call it."""
+        own = partial(self.local.fingerprint, mirrored)
+        parts = self.cached(("fingerprints", mirrored), lambda: in_every_process(own))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     def _build_index(self, k: int) -> None:
         in_every_process(lambda: self.local.build_index(k))
+        self.index = self.local.index
 
-    def _search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def _nearest(self, z: Tensor, k: int, stored: bool = False) -> tuple[Tensor, Tensor]:
         """Search the latents of all ranks in each shard, and merge the nearest."""
         # A shard may have fewer than k images, but all shards must give the same number of columns.
-        width = min(k, self._largest)
+        width = min(k, self._most)
 
         def found(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
-            sq_dist, ids = part.search(queries, min(width, part.N))
+            sq_dist, ids = part._nearest(queries, min(width, part.N), stored)
             missing = (0, width - ids.shape[1])
             sq_dist = torch.nn.functional.pad(sq_dist, missing, value=torch.inf)
             return sq_dist, torch.nn.functional.pad(self._to_global(ids), missing, value=-1)
@@ -139,17 +129,6 @@ class ShardedReferenceSet(Reference):
         sq_dist, ids = (answer.transpose(0, 1).flatten(1) for answer in self.over_shards(found, z.float()))
         sq_dist, order = sq_dist.topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, ids.gather(1, order)
-
-    def _locate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up the images in each shard, and choose the nearest result."""
-
-        def found(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
-            sq_dist, ids = part._locate(queries)
-            return sq_dist, self._to_global(ids)
-
-        sq_dist, ids = self.over_shards(found, x.float())
-        nearest = sq_dist.argmin(0, keepdim=True)
-        return sq_dist.gather(0, nearest).squeeze(0), ids.gather(0, nearest).squeeze(0)
 
     def _to_global(self, ids: Tensor) -> Tensor:
         """Convert ids in this shard to ids in the whole set. −1 stays −1."""
@@ -159,42 +138,40 @@ class ShardedReferenceSet(Reference):
         return torch.where(ids < 0, ids, shifted)
 
     def fetch(self, ids: Tensor) -> tuple[ReferenceSet, Tensor]:
-        """See `Reference.fetch`. The rank that holds an image sends it in its stored type, once per call."""
+        """Get images of other ranks. The rank that holds an image sends it in its stored type, once per call."""
         wanted, position = (ids % self._stored).unique(return_inverse=True)
         # The ids are sorted, so they are also sorted by owner.
         ends = torch.searchsorted(wanted, self._bounds)
         counts = ends.diff(prepend=torch.zeros_like(ends[:1]))
         sent, received = self.exchange.agree_on_rows(counts)
         asked = self.exchange.move(wanted, sent, received)
-        given = self.exchange.move(self.images.index_select(0, asked - self._offset), received, sent)
+        stored = self.local.rows(slice(None))
+        given = self.exchange.move(stored.index_select(0, asked - self._offset), received, sent)
         if len(wanted) == 0:  # A reference set cannot be empty.
             return self.local, ids
         fetched = ReferenceSet(given, hflip=self.hflip)
         return fetched, torch.where(ids < self._stored, position, position + len(wanted))
 
     def take(self, ids: Tensor) -> Tensor:
-        """See `Reference.take`. Every rank must call it."""
+        """Gather images of any rank. Every rank must call it."""
         fetched, own_ids = self.fetch(ids)
         return fetched.take(own_ids)
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
-        """See `Reference.chunks`. Every rank gets all images, `rows` at a time. All ranks must give the same `rows`."""
+        """Stream all images to every rank, `rows` at a time. All ranks must give the same `rows`."""
         for ids in torch.arange(self.N if mirrored else self._stored, device=self.device).split(rows):
             yield int(ids[0]), self.take(ids)
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Reference.share`. Each rank takes its own images, so that none are sent and no rank waits."""
+        """Stream the images of this rank, so that none are sent and no rank waits."""
         for start, x in self.local.chunks(rows, mirrored):
             yield self._to_global(torch.arange(start, start + len(x), device=self.device)), x
 
-    def _sum(self) -> Tensor:
-        return self.exchange.sum(self.local._sum())
+    def sum(self) -> Tensor:
+        return self.exchange.sum(self.local.sum())
 
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
-        """See `Reference.over_shards`. `function` gets the shard of its rank and the queries of all ranks.
-
-        Each answer goes back to the rank of its query: (ranks, B, ...).
-        """
+        """Give `function` the shard of its rank and the queries of all ranks. Answers go back: (ranks, B, ...)."""
         ranks, own = self.exchange.size, len(queries[0])
         sent, received = self.exchange.agree_on_rows(torch.full((ranks,), own, device=queries[0].device))
         gathered = self.exchange.move(packed(queries).repeat(ranks, 1), sent, received)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lit_knn.reference.base import Reference
+from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.theory.warp import Warp
 
@@ -27,7 +27,7 @@ def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
         yield slice(start, min(start + step, len(z)))
 
 
-def all_sq_dist(reference: Reference, z: Tensor) -> Tensor:
+def all_sq_dist(reference: ReferenceSet, z: Tensor) -> Tensor:
     """Compute ‖z − x‖² for each z (B, *shape) and all images: (B, N) float64. See `batches_of` to limit its memory."""
     sq_dist = torch.empty(len(z), reference.N, dtype=torch.float64, device=z.device)
     for ids, _, chunk in stream_sq_dist(reference, z):
@@ -35,7 +35,9 @@ def all_sq_dist(reference: Reference, z: Tensor) -> Tensor:
     return sq_dist
 
 
-def stream_sq_dist(reference: Reference, z: Tensor, warp: Warp | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def stream_sq_dist(
+    reference: ReferenceSet, z: Tensor, warp: Warp | None = None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Stream the reference set with its distances to the latents.
 
     Args:

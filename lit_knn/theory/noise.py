@@ -6,7 +6,7 @@ posterior mean, μ(y, σ) = E[x | x + σε = y], and `under_process` evaluates i
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import wraps
+from numbers import Real
 from typing import Any
 
 import torch
@@ -26,18 +26,12 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
     Args:
         t: () or (B,), or (B, 1, …, 1) with any number of axes.
         like: (B, *shape).
-
-    Raises:
-        InputError: t is no number, or has another shape.
     """
-    if isinstance(t, (int, float)):
+    if isinstance(t, Real):
         # Filling the device's memory does not wait for the device. A copy from the CPU would.
-        t = torch.full((), t, dtype=torch.float64, device=like.device)
+        return torch.full((), t, dtype=torch.float64, device=like.device)
     if not isinstance(t, Tensor):
-        try:
-            t = torch.tensor(t, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"t must be a number or a tensor, got {t!r}") from error
+        raise InputError(f"t must be a number or a tensor, got {t!r}")
     if (t.ndim > 1 and t.numel() != t.shape[0]) or t.is_complex():
         raise InputError(f"t must be real, a scalar or ({len(like)},), got {t.dtype} {tuple(t.shape)}")
     t = t.to(like.device)
@@ -51,15 +45,8 @@ class Process(ABC):
     them. Subclasses override these with closed forms, which are faster and lose no digits at the ends.
 
     The forward likelihood is p_t(z|x) = N(z; s(t)·x, s(t)²σ(t)²·I) (eq:general_forward). All methods work elementwise
-    on float tensors of any shape. A dot marks the derivative with respect to t. `sigma` and `scale` of a subclass may
-    return a number if they are constant.
+    on float tensors of any shape. A dot marks the derivative with respect to t.
     """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for name in ("sigma", "scale"):
-            if name in vars(cls):
-                setattr(cls, name, _elementwise(vars(cls)[name]))
 
     @abstractmethod
     def sigma(self, t: Tensor) -> Tensor:
@@ -78,24 +65,16 @@ class Process(ABC):
         return _derivative(self.scale, t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """Find the time at which σ(t) equals `sigma`, by bisection in float64.
-
-        Raises:
-            InputError: no time has this noise level: it is above 0 and below σ(0), or above the largest σ(t).
-        """
+        """Find the time at which σ(t) equals `sigma`, by bisection in float64. InputError if there is none."""
         wanted = sigma.double()
         low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
         for _ in range(DOUBLINGS):
-            below = self.sigma(high) < wanted
-            if not below.any():
-                break
-            high = torch.where(below, 2 * high, high)
+            high = torch.where(self.sigma(high) < wanted, 2 * high, high)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             below = self.sigma(middle) < wanted
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        # If σ is NaN, `below` is false, so the search may end where σ ceases to be defined.
-        missed = ~(self.sigma(high) >= wanted) | ((self.sigma(torch.zeros_like(wanted)) > wanted) & (wanted > 0))
+        missed = ~torch.isclose(self.sigma(high), wanted, rtol=1e-6)
         if missed.any():
             raise InputError(f"{type(self).__name__}: no t has the noise level σ(t)={wanted[missed][0].item():g}")
         return high.to(sigma.dtype)
@@ -124,23 +103,6 @@ class Process(ABC):
         return self.scale_derivative(t) / s * z + self.sigma_derivative(t) / self.sigma(t) * (z - s * mu)
 
 
-def _elementwise(method: Callable[[Any, Tensor], Tensor | float]) -> Callable[[Any, Tensor], Tensor]:
-    """Turn the number that a method of a process may return into a tensor, and refuse what is no function of t."""
-
-    @wraps(method)
-    def of_t(process: Any, t: Tensor) -> Tensor:
-        value = method.__get__(process)(t)  # `method` can be a staticmethod.
-        if isinstance(value, (int, float)):
-            return torch.full_like(t, value)
-        if not isinstance(value, Tensor) or value.shape != t.shape:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            name = f"{type(process).__name__}.{method.__name__}"
-            raise InputError(f"{name} must return a tensor of the shape of t, {tuple(t.shape)}, or a number, got {got}")
-        return value
-
-    return of_t
-
-
 def _derivative(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     """Differentiate an elementwise function. t is copied, because forward mode refuses expanded tensors."""
     t = t.clone(memory_format=torch.contiguous_format)
@@ -151,23 +113,12 @@ class EDM(Process):
     """The process of the paper and of Karras et al. 2022: σ(t) = t, s(t) = 1, so that time is the noise level."""
 
     def sigma(self, t: Tensor) -> Tensor:
-        """σ(t) = t."""
         return t
 
-    def sigma_derivative(self, t: Tensor) -> Tensor:
-        """σ̇(t) = 1."""
-        return torch.ones_like(t)
-
     def scale(self, t: Tensor) -> Tensor:
-        """s(t) = 1."""
         return torch.ones_like(t)
-
-    def scale_derivative(self, t: Tensor) -> Tensor:
-        """ṡ(t) = 0."""
-        return torch.zeros_like(t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """t = σ."""
         return sigma
 
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
@@ -183,9 +134,6 @@ class VP(Process):
     Args:
         beta_d: growth of the noise rate, β_d >= 0.
         beta_min: noise rate at t = 0, β_min > 0.
-
-    Raises:
-        InputError: beta_d < 0 or beta_min <= 0.
     """
 
     def __init__(self, beta_d: float = 19.9, beta_min: float = 0.1) -> None:
@@ -201,7 +149,6 @@ class VP(Process):
         return self.beta_d * t + self.beta_min
 
     def sigma(self, t: Tensor) -> Tensor:
-        """σ(t) = sqrt(e^u − 1)."""
         return torch.expm1(self._u(t)).sqrt()
 
     def sigma_derivative(self, t: Tensor) -> Tensor:
@@ -209,11 +156,9 @@ class VP(Process):
         return self._u_derivative(t) * self._u(t).exp() / (2 * self.sigma(t))
 
     def scale(self, t: Tensor) -> Tensor:
-        """s(t) = e^(−u/2)."""
         return (-self._u(t) / 2).exp()
 
     def scale_derivative(self, t: Tensor) -> Tensor:
-        """ṡ(t) = −u̇·s / 2."""
         return -self._u_derivative(t) * self.scale(t) / 2
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
@@ -226,23 +171,18 @@ class LinearInterpolant(Process):
     """The straight path of flow matching, z = (1 − t)·x + t·ε: s(t) = 1 − t and σ(t) = t / (1 − t), 0 < t < 1."""
 
     def sigma(self, t: Tensor) -> Tensor:
-        """σ(t) = t / (1 − t)."""
         return t / (1 - t)
 
     def sigma_derivative(self, t: Tensor) -> Tensor:
-        """σ̇(t) = 1 / (1 − t)²."""
         return (1 - t).square().reciprocal()
 
     def scale(self, t: Tensor) -> Tensor:
-        """s(t) = 1 − t."""
         return 1 - t
 
     def scale_derivative(self, t: Tensor) -> Tensor:
-        """ṡ(t) = −1."""
         return -torch.ones_like(t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """t = σ / (1 + σ)."""
         return sigma / (1 + sigma)
 
     def noise_std(self, t: Tensor) -> Tensor:
@@ -266,9 +206,7 @@ LINEAR_PROCESS = LinearInterpolant()
 
 
 def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process = EDM_PROCESS) -> Tensor:
-    """Draw z = s(t)·(x + σ(t)·ε), (B, *shape) in the dtype of `x`, from the forward likelihood p_t(z|x).
-
-    The likelihood is defined below Eq. 2 (eq:posterior; eq:general_forward).
+    """Draw z = s(t)·(x + σ(t)·ε), (B, *shape) in the dtype of `x`, from p_t(z|x) (below Eq. 2; eq:general_forward).
 
     Args:
         x: (B, *shape), clean data.
@@ -278,18 +216,6 @@ def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process 
     """
     t = per_item(t, x).double()
     return process.scale(t).to(x.dtype) * x + process.noise_std(t).to(x.dtype) * noise
-
-
-def pf_ode_velocity(z: Tensor, t: Tensor | float, mu: Tensor, process: Process = EDM_PROCESS) -> Tensor:
-    """dz/dt of the probability flow ODE, Eq. 3 (eq:pfode; eq:general_pfode), from a posterior mean: (B, *shape).
-
-    Args:
-        z: (B, *shape), noisy latents.
-        t: (B,) or scalar, t > 0.
-        mu: (B, *shape), exact or estimated posterior mean E[x|z,t].
-        process: the noise process.
-    """
-    return process.velocity(z, per_item(t, z), mu)
 
 
 def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Callable[..., Tensor]:

@@ -70,30 +70,19 @@ def log_likelihood(sq_dist: Tensor, t: Tensor | float, d: int) -> Tensor:
 
 
 def log_marginal(sq_dist: Tensor, t: Tensor | float, d: int) -> Tensor:
-    """log p_t(z), (B,) float64, Eq. 1 (eq:marginal), from the distances to all N images.
-
-    Args:
-        sq_dist: (B, N), squared L2, model space.
-        t: (B,) or scalar, t > 0.
-        d: flattened dimension.
-    """
+    """log p_t(z), (B,) float64, Eq. 1 (eq:marginal), from the distances to all N images; see `log_likelihood`."""
     return torch.logsumexp(log_likelihood(sq_dist, t, d), dim=1) - math.log(sq_dist.shape[1])
 
 
 def log_posterior(sq_dist: Tensor, t: Tensor | float) -> Tensor:
-    """log p_t(x_i|z), (B, N) float64, Eq. 2 (eq:posterior), from the distances to all N images.
-
-    Args:
-        sq_dist: (B, N), squared L2, model space.
-        t: (B,) or scalar, t > 0.
-    """
+    """log p_t(x_i|z), (B, N) float64, Eq. 2 (eq:posterior), from the distances to all N images as in `log_marginal`."""
     return torch.log_softmax(unnormalised_log_likelihood(sq_dist, t), dim=1)
 
 
 def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
     """E[x|z,t], (B, *shape) float64, Eq. 8 (eq:posterior_mean), by exact enumeration of a set that fits in memory.
 
-    `lit_knn.estimators.ExactFloat64()` computes the same mean, but streams over a reference set of any size.
+    `lit_knn.estimators.Exact` computes the same mean, but streams over a reference set of any size.
 
     Args:
         z: (B, *shape), noisy latents.

@@ -17,7 +17,7 @@ from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError, NonFiniteLossError, first_line, prefixed
 from lit_knn.estimators import Estimator, class_conditional
 from lit_knn.generative_models import GenerativeModel
-from lit_knn.hand_over.checkpoints import prefix_of
+from lit_knn.loading import prefix_of
 from lit_knn.memory import is_out_of_memory
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng

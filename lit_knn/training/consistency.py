@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.generative_models import ConsistencyModel
-from lit_knn.generative_models.consistency import check_sampling_sigmas
 from lit_knn.memory import moved
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
+from lit_knn.sampling import check_sampling_sigmas
 from lit_knn.schedules import Metric, NoiseGrid, consistency_weight
 from lit_knn.theory.noise import forward_noise
 from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive, check_preconditioning

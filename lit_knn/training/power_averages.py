@@ -1,4 +1,8 @@
-"""Tracks power-function averages of weights during a training, and stores them as snapshots (arXiv 2312.02696)."""
+"""Tracks power-function averages of weights during a training, and stores them as snapshots (arXiv 2312.02696, EDM2).
+
+An average over the training time (0, T] weights the weights θ(t) by the profile p(t) = (γ+1)·t^γ / T^(γ+1). It is named
+by its relative length σ_rel, the standard deviation of its profile divided by T. Times are images seen.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,13 +14,39 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.theory.power_average import decay, exponent
 from lit_knn.training.averaging import MovingAverage
 from lit_knn.training.checkpoint_io import WholeCheckpointIO
 
+# σ_rel of γ = 0, the plain mean of all weights. Longer averages would prefer the weights of the beginning.
+LONGEST = 12**-0.5
 # `kept_snapshots` finds files of these names.
 SNAPSHOT_NAME = "images_seen={}.ckpt"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def relative_length(gamma: float) -> float:
+    """Return σ_rel = (γ+1)^(1/2) (γ+2)^(−1) (γ+3)^(−1/2), Eq. 123 of arXiv 2312.02696."""
+    return float((gamma + 1) ** 0.5 / (gamma + 2) / (gamma + 3) ** 0.5)
+
+
+def exponent(length: float) -> float:
+    """Return the γ of a relative length: the solution of Eq. 123 of arXiv 2312.02696, by bisection."""
+    if not 0 < length <= LONGEST:
+        raise InputError(f"a relative length must be above 0 and at most {LONGEST:.4f}, the plain mean; got {length}")
+    # `relative_length` falls with γ ≥ 0, and is below 1/γ.
+    low, high = 0.0, 1 / length
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if relative_length(middle) > length else (low, middle)
+    return low
+
+
+def decay(gamma: float, before: float, now: float) -> float:
+    """Return β = (before/now)^(γ+1), the weight of the old average in the update at time `now`, Eq. 127 of 2312.02696.
+
+    The updates at t_1 < t_2 < … < T give θ(t_i) exactly the share of the profile between t_{i−1} and t_i, t_0 = 0;
+    `before` is 0 for the first one.
+    """
+    return float((before / now) ** (gamma + 1))
 
 
 def checked_lengths(lengths: Sequence[float]) -> tuple[float, ...]:

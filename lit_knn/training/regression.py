@@ -183,9 +183,8 @@ class PosteriorRegression(EstimatorTraining):
         target = augmented.images
         # Both estimates run even for zero items, because a sharded reference set needs all ranks in each call.
         places = [each.nonzero()[:, 0] for each in (~augmented.warped, augmented.warped)]
-        (plain, rows), own = (moved(each, z.device) for each in places), [None, None]
-        if class_label is not None:
-            own = [class_label[each.to(class_label.device)] for each in places]
+        plain, rows = (moved(each, z.device) for each in places)
+        own = [None if class_label is None else class_label[each.to(class_label.device)] for each in places]
         flips = augmented.warp.flips[plain]
         mean = self.posterior_mean(x[plain], own[0], generator)(flip(z[plain], flips), sigma[plain])
         target = target.index_copy(0, plain, flip(mean, flips))

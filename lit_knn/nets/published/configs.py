@@ -1,14 +1,13 @@
-"""Conversion between our networks and the constructor arguments that published EDM checkpoints store."""
+"""Translates the constructor arguments that published EDM checkpoints store into architectures of our networks."""
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 from torch import nn
 
 from lit_knn.errors import InputError
-from lit_knn.nets.adm import ADM
-from lit_knn.nets.residual_unet import ResidualUNet
-from lit_knn.nets.song_unet import DDPMpp, NCSNpp
+from lit_knn.nets.architecture import KNOWN
 
 OPTIONS = {
     "img_resolution": "image_size",
@@ -23,15 +22,15 @@ OPTIONS = {
     "augment_dim": "augment_dim",
 }
 # Defaults of the published constructors, for options that a file does not store.
-DEFAULTS = {
-    "SongUNet": {"model_channels": 128, "channel_mult": [1, 2, 2, 2], "num_blocks": 4, "attn_resolutions": [16]},
-    "DhariwalUNet": {
-        "model_channels": 192,
-        "channel_mult": [1, 2, 3, 4],
-        "num_blocks": 3,
-        "attn_resolutions": [32, 16, 8],
+SHARED = {"label_dim": 0, "augment_dim": 0, "label_dropout": 0.0, "dropout": 0.10}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "SongUNet": {
+        **SHARED, "model_channels": 128, "channel_mult": [1, 2, 2, 2], "num_blocks": 4, "attn_resolutions": [16],
     },
-}
+    "DhariwalUNet": {
+        **SHARED, "model_channels": 192, "channel_mult": [1, 2, 3, 4], "num_blocks": 3, "attn_resolutions": [32, 16, 8],
+    },
+}  # fmt: skip
 # These options distinguish the two families of SongUNet. DDPM++'s are the published constructor's defaults.
 DDPMPP_OPTIONS = {
     "embedding_type": "positional",
@@ -53,8 +52,8 @@ PUBLISHED_FOURIER_SCALE = 16.0
 NOT_OF_THE_NETWORK = {"sigma_min", "sigma_max", "sigma_data", "use_fp16"}
 
 
-def network_from_config(config: Mapping[str, Any]) -> ResidualUNet:
-    """Build the network of a published checkpoint, with new weights.
+def architecture_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the network of a published checkpoint as `lit_knn.nets.architecture.architecture_of` does.
 
     Args:
         config: published constructor arguments: `model_type` ("SongUNet" or "DhariwalUNet"), `img_resolution`,
@@ -64,52 +63,40 @@ def network_from_config(config: Mapping[str, Any]) -> ResidualUNet:
     Raises:
         InputError: no published network has this model type, option or combination of options.
     """
-    config = dict(config)
-    model_type = config.pop("model_type", None)
-    if model_type not in DEFAULTS:
-        raise InputError(f"model_type must be one of {', '.join(DEFAULTS)}, got {model_type}")
-    if config.pop("channel_mult_emb", 4) != 4:
+    given = {name: value for name, value in config.items() if name not in NOT_OF_THE_NETWORK}
+    model_type = given.pop("model_type", None)
+    if not isinstance(model_type, str) or model_type not in DEFAULTS:
+        raise InputError(f"model_type must be one of {', '.join(DEFAULTS)}, got {model_type!s:.80}")
+    if given.pop("channel_mult_emb", 4) != 4:
         raise InputError("channel_mult_emb must be 4, as in the published networks")
-    net: type[ResidualUNet] = ADM if model_type == "DhariwalUNet" else _song_family(config)
-    options: dict[str, Any] = {
-        "label_dim": 0,
-        "augment_dim": 0,
-        "label_dropout": 0.0,
-        "dropout": 0.10,
-        **DEFAULTS[model_type],
-    }
-    options |= {name: value for name, value in config.items() if name not in NOT_OF_THE_NETWORK}
-    unknown = sorted(options.keys() - OPTIONS.keys())
-    if unknown:
-        raise InputError(f"{model_type} has no option {unknown[0]}, whose value is {options[unknown[0]]}")
-    missing = sorted(OPTIONS.keys() - options.keys())
-    if missing:
-        raise InputError(f"{model_type} needs the option {missing[0]}")
-    arguments = {OPTIONS[name]: value for name, value in options.items()}
-    if net is NCSNpp:
-        arguments["fourier_scale"] = PUBLISHED_FOURIER_SCALE
+    name = "ADM" if model_type == "DhariwalUNet" else _song_family(given)
+    stored = {**DEFAULTS[model_type], **given}
+    for option in sorted(stored.keys() ^ OPTIONS.keys()):
+        if option in OPTIONS:
+            raise InputError(f"{model_type} needs the option {option}")
+        raise InputError(f"{model_type} has no option {option}, whose value is {stored[option]!s:.80}")
+    options = {option: parameter.default for option, parameter in signature(KNOWN[name]).parameters.items()}
+    options |= {OPTIONS[option]: value for option, value in stored.items()}
+    if name == "NCSNpp":
+        options["fourier_scale"] = PUBLISHED_FOURIER_SCALE
+    return {"class": name, "options": options}
+
+
+def network_from_config(config: Mapping[str, Any]) -> nn.Module:
+    """Build the network of a published checkpoint, with new weights; see `architecture_from_config`."""
+    architecture = architecture_from_config(config)
     try:
-        return net(**arguments)
+        return KNOWN[architecture["class"]](**architecture["options"])
     except TypeError as error:
-        raise InputError(f"{model_type}: an option of the wrong type among {options}") from error
+        raise InputError(f"{architecture['class']}: an option of the wrong type among {config!r:.300}") from error
 
 
-def network_to_config(net: nn.Module) -> dict[str, Any] | None:
-    """Describe a network by the arguments that `network_from_config` takes; None for networks of other kinds."""
-    families = {DDPMpp: ("SongUNet", DDPMPP_OPTIONS), NCSNpp: ("SongUNet", NCSNPP_OPTIONS), ADM: ("DhariwalUNet", {})}
-    if type(net) not in families:
-        return None
-    model_type, family = families[type(net)]
-    return {"model_type": model_type, **family, **{name: getattr(net, option) for name, option in OPTIONS.items()}}
-
-
-def _song_family(config: dict[str, Any]) -> type[DDPMpp] | type[NCSNpp]:
-    """Choose DDPM++ or NCSN++ by the family options in `config`, and remove these options."""
-    chosen = {name: config.pop(name, default) for name, default in DDPMPP_OPTIONS.items()}
+def _song_family(given: dict[str, Any]) -> str:
+    """Choose DDPM++ or NCSN++ by the family options in `given`, and remove these options."""
+    chosen = {name: given.pop(name, default) for name, default in DDPMPP_OPTIONS.items()}
     if isinstance(chosen["resample_filter"], tuple):
         chosen["resample_filter"] = list(chosen["resample_filter"])
-    if chosen == DDPMPP_OPTIONS:
-        return DDPMpp
-    if chosen == NCSNPP_OPTIONS:
-        return NCSNpp
-    raise InputError(f"SongUNet: neither DDPM++ nor NCSN++ has the options {chosen}")
+    for name, options in (("DDPMpp", DDPMPP_OPTIONS), ("NCSNpp", NCSNPP_OPTIONS)):
+        if chosen == options:
+            return name
+    raise InputError(f"SongUNet: neither DDPM++ nor NCSN++ has the options {chosen!r:.300}")

@@ -11,7 +11,7 @@ import torch
 from lit_knn.errors import InputError, first_line
 from lit_knn.estimators import Estimator
 from lit_knn.referee.adapters.checkout import Checkout, Load, Origin
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_default_rng
 
 SEEDS = 2**62
@@ -37,7 +37,7 @@ class Adapter(Estimator):
         self.checkout = checkout
         Checkout(type(self).__name__, checkout, self.origin)
 
-    def bind(self, reference: Reference) -> Self:
+    def bind(self, reference: ReferenceSet) -> Self:
         """See `Estimator.bind`. Imports the checkout and hands the images to its code."""
         super().bind(reference)
         _ = self.theirs

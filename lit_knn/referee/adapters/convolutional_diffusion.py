@@ -11,7 +11,7 @@ from lit_knn.estimators.counts import check_count
 from lit_knn.referee.adapters.adapter import Adapter, check_square
 from lit_knn.referee.adapters.checkout import Load, Origin
 from lit_knn.referee.adapters.levels import alpha_bar, by_level
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 
 # Their code holds (latents · images · positions² · channels) float32: 16 images of 32x32 pixels need 0.1 GB per z.
 LOADER_BATCH = 16
@@ -20,7 +20,7 @@ LOADER_BATCH = 16
 class LabelledLoader:
     """Batches of a reference set with labels of 0, which their code moves to the device and does not use."""
 
-    def __init__(self, reference: Reference, rows: int) -> None:
+    def __init__(self, reference: ReferenceSet, rows: int) -> None:
         self.reference, self.rows = reference, rows
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

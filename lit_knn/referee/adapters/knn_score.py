@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
 from lit_knn.referee.adapters.adapter import Adapter, check_pixels
 from lit_knn.referee.adapters.checkout import Load, Origin
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 
 ORIGIN = Origin(
     "https://github.com/plai-group/knn-score",
@@ -91,7 +91,7 @@ class KNNScoreSTF(Adapter):
 class Pixels(Dataset[tuple[Any, int]]):
     """The uint8 images of a reference set, mirrored ones included, as the data set that code derived from EDM reads."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: ReferenceSet) -> None:
         self.images = reference.local.images
         self.hflip = reference.hflip
         self.image_shape = list(reference.shape)

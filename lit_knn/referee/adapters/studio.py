@@ -13,7 +13,7 @@ from lit_knn.estimators.counts import IMAGES, Count, check_count
 from lit_knn.referee.adapters.adapter import Adapter, check_square
 from lit_knn.referee.adapters.checkout import Load, Origin
 from lit_knn.referee.adapters.levels import by_level, ddpm_stand_ins
-from lit_knn.reference import Reference
+from lit_knn.reference import ReferenceSet
 
 _MODELS = "src/local_diffusion/models"
 ORIGIN = Origin(
@@ -35,7 +35,7 @@ LATENTS = 16
 class Loader:
     """Batches of a reference set in model space, in order, as a PyTorch data loader without shuffling gives them."""
 
-    def __init__(self, reference: Reference, rows: int) -> None:
+    def __init__(self, reference: ReferenceSet, rows: int) -> None:
         self.reference, self.rows = reference, rows
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -43,7 +43,7 @@ class Loader:
             yield x
 
 
-def bundle(reference: Reference, rows: int) -> SimpleNamespace:
+def bundle(reference: ReferenceSet, rows: int) -> SimpleNamespace:
     """Describe a reference set as these projects describe a data set; `rows` is the batch size of its loader."""
     channels, _, resolution = reference.shape
     loader = Loader(reference, rows)

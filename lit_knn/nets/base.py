@@ -1,0 +1,55 @@
+"""The base of our networks: options are the fields of a dataclass, checked once, and so is the shape of images."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from lit_knn.errors import InputError
+
+# The least value of each whole number among the options.
+LEAST = {"in_channels": 1, "channels": 1, "blocks": 1, "layers": 1, "num_classes": 0, "augment_dim": 0}
+# Building a larger network could take minutes before anything says that it is too large.
+MOST_BLOCKS, MOST_RESOLUTIONS = 100, 16
+
+
+class ImageNetwork(nn.Module):
+    """Maps noisy images to images of the same shape.
+
+    A subclass is a dataclass: its fields are the options, and a subclass of it names only those that differ. Its
+    `__post_init__` calls this one first, and then makes the layers.
+    """
+
+    in_channels: int
+    factor = 1
+    """The sides of an image must be divisible by this number."""
+
+    def __post_init__(self) -> None:
+        check_options(type(self).__name__, vars(self))
+        super().__init__()
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise InputError if images cannot have this shape, (C, H, W)."""
+        name = type(self).__name__
+        if len(shape) != 3 or shape[0] != self.in_channels:
+            raise InputError(f"{name}: in_channels={self.in_channels}, but the images have the shape {tuple(shape)}")
+        if shape[1] % self.factor or shape[2] % self.factor:
+            sides = f"{shape[1]}x{shape[2]}"
+            raise InputError(f"{name}: image sides {sides} are not divisible by {self.factor} (multipliers)")
+
+
+def check_options(name: str, options: dict[str, Any]) -> None:
+    """Raise InputError for an option that is out of its range; NaN is out of every range."""
+    for option, least in LEAST.items():
+        if not options.get(option, least) >= least:
+            raise InputError(f"{name}: {option} must be at least {least}, got {options[option]}")
+    for option in ("blocks", "layers"):
+        if options.get(option, 1) > MOST_BLOCKS:
+            raise InputError(f"{name}: {option} must be at most {MOST_BLOCKS}, got {options[option]}")
+    multipliers = options.get("multipliers", [1])
+    if not 1 <= len(multipliers) <= MOST_RESOLUTIONS or not min(multipliers) >= 1:
+        numbers = f"1 to {MOST_RESOLUTIONS} numbers of at least 1"
+        raise InputError(f"{name}: multipliers must be {numbers}, got {list(multipliers)!r:.80}")
+    for option in ("dropout", "label_dropout"):
+        if not 0 <= options.get(option, 0) < 1:
+            raise InputError(f"{name}: {option} must be in [0, 1), got {options[option]}")

@@ -1,0 +1,85 @@
+"""Principal components and covariance of a reference set. The set computes them once and keeps them."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+from lit_knn.index.base import with_progress
+from lit_knn.linalg.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
+from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
+from lit_knn.rng import keyed_generator
+
+
+def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
+    """Compute the r leading principal components from a seeded subset of the images (or of the first rank's shard).
+
+    A rank on another kind of processor rounds differently, and may find some components mirrored or turned.
+    """
+    if not 1 <= r <= min(reference.N, reference.d):
+        raise InputError(f"r={r} must be between 1 and min(N, d) = min({reference.N}, {reference.d})")
+
+    def make() -> PrincipalComponents:
+        ids = torch.randperm(reference.N, generator=keyed_generator("cpu", 0))
+        ids = ids[: sample_size(reference.N, reference.d, r)].to(reference.device)
+        own = principal_components(reference.take(ids).flatten(1), reference.mean(), r)
+        mean, basis, variances = map(reference.of_first, own[:3])
+        outside = torch.tensor([own.residual_variance], dtype=torch.float64, device=reference.device)
+        return PrincipalComponents(mean, basis, variances, reference.of_first(outside).item())
+
+    return reference.cached(("components", r), make)
+
+
+def projection_of(reference: ReferenceSet, r: int, dtype: torch.dtype = torch.float32) -> Projection:
+    """Project all N images to r principal components of type `dtype`. With shards, each rank projects its own images.
+
+    It shows a progress bar.
+    """
+    components, part = components_of(reference, r), reference.local
+
+    def make() -> Projection:
+        chunks = (x for _, x in part.chunks(chunk_rows(part.d)))
+        images = with_progress(chunks, part.N, f"projecting on {r} principal components")
+        own = project_images(images, part.N, components, dtype)
+        return Projection(components, reference.of_all(own.coordinates), reference.of_all(own.half_sq_norms))
+
+    return reference.cached(("projection", r, dtype), make)
+
+
+class Covariance(NamedTuple):
+    """The covariance C = P·Λ·P' of all N images, mirrored ones included, divided by N.
+
+    Attributes:
+        variances: (r,), Λ, float64, r = min(N, d).
+        basis: (d, r), P, float64, orthonormal columns.
+    """
+
+    variances: Tensor
+    basis: Tensor
+
+    def wiener_filter(self, t: float) -> Tensor:
+        """Compute W(t) = C·(C + t²I)⁻¹, (d, d) float64. It costs d²·r multiplications."""
+        return (self.basis * (self.variances / (self.variances + t**2))) @ self.basis.T
+
+
+def covariance_of(reference: ReferenceSet) -> Covariance:
+    """Compute the covariance of all images in float64.
+
+    It costs N·d·min(N, d) multiplications and a decomposition of min(N, d)³, and holds 8·d·min(N, d) bytes.
+    """
+    return reference.cached("covariance", lambda: _covariance(reference))
+
+
+def _covariance(reference: ReferenceSet) -> Covariance:
+    mean = reference.sum() / reference.N
+    chunks = (x.flatten(1).double() - mean for _, x in reference.chunks(chunk_rows(reference.d)))
+    if reference.d >= reference.N:
+        _, lengths, directions = torch.linalg.svd(torch.cat(list(chunks)), full_matrices=False)
+        return Covariance(lengths.square() / reference.N, directions.T.contiguous())
+    products = torch.zeros(reference.d, reference.d, dtype=torch.float64, device=reference.device)
+    for x in chunks:
+        products.addmm_(x.T, x)
+    variances, basis = torch.linalg.eigh(products / reference.N)
+    # A variance is not negative, but rounding may make it so.
+    return Covariance(variances.clamp(min=0), basis)

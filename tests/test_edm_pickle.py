@@ -1,0 +1,491 @@
+"""Reads published EDM pickles without running their code; hostile and damaged ones are refused with one line."""
+
+import copyreg
+import io
+import itertools
+import os
+import pickle
+import pickletools
+import random
+import struct
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.errors import InputError
+from lit_knn.nets.published.edm_pickle import read_edm_pickle
+from lit_knn.nets.published.safe_pickle import load_safely
+from tests.edm_pickles import (
+    CONFIG,
+    NUMPY_1,
+    NUMPY_2,
+    Call,
+    module_that_records,
+    network,
+    persistent,
+    published,
+    write,
+)
+
+EVERY_WRITER = [pytest.param(p, core, id=f"{p}-{core}") for p in (4, 5) for core in (NUMPY_1, NUMPY_2)]
+NUMBERS = [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+NUMBERS += [np.float16, np.float32, np.float64]
+
+
+def refused(path):
+    """The one-line error of reading `path`; it names the file."""
+    with pytest.raises(InputError) as caught:
+        read_edm_pickle(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert message.isprintable()
+    return message
+
+
+def refused_bytes(folder, code):
+    (folder / "a.pkl").write_bytes(code)
+    return refused(folder / "a.pkl")
+
+
+def assert_same(state_dict, expected):
+    assert state_dict.keys() == expected.keys()
+    for name, value in expected.items():
+        assert state_dict[name].dtype == value.dtype
+        assert torch.equal(state_dict[name], value), name
+
+
+@pytest.fixture
+def benign(tmp_path):
+    ema, expected = network(tmp_path / "marker")
+    return write(tmp_path / "edm.pkl", published(ema, tmp_path / "marker")), expected
+
+
+# Benign files
+
+
+@pytest.mark.parametrize(("protocol", "core"), EVERY_WRITER)
+def test_reads_names_values_and_configuration_of_every_writer(tmp_path, protocol, core):
+    ema, expected = network(tmp_path / "marker")
+    path = write(tmp_path / "edm.pkl", published(ema, tmp_path / "marker"), protocol, core)
+    config, state_dict = read_edm_pickle(path)
+    assert config == CONFIG
+    assert_same(state_dict, expected)
+    assert all(value.is_contiguous() and not value.requires_grad for value in state_dict.values())
+    assert not (tmp_path / "marker").exists()
+
+
+def test_imports_nothing(benign):
+    with module_that_records("torch_utils.persistence") as touched:
+        read_edm_pickle(benign[0])
+    assert not touched
+    modules = set(sys.modules)
+    read_edm_pickle(benign[0])
+    assert set(sys.modules) == modules
+    assert "torch_utils" not in sys.modules
+
+
+def test_the_network_itself_is_read_like_one_under_ema(tmp_path):
+    ema, expected = network()
+    assert_same(read_edm_pickle(write(tmp_path / "a.pkl", ema))[1], expected)
+
+
+@pytest.mark.parametrize("count", range(9))
+def test_positional_arguments_and_a_model_type_by_default(tmp_path, count):
+    order = {"img_resolution": 16, "img_channels": 3, "label_dim": 10, "use_fp16": False, "sigma_min": 0}
+    order |= {"sigma_max": float("inf"), "sigma_data": 0.5, "model_type": "SongUNet"}
+    named = dict(list(order.items())[count:7])  # the last ones are named, unless all are positional
+    ema, _ = network(args=tuple(order.values())[:count], kwargs={**named, "channel_mult": [1, 2]})
+    assert read_edm_pickle(write(tmp_path / "a.pkl", ema))[0] == CONFIG
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64])
+def test_element_types_and_views(tmp_path, dtype):
+    whole = torch.arange(60).reshape(3, 4, 5).to(dtype)
+    tensors = {"view": whole[1:, ::2, 1:].transpose(0, 2), "scalar": whole[2, 3, 4]}
+    ema, _ = network(modules={"model": persistent("SongUNet", buffers=tensors)})
+    state_dict = read_edm_pickle(write(tmp_path / "a.pkl", ema))[1]
+    assert_same(state_dict, {f"model.{name}": value for name, value in tensors.items()})
+    assert state_dict["model.view"].untyped_storage().nbytes() == tensors["view"].nbytes
+
+
+def test_values_saved_from_a_gpu_are_read_on_the_cpu(tmp_path):
+    data = storage_bytes().replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
+    assert b"cuda:0" in data
+    ema, _ = network(modules=tensor_module(rebuild(Call("torch.storage", "_load_from_bytes", data), 0, (3,), (1,))))
+    assert_same(read_edm_pickle(write(tmp_path / "a.pkl", ema))[1], {"model.a": torch.arange(3.0)})
+
+
+def extremes(kind):
+    if kind is np.bool_:
+        return [True, False]
+    if issubclass(kind, np.integer):
+        return [np.iinfo(kind).min, -1 if np.iinfo(kind).min else 1, np.iinfo(kind).max]
+    return [np.finfo(kind).smallest_subnormal, -0.0, 1 / 3, np.finfo(kind).max, np.inf]
+
+
+@pytest.mark.parametrize(("protocol", "core"), EVERY_WRITER)
+def test_numpy_scalars_become_the_numbers_that_numpy_says(tmp_path, protocol, core):
+    scalars = [kind(value) for kind in NUMBERS for value in extremes(kind)]
+    found = load_safely(write(tmp_path / "a.pkl", scalars, protocol, core))
+    assert [(type(value), value) for value in found] == [(type(s.item()), s.item()) for s in scalars]
+    kwargs = {"img_resolution": np.int64(16), "img_channels": np.uint8(3), "channel_mult": [np.int8(1), np.int16(2)]}
+    config, _ = read_edm_pickle(write(tmp_path / "a.pkl", network(kwargs=kwargs)[0], protocol, core))
+    assert (config["img_resolution"], config["img_channels"], config["channel_mult"]) == (16, 3, [1, 2])
+
+
+def test_the_writer_of_these_tests_names_what_numpy_names(tmp_path):
+    # With the installed NumPy's names, the bytes are the same as pickle's own.
+    core = np.array(0).__reduce__()[0].__module__.removesuffix(".multiarray")
+    for protocol in (4, 5):
+        thing = [np.float64(0.5), np.bool_(True)]
+        assert write(tmp_path / "a.pkl", thing, protocol, core).read_bytes() == pickle._dumps(thing, protocol)
+
+
+# Files that try to run code
+
+CALLS = [
+    ("os", "system", "touch {marker}"),
+    ("posix", "system", "touch {marker}"),
+    ("builtins", "eval", "open({marker!r}, 'w')"),
+    ("builtins", "open", "{marker}", "w"),
+    ("builtins", "getattr", "", "__class__"),
+    ("builtins", "bytearray", 10**13),
+    ("pickle", "loads", b"."),
+    ("torch", "load", "{marker}"),
+    ("torch._utils", "_rebuild_wrapper_subclass"),
+    ("torch._utils", "_rebuild_parameter.__globals__"),
+    ("torch.storage", "UntypedStorage", 10**13),
+    ("torch.nn.modules.module", "Module"),
+    ("collections", "OrderedDict.fromkeys", "ab"),
+    ("torch_utils.persistence", "import_hooks.append"),
+    ("lit_knn.nets.published.safe_pickle", "load_safely"),
+    ("numpy", "load", "{marker}"),
+    ("numpy", "zeros", 10**13),
+    ("numpy", "dtype.__reduce__"),
+    ("numpy.core.multiarray", "scalar.__self__"),
+    ("numpy.core.multiarray", "_reconstruct"),
+]
+
+
+@pytest.mark.parametrize("place", ["root", "beside", "deep", "argument"])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0]}.{call[1]}")
+def test_a_global_outside_the_table_is_refused_by_name(tmp_path, call, place):
+    module, name, *args = call
+    hostile = Call(module, name, *[a.format(marker=tmp_path / "marker") if isinstance(a, str) else a for a in args])
+    root = {
+        "root": lambda: hostile,
+        "beside": lambda: {**published(network()[0]), "loss_fn": hostile},
+        "deep": lambda: published(network(deep=hostile)[0]),
+        "argument": lambda: published(network(kwargs={"img_resolution": hostile})[0]),
+    }[place]()
+    modules = set(sys.modules)
+    assert f"the global {module}.{name}, which is refused" in refused(write(tmp_path / "a.pkl", root))
+    assert not (tmp_path / "marker").exists()
+    assert set(sys.modules) == modules
+
+
+def storage_bytes(position=None, hostile=b""):
+    """The file that `torch.save` writes for the values 0, 1, 2, with one of its five pickles replaced."""
+    opcodes = pickletools.genops(pickle.dumps(torch.arange(3.0)))
+    stream = io.BytesIO(next(argument for _, argument, _ in opcodes if isinstance(argument, bytes)))
+    parts = []
+    for _ in range(5):
+        start = stream.tell()
+        for _ in pickletools.genops(stream):
+            pass
+        parts.append(stream.getvalue()[start : stream.tell()])
+    if position is not None:
+        parts[position] = hostile
+    return b"".join(parts) + stream.read()
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_a_pickle_inside_the_values_of_a_tensor_is_refused(tmp_path, position):
+    data = storage_bytes(position, f"cos\nsystem\n(S'touch {tmp_path / 'marker'}'\ntR.".encode())
+    nested = Call("torch.storage", "_load_from_bytes", data)
+    message = refused(write(tmp_path / "a.pkl", published(network(deep=nested)[0])))
+    assert "the global os.system, which is refused" in message
+    assert not (tmp_path / "marker").exists()
+
+
+class Trap:
+    """Pickled as `os.system`."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def test_values_of_a_tensor_in_the_zip_format_are_not_opened(tmp_path):
+    torch.save({"a": Trap(tmp_path / "marker")}, tmp_path / "zip.pt")
+    nested = Call("torch.storage", "_load_from_bytes", (tmp_path / "zip.pt").read_bytes())
+    refused(write(tmp_path / "a.pkl", published(network(deep=nested)[0])))
+    assert not (tmp_path / "marker").exists()
+
+
+# Parts of pickles
+TEXT = b"\x8c\x01a"
+DICT, RECORD = b"ccollections\nOrderedDict\n", b"ctorch.nn.modules.container\nModuleDict\n"
+FUNCTION, DTYPE = b"ctorch._utils\n_rebuild_parameter\n", b"cnumpy\ndtype\n\x8c\x02f8\x85R"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (b"(S'touch {}'\nios\nsystem\n.", "the pickle opcode STRING"),  # INST
+        (b"(ios\nsystem\n.", "the pickle opcode INST"),
+        (b"(" + FUNCTION + TEXT + b"o.", "the pickle opcode OBJ"),
+        (FUNCTION + b")}\x92.", "the pickle opcode NEWOBJ_EX"),
+        (b"\x80\x02csubprocess\nPopen\n)\x81.", "the global subprocess.Popen"),  # NEWOBJ
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "the global os.system"),  # STACK_GLOBAL
+        (b"\x80\x04\x8c\x02os)\x93.", "by something other than text"),
+        (b"cos\n\x1b[2J\n.", "the global os.\\x1b[2J"),
+        (TEXT + b")R.", "calls something other than a global"),
+        (DICT + b"]R.", "calls something other than a global"),
+        (b"ctorch\nFloatStorage\n)R.", "calls something other than a global"),
+        (b"Pos.system\n.", "the pickle opcode PERSID"),
+        (b"\x80\x05\x97.", "the pickle opcode NEXT_BUFFER"),
+        # Attributes, and methods that Python's unpickler calls
+        (DICT + b"}" + TEXT + b"Nsb.", "sets the state of a Name"),
+        (FUNCTION + b"}" + TEXT + b"Nsb.", "sets the state of a Name"),
+        (DICT + b")R}\x8c\x05itemsNsb.", "sets the state of a dict"),
+        (FUNCTION + TEXT + b"a.", "APPEND on a Name"),
+        (RECORD + b")\x81" + TEXT + b"Ns.", "SETITEM on a Record"),
+        (b"\x8f" + TEXT + b"a.", "APPEND on a set"),
+        (b"]" + TEXT + b"Ns.", "SETITEM on a list"),
+        (b"](" + TEXT + b"\x90.", "ADDITEMS on a list"),
+        (b"})Ns.", "keys other than text"),
+    ],
+)
+def test_what_the_machine_does_not_do_is_refused(tmp_path, code, message):
+    assert f"{message}, which is refused" in refused_bytes(tmp_path, code)
+
+
+@pytest.mark.parametrize("opcode", [b"\x82\xf0", b"\x83\xf0\x00", b"\x84\xf0\x00\x00\x00"])
+def test_registered_extensions_are_refused(tmp_path, monkeypatch, opcode):
+    copyreg.add_extension("os", "system", 0xF0)
+    monkeypatch.setitem(copyreg._extension_cache, 0xF0, os.system)
+    try:
+        code = b"\x80\x02" + opcode + f"(S'touch {tmp_path / 'marker'}'\ntR.".encode()
+        assert "opcode EXT" in refused_bytes(tmp_path, code)
+    finally:
+        copyreg.remove_extension("os", "system", 0xF0)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_the_state_of_an_object_is_data_alone(tmp_path):
+    (tmp_path / "a.pkl").write_bytes(RECORD + b")\x81}(\x8c\x0c__setstate__N\x8c\x09__class__" + DICT + b"ub.")
+    record = load_safely(tmp_path / "a.pkl")
+    assert type(record).__name__ == "Record"
+    assert record.state == {"__setstate__": None, "__class__": "collections.OrderedDict"}
+
+
+# Small files that ask for much memory or time
+
+
+def rebuild(storage, offset, size, stride):
+    return Call("torch._utils", "_rebuild_tensor_v2", storage, offset, size, stride, False, {})
+
+
+def tensor_module(tensor):
+    return {"model": persistent("SongUNet", {"a": tensor})}
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "stride"),
+    [(0, (2**40,), (0,)), (0, (4,), (1,)), (2, (2,), (1,)), (-1, (1,), (1,)), (0, (2, 2), (2,)), (0, (2,), (-1,)),
+     (0, (1,) * 1000, (1,) * 1000), (0, (0.5,), (1,)), (2**70, (1,), (1,)), (0, (2,), (2**70,)),
+     (0, (0, 2**60), (1, 1))],
+)  # fmt: skip
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path, offset, size, stride):
+    storage = Call("torch.storage", "_load_from_bytes", storage_bytes())
+    good = write(tmp_path / "good.pkl", network(modules=tensor_module(rebuild(storage, 0, (3,), (1,))))[0])
+    assert read_edm_pickle(good)[1]["model.a"].tolist() == [0, 1, 2]
+    refused(write(tmp_path / "a.pkl", network(modules=tensor_module(rebuild(storage, offset, size, stride)))[0]))
+
+
+def test_exactly_the_tensors_within_their_storage_are_read(tmp_path):
+    storage, path, count = Call("torch.storage", "_load_from_bytes", storage_bytes()), tmp_path / "a.pkl", 0
+    for offset, m, n, down, across in itertools.product(range(3), range(1, 3), range(1, 3), range(3), range(3)):
+        places = [offset + i * down + j * across for i in range(m) for j in range(n)]
+        write(path, [rebuild(storage, offset, (m, n), (down, across))])
+        if max(places) < 3 and len(places) <= 3:
+            count += 1
+            assert load_safely(path)[0].to_tensor().flatten().tolist() == places
+        else:
+            with pytest.raises(InputError):
+                load_safely(path)
+    assert count > 30
+
+
+def test_a_storage_that_claims_more_values_than_it_has_is_refused(tmp_path):
+    data = storage_bytes()
+    for damaged in (data[:-1], data + b"\0", data[:-20] + struct.pack("<q", 2**40) + data[-12:]):
+        storage = Call("torch.storage", "_load_from_bytes", damaged)
+        ema, _ = network(modules=tensor_module(rebuild(storage, 0, (1,), (1,))))
+        assert "too many or too few values" in refused(write(tmp_path / "a.pkl", ema))
+
+
+# A tuple that holds the one before twice, and so on: its hash or its text would take forever.
+DOUBLED = b")" + b"".join(b"\x94h%c\x86" % i for i in range(100))
+LENGTH = struct.pack("<Q", 2**60)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"\x80\x02Nr\xff\xff\xff\x7f.",  # memo index 2^31
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.",  # frame
+        b"\x80\x04\x8b\xff\xff\xff\x7f.",  # LONG4
+        *(b"\x80\x04" + opcode + LENGTH + b"." for opcode in (b"\x8d", b"\x8e", b"\x96")),
+        b"L" + b"9" * 1_000_000 + b"L\n.",
+        *(b"\x80\x04" + opcode * 200_000 + b"." for opcode in (b"(", b"}", b"]")),
+        b"\x80\x04)" + b"\x85" * 200_000 + b".",
+        b"\x80\x04N" + b"\x94" * 200_000 + b".",
+        b"\x80\x04}" + DOUBLED + b"Ns.",
+        b"\x80\x04\x8f(" + DOUBLED + b"\x90.",
+        b"\x80\x04}\x8c\x03ema" + DOUBLED + b"s.",
+        b"\x80\x04" + DOUBLED + TEXT + b"\x93.",
+        b"\x80\x04" + b"cnumpy\ndtype\n" + DOUBLED + b"\x85R.",
+    ],
+)
+def test_counts_and_repetitions_take_memory_as_the_file_has_bytes(tmp_path, code):
+    tracemalloc.start()
+    try:
+        refused_bytes(tmp_path, code)
+        assert tracemalloc.get_traced_memory()[1] < 2**20 + 250 * len(code)
+    finally:
+        tracemalloc.stop()
+
+
+def test_naming_the_same_values_again_and_again_takes_no_memory(tmp_path):
+    storage = Call("torch.storage", "_load_from_bytes", pickled_values(torch.zeros(2**18)))
+    views = [rebuild(storage, 0, (2**18,), (1,)) for _ in range(500)]
+    path = write(tmp_path / "a.pkl", views)
+    assert path.stat().st_size < 2**21
+    tracemalloc.start()
+    try:
+        assert len(load_safely(path)) == 500
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+def test_strides_that_are_no_numbers_are_not_multiplied(tmp_path):
+    storage = Call("torch.storage", "_load_from_bytes", storage_bytes())
+    path = write(tmp_path / "a.pkl", rebuild(storage, 0, (1,), [bytes(10**5)] * 10_000))
+    tracemalloc.start()
+    try:
+        assert "of an impossible size" in refused(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+def pickled_values(tensor):
+    opcodes = pickletools.genops(pickle.dumps(tensor))
+    return next(argument for _, argument, _ in opcodes if isinstance(argument, bytes))
+
+
+def test_tensors_that_share_one_storage_too_often_are_refused(tmp_path):
+    tensor = torch.ones(10_000)
+    model = persistent("SongUNet", {f"p{i}": tensor for i in range(50)})
+    assert "larger than the file" in refused(write(tmp_path / "a.pkl", network(modules={"model": model})[0]))
+
+
+@pytest.mark.timeout(60)
+def test_modules_that_share_their_names_end(tmp_path):
+    none = dict.fromkeys(map(str, range(10_000)))
+    modules = {str(i): persistent("Conv2d", _parameters=none) for i in range(1_000)}
+    path = write(tmp_path / "a.pkl", network(modules={"model": persistent("SongUNet", modules=modules)})[0])
+    assert "larger than the file" in refused(path)
+
+
+def test_modules_that_hold_each_other_end(tmp_path):
+    # Each module is written once and named twice, which makes 2^20 paths.
+    module = persistent("SongUNet")
+    for _ in range(20):
+        module = persistent("SongUNet", modules={"a": module, "b": module})
+    refused(write(tmp_path / "a.pkl", network(modules={"model": module})[0]))
+
+
+def test_arguments_that_grow_when_copied_are_refused(tmp_path):
+    value = [1]
+    for _ in range(40):
+        value = [value, value]
+    for growing in (value, [0] * 10_000, 10**5000, {"a": 1}, np.zeros(0)):
+        ema, _ = network(kwargs={"img_resolution": 8, "img_channels": 3, "label_dim": growing})
+        refused(write(tmp_path / "a.pkl", ema))
+
+
+# Damaged and unsuitable files
+
+
+def test_truncated_files_are_refused_wherever_they_end(benign, tmp_path):
+    data = benign[0].read_bytes()
+    for end in [*range(200), *range(200, len(data), 97), *range(len(data) - 60, len(data))]:
+        assert "or a damaged one" in refused_bytes(tmp_path, data[:end])
+
+
+def test_damaged_files_end_in_one_line_or_are_read(benign, tmp_path):
+    rng, data, path = random.Random(0), benign[0].read_bytes(), tmp_path / "damaged.pkl"
+    messages = []
+    for _ in range(600):
+        damaged = bytearray(data)
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            read_edm_pickle(path)
+        except InputError as error:
+            messages.append(str(error))
+    assert 100 < len(messages) < 600
+    assert all(message.isprintable() for message in messages)
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"\x00" * 50, b"PK\x03\x04" + b"\x00" * 30, b"<html></html>"])
+def test_what_is_no_pickle_is_refused(tmp_path, content):
+    assert "is no pickle of an EDM network" in refused_bytes(tmp_path, content)
+
+
+def test_missing_files_are_refused(tmp_path):
+    assert "cannot be read: No such file" in refused(tmp_path / "none.pkl")
+
+
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        ({"G": 1, "D": 2}, "no network under 'ema', only 'D', 'G'"),
+        ({"ema": None}, "'ema' must be a network, got NoneType"),
+        ([1, 2], "'ema' must be a network, got list"),
+        (
+            persistent("VPPrecond"),
+            "must be an EDMPrecond, got 'VPPrecond': other preconditionings, as in the published",
+        ),
+        (persistent("EDMPrecond"), "no submodule 'model'"),
+        (network(modules={"model": 3})[0], "no submodule 'model'"),
+        (network(modules={"model": persistent("DhariwalUNet")})[0], "model_type is 'SongUNet', the network a 'Dhari"),
+        (network(modules={"model": persistent("SongUNet", {"a": 1})})[0], "model.a must be a tensor, got int"),
+        (network(modules={"model": persistent("SongUNet", {"a.b": None})})[0], "model lacks its _parameters"),
+        (network(modules={"model": persistent("SongUNet", _parameters=None)})[0], "model lacks its _parameters"),
+        (network(modules={"model": persistent("SongUNet", args=(16,))})[0], "model has more than 0 positional"),
+        (network(deep=persistent("Conv2d", _parameters=3))[0], "model.enc.16x16_conv lacks its _parameters"),
+        (network(deep=3)[0], "model.enc.16x16_conv must be a module, got int"),
+        (network(_init_kwargs=None)[0], "the network lacks its _init_kwargs"),
+        (network(kwargs={"img_channels": torch.ones(1)})[0], "argument img_channels is not a plain value"),
+        (network(kwargs={"img_channels": 3, "model_type": 1})[0], "model_type is 1, the network a 'SongUNet'"),
+        *(
+            (network(kwargs={name: value})[0], "sigma_min and sigma_max must be ascending noise levels")
+            for name, value in [("sigma_min", -1), ("sigma_max", "80"), ("sigma_max", float("nan")), ("sigma_max", 0)]
+        ),
+    ],
+)
+def test_what_is_not_an_edm_network_is_refused(tmp_path, root, message):
+    assert message in refused(write(tmp_path / "a.pkl", root))
