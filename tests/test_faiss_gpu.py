@@ -37,13 +37,15 @@ def searched(index, k, device, images=None, z=None):
         ("IVF4,SQ8", 3072, 513, 512),
         ("IVF4,SQ8", 3073, 512, 256),
         ("IVF4,SQ8", 3072, 2048, 512),
-        ("IVF4,SQ6", 4608, 257, 256),
-        ("IVF4,SQ4", 6138, 2, 1),
+        ("IVF4,SQ8", 4608, 257, 256),
+        ("IVF4,SQ8", 6138, 2, 1),
         ("IVF4,SQ8", 6139, 1, 0),
         ("IVF4,SQ8", 6144, 1, 0),
         ("IVF4,SQ8", 12_288, 2048, 0),
         ("PCA16,IVF4,SQ8", 12_288, 2048, 512),
         ("IVF4,Flat", 12_288, 2049, 2048),
+        ("Flat", 48, 2049, 2048),
+        ("PCA8,Flat", 48, 2049, 2048),
     ],
 )
 def test_lists_too_long_for_shared_memory_are_refused_before_the_build(factory, d, k, largest):
@@ -55,26 +57,14 @@ def test_lists_too_long_for_shared_memory_are_refused_before_the_build(factory, 
         index.check(10**6, d, GPU, largest)
 
 
-@pytest.mark.parametrize("factory", ["IVF4,SQ8", "IVF4,SQfp16"])
-def test_lists_of_pixels_and_of_half_floats_have_no_such_limit(factory):
-    FaissIndex(factory, lossless=factory == "IVF4,SQ8").check(10**6, 12_288, GPU, 2048)
+def test_lists_of_pixels_have_no_such_limit():
+    FaissIndex("IVF4,SQ8", lossless=True).check(10**6, 12_288, GPU, 2048)
 
 
-@pytest.mark.parametrize(
-    "factory",
-    [
-        "IVF4,SQbf16",
-        "IVF4,PQ4",
-        "IVF4,FlatDedup",
-        "IVF4,Flat,RFlat",
-        "Pad64,Flat",
-        "PCA8,Pad16,IVF4,Flat",
-        "IVF4_HNSW8,Flat",
-    ],
-)
-def test_kinds_that_would_fail_or_change_on_a_gpu_are_refused_before_the_build(factory):
+@pytest.mark.parametrize("factory", ["SQ8", "PCA8,SQ8"])
+def test_8_bits_without_lists_are_refused_on_a_gpu_before_the_build(factory):
     FaissIndex(factory).check(5000, 48, torch.device("cpu"), 8)
-    with pytest.raises(InputError, match=r"to a GPU.*TorchIndex"):
+    with pytest.raises(InputError, match=rf"factory='{factory}' to a GPU.*TorchIndex"):
         FaissIndex(factory).check(5000, 48, GPU, 8)
 
 
@@ -84,7 +74,7 @@ def test_more_lists_than_a_gpu_searches_are_refused_before_the_build():
         FaissIndex("IVF5000,Flat", nprobe=2049).check(10**6, 48, GPU, 8)
 
 
-FACTORIES = ["Flat", "IVF2,Flat", "IVF2,SQ8", "IVF2,SQ6", "IVF2,SQ4", "IVF2,SQfp16", "PCA8,IVF2,SQ8", "RR16,Flat"]
+FACTORIES = ["Flat", "IVF2,Flat", "IVF2,SQ8", "PCA8,IVF2,SQ8", "PCA16,Flat"]
 
 
 @pytest.mark.gpu
@@ -109,13 +99,11 @@ def test_what_the_check_lets_through_is_searched(factory, width):
             assert ids.shape == sq_dist.shape == (2, k)
             passed.append(k)
     assert {1, 2, 512} <= set(passed)
-    assert (2048 in passed) == (not any(codes in factory for codes in ("SQ8", "SQ6", "SQ4")))
+    assert (2048 in passed) == ("SQ8" not in factory)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "PCA12,Flat", "PCA12,IVF4,SQ8", "OPQ4,Flat", "PCA20,RR8,IVF4,Flat"]
-)
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "PCA12,Flat", "PCA12,IVF4,SQ8"])
 def test_a_gpu_finds_what_the_cpu_finds(factory):
     nprobe = 2 if "IVF" in factory else None
     (true, ids), (sq_dist, found) = (searched(FaissIndex(factory, nprobe), 40, place) for place in ("cpu", "cuda"))
@@ -135,7 +123,7 @@ def test_more_pixels_in_lists_than_shared_memory_would_hold_are_found_exactly():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("factory", "lossless"), [("Flat", False), ("IVF4,SQ8", True), ("IVF4,SQ8", False), ("PCA12,RR8,IVF4,Flat", False)]
+    ("factory", "lossless"), [("Flat", False), ("IVF4,SQ8", True), ("IVF4,SQ8", False), ("PCA12,IVF4,Flat", False)]
 )
 def test_an_index_comes_back_from_a_gpu_as_it_went(factory, lossless):
     reference = ReferenceSet(pixels(), FaissIndex(factory, lossless=lossless))
@@ -210,50 +198,7 @@ def test_an_index_moves_from_one_gpu_to_another():
     torch.testing.assert_close(after[0].cpu(), before[0].cpu(), rtol=1e-4, atol=1e-4)
 
 
-def with_cuvs(monkeypatch):
-    import faiss
-
-    monkeypatch.setattr(faiss, "get_compile_options", lambda: "OPTIMIZE AVX2 GPU NVIDIA_CUVS ")
-
-
-def test_cuvs_finds_more_neighbours_with_flat_alone(monkeypatch):
-    with_cuvs(monkeypatch)
-    for factory in ("Flat", "PCA8,Flat"):
-        FaissIndex(factory).check(50_000, 48, GPU, 16_384)
-        with pytest.raises(InputError, match="k=16385: FAISS on a GPU finds at most 16384"):
-            FaissIndex(factory).check(50_000, 48, GPU, 16_385)
-    for factory, k in (("IVF4,Flat", 2049), ("IVF4,SQfp16", 2049), ("IVF4,SQ8", 513)):
-        with pytest.raises(InputError, match=f"finds at most {k - 1} "):
-            FaissIndex(factory).check(50_000, 48, GPU, k)
-
-
-def test_cuvs_searches_with_flat_alone(monkeypatch, stand_in):
-    with_cuvs(monkeypatch)
-    import faiss
-
-    images, chosen, to_gpu = pixels(2500), [], faiss.index_cpu_to_gpu
-
-    def noted(resources, device, index, options):
-        chosen.append(options.use_cuvs)
-        return to_gpu(resources, device, index, options)
-
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", noted)
-    _, ids = searched(FaissIndex("Flat"), 2500, "cuda", images)
-    assert (ids.sort(1).values == torch.arange(2500)).all()
-    with pytest.raises(InputError, match="k=2049"):
-        searched(FaissIndex("IVF4,Flat"), 2049, "cuda", images)
-    searched(FaissIndex("IVF4,Flat", nprobe=4), 2048, "cuda", images)
-    assert chosen[0]
-    assert not any(chosen[1:])
-
-
-def test_a_faiss_that_does_not_load_is_told_with_its_reason(monkeypatch, tmp_path):
+def test_a_faiss_that_does_not_load_is_told_with_its_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(InputError, match=r"FaissIndex needs faiss \(.*faiss.*\): pip install"):
-        FaissIndex().check(10, 4)
-    # faiss-gpu-cuvs raises RuntimeError where NVIDIA's libraries are missing.
-    (tmp_path / "faiss.py").write_text('raise RuntimeError("the cuVS runtime wheels are missing")')
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "faiss")
-    with pytest.raises(InputError, match=r"FaissIndex needs faiss \(the cuVS runtime wheels are missing\)"):
         FaissIndex().check(10, 4)

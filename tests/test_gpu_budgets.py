@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lit_knn.estimators import KNN, ByClass, OneSample, SubspaceKNN, Wiener
-from lit_knn.index import TorchIndex
-from lit_knn.index.subspace_index import SubspaceIndex
+from lit_knn.index import SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from tests.toys import noisy
 

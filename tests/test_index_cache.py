@@ -1,12 +1,9 @@
 """The cache of built indexes: hits, refused files, and the leftovers of killed processes."""
 
-import json
-import os
 import resource
 import subprocess
 import sys
 import time
-import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +14,7 @@ import torch
 from lit_knn.atomic_files import locked
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
-from lit_knn.index.cache import file_name, verify
+from lit_knn.index.cache import file_name
 from lit_knn.reference import ReferenceSet
 from tests.cached_index import LARGE, images, queries, started, started_large
 from tests.ranks import SERVER
@@ -79,72 +76,25 @@ def test_other_data_and_settings_have_files_of_their_own(tmp_path):
     assert len({file_name({"factory": f}) for f in ("IVF4,SQ8", "IVF4-SQ8", "a/b", "a b")}) == 4
 
 
-def damage_cut(content):
-    return content[: len(content) // 2]
-
-
-def damage_byte(content):
-    middle = len(content) // 3
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-
-
-def damage_version(content):
-    return json.dumps(json.loads(content) | {"faiss": "0.0"}).encode()
-
-
-def empty(content):
-    return b""
-
-
-@pytest.mark.parametrize(
-    ("suffix", "damage", "words"),
-    [
-        (".index", damage_cut, "checksum"),
-        (".index", damage_byte, "checksum"),
-        (".index", empty, "checksum"),
-        (".json", damage_cut, r"damaged \.json"),
-        (".json", damage_version, r"another index: faiss is 0\.0"),
-        (".json", empty, r"damaged \.json"),
-        (".json", lambda _: b"\xff" * 8, r"damaged \.json"),
-        (".json", lambda _: b"[1, 2]", r"damaged \.json"),
-        (".json", lambda _: b"{}", "another index"),
-    ],
-)
-def test_a_file_that_is_not_whole_is_built_anew_with_a_line(tmp_path, suffix, damage, words):
-    first = started(tmp_path)
+@pytest.mark.parametrize("size", [0, 100, 3000])
+def test_a_damaged_file_is_told_with_its_name(tmp_path, size):
+    started(tmp_path)
     path = only_file(tmp_path)
-    damaged = path.with_suffix(suffix)
-    whole = damaged.read_bytes()
-    # Writing in place would change the file that `first` has mapped.
     replacement = path.with_suffix(".tmp")
-    replacement.write_bytes(damage(whole))
-    replacement.rename(damaged)
-    with pytest.warns(UserWarning, match=f"{path} .*({words}).*building the index anew") as lines:
-        second = started(tmp_path)
-    assert [str(line.message).count("\n") for line in lines] == [0]
-    assert equal(first, second)
-    assert damaged.read_bytes() == whole
-    with no_build(tmp_path):
+    replacement.write_bytes(path.read_bytes()[:size])
+    replacement.rename(path)
+    with pytest.raises(InputError, match=f"index cache: {path} is damaged, remove it: .") as error:
         started(tmp_path)
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("suffix", [".index", ".json"])
-def test_half_of_the_two_files_is_no_index(tmp_path, suffix):
+def test_an_index_of_another_faiss_is_not_taken(tmp_path, monkeypatch):
+    import faiss
+
     first = started(tmp_path)
-    only_file(tmp_path).with_suffix(suffix).unlink()
+    monkeypatch.setattr(faiss, "__version__", "0.0")
     assert equal(first, started(tmp_path))
-    with no_build(tmp_path):
-        started(tmp_path)
-
-
-def test_a_file_of_other_images_under_this_name_is_not_believed(tmp_path):
-    started(tmp_path / "a", pictures=images(seed=5))
-    mine = started(tmp_path / "b")
-    theirs, ours = only_file(tmp_path / "a"), only_file(tmp_path / "b")
-    for suffix in (".index", ".json"):
-        theirs.with_suffix(suffix).rename(ours.with_suffix(suffix))
-    with pytest.warns(UserWarning, match="another index: data is"):
-        assert equal(mine, started(tmp_path / "b"))
+    assert len(list(tmp_path.glob("*.index"))) == 2
 
 
 def test_a_full_disk_leaves_no_file_and_the_run_goes_on(tmp_path):
@@ -161,12 +111,10 @@ def test_a_full_disk_leaves_no_file_and_the_run_goes_on(tmp_path):
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("folder", ["file", "file/below", "locked"])
-def test_a_folder_that_cannot_be_written_to_is_refused_before_the_build(tmp_path, monkeypatch, folder):
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_is_refused_before_the_build(tmp_path, folder):
     (tmp_path / "file").write_text("")
-    (tmp_path / "locked").mkdir()
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the superuser may write anywhere
-    with pytest.raises(InputError, match=f"cache_dir={tmp_path / folder} "):
+    with pytest.raises(InputError, match=f"cache_dir={tmp_path / folder} cannot be made: "):
         # The cache must fail first: a build would refuse these images.
         started(tmp_path / folder, lossless=True, pictures=torch.randn(200, 1, 4, 6))
 
@@ -188,15 +136,14 @@ def test_a_killed_process_leaves_what_the_next_start_can_use(tmp_path):
         second = started(folder, LARGE, pictures)
         assert equal(expected, second)
         names = [path.name for path in folder.iterdir()]
-        assert len(names) == 3, names  # the index, its description and its lock
+        assert len(names) == 2, names  # the index and its lock
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path):
     started(tmp_path)
     path = only_file(tmp_path)
     path.unlink()
-    for suffix in (".index", ".json"):
-        (tmp_path / f".{path.stem}.99999.partial{suffix}").write_bytes(b"half")
+    (tmp_path / f".{path.stem}.99999.partial.index").write_bytes(b"half")
     started(tmp_path)
     assert not list(tmp_path.glob(".*partial*"))
 
@@ -223,16 +170,3 @@ def test_the_folder_may_be_below_the_home_and_must_have_a_name(tmp_path, monkeyp
     assert not (tmp_path / "~").exists()
     with pytest.raises(InputError, match="cache_dir is empty"):
         FaissIndex("Flat", cache_dir="")
-
-
-@pytest.mark.parametrize("place", [0, 2**20 - 1, 2**20, 3 * 2**20 - 1])
-def test_damage_is_found_in_every_part_of_a_large_file(tmp_path, place):
-    content = bytearray(3 * 2**20)
-    path = tmp_path / "large.index"
-    path.with_suffix(".json").write_text(json.dumps({"factory": "Flat", "crc32": zlib.crc32(content)}))
-    path.write_bytes(content)
-    verify(path, {"factory": "Flat"})
-    content[place] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="checksum is wrong"):
-        verify(path, {"factory": "Flat"})

@@ -58,7 +58,7 @@ def test_each_builds_for_itself_where_the_disk_is_full(tmp_path):
     ("how", "codes", "words"),
     [
         ("error", [2, 2], ["error: no room", "error: rank 0 failed .*MemoryError: no room"]),
-        ("folder", [2, 2], ["error: cache_dir=.* is no folder", "error: rank 0 failed .*: cache_dir=.* is no"]),
+        ("folder", [2, 2], ["error: cache_dir=.* cannot be made", "error: rank 0 failed .*: cache_dir=.* cannot"]),
         ("killed", [-9, 2], ["", "error: another process ended while the reference set was made ready"]),
         ("absent", [2, 3], ["error: another process ended while the reference set was made ready", ""]),
         ("data", [2, 2], ["error: rank 1 failed .*: data.path=x: no such file", "error: data.path=x: no such file"]),

@@ -44,7 +44,7 @@ PLACE = {name: place for place, names in enumerate(LAYERS) for name in names}
 # Only these folders and files import Lightning; `faiss` has one file.
 LIGHTNING_LAYERS = LAYERS[LAYERS.index(("data",)) :]
 LIGHTNING = {"pytorch_lightning", "lightning"}
-FAISS_FILE = Path("index/faiss_parts.py")
+FAISS_FILE = Path("index/faiss_index.py")
 # These are imported inside the functions that use them, so that estimators load with only torch and NumPy.
 HEAVY = LIGHTNING | {"faiss", "jsonargparse", "torchvision", "sklearn", "tqdm", "scipy", "matplotlib", "torch_fidelity"}
 HEAVY |= {"torchmetrics"}

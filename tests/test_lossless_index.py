@@ -64,56 +64,10 @@ def test_floats_are_refused(factory, row):
         reference.build_index()
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "PCA8,SQ8", "SQ6", "IVF4,PQ4"])
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "PCA8,SQ8"])
 def test_other_factories_are_refused(factory):
     with pytest.raises(InputError, match=f"lossless=True is for SQ8 and IVF<c>,SQ8, not for factory='{factory}'"):
-        FaissIndex(factory, lossless=True).check(300, 48)
-
-
-def test_too_few_images_to_train_on_are_refused_with_the_reason_of_faiss():
-    with pytest.raises(InputError, match=r"factory='PQ4': .*training points \(30\)") as error:
-        ReferenceSet(pixels(30), FaissIndex("PQ4")).build_index()
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("factory", "N", "d"), [("PCA40,Flat", 300, 20), ("PCA16,IVF4,SQ8", 10, 20)])
-def test_more_principal_components_than_there_are_are_refused_before_they_are_computed(factory, N, d):
-    with pytest.raises(InputError, match=rf"has \d+ components of min\(N, d\) = min\({N}, {d}\)"):
-        FaissIndex(factory).check(N, d)
-
-
-GPU = torch.device("cuda", 0)
-
-
-@pytest.mark.parametrize(
-    ("index", "N", "k", "words"),
-    [
-        (FaissIndex("SQ8"), 300, 8, "factory='SQ8' to a GPU.*TorchIndex"),
-        (FaissIndex("PCA8,SQ8"), 300, 8, "factory='PCA8,SQ8' to a GPU"),
-        (FaissIndex("HNSW8"), 300, 8, "factory='HNSW8' to a GPU"),
-        (FaissIndex("IVF4_HNSW8,Flat"), 300, 8, "factory='IVF4_HNSW8,Flat' to a GPU"),
-        (FaissIndex("Flat"), 5000, 2049, "k=2049: FAISS on a GPU finds at most 2048"),
-        (FaissIndex("IVF4096,SQ8", nprobe=2049), 5000, 8, "nprobe=2049: FAISS on a GPU searches at most 2048"),
-    ],
-    ids=lambda value: value.factory if isinstance(value, FaissIndex) else None,
-)
-def test_what_faiss_cannot_do_on_a_gpu_is_refused_before_the_build_and_without_a_gpu(index, N, k, words):
-    index.check(N, 48, torch.device("cpu"), k)
-    with pytest.raises(InputError, match=words):
-        index.check(N, 48, GPU, k)
-
-
-@pytest.mark.parametrize(
-    ("factory", "k"), [("Flat", 2048), ("IVF4,Flat", 2048), ("IVF4,SQ8", 512), ("PCA8,IVF4,SQ8", 512)]
-)
-def test_what_faiss_can_do_on_a_gpu_is_not_refused(factory, k):
-    FaissIndex(factory).check(5000, 48, GPU, k)
-
-
-@pytest.mark.gpu
-def test_a_flat_8_bit_index_on_a_gpu_is_refused_and_torch_index_named():
-    with pytest.raises(InputError, match="TorchIndex"):
-        ReferenceSet(pixels(), FaissIndex("SQ8")).to("cuda").build_index()
+        FaissIndex(factory, lossless=True)
 
 
 def test_few_images_for_many_lists_are_said_in_one_line(capfd):

@@ -42,10 +42,3 @@ def test_the_lowest_torchvision_belongs_to_the_lowest_pytorch():
     (_, torch_minor) = floor("torch", PROJECT["dependencies"])
     (_, vision_minor) = floor("torchvision", TRAIN)
     assert vision_minor == torch_minor + 15
-
-
-def test_cuvs_is_an_extra_where_it_exists():
-    # The limits of `lit_knn.index.faiss_gpu` were read in the sources of this release.
-    (requirement,) = PROJECT["optional-dependencies"]["cuvs"]
-    assert floor("faiss-gpu-cuvs", [requirement]) >= (1, 15)
-    assert "sys_platform == 'linux' and platform_machine == 'x86_64'" in requirement

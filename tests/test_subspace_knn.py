@@ -7,8 +7,8 @@ import torch
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, ExactFloat64, SubspaceKNN
-from lit_knn.linalg import dtypes
-from lit_knn.linalg.dtypes import is_native
+from lit_knn.linalg import precision
+from lit_knn.linalg.precision import is_native
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.reference.principal import components_of, projection_of
 from lit_knn.rng import keyed_generator
@@ -340,7 +340,7 @@ def test_each_piece_of_a_batch_has_its_own_noise_levels(monkeypatch):
 @pytest.fixture
 def bfloat16_everywhere(monkeypatch):
     """Lets every CPU take bfloat16. Without instructions for it the products are slower, but the same."""
-    monkeypatch.setattr(dtypes, "is_native", lambda dtype, device: True)
+    monkeypatch.setattr(precision, "is_native", lambda dtype, device: True)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
@@ -382,6 +382,6 @@ def test_the_mean_of_a_rest_that_bfloat16_cannot_hold_is_of_its_images(bfloat16_
 
 
 def test_the_type_of_the_products_is_the_one_asked_for(monkeypatch):
-    monkeypatch.setattr(dtypes, "is_native", lambda dtype, device: dtype == torch.float32)
+    monkeypatch.setattr(precision, "is_native", lambda dtype, device: dtype == torch.float32)
     with pytest.raises(InputError, match="SubspaceKNN: compute=bfloat16: this cpu does not multiply it natively"):
         SubspaceKNN(r=4, n=8, compute="bfloat16").bind(ReferenceSet(low_rank_vectors()))

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_knn.deferred_checks import deferring, refuse
 from lit_knn.errors import InputError
 from lit_knn.estimators.counts import fit_counts
-from lit_knn.linalg.full_float32 import full_float32
+from lit_knn.linalg.precision import full_float32
 from lit_knn.memory import moved
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.reference_set import LARGEST_VALUE

@@ -10,8 +10,8 @@ from torch import Tensor
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_order
-from lit_knn.linalg.dtypes import check_compute, compute_dtype, matmul_float32, planned_dtype
 from lit_knn.linalg.pca import Projection
+from lit_knn.linalg.precision import check_compute, compute_dtype, matmul_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Images
 from lit_knn.reference.principal import projection_of
@@ -84,7 +84,7 @@ class SubspaceKNN(DrawingEstimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        r, dtype = SubspaceKNN.r.within(self, N, d), planned_dtype("SubspaceKNN", self.compute, device)
+        r, dtype = SubspaceKNN.r.within(self, N, d), compute_dtype("SubspaceKNN", self.compute, device)
         size = N * (r * dtype.itemsize + 4) + 4 * r * d
         return Holdings(arrays={f"r={r} coordinates, {str(dtype).removeprefix('torch.')}": size})
 

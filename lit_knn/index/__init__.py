@@ -2,8 +2,6 @@
 
 from lit_knn.index.base import Index
 from lit_knn.index.faiss_index import FaissIndex
-from lit_knn.index.flat_index import FlatIndex, exact_index
-from lit_knn.index.subspace_index import SubspaceIndex
-from lit_knn.index.torch_index import TorchIndex
+from lit_knn.index.torch_index import FlatIndex, SubspaceIndex, TorchIndex, exact_index
 
 __all__ = ["FaissIndex", "FlatIndex", "Index", "SubspaceIndex", "TorchIndex", "exact_index"]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,30 +37,23 @@ class Index(TellsSettings, ABC):
 
     `build` assigns new attributes and changes nothing in place. So `copy.copy` of an unbuilt index makes an
     independent index with the same settings.
+
+    Attributes:
+        shared: whether the processes of a machine share one copy of the index while it is on the CPU.
+        built_on_cpu: whether `build` needs the memory of the machine even if the vectors are on a GPU.
+        in_use: whether a reference set has built this index for itself. Another set builds a copy.
     """
 
     shared = False
-    """Tells whether the processes of a machine share one copy of the index while it is on the CPU."""
-
     built_on_cpu = True
-    """Tells whether `build` needs the memory of the machine even if the vectors are on a GPU."""
-
     in_use = False
-    """Tells whether a reference set has built this index for itself. Another set builds a copy."""
 
-    @abstractmethod
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """Refuse settings that cannot work for N vectors of dimension d, before any long work.
+        """Raise InputError for settings that cannot work, before any long work.
 
-        Args:
-            N: number of vectors.
-            d: dimension of the vectors.
-            device: device of the search; None for the CPU.
-            k: number of neighbours of a later search.
-
-        Raises:
-            InputError: names the setting, its value and the rule that it breaks.
+        They are to find k of N vectors of dimension d on `device`; None is the CPU.
         """
+        return
 
     @abstractmethod
     def build(self, vectors: Vectors) -> None:
@@ -68,11 +61,7 @@ class Index(TellsSettings, ABC):
 
     @abstractmethod
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest vectors of each query.
-
-        Args:
-            queries: (B, d), float32.
-            k: number of neighbours, 1 <= k <= N.
+        """Find the k nearest vectors, 1 <= k <= N, of each query (B, d), float32.
 
         Returns:
             `sq_dist` (B, k), float32, ascending, and `ids` (B, k), int64, on the device of the queries. If fewer than
@@ -85,11 +74,7 @@ class Index(TellsSettings, ABC):
 
     @abstractmethod
     def to(self, device: torch.device) -> None:
-        """Move the index to `device`. Where it is already, nothing happens.
-
-        Raises:
-            InputError: this kind of index does not support the device.
-        """
+        """Move the index to `device`, or raise InputError if it does not support the device."""
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
         """Predict the bytes of the built index on `device` for N vectors of dimension d. Returns None if unknown."""
@@ -100,15 +85,8 @@ class Index(TellsSettings, ABC):
         return 0
 
 
-Piece = TypeVar("Piece", Tensor, tuple[int, Tensor])
-
-
-def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iterator[Piece]:
-    """Yield the pieces, tensors or (first row, tensor), while a progress bar counts rows. Only terminals show the bar.
-
-    The bar appears after one second, so that short work, such as one of many classes, shows none. Without tqdm there
-    is no bar.
-    """
+def with_progress(pieces: Iterable[Tensor], total: int, description: str) -> Iterator[Tensor]:
+    """Yield the pieces while a progress bar on a terminal counts rows. Short work shows none."""
     try:
         from tqdm import tqdm
     except ModuleNotFoundError:  # The library needs torch and NumPy alone.
@@ -118,7 +96,7 @@ def with_progress(pieces: Iterable[Piece], total: int, description: str) -> Iter
     with tqdm(total=total, desc=description, **options) as bar:
         for piece in pieces:
             yield piece
-            bar.update(len(piece if isinstance(piece, Tensor) else piece[1]))
+            bar.update(len(piece))
 
 
 def numbered(device: torch.device | str) -> torch.device:

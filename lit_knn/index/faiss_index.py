@@ -1,8 +1,22 @@
-"""Neighbour search by FAISS (Johnson et al. 2019), as in the paper."""
+"""Neighbour search by FAISS (Johnson et al. 2019), as in the paper. Only this file imports faiss.
+
+FAISS ends the process where a limit of its GPU kernels is broken, so we check each limit first. The limits come from
+the sources of FAISS 1.15, of `faiss/gpu` where no other folder is named:
+
+- `GpuCloner.cpp` copies `Flat`, `IVF<c>,Flat` and `IVF<c>,SQ8`. A transform in front would stay on the CPU, so we apply
+  principal components ourselves, in PyTorch.
+- k and nprobe are at most 2,048 (`utils/DeviceDefs.cuh`, GPU_MAX_SELECTION_K).
+- A kernel that searches lists (`impl/IVFInterleaved.cuh`) keeps the neighbours in shared memory: 12 bytes each, in
+  four lists (two for k > 1,024) of the next larger width. Codes with a range for each dimension put 8·d bytes of
+  ranges beside them. FAISS never asks for more than the default of 48 KiB, on any GPU, and calls `abort()` when the
+  kernel does not start (issues 3207 and 4509). So d = 3,072 allows k <= 512, and no d allows more.
+- `contrib/torch_utils.py` orders FAISS's work after PyTorch's on the stream of the *current* device.
+"""
 
 import re
 import warnings
-from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,33 +24,14 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.index import faiss_gpu
 from lit_knn.index.base import Index, Vectors, numbered, with_progress
 from lit_knn.index.cache import IndexCache
-from lit_knn.index.faiss_parts import (
-    after_transforms,
-    code_vectors_themselves,
-    held_bytes,
-    import_faiss,
-    inverted_lists,
-    is_plain_sq8,
-    let_codes_be_pixels,
-    let_codes_share_their_range,
-    most_components,
-    not_l2,
-    projections,
-    put_projections_before,
-    reason,
-    transforms,
-)
 
-LARGEST_DIMENSION = 2**31 - 1
-# With these numbers FAISS ends the process, or never comes back.
-TOO_SMALL = re.compile(r"(?:HNSW|NSG)0*1(?!\d)|[A-Za-z]*(?<!\d)0+(?!\d)")
+KIND = re.compile(r"(?:PCA([1-9][0-9]*),)?(?:IVF([1-9][0-9]*),)?(Flat|SQ8)")
 # FAISS trains k-means on at most this many points per list, and discards more.
 TRAINING_POINTS_PER_LIST = 256
-# Scalar quantisers learn a range per dimension. This many images are enough to learn the range.
-QUANTISER_TRAINING_POINTS = 50_000
+# Quantisers and principal components learn from at most this many images.
+TRAINING_POINTS = 50_000
 # Limit of the training points, which are float32. Without it, ImageNet's would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30
 # Vectors are added about this many bytes at a time.
@@ -45,6 +40,19 @@ CHUNK_BYTES = 64 * 2**20
 CHECKED_ROWS = 64
 # Tolerance in grey levels. It is above the largest rounding error of a pixel in float32.
 PIXEL_TOLERANCE = 1e-3
+# FAISS decodes p to minimum + range · (p + 1/2) / 255, so that code p stands for p / 127.5 − 1. FAISS's own pixel
+# codes, `SQ8_direct`, do not work in lists: there FAISS codes differences from the centre, which are no pixels.
+PIXEL_MINIMUM, PIXEL_RANGE = -1 - 0.5 / 127.5, 2.0
+MAX_SELECTION = 2048
+SHARED_BYTES = 48 * 1024
+# Lengths of the lists of neighbours that FAISS's kernels have.
+WIDTHS = (1, 32, 64, 128, 256, 512, 1024, 2048)
+# FAISS reserves this much memory on a large GPU by default.
+SCRATCH_MIB = 1536
+ADVICE = (
+    "there it searches Flat, IVF<c>,Flat and, with lossless=True, IVF<c>,SQ8; lit_knn.index.TorchIndex (8 bits) and "
+    "SubspaceIndex have no such limits"
+)
 
 
 class FaissIndex(Index):
@@ -52,15 +60,14 @@ class FaissIndex(Index):
 
     Args:
         factory: `Flat` (exact, 4 bytes a dimension), `SQ8` (8-bit, a quarter of the memory), `IVF<c>,Flat` or
-            `IVF<c>,SQ8` (c lists, `nprobe` of them searched) are the paper's kinds. Other L2 indexes work, too, if
-            FAISS can build them from vectors alone; other distances (`LSH`, `L2norm,…`) are refused. Distances in
-            principal components (`PCA256,IVF<c>,SQ8`) get the query's squared distance from the subspace added.
+            `IVF<c>,SQ8` (c lists, `nprobe` of them searched); and `PCA<r>,` before any of these, which searches r
+            principal components and adds the query's squared distance from the subspace.
         nprobe: lists searched per query, for IVF only. The default searches 1/50 of them, about the share of the
             paper (25 of 1788 on CelebA, 100 of 4527 on ImageNet).
         lossless: make the 256 codes of `SQ8` and `IVF<c>,SQ8` the 256 values of a pixel, so that uint8 images keep
             every digit. By default FAISS spreads the codes over the range of each dimension; with lists, over the
             range of its difference from the centre of the list. On a GPU, lossless codes in lists work for any d and
-            k <= 2048, others only for few neighbours; see `lit_knn.index.faiss_gpu`.
+            k <= 2048, others only for few neighbours.
         cache_dir: folder that keeps built indexes. A later run with the same images, `factory` and `lossless` maps the
             file instead of building, and all processes of a machine share its memory. null builds in each process.
         gpu_float16: on a GPU, hold the vectors of `Flat` and the centres of lists in half precision.
@@ -68,12 +75,10 @@ class FaissIndex(Index):
             choice, about 1.5 GiB.
 
     Raises:
-        InputError: nprobe < 1, gpu_scratch_mib < 0, an empty cache_dir; at `check`, a factory FAISS refuses or
-            whose distances are not L2, nprobe
-            above the number of lists or without lists, more lists than vectors, `lossless` with another factory, what
-            FAISS cannot do on the device (see `faiss_gpu.check_gpu`); at
-            `build`, a folder that cannot be written to, `lossless` with values that are not pixels, and other data
-            that FAISS refuses.
+        InputError: another factory, `nprobe` without lists or outside [1, c], `lossless` with another factory,
+            gpu_scratch_mib < 0, an empty cache_dir; at `check`, more lists or components than there are vectors or
+            dimensions, what FAISS cannot do on the device; at `build`, a cache_dir that cannot be made, and `lossless`
+            with values that are not pixels.
     """
 
     def __init__(
@@ -85,235 +90,215 @@ class FaissIndex(Index):
         gpu_float16: bool = False,
         gpu_scratch_mib: int | None = None,
     ) -> None:
-        if nprobe is not None and nprobe < 1:
-            raise InputError(f"FaissIndex: nprobe must be at least 1, got {nprobe}")
+        kind = KIND.fullmatch(factory)
+        if kind is None:
+            tested = "Flat, SQ8, IVF<c>,Flat, IVF<c>,SQ8, PCA<r>,... of these"
+            raise InputError(f"FaissIndex: factory={factory!r} is not one of the tested kinds: {tested}")
+        self._r, self._lists, self._is_sq8 = int(kind[1] or 0), int(kind[2] or 0), kind[3] == "SQ8"
+        if nprobe is not None and not self._lists:
+            raise InputError(f"FaissIndex: nprobe={nprobe} needs IVF lists, factory={factory!r} has none")
+        if nprobe is not None and not 1 <= nprobe <= self._lists:
+            raise InputError(f"FaissIndex: nprobe={nprobe} must be from 1 to the {self._lists} lists of {factory!r}")
+        if lossless and (self._r or not self._is_sq8):
+            raise InputError(f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={factory!r}")
         if gpu_scratch_mib is not None and gpu_scratch_mib < 0:
             raise InputError(f"FaissIndex: gpu_scratch_mib must be at least 0, got {gpu_scratch_mib}")
         self.factory = factory
         self.nprobe = nprobe
         self.lossless = lossless
         self.gpu_float16 = gpu_float16
-        # This attribute is private, because results depend only on the public attributes.
-        self._gpu_scratch_mib = gpu_scratch_mib
+        self._gpu_scratch_mib = gpu_scratch_mib  # Private, because results do not depend on it.
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self.shared = cache_dir is not None
+        self._probes = nprobe or max(self._lists // 50, 1)
         self._index: Any = None
-        self._gpu: faiss_gpu.GpuIndex | None = None
-        self._projections: list[tuple[Tensor, Tensor]] = []
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """See `Index.check`. Creates the empty FAISS index, which costs almost nothing."""
-        index = self._create(N, d)
+        import_faiss()
+        if self._lists > N:
+            raise InputError(f"FaissIndex: factory={self.factory!r} has more lists than the {N} images")
+        if self._r > min(N, d):
+            least = f"min(N, d) = min({N}, {d})"
+            raise InputError(f"FaissIndex: factory={self.factory!r} has {self._r} components of {least}")
         if device is not None and device.type != "cpu":
-            if self.lossless:
-                let_codes_share_their_range(index)
-            faiss_gpu.check_gpu(index, device, k, self.factory)
+            self._check_gpu(device)
+            self._check_k(k, d)
+
+    def _check_gpu(self, device: torch.device) -> None:
+        """Refuse what FAISS cannot do on a GPU. The check needs no GPU, so a machine without a GPU can plan a run."""
+        if device.type != "cuda":
+            raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
+        # This machine may plan a run for the GPUs of another machine, and the faiss here may lack GPU support.
+        if torch.cuda.is_available() and not hasattr(import_faiss(), "StandardGpuResources"):
+            raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
+        if self._is_sq8 and not self._lists:
+            raise InputError(f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU; {ADVICE}")
+        if self._probes > MAX_SELECTION:
+            raise InputError(f"nprobe={self._probes}: FAISS on a GPU searches at most {MAX_SELECTION} lists")
+
+    def _check_k(self, k: int, d: int) -> None:
+        """Refuse more neighbours than FAISS finds on a GPU. If d is too large, FAISS finds none."""
+        ranges = 8 * (self._r or d) if self._is_sq8 and not self.lossless else 0
+        widths = [w for w in WIDTHS if 12 * w * (4 if w <= 1024 else 2) <= SHARED_BYTES - ranges]
+        if k > (largest := max(widths, default=0)):
+            what = f"neighbours with factory={self.factory!r} at d={self._r or d}"
+            raise InputError(f"k={k}: FAISS on a GPU finds at most {largest} {what}; {ADVICE}")
 
     def build(self, vectors: Vectors) -> None:
-        """See `Index.build`. Trains the lists and the quantiser on a subset, then adds all vectors."""
+        """Train components, lists and the quantiser on a subset, and add all vectors; or map the file of a cache."""
+        faiss = import_faiss()
         if self._cache is None:
             index = self._build(vectors)
         else:
-            settings = {"factory": self.factory, "lossless": self.lossless}
-            index = self._cache.get(vectors, settings, {"faiss": import_faiss().__version__}, self._build)
-            self._set_nprobe(index, vectors.N)
-        self._index, self._gpu, self._projections = index, None, projections(index)
+            label = {"factory": self.factory, "lossless": self.lossless, "faiss": faiss.__version__}
+            index = self._cache.get(vectors, label, self._build)
+        self._device, self._centre, self._rows = torch.device("cpu"), None, None
+        if self._r:
+            step = faiss.downcast_VectorTransform(index.chain.at(0))
+            self._centre = torch.from_numpy(faiss.vector_to_array(step.mean))
+            self._rows = torch.from_numpy(faiss.vector_to_array(step.A).reshape(step.d_out, step.d_in))
+            self._whole, index = index, faiss.downcast_index(index.index)  # The whole owns its part.
+        if self._lists:
+            index.nprobe = self._probes
+        self._index = index
 
     def _build(self, vectors: Vectors) -> Any:
-        N = vectors.N
-        probe = self._checked(vectors.sample(min(N, 16)))
-        index = self._create(N, probe.shape[1])
-        try:
-            self._train(index, vectors.sample, N)
-            for chunk in with_progress(vectors.chunks(), N, f"building FAISS index {self.factory}"):
-                index.add(self._checked(chunk.cpu().contiguous()))
-        except RuntimeError as error:
-            raise InputError(f"FaissIndex: FAISS cannot build factory={self.factory!r}: {reason(error)}") from error
-        return index
-
-    def _train(self, index: Any, sample: Callable[[int], Tensor], N: int) -> None:
-        """Train the lists and the quantiser. The sample is freed before vectors are added."""
-        if not index.is_trained:
-            rows = sample(min(N, self._training_points(index)))
-            _expect_few_points(index, N, self.factory)
-            for piece in with_progress([rows], len(rows), f"training FAISS index {self.factory}"):
-                index.train(piece)
+        faiss, N = import_faiss(), vectors.N
+        d = self._checked(vectors.sample(min(N, 16))).shape[1]
+        index = faiss.index_factory(d, self.factory)
+        if self._lists:
+            lists = faiss.extract_index_ivf(index)
+            if (enough := lists.cp.min_points_per_centroid) * self._lists > N:
+                advice = f"FAISS advises {enough} or more for each list, so at most {max(N // enough, 1)} lists"
+                warnings.warn(f"{N} images are few for factory={self.factory!r}: {advice}", stacklevel=2)
+            lists.cp.min_points_per_centroid = 1  # FAISS would warn at each clustering, in its own terms.
+            lists.by_residual = lists.by_residual and not self.lossless
         if self.lossless:
-            let_codes_be_pixels(index)
+            # All dimensions share one range: the kernels for GPUs then need no shared memory for ranges.
+            index.sq.qtype = faiss.ScalarQuantizer.QT_8bit_uniform
+            index.sq.set_derived_sizes()
+        if not index.is_trained:
+            index.train(vectors.sample(self._training_points(N, d)))
+        if self.lossless:
+            ranges = torch.tensor([PIXEL_MINIMUM, PIXEL_RANGE], dtype=torch.float32)
+            faiss.copy_array_to_vector(ranges.numpy(), index.sq.trained)
+        for chunk in with_progress(vectors.chunks(), N, f"building FAISS index {self.factory}"):
+            index.add(self._checked(chunk.cpu().contiguous()))
+        return index
 
     def _checked(self, vectors: Tensor) -> Tensor:
         """Return the vectors. With `lossless`, refuse values that are not pixels."""
         for rows in vectors.split(CHECKED_ROWS) if self.lossless else ():
             pixels = (rows + 1) * 127.5
-            strange = ((pixels - pixels.round()).abs() > PIXEL_TOLERANCE) | (pixels < -0.5) | (pixels > 255.5)
+            strange = (pixels - pixels.round().clamp(0, 255)).abs() > PIXEL_TOLERANCE
             if strange.any():
                 value = rows[strange][0].item()
                 raise InputError(f"FaissIndex: lossless=True needs uint8 images, the data holds the float {value:.6g}")
         return vectors
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See `Index.search`. Runs on the device of the index, without copies to the host."""
-        if self._index is None and self._gpu is None:
+        """Search on the device of the index, without copies to the host."""
+        if self._index is None:
             raise InputError("FaissIndex: search before build")
         if queries.device != self._device:
-            raise InputError(
-                f"FaissIndex is on {self._device} but the queries are on {queries.device}: move it with to()"
-            )
-        queries = queries.float().contiguous()
-        projected, left_out = self._project(queries)
-        try:
-            if self._gpu is None:
-                sq_dist, ids = self._index.search(queries, k)
-            else:
-                sq_dist, ids = self._gpu.search(projected, k)
-        except RuntimeError as error:
-            raise InputError(f"FaissIndex: FAISS cannot search factory={self.factory!r}: {reason(error)}") from error
-        if self._projections:
-            sq_dist = sq_dist + left_out
-        return sq_dist.masked_fill(ids < 0, torch.inf), ids
+            raise InputError(f"FaissIndex is on {self._device} but the queries are on {queries.device}: use to()")
+        if queries.is_cuda:
+            self._check_k(k, queries.shape[1])
+        queries, left_out = self._project(queries.float().contiguous())
+        # FAISS takes the stream of the current device, which may be another GPU.
+        with torch.cuda.device(self._device) if queries.is_cuda else nullcontext():
+            sq_dist, ids = self._index.search(queries, k)
+        return (sq_dist + left_out).masked_fill(ids < 0, torch.inf), ids
 
     def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Index.locate`. Searches one list, because a vector is in the list with the nearest centre."""
-        lists = None if self._index is None else inverted_lists(self._index)
-        if lists is None:
+        """Search one list, because a vector is in the list with the nearest centre."""
+        if not self._lists or queries.is_cuda:
             return self.search(queries, 1)
-        nprobe, lists.nprobe = lists.nprobe, 1
+        self._index.nprobe = 1
         try:
             return self.search(queries, 1)
         finally:
-            lists.nprobe = nprobe
-
-    @property
-    def _device(self) -> torch.device:
-        return torch.device("cpu") if self._gpu is None else self._gpu.device
+            self._index.nprobe = self._probes
 
     def _project(self, queries: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return the queries after the projections, and the squared length of what these drop: (B, 1).
+        """Return the queries in the components, and the squared length of what these drop: (B, 1).
 
-        FAISS's distances lack this part. KNN mixes these distances with exact ones of the nearest images. Without this
-        part, all others would seem too near. On a CPU, FAISS projects the queries itself.
+        FAISS's distances lack this part. KNN mixes them with exact ones, beside which all others would seem too near.
         """
-        left_out: Tensor | float = 0.0
-        for centre, rows in self._projections:
-            centred = queries - centre
-            queries = centred @ rows.T
-            left_out = left_out + (centred.square().sum(1, keepdim=True) - queries.square().sum(1, keepdim=True))
-        return queries, left_out
+        if self._rows is None:
+            return queries, 0.0
+        centred = queries - self._centre
+        projected = centred @ self._rows.T
+        return projected, centred.square().sum(1, keepdim=True) - projected.square().sum(1, keepdim=True)
 
     def to(self, device: torch.device) -> None:
-        """See `Index.to`. FAISS runs on the CPU and on CUDA devices. An index goes from GPU to GPU through the CPU."""
-        device, built = numbered(device), self._index is not None or self._gpu is not None
-        if not built or device == self._device:
+        """Move to the CPU or a CUDA device. An index goes from GPU to GPU through the CPU."""
+        device = numbered(device)
+        if self._index is None or device == self._device:
             return
-        if self._gpu is not None:
-            self._to_cpu(self._gpu)
+        faiss = import_faiss()
         if device.type != "cpu":
-            self._to_gpu(device)
+            self._check_gpu(device)
+        if self._device.type == "cuda":
+            self._index = faiss.index_gpu_to_cpu(self._index)
+        if device.type == "cuda":
+            options = faiss.GpuClonerOptions()
+            options.useFloat16 = options.useFloat16CoarseQuantizer = self.gpu_float16
+            resources = _resources(self._gpu_scratch_mib, device.index)
+            self._index, self._whole = faiss.index_cpu_to_gpu(resources, device.index, self._index, options), None
+        self._device = device
+        if self._r:
+            self._centre, self._rows = self._centre.to(device), self._rows.to(device)
 
-    def _to_cpu(self, gpu: faiss_gpu.GpuIndex) -> None:
-        index = gpu.to_cpu()
-        if self.lossless:
-            let_codes_be_pixels(index)
-        self._projections = [(centre.cpu(), rows.cpu()) for centre, rows in self._projections]
-        self._index, self._gpu = put_projections_before(index, self._projections), None
-
-    def _to_gpu(self, device: torch.device) -> None:
-        if self.lossless:
-            let_codes_share_their_range(self._index)
-        faiss_gpu.check_gpu(self._index, device, 1, self.factory)
-        if transforms(self._index) and not self._projections:
-            raise InputError(f"FaissIndex: factory={self.factory!r} stretches vectors: it searches only on the CPU")
-        self._gpu = faiss_gpu.GpuIndex(self._index, device, self.factory, self.gpu_float16, self._gpu_scratch_mib)
-        self._index = None
-        self._projections = [(centre.to(device), rows.to(device)) for centre, rows in self._projections]
-
-    def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
-        """See `Index.nbytes`. The size is known for flat codes and lists of flat codes, also after linear transforms.
-
-        On a GPU the scratch memory is included.
-        """
-        index = self._create(N, d)
-        if device.type == "cpu":
-            return held_bytes(index, N)
-        held = held_bytes(after_transforms(index), N)
-        if held is None:
-            return None
-        scratch = faiss_gpu.SCRATCH_MIB if self._gpu_scratch_mib is None else self._gpu_scratch_mib
-        flat = isinstance(after_transforms(index), import_faiss().IndexFlat)
-        steps = sum(4 * step.d_in * (step.d_out + 1) for step in transforms(index))
-        return (held // 2 if flat and self.gpu_float16 else held) + steps + scratch * 2**20
+    def nbytes(self, N: int, d: int, device: torch.device) -> int:
+        """Predict the bytes of the index; on a GPU, with FAISS's scratch memory."""
+        m = self._r or d
+        held = N * (m * (1 if self._is_sq8 else 4) + 8 * bool(self._lists)) + 4 * m * self._lists
+        if device.type == "cpu":  # FAISS also keeps the components that it does not use.
+            return held + 4 * d * (self._r + d) * bool(self._r)
+        scratch = SCRATCH_MIB if self._gpu_scratch_mib is None else self._gpu_scratch_mib
+        halved = 2 if self.gpu_float16 and not self._lists else 1
+        return held // halved + 4 * d * (self._r + 1) * bool(self._r) + scratch * 2**20
 
     def build_bytes(self, N: int, d: int) -> int:
-        """See `Index.build_bytes`. Counts the training points, in float32 and as stored, or the vectors being added.
+        """Count the training points, in float32 and as stored, or the vectors being added.
 
         With lists, FAISS also copies the training points, to code their differences from the centres. Without lists,
         it copies the codes each time their array grows.
         """
-        index = self._create(N, d)
-        lists = inverted_lists(index)
-        growth = N * getattr(index, "code_size", 0) if lists is None else 0
-        if index.is_trained:
+        growth = 0 if self._lists else N * (self._r or d) * (1 if self._is_sq8 else 4)
+        if self.factory == "Flat":
             return CHUNK_BYTES + growth
-        residual = getattr(lists, "by_residual", False)
-        return max((4 + 1 + 4 * residual) * d * min(N, self._training_points(index)), CHUNK_BYTES + growth)
+        residual = self._lists and self._is_sq8 and not self.lossless
+        return max((5 + 4 * bool(residual)) * d * self._training_points(N, d), CHUNK_BYTES + growth)
 
-    def _create(self, N: int, d: int) -> Any:
-        faiss = import_faiss()
-        if d > LARGEST_DIMENSION:
-            raise InputError(f"FaissIndex: vectors may have at most {LARGEST_DIMENSION} values, got d={d}")
-        if too_small := TOO_SMALL.search(self.factory):
-            raise InputError(f"FaissIndex: factory={self.factory!r} has a number that is too small: {too_small[0]}")
-        try:
-            index = faiss.index_factory(d, self.factory)
-        except RuntimeError as error:
-            raise InputError(f"FaissIndex: FAISS refuses factory={self.factory!r} at d={d}: {reason(error)}") from error
-        if difference := not_l2(index):
-            raise InputError(f"FaissIndex: factory={self.factory!r} does not search by L2 distance: {difference}")
-        if (components := most_components(index)) > min(N, d):
-            raise InputError(
-                f"FaissIndex: factory={self.factory!r} has {components} components of min(N, d) = min({N}, {d})"
-            )
-        if self.lossless and not is_plain_sq8(index):
-            raise InputError(f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={self.factory!r}")
-        if self.lossless:
-            code_vectors_themselves(index)
-        self._set_nprobe(index, N)
-        return index
-
-    def _set_nprobe(self, index: Any, N: int) -> None:
-        lists = inverted_lists(index)
-        if lists is None:
-            if self.nprobe is not None:
-                raise InputError(f"FaissIndex: nprobe={self.nprobe} needs IVF lists, factory={self.factory!r} has none")
-            return
-        if lists.nlist > N:
-            raise InputError(f"FaissIndex: factory={self.factory!r} has more lists than the {N} images")
-        nprobe = max(lists.nlist // 50, 1) if self.nprobe is None else self.nprobe
-        if nprobe > lists.nlist:
-            raise InputError(f"FaissIndex: nprobe={nprobe} is more than the {lists.nlist} lists of {self.factory!r}")
-        lists.nprobe = nprobe
-
-    @staticmethod
-    def _training_points(index: Any) -> int:
-        lists = inverted_lists(index)
-        if lists is None:
-            return min(QUANTISER_TRAINING_POINTS, TRAINING_BYTES // (4 * index.d))
-        return max(min(lists.nlist * TRAINING_POINTS_PER_LIST, TRAINING_BYTES // (4 * index.d)), lists.nlist)
+    def _training_points(self, N: int, d: int) -> int:
+        wanted = self._lists * TRAINING_POINTS_PER_LIST or TRAINING_POINTS
+        return min(max(min(wanted, TRAINING_BYTES // (4 * d)), self._lists), N)
 
 
-def _expect_few_points(index: Any, N: int, factory: str) -> None:
-    """Warn once that the lists have few points. FAISS would warn at each clustering, in its own terms."""
-    lists = inverted_lists(index)
-    if lists is None:
-        return
-    enough = lists.cp.min_points_per_centroid
-    if enough * lists.nlist > N:
-        warnings.warn(
-            f"{N} images are few for factory={factory!r}: FAISS advises {enough} or more for each list, so at most "
-            f"{max(N // enough, 1)} lists",
-            stacklevel=2,
-        )
-    lists.cp.min_points_per_centroid = 1
+def import_faiss() -> Any:
+    """Import faiss, so that every index takes and returns torch tensors; raise InputError if it does not load."""
+    try:
+        import faiss
+        import faiss.contrib.torch_utils  # Every index then takes and returns torch tensors, on their device.
+    except ImportError as error:
+        raise InputError(f"FaissIndex needs faiss ({error}): pip install 'lit_knn[faiss]'") from error
+    return faiss
+
+
+def use_threads(number: int) -> None:
+    """Set the number of threads of searches. FAISS has a pool of its own, so PyTorch's setting does not reach it."""
+    import_faiss().omp_set_num_threads(number)
+
+
+@cache
+def _resources(scratch_mib: int | None, device_number: int) -> Any:
+    """Return GPU resources for all indexes of one GPU. Otherwise each of 1000 classes would reserve memory."""
+    resources = import_faiss().StandardGpuResources()
+    if scratch_mib is not None:
+        resources.setTempMemory(scratch_mib * 2**20)
+    return resources
 
 
 def _write(index: Any, file: BinaryIO) -> None:
@@ -324,5 +309,8 @@ def _write(index: Any, file: BinaryIO) -> None:
 
 def _read(path: Path) -> Any:
     faiss = import_faiss()
-    # This flag maps every kind of index into memory. An older faiss lacks the flag and reads the file.
-    return faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
+    try:
+        # This flag maps every kind of index into memory. An older faiss lacks the flag and reads the file.
+        return faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
+    except RuntimeError as error:
+        raise InputError(f"index cache: {path} is damaged, remove it: {str(error).splitlines()[0]}") from error

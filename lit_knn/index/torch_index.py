@@ -1,45 +1,202 @@
-"""Brute-force neighbour search in PyTorch over 8-bit vectors, in the fastest type that the device multiplies."""
+"""Brute-force neighbour search in PyTorch: in 8 bits, in float32, or in the leading principal components."""
+
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from lit_knn.index.base import Vectors, with_progress
-from lit_knn.index.product_search import ProductSearch
-from lit_knn.linalg.int8 import HALF_SQ_NORM_ROWS, half_sq_norms, quantise
+from lit_knn.errors import InputError
+from lit_knn.extras import is_installed
+from lit_knn.index.base import Index, Vectors, with_progress
+from lit_knn.index.faiss_index import FaissIndex
+from lit_knn.linalg.pca import principal_components, project_images, sample_size
+from lit_knn.linalg.precision import check_compute, compute_dtype, matmul_float32, stored
+
+# On a CPU, the scores of one chunk in float32 take about this many bytes, and so do the vectors converted at a time.
+# The operating system would allocate larger arrays anew at each use, which is slow.
+SCORE_BYTES = 16 * 2**20
+GPU_FACTOR = 32
+# Pixel p is p/127.5 − 1 in model space. In units of 1/127.5 this is the code p − 128 plus 1/2.
+PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
+# Number of rows that are coded at a time. So few rows stay in the processor's cache.
+CHECKED_ROWS = 64
+# Tolerance in codes. It is above the largest rounding error of a pixel in float32.
+PIXEL_TOLERANCE = 1e-3
 
 
-class TorchIndex(ProductSearch):
+class TorchIndex(Index):
     """Searches all dimensions, held in 8 bits: a quarter of the memory of FAISS's `Flat`, without loss for pixels.
 
-    The search is approximate, because the query is rounded: to 1/127 of its largest entry for `int8`, to 8 or 11 bits
-    for `bfloat16` and `float16`. `search_recall` of `callbacks.EstimatorError` measures the loss. Estimators compute
-    the likelihood of the images that they use, so they stay consistent.
+    It multiplies all N vectors with each query, chunk by chunk, on their device. k has no limit.
+
+    The search is approximate: `bfloat16` rounds the query to 8 bits, and floats are held in 8 bits. `search_recall` of
+    `callbacks.EstimatorError` measures the loss. Estimators compute the likelihood of the images that they use, so
+    they stay consistent.
 
     Args:
-        compute: number type of the products: `int8` (CPUs), `bfloat16`, `float16`, `float32`, or `auto` for the fastest
-            that the device multiplies natively.
+        compute: number type of the products: `bfloat16`, `float32`, or `auto` for the fastest that the device
+            multiplies natively.
 
     Raises:
         InputError: an unknown type; at `build` and `to`, a type that the device does not multiply natively.
     """
 
-    types = ("float16", "int8")
+    built_on_cpu = False
 
-    def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """See `Index.check`. Accepts every set."""
+    def __init__(self, compute: str = "auto") -> None:
+        self.compute = check_compute(type(self).__name__, compute)
+        self._values: Tensor | None = None
+        # A vector is scale · (value + offset).
+        self._scale, self._offset = 1.0, 0.0
 
     def build(self, vectors: Vectors) -> None:
-        """See `Index.build`. Always builds anew, because reading a file would take about as long."""
-        codes = quantise(lambda: with_progress(vectors.chunks(), vectors.N, "building TorchIndex"), vectors.N)
-        self._scale, self._offset = codes.scale, codes.offset
-        self._hold(codes.values, half_sq_norms(codes.values.split(HALF_SQ_NORM_ROWS)))
+        """Always build anew, because reading a file would take about as long."""
+        scale, offset = _units(rows for chunk in vectors.chunks() for rows in chunk.split(CHECKED_ROWS))
+        self._hold(*self._stored(vectors, lambda x: (x / scale - offset).round().to(torch.int8)))
+        self._scale, self._offset = scale, offset
+
+    def _stored(self, vectors: Vectors, code: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        chunks = with_progress(vectors.chunks(), vectors.N, f"building {type(self).__name__}")
+        return stored((rows for chunk in chunks for rows in chunk.split(CHECKED_ROWS)), vectors.N, code)
+
+    def _hold(self, values: Tensor, half_sq_norms: Tensor) -> None:
+        """Hold the values, (N, m) of any type, and ‖values‖²/2, (N,) float32."""
+        self._dtype = compute_dtype(type(self).__name__, self.compute, values.device)
+        self._values, self._half_sq_norms = values, half_sq_norms
+
+    def to(self, device: torch.device) -> None:
+        if self._values is not None and self._values.device != device:
+            self._hold(self._values.to(device), self._half_sq_norms.to(device))
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See `Index.search`."""
-        self._check_built()
         sq_dist, ids, _ = self._nearest(queries / self._scale - self._offset, k)
-        return sq_dist * self._scale**2, ids
+        # ‖z‖² + ‖x‖² − 2 z·x of equal vectors may be rounded to less than 0.
+        return sq_dist.clamp_min_(0).mul_(self._scale**2), ids
+
+    def _nearest(self, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Find the k values v nearest to u (B, m): ‖u − v‖² (B, k) ascending, ids (B, k), and ‖u‖² (B, 1)."""
+        if self._values is None:
+            raise InputError(f"{type(self).__name__}: search before build")
+        # A chunk has at least k rows, so that merging costs little compared to the scores.
+        rows = max(_score_bytes(u) // (4 * max(len(u), 1)), k)
+        best, ids = _k_smallest(self._scores(u.to(self._dtype), self._values.split(rows)), k)
+        sq_norms = u.square().sum(1, keepdim=True)
+        return torch.add(sq_norms, best, alpha=2), ids, sq_norms
+
+    def _scores(self, u: Tensor, chunks: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """Yield the first row of each chunk and (‖u − v‖² − ‖u‖²)/2 of its values v, (B, c) float32."""
+        # Few values are converted at a time, because a whole converted chunk would be larger than its scores.
+        few, start = max(_score_bytes(u) // (u.itemsize * u.shape[1]), 1), 0
+        for chunk in chunks:
+            pieces = chunk.split(few) if chunk.dtype != u.dtype else [chunk]
+            products = [matmul_float32(u, piece.to(u.dtype).T) for piece in pieces]
+            scores = products[0] if len(products) == 1 else torch.cat(products, 1)
+            yield start, torch.sub(self._half_sq_norms[start : start + len(chunk)], scores, out=scores)
+            start += len(chunk)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
-        """See `Index.nbytes`."""
         return N * (d + 4)
+
+
+class FlatIndex(TorchIndex):
+    """Searches all dimensions of all vectors in float32, as FAISS's `Flat` does, without FAISS.
+
+    The search is exact but for the rounding of float32. The vectors take 4 bytes a dimension.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("float32")
+
+    def build(self, vectors: Vectors) -> None:
+        self._hold(*self._stored(vectors, lambda x: x))
+
+    def nbytes(self, N: int, d: int, device: torch.device) -> int:
+        return 4 * N * (d + 1)
+
+
+class SubspaceIndex(TorchIndex):
+    """Searches r principal components, held in the number type of the products.
+
+    The search is approximate: a distance is the one within the subspace plus the query's squared distance from the
+    subspace, which is the same for all vectors. Noise is isotropic and images are not, so the dropped directions hold
+    mostly noise.
+
+    Args:
+        r: number of principal components, 1 <= r <= min(N, d).
+        compute: number type of the products; see `TorchIndex`.
+    """
+
+    def __init__(self, r: int, compute: str = "auto") -> None:
+        super().__init__(compute)
+        if r < 1:
+            raise InputError(f"SubspaceIndex: r must be at least 1, got {r}")
+        self.r = r
+
+    def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
+        if self.r > min(N, d):
+            raise InputError(f"SubspaceIndex: r={self.r} is more than min(N, d) = min({N}, {d})")
+
+    def build(self, vectors: Vectors) -> None:
+        device, d = next(iter(vectors.chunks())).device, vectors.sample(1).shape[1]
+        rows = vectors.sample(sample_size(vectors.N, d, self.r))
+        self._components = principal_components(rows, rows.mean(0), self.r).to(device)
+        dtype = compute_dtype("SubspaceIndex", self.compute, device)
+        pieces = with_progress(vectors.chunks(), vectors.N, f"building SubspaceIndex, r={self.r}")
+        _, *held = project_images(pieces, vectors.N, self._components, dtype)
+        self._hold(*held)
+
+    def to(self, device: torch.device) -> None:
+        super().to(device)
+        if self._values is not None:
+            self._components = self._components.to(device)
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        sq_dist, ids, sq_norms = self._nearest(self._components.project(queries), k)
+        left_out = (queries - self._components.mean).square().sum(1, keepdim=True) - sq_norms
+        return sq_dist + left_out, ids
+
+    def nbytes(self, N: int, d: int, device: torch.device) -> int:
+        value = compute_dtype("SubspaceIndex", self.compute, device).itemsize
+        return N * (self.r * value + 4) + 4 * d * (self.r + 1)
+
+    def build_bytes(self, N: int, d: int) -> int:
+        """Count the sample for the principal components."""
+        return 4 * d * sample_size(N, d, self.r)
+
+
+def exact_index() -> Index:
+    """Make the index of a reference set that was given none: `FaissIndex("Flat")` where FAISS is installed.
+
+    Elsewhere it is `FlatIndex`. Both find the exact neighbours, so that results differ by rounding alone. Settings
+    and tables name the class of the index.
+    """
+    return FaissIndex("Flat") if is_installed("faiss") else FlatIndex()
+
+
+def _score_bytes(u: Tensor) -> int:
+    return SCORE_BYTES * (GPU_FACTOR if u.is_cuda else 1)
+
+
+def _units(chunks: Iterable[Tensor]) -> tuple[float, float]:
+    """Return scale and offset of the 8-bit codes of vectors: those of pixels, which lose nothing, if all are pixels."""
+    largest, are_pixels = 0.0, True
+    for x in chunks:
+        largest = max(largest, x.abs().max().item())
+        if are_pixels := are_pixels and largest < 1 + PIXEL_TOLERANCE * PIXEL_SCALE:
+            codes = x / PIXEL_SCALE - PIXEL_OFFSET
+            are_pixels = (codes - codes.round()).abs().max().item() < PIXEL_TOLERANCE
+    return (PIXEL_SCALE, PIXEL_OFFSET) if are_pixels else (largest / 127 or 1.0, 0.0)
+
+
+def _k_smallest(scores: Iterator[tuple[int, Tensor]], k: int) -> tuple[Tensor, Tensor]:
+    """Return the k smallest scores of each row over all chunks, ascending, and their columns: (B, k) each."""
+    best = ids = torch.empty(0)
+    for start, chunk in scores:
+        near, near_ids = chunk.topk(min(k, chunk.shape[1]), dim=1, largest=False, sorted=False)
+        near_ids += start
+        if start:
+            near, order = torch.cat([best, near], 1).topk(k, dim=1, largest=False, sorted=False)
+            near_ids = torch.cat([ids, near_ids], 1).gather(1, order)
+        best, ids = near, near_ids
+    best, order = best.sort(1)
+    return best, ids.gather(1, order)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.linalg.full_float32 import full_float32
+from lit_knn.linalg.precision import full_float32, stored
 from lit_knn.rng import keyed_default_rng
 
 # Bytes of the subset of images that gives the components. Components must be orthonormal but need not be optimal.
@@ -85,19 +85,5 @@ def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalCompo
 
 @full_float32()
 def project_images(chunks: Iterable[Tensor], N: int, components: PrincipalComponents, dtype: torch.dtype) -> Projection:
-    """Project a stream of images.
-
-    Args:
-        chunks: all N images in order, in pieces (c, *shape).
-        N: number of images.
-        components: principal components to project on.
-        dtype: type of the coordinates.
-    """
-    coordinates = components.basis.new_empty(N, components.basis.shape[1], dtype=dtype)
-    half_sq_norms, start = components.basis.new_empty(N), 0
-    for x in chunks:
-        y = components.project(x).to(dtype)
-        rows = slice(start, start := start + len(y))
-        coordinates[rows] = y
-        half_sq_norms[rows] = y.float().square().sum(1) / 2
-    return Projection(components, coordinates, half_sq_norms)
+    """Project a stream of all N images, in pieces (c, *shape), on components. The coordinates get the type `dtype`."""
+    return Projection(components, *stored(chunks, N, lambda x: components.project(x).to(dtype)))

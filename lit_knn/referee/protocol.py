@@ -18,7 +18,7 @@ from lit_knn.child_process import in_own_process
 from lit_knn.errors import InputError, first_line
 from lit_knn.estimators import KNN, DrawingEstimator, Estimator
 from lit_knn.index import Index, exact_index
-from lit_knn.index.faiss_parts import use_threads
+from lit_knn.index.faiss_index import use_threads
 from lit_knn.memory import process_bytes
 from lit_knn.metrics import error_terms, mean_and_error, share_and_error
 from lit_knn.metrics.measure import fixed_source, posterior_source

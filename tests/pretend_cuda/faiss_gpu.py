@@ -15,8 +15,6 @@ from tests.pretend_cuda.tensor import PretendTensor, active, inner
 # Shared memory of a block of threads that did not ask for more. FAISS never asks.
 SHARED_MEMORY = 48 * 1024
 MAX_K = 2048
-# The limit that FAISS checks for an index that may use cuVS.
-CUVS_MAX_K = 16_384
 
 
 class FaissAbort(BaseException):
@@ -28,27 +26,22 @@ class FakeGpuIndex:
 
     Like GpuIndexFlat and GpuIndexIVF… it is none of the CPU's classes. The rules of 8-bit lists come from FAISS's
     sources (GpuIndexIVFScalarQuantizer.cu, IVFInterleaved.cu; its issues 3207 and 4509): d below 6144, and the heap of
-    the k-selection has to fit into shared memory beside 8·d bytes of the quantiser. The rule of d holds for 8 and 4
-    bits, the other one for 6 bits, too (GpuScalarQuantizer.cuh).
+    the k-selection has to fit into shared memory beside the 8·d bytes of the ranges of all dimensions.
     """
 
-    def __init__(self, index: Any, device: int = 0, use_cuvs: bool = False) -> None:
+    def __init__(self, index: Any, device: int = 0) -> None:
         import faiss
 
-        self.cpu = index
-        self.d = index.d
-        found = faiss.downcast_index(index)
-        self._device, self._max_k = device, CUVS_MAX_K if use_cuvs else MAX_K
-        kinds, codes = faiss.ScalarQuantizer, None
+        self.cpu, self.d, self._device = index, index.d, device
+        found, kinds = faiss.downcast_index(index), faiss.ScalarQuantizer
+        self._lists, self._quantiser_bytes = isinstance(found, faiss.IndexIVF), 0
         if isinstance(found, faiss.IndexIVFScalarQuantizer):
-            codes = found.sq.qtype
-            uniform = (kinds.QT_8bit_uniform, kinds.QT_4bit_uniform, kinds.QT_8bit_direct, kinds.QT_fp16)
-            if codes not in (kinds.QT_8bit, kinds.QT_6bit, kinds.QT_4bit, *uniform):
+            if found.sq.qtype not in (kinds.QT_8bit, kinds.QT_8bit_uniform):
                 raise RuntimeError("Unsupported scalar QuantizerType on GPU")
-        ranges = codes in (kinds.QT_8bit, kinds.QT_6bit, kinds.QT_4bit)
-        self._quantiser_bytes = 8 * self.d if ranges else 0
-        self._lists = isinstance(found, faiss.IndexIVF)
-        if self._quantiser_bytes >= SHARED_MEMORY and codes != kinds.QT_6bit:
+            self._quantiser_bytes = 8 * self.d if found.sq.qtype == kinds.QT_8bit else 0
+        elif not isinstance(found, (faiss.IndexFlat, faiss.IndexIVFFlat)):
+            raise RuntimeError("This index type is not implemented on GPU.")
+        if self._quantiser_bytes >= SHARED_MEMORY:
             raise RuntimeError(
                 f"GpuIndexIVFScalarQuantizer: Insufficient shared memory available on the GPU for QT_8bit or QT_4bit "
                 f"with {self.d} dimensions; maximum dimensions possible is {SHARED_MEMORY // 8}"
@@ -72,8 +65,8 @@ class FakeGpuIndex:
         if torch.cuda.current_device() != self._device:
             # contrib.torch_utils would order the work on the stream of the current device.
             raise DeviceMismatch(f"the index is on cuda:{self._device}, not on the current device")
-        if k > self._max_k:
-            raise RuntimeError(f"GPU index only supports min/max-K selection up to {self._max_k} (requested {k})")
+        if k > MAX_K:
+            raise RuntimeError(f"GPU index only supports min/max-K selection up to {MAX_K} (requested {k})")
         self._check_shared_memory(k)
         found = self.cpu.search(np.ascontiguousarray(inner(x).numpy()), k)
         if active:
@@ -82,10 +75,6 @@ class FakeGpuIndex:
         return sq_dist, ids
 
     def _check_shared_memory(self, k: int) -> None:
-        if k > MAX_K and not self._lists:
-            return  # cuVS
-        if k > MAX_K:
-            raise FaissAbort("Faiss assertion 'k <= GPU_MAX_SELECTION_K' failed in IVFFlat::search")
         width = next(q for q in (1, 32, 64, 128, 256, 512, 1024, 2048) if q >= k)
         heap = (2 if width == 2048 else 4) * width * 12
         if self._lists and heap + self._quantiser_bytes > SHARED_MEMORY:
@@ -96,23 +85,9 @@ class FakeGpuIndex:
             )
 
 
-class PreTransformOnGpu:
-    """Stands for an IndexPreTransform that FAISS moved: a CPU class, without getDevice, around an index on the GPU."""
-
-    def __init__(self, index: Any) -> None:
-        self.cpu = index
-        self.d = index.d
-
-    def search(self, x: Any, k: int) -> tuple:
-        if isinstance(x, PretendTensor):
-            # faiss/contrib/torch_utils.py: `if x.is_cuda: assert hasattr(self, 'getDevice')`
-            raise AssertionError("GPU tensor on CPU index not allowed")
-        return self.cpu.search(x, k)
-
-
 @contextlib.contextmanager
 def install_fake_faiss_gpu() -> Iterator[None]:
-    """Make `faiss.index_cpu_to_gpu` return a `FakeGpuIndex`. Classes that stay on the CPU in FAISS stay there here."""
+    """Make `faiss.index_cpu_to_gpu` return a `FakeGpuIndex`."""
     import faiss
     import faiss.contrib.torch_utils
 
@@ -121,10 +96,7 @@ def install_fake_faiss_gpu() -> Iterator[None]:
 
     def to_gpu(resources: Any, device: int, index: Any, options: Any = None) -> Any:
         copied = faiss.clone_index(index)  # as FAISS does, so that the original may go
-        transforms = isinstance(faiss.downcast_index(index), faiss.IndexPreTransform)
-        if transforms:
-            return PreTransformOnGpu(copied)
-        return FakeGpuIndex(copied, device, getattr(options, "use_cuvs", False))
+        return FakeGpuIndex(copied, device)
 
     names = {"StandardGpuResources": Resources, "index_cpu_to_gpu": to_gpu, "index_gpu_to_cpu": lambda i: i.cpu}
     before = {name: getattr(faiss, name, None) for name in names}

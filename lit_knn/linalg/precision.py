@@ -1,0 +1,107 @@
+"""Number types of products that find or propose images, and float32 products in full precision."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from lit_knn.errors import InputError
+
+TYPES = ("auto", "float32", "bfloat16")
+
+_lock = threading.Lock()
+_inside: list[Callable[[], object]] = []
+
+
+def check_compute(owner: str, compute: str) -> str:
+    """Return `compute`, or raise InputError, which names the class `owner`, unless it is one of `TYPES`."""
+    if compute not in TYPES:
+        raise InputError(f"{owner}: compute={compute!r} must be one of {', '.join(TYPES)}")
+    return compute
+
+
+def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype:
+    """Find the type that a checked option `compute` means on a device; `auto` is the fastest that is native there.
+
+    Raises:
+        InputError: the device does not multiply the type natively.
+    """
+    if compute == "auto":
+        return torch.bfloat16 if is_native(torch.bfloat16, device) else torch.float32
+    dtype: torch.dtype = getattr(torch, compute)
+    if not is_native(dtype, device):
+        raise InputError(f"{owner}: compute={compute}: this {device.type} does not multiply it natively; use float32")
+    return dtype
+
+
+def is_native(dtype: torch.dtype, device: torch.device) -> bool:
+    """Tells whether a device has instructions that multiply float32 or bfloat16.
+
+    On a machine without a GPU, which may plan a run for another one, a CUDA device counts as a current GPU.
+    """
+    if dtype == torch.float32:
+        return True
+    if device.type == "cuda":
+        return not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] >= 8
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b in float32 for matrices of one type. On CUDA the result is never rounded to that type."""
+    if a.dtype == torch.float32 or not a.is_cuda:
+        return (a @ b).float()
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def stored(chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return code(x) of all N vectors x, (N, m) in the type of the codes, and ‖code(x)‖²/2, (N,) float32."""
+    values, half_sq_norms, start = torch.empty(0), torch.empty(0), 0
+    for x in chunks:
+        y = code(x)
+        if start == 0:
+            values, half_sq_norms = y.new_empty(N, y.shape[1]), x.new_empty(N)
+        rows = slice(start, start := start + len(y))
+        values[rows], half_sq_norms[rows] = y, y.float().square().sum(1) / 2
+    return values, half_sq_norms
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Compute float32 products in full precision inside the block. It also works as a decorator.
+
+    `torch.set_float32_matmul_precision("high")`, which Lightning advises on GPUs, rounds the factors of float32
+    products to TF32, and "medium" may round them to bfloat16, on CPUs too. Scores of images have no digits to spare.
+
+    The setting belongs to the process and lives on the host, so nothing waits for the device. The last thread that
+    leaves restores it.
+    """
+    with _lock:
+        _inside.append(_inside[0] if _inside else _set_highest())
+    try:
+        yield
+    finally:
+        with _lock:
+            restore = _inside.pop()
+            if not _inside:
+                restore()
+
+
+def _set_highest() -> Callable[[], object]:
+    """Choose full precision. Returns a function that restores the setting."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # The process has set `fp32_precision` of single backends (since PyTorch 2.9), which shuts the older functions.
+        return _set_backends("ieee", "ieee")
+    torch.set_float32_matmul_precision("highest")
+    return lambda: torch.set_float32_matmul_precision(before)
+
+
+def _set_backends(*values: str) -> Callable[[], object]:
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    for backend, value in zip(backends, values, strict=True):
+        backend.fp32_precision = value
+    return lambda: _set_backends(*before)
