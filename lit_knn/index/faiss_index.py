@@ -112,6 +112,7 @@ class FaissIndex(Index):
         self.shared = cache_dir is not None
         self._probes = nprobe or max(self._lists // 50, 1)
         self._index: Any = None
+        self._components: tuple[Tensor, ...] = ()
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         import_faiss()
@@ -152,11 +153,11 @@ class FaissIndex(Index):
         else:
             label = {"factory": self.factory, "lossless": self.lossless, "faiss": faiss.__version__}
             index = self._cache.get(vectors, label, self._build)
-        self._device, self._centre, self._rows = torch.device("cpu"), None, None
+        self._device, self._components = torch.device("cpu"), ()
         if self._r:
             step = faiss.downcast_VectorTransform(index.chain.at(0))
-            self._centre = torch.from_numpy(faiss.vector_to_array(step.mean))
-            self._rows = torch.from_numpy(faiss.vector_to_array(step.A).reshape(step.d_out, step.d_in))
+            centre, rows = (torch.from_numpy(faiss.vector_to_array(part)) for part in (step.mean, step.A))
+            self._components = centre, rows.reshape(step.d_out, step.d_in)
             self._whole, index = index, faiss.downcast_index(index.index)  # The whole owns its part.
         if self._lists:
             index.nprobe = self._probes
@@ -225,10 +226,11 @@ class FaissIndex(Index):
 
         FAISS's distances lack this part. KNN mixes them with exact ones, beside which all others would seem too near.
         """
-        if self._rows is None:
+        if not self._components:
             return queries, 0.0
-        centred = queries - self._centre
-        projected = centred @ self._rows.T
+        centre, rows = self._components
+        centred = queries - centre
+        projected = centred @ rows.T
         return projected, centred.square().sum(1, keepdim=True) - projected.square().sum(1, keepdim=True)
 
     def to(self, device: torch.device) -> None:
@@ -246,9 +248,7 @@ class FaissIndex(Index):
             options.useFloat16 = options.useFloat16CoarseQuantizer = self.gpu_float16
             resources = _resources(self._gpu_scratch_mib, device.index)
             self._index, self._whole = faiss.index_cpu_to_gpu(resources, device.index, self._index, options), None
-        self._device = device
-        if self._r:
-            self._centre, self._rows = self._centre.to(device), self._rows.to(device)
+        self._device, self._components = device, tuple(part.to(device) for part in self._components)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         """Predict the bytes of the index; on a GPU, with FAISS's scratch memory."""
