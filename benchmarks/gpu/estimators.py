@@ -23,12 +23,13 @@ MOST_FLOAT64 = 100_000
 
 @dataclass(frozen=True)
 class Measured:
-    """An estimator to measure: how to make it and its index, and its least work."""
+    """An estimator to measure: how to make it and its index, its least work, and whether nothing is compiled."""
 
     make: Callable[[Sizes], Estimator]
     work: Callable[[Sizes], Sequence[Phase]]
     index: Callable[[Sizes], Index] | None = None
     most_images: float = float("inf")
+    eager: bool = False
 
 
 ENTRIES = {
@@ -39,6 +40,8 @@ ENTRIES = {
     "KNN, SubspaceIndex": Measured(
         lambda s: KNN(s.k, s.n), roofline.knn_in_components, lambda s: SubspaceIndex(min(s.r, 256))
     ),
+    # Without the compiler, PyTorch gathers the drawn images before it reads them.
+    "KNN, gathered": Measured(lambda s: KNN(s.k, s.n), roofline.knn, lambda s: TorchIndex(), eager=True),
     "SubspaceKNN": Measured(lambda s: SubspaceKNN(s.r, s.n), roofline.subspace_knn),
     "MonteCarlo": Measured(lambda s: MonteCarlo(s.n), roofline.monte_carlo),
     "Exact": Measured(lambda s: Exact(), roofline.exact),
@@ -75,9 +78,10 @@ def _measure_one(entry: Measured, sizes: Sizes, images: Tensor, seconds: float, 
         def call() -> Tensor:
             return estimator.posterior_mean(z, NOISE_LEVEL, x_source=x, generator=generator)
 
-        row["ms"] = milliseconds(call, device, seconds)
-        row["of_roofline"] = row["ms"] / row["least_ms"]
-        row["peak_mib"] = peak_mib(call, device)
+        with torch.compiler.set_stance("force_eager" if entry.eager else "default"):
+            row["ms"] = milliseconds(call, device, seconds)
+            row["of_roofline"] = row["ms"] / row["least_ms"]
+            row["peak_mib"] = peak_mib(call, device)
     except Exception as error:  # Compilers, libraries and drivers raise errors of many types.
         return why(error)
     return ""
