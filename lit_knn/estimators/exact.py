@@ -11,6 +11,7 @@ from lit_knn.estimators.float_sums import float_sums
 from lit_knn.linalg.precision import is_native, matmul_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import work_bytes
+from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
 
 # Nearest images of each z that may be computed again in float64. At small t only these matter.
@@ -23,7 +24,7 @@ TOLERANCE = 1e-5
 # The images that are left out of the mean of a z have less than this share of its posterior, all together.
 LEFT_OUT = 1e-8
 # float32 adds up this many terms, and float64 adds up these sums.
-TERMS = 4096
+TERMS = 2048
 # If more than this share of the images is left, all are multiplied, because choosing takes time, too.
 MANY = 0.9
 # Bytes of images per product, which fit a CPU's cache, and most images per product, because float32 sums them.
@@ -93,16 +94,17 @@ def exact_sums(part: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor
 class _Centred:
     """The stored images of a set as c = (x − offset) / unit, so that float32 keeps the digits of values far from 0.
 
-    Pixels p become p − 127.5, which even bfloat16 holds exactly. Floats become differences from their mean.
+    Pixels p become p − 127.5, which even bfloat16 holds exactly. Floats far from 0 become differences from their mean.
     """
 
     def __init__(self, part: ReferenceSet, latents: int) -> None:
-        self.part, self.unit, self.dtype, device = part, 1.0, torch.float32, part.device
+        self.part, self.dtype, device = part, torch.float32, part.device
+        self.unit, self.offset, self.centre = 1.0, 0.0, None
         if part.images.dtype == torch.uint8:
-            self.unit, self.offset, self.centre = 1 / 127.5, 0.0, 127.5
+            self.unit, self.centre = 1 / 127.5, 127.5
             if device.type == "cuda" and is_native(torch.bfloat16, device):
                 self.dtype = torch.bfloat16
-        else:
+        elif part.cached("far from 0", self._is_far_from_0):
             mean = part.mean().reshape(part.shape)
             # Mirrored images need a centre that is its own mirror image.
             self.offset = (mean + mean.flip(-1)) / 2 if part.hflip else mean
@@ -118,7 +120,12 @@ class _Centred:
         buffer = torch.empty(self.step, self.part.d, dtype=self.dtype, device=self.part.device)
         for rows in every if ids is None else ids.split(self.step):
             stored = self.part.rows(rows).flatten(1)
-            yield rows, buffer[: len(stored)].copy_(stored).sub_(self.centre)
+            yield rows, stored if self.centre is None else buffer[: len(stored)].copy_(stored).sub_(self.centre)
+
+    def _is_far_from_0(self) -> bool:
+        """Tells whether the mean has more than half of the images' squared norms. Without that, centring gains little."""
+        some = self.part.rows(slice(0, CHUNK["cpu"])).flatten(1)
+        return bool(some.square().sum(1).mean() < 2 * self.part.mean().square().sum())
 
     def _half_sq_norms(self) -> Tensor:
         return torch.cat([c.double().square().sum(1).div(2).float() for _, c in self.chunks()])
@@ -127,26 +134,26 @@ class _Centred:
 def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `exact_sums` of some latents."""
     N, noise = images.part.N, (t / images.unit).square().unsqueeze(1)
-    u = z.double().sub(images.offset).div_(images.unit)
-    scores = _scores(images, u)
+    mean = z.double() - images.offset
+    half_sq_norm = torch.linalg.vector_norm(mean.flatten(1), dim=1, keepdim=True).div_(images.unit).square_() / 2
+    scores = _scores(images, mean.float().div_(images.unit))
     best, near = scores.topk(min(NEAREST, N), dim=1)
     rounding = ROUNDING * (best.abs().amax(1, keepdim=True) + 2 * images.half_sq_norms.amax()) / noise
     # An image may be more likely than it looks, by twice the rounding.
     needed = torch.log_softmax(best / noise, dim=1) > (TOLERANCE / rounding).log() - 2 * rounding
-    log_near, mean_near = _nearest(images, u, noise, near, needed)
+    log_near = _add_nearest(mean, images.part, z, t, near, needed)
     rest = scores.scatter_(1, near, torch.where(log_near.isneginf(), best, -torch.inf))
     # Without a rest, `top` would be −inf.
     top = rest.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
-    log_top = (top.double() - torch.linalg.vector_norm(u.flatten(1), dim=1, keepdim=True).square() / 2) / noise
+    log_top = (top.double() - half_sq_norm) / noise
     maximum = torch.maximum(log_near.amax(1, keepdim=True), log_top)
     # Subtract `top` first, because only differences of large scores are precise.
     rest.sub_(top).mul_((1 / noise).float().clamp(max=MOST_FACTOR)).add_((log_top - maximum).float())
     total_rest, sum_rest = _weighted_sum(images, rest)
     total_near = (log_near - maximum).exp().sum(1, keepdim=True)
     total = total_near + total_rest
-    mean_near, sum_rest = mean_near.mul_(total_near / total), sum_rest.div_(total)
-    mean = mean_near.add_(sum_rest).reshape(z.shape).mul_(images.unit).add_(images.offset)
-    log_normaliser = (maximum + total.log()).squeeze(1)
+    mean.flatten(1).mul_(total_near / total).add_(sum_rest.mul_(images.unit / total))
+    mean, log_normaliser = mean.add_(images.offset), (maximum + total.log()).squeeze(1)
     if not z.is_cuda and N > NEAREST and needed[:, -1].any():
         # More images may need it than were computed again.
         rows = needed[:, -1].nonzero().squeeze(1)
@@ -155,34 +162,34 @@ def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _scores(images: _Centred, u: Tensor) -> Tensor:
-    """Return u·c − ‖c‖²/2 for all images, mirrored ones included, (b, N) float32: their log-likelihood, times noise²."""
+    """Return u·c − ‖c‖²/2 for all images, mirrored ones included, (b, N) float32: log-likelihoods, times (t / unit)²."""
     stored = len(images.half_sq_norms)
-    scores = -images.half_sq_norms.repeat(len(u), images.part.N // stored)
+    scores = (-images.half_sq_norms).repeat(len(u), images.part.N // stored)
     # ‖u − mirror(c)‖ = ‖mirror(u) − c‖.
-    queries = [u.flatten(1).float(), *([u.flip(-1).flatten(1).float()] if images.part.hflip else [])]
+    queries = [query.flatten(1) for query in ((u, u.flip(-1)) if images.part.hflip else (u,))]
     for rows, c in images.chunks():
         for half, query in zip(scores.unflatten(1, (-1, stored)).unbind(1), queries, strict=True):
             _add_product(half[:, rows], query, c.T)
     return scores
 
 
-def _nearest(images: _Centred, u: Tensor, noise: Tensor, ids: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log-likelihoods of the nearest images, (b, k), and their mean (b, d), from differences in float64.
+def _add_nearest(mean: Tensor, part: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor, needed: Tensor) -> Tensor:
+    """Add the mean of x − z over the nearest images x to `mean`. Returns their log-likelihoods, (b, k).
 
-    A CPU computes only the `needed` ones, which come first, and a few more; the others get −inf.
+    All is computed from differences in float64. A CPU takes only the `needed` images, which come first, and a few more;
+    the others get −inf.
     """
-    log_p, mean = torch.full(ids.shape, -torch.inf, dtype=torch.float64, device=u.device), u.flatten(1).clone()
-    step = max(work_bytes(u.device) // (16 * ids.shape[1] * images.part.d), 1)
-    for start in range(0, len(u), step):
+    log_p = torch.full(ids.shape, -torch.inf, dtype=torch.float64, device=z.device)
+    step = max(work_bytes(z.device) // (16 * ids.shape[1] * part.d), 1)
+    for start in range(0, len(z), step):
         rows = slice(start, start + step)
-        k = ids.shape[1] if u.is_cuda else int(needed[rows].sum(1).amax())
+        k = ids.shape[1] if z.is_cuda else int(needed[rows].sum(1).amax())
         if k > 0:
-            c = images.part.take(ids[rows, :k]).double().sub_(images.offset).div_(images.unit)
-            difference = c.sub_(u[rows].unsqueeze(1)).flatten(2)
-            log_p[rows, :k] = difference.square().sum(2) / -2 / noise[rows]
+            difference = part.take(ids[rows, :k]).double().sub_(z[rows].unsqueeze(1)).flatten(2)
+            log_p[rows, :k] = unnormalised_log_likelihood(difference.square().sum(2), t[rows])
             weights = torch.softmax(log_p[rows, :k], dim=1).unsqueeze(1)
-            mean[rows] += torch.bmm(weights, difference).squeeze(1)
-    return log_p, mean
+            mean[rows] += torch.bmm(weights, difference).reshape(z[rows].shape)
+    return log_p
 
 
 def _weighted_sum(images: _Centred, log_weights: Tensor) -> tuple[Tensor, Tensor]:
