@@ -24,11 +24,11 @@ TOLERANCE = 1e-5
 # The images that are left out of the mean of a z have less than this share of its posterior, all together.
 LEFT_OUT = 1e-8
 # float32 adds up this many terms, and float64 adds up these sums.
-TERMS = 2048
+TERMS = 512
 # If more than this share of the images is left, all are multiplied, because choosing takes time, too.
 MANY = 0.9
 # Bytes of images per product, which fit a CPU's cache, and most images per product, because float32 sums them.
-CHUNK_BYTES, CHUNK = 3 * 2**20, {"cpu": 1024, "cuda": 8192}
+CHUNK_BYTES, CHUNK = 3 * 2**20, {"cpu": 512, "cuda": 8192}
 # Bytes for the float32 scores of one group of latents on a CPU, and the minimum number of latents per group, because
 # every group reads all images twice. A GPU takes several work arrays.
 SCORE_BYTES, MIN_LATENTS, GPU_SCORE_ARRAYS = 64 * 2**20, 64, 4
@@ -124,7 +124,7 @@ class _Centred:
 
     def _is_far_from_0(self) -> bool:
         """Tells whether the mean has more than half of the images' squared norms. Without that, centring gains little."""
-        some = self.part.rows(slice(0, CHUNK["cpu"])).flatten(1)
+        some = self.part.rows(slice(0, 1024)).flatten(1)
         return bool(some.square().sum(1).mean() < 2 * self.part.mean().square().sum())
 
     def _half_sq_norms(self) -> Tensor:
@@ -134,26 +134,28 @@ class _Centred:
 def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `exact_sums` of some latents."""
     N, noise = images.part.N, (t / images.unit).square().unsqueeze(1)
-    mean = z.double() - images.offset
-    half_sq_norm = torch.linalg.vector_norm(mean.flatten(1), dim=1, keepdim=True).div_(images.unit).square_() / 2
-    scores = _scores(images, mean.float().div_(images.unit))
+    centred = z.double() - images.offset
+    half_sq_norm = torch.linalg.vector_norm(centred.flatten(1), dim=1, keepdim=True).div_(images.unit).square_() / 2
+    scores = _scores(images, centred.float().div_(images.unit))
     best, near = scores.topk(min(NEAREST, N), dim=1)
     rounding = ROUNDING * (best.abs().amax(1, keepdim=True) + 2 * images.half_sq_norms.amax()) / noise
     # An image may be more likely than it looks, by twice the rounding.
     needed = torch.log_softmax(best / noise, dim=1) > (TOLERANCE / rounding).log() - 2 * rounding
-    log_near = _add_nearest(mean, images.part, z, t, near, needed)
-    rest = scores.scatter_(1, near, torch.where(log_near.isneginf(), best, -torch.inf))
+    if z.is_cuda:
+        needed.fill_(True)
+    rest = scores.scatter_(1, near, best.masked_fill_(needed, -torch.inf))
     # Without a rest, `top` would be −inf.
     top = rest.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     log_top = (top.double() - half_sq_norm) / noise
-    maximum = torch.maximum(log_near.amax(1, keepdim=True), log_top)
+    maximum, total_near, sums = _nearest(images.part, z, t, near, needed, log_top)
     # Subtract `top` first, because only differences of large scores are precise.
     rest.sub_(top).mul_((1 / noise).float().clamp(max=MOST_FACTOR)).add_((log_top - maximum).float())
     total_rest, sum_rest = _weighted_sum(images, rest)
-    total_near = (log_near - maximum).exp().sum(1, keepdim=True)
     total = total_near + total_rest
-    mean.flatten(1).mul_(total_near / total).add_(sum_rest.mul_(images.unit / total))
-    mean, log_normaliser = mean.add_(images.offset), (maximum + total.log()).squeeze(1)
+    mean = sums.add_(sum_rest.mul_(images.unit)).reshape(z.shape)
+    column = (-1, *[1] * (z.ndim - 1))
+    mean = mean.add_(images.offset * total_rest.reshape(column)).div_(total.reshape(column))
+    log_normaliser = (maximum + total.log()).squeeze(1)
     if not z.is_cuda and N > NEAREST and needed[:, -1].any():
         # More images may need it than were computed again.
         rows = needed[:, -1].nonzero().squeeze(1)
@@ -162,7 +164,7 @@ def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _scores(images: _Centred, u: Tensor) -> Tensor:
-    """Return u·c − ‖c‖²/2 for all images, mirrored ones included, (b, N) float32: log-likelihoods, times (t / unit)²."""
+    """Return u·c − ‖c‖²/2 for all images, mirrored ones too, (b, N) float32: log-likelihoods times (t / unit)²."""
     stored = len(images.half_sq_norms)
     scores = (-images.half_sq_norms).repeat(len(u), images.part.N // stored)
     # ‖u − mirror(c)‖ = ‖mirror(u) − c‖.
@@ -173,23 +175,28 @@ def _scores(images: _Centred, u: Tensor) -> Tensor:
     return scores
 
 
-def _add_nearest(mean: Tensor, part: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor, needed: Tensor) -> Tensor:
-    """Add the mean of x − z over the nearest images x to `mean`. Returns their log-likelihoods, (b, k).
+def _nearest(
+    part: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor, needed: Tensor, log_top: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the weights w of the `needed` images, (b, k), from differences z − x in float64. They come first in a row.
 
-    All is computed from differences in float64. A CPU takes only the `needed` images, which come first, and a few more;
-    the others get −inf.
+    Returns:
+        The logarithm of the likelihood that has weight 1, (b, 1), at least `log_top`; Σ w, (b, 1); Σ w x, (b, d).
     """
-    log_p = torch.full(ids.shape, -torch.inf, dtype=torch.float64, device=z.device)
+    maximum, total, sums = log_top.clone(), torch.zeros_like(log_top), log_top.new_zeros(len(z), part.d)
     step = max(work_bytes(z.device) // (16 * ids.shape[1] * part.d), 1)
     for start in range(0, len(z), step):
         rows = slice(start, start + step)
         k = ids.shape[1] if z.is_cuda else int(needed[rows].sum(1).amax())
         if k > 0:
-            difference = part.take(ids[rows, :k]).double().sub_(z[rows].unsqueeze(1)).flatten(2)
-            log_p[rows, :k] = unnormalised_log_likelihood(difference.square().sum(2), t[rows])
-            weights = torch.softmax(log_p[rows, :k], dim=1).unsqueeze(1)
-            mean[rows] += torch.bmm(weights, difference).reshape(z[rows].shape)
-    return log_p
+            x = part.take(ids[rows, :k]).flatten(2).double()
+            sq_dist = (x - z[rows].flatten(1).unsqueeze(1)).square_().sum(2)
+            log_p = unnormalised_log_likelihood(sq_dist, t[rows]).masked_fill_(~needed[rows, :k], -torch.inf)
+            maximum[rows] = torch.maximum(maximum[rows], log_p.amax(1, keepdim=True))
+            weights = (log_p - maximum[rows]).exp_()
+            total[rows] = weights.sum(1, keepdim=True)
+            sums[rows] = torch.bmm(weights.unsqueeze(1), x).squeeze(1)
+    return maximum, total, sums
 
 
 def _weighted_sum(images: _Centred, log_weights: Tensor) -> tuple[Tensor, Tensor]:
