@@ -12,10 +12,10 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.generative_models.diffusion import check_process
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
+from lit_knn.rng import Stream, keyed_generator
 from lit_knn.sampling import heun_sampler, seeded_noise
 from lit_knn.theory.noise import EDM_PROCESS, Process
-from lit_knn.training.base import SAMPLING_STREAM, check_device, check_positive, checked_grid
+from lit_knn.training.base import check_device, check_positive, checked_grid
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.run import data_reference
 
@@ -99,7 +99,7 @@ class LitEstimator(pl.LightningModule):
             raise InputError("LitEstimator: estimator is null, so there is nothing to sample with")
         h = self.hparams
         seeds = torch.as_tensor(seeds)
-        generator = keyed_generator(self.device, h.seed, *seeds[:1].tolist(), SAMPLING_STREAM)
+        generator = keyed_generator(self.device, h.seed, *seeds[:1].tolist(), Stream.SAMPLING)
         labels = self.conditioning.of_samples(seeds, self.device)
         mean = partial(self.estimator.posterior_mean, generator=generator, labels=labels)
         noise = seeded_noise(seeds, self.data_reference().shape, device=self.device)

@@ -3,9 +3,57 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 
 import numpy as np
 import torch
+
+
+class Stream(IntEnum):
+    """Every random stream. Its number is a part of its keys, so that no two streams share their draws."""
+
+    TRAIN = 0
+    """Noise levels, noise and estimates of a training step; keys are (seed, rank, batch, stream)."""
+    VALIDATION = 1
+    """The same of a validation step."""
+    DROPOUT = 2
+    """Dropout masks; the key is that of a step, and this number."""
+    SAMPLING = 3
+    """Draws of an estimator that samples."""
+    CLASS = 4
+    """The class of a sample; the key begins with its seed."""
+    AUGMENTATION = 5
+    """Augmentation of a training step on a GPU; the key is that of the step, and this number."""
+    LABEL = 6
+    """Which labels a training step drops; the key is that of the step, and this number."""
+    LATENT = 10
+    """Images and noise of measured latents."""
+    SOURCE = 11
+    """Resampled sources of measured latents."""
+    ESTIMATOR = 12
+    """Draws of a measured estimator."""
+    AGREEMENT = 13
+    """Draws of estimators that are compared with networks."""
+    SAME_NOISE = 14
+    """Draws of estimators that sample from the noise of a network's samples."""
+    CALIBRATION = 15
+    """Latents of a calibration of sizes."""
+    HYBRID = 16
+    """Draws of the estimator that begins hybrid samples."""
+    FORWARD = 17
+    """Noise that takes images to the switch of hybrid samples."""
+    NETWORK = 18
+    """Draws of what ends hybrid samples."""
+    ORDER = 19
+    """Order of the latents in a repeat of the referee."""
+    BEHAVIOUR = 30
+    """Latents of the referee's examination of behaviour."""
+    HELD_OUT = 0x68656C64
+    """Which images are held out; this number and the next two come first in their keys."""
+    TRAINING_ORDER = 0x747261696E
+    """Order of the training images; keys are (stream, seed, epoch)."""
+    VALIDATION_ORDER = 0x76616C6964
+    """Order of the validation images."""
 
 
 def seed_from_key(*key: int) -> int:

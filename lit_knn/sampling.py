@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.rng import keyed_generator, seed_from_key
+from lit_knn.rng import Stream, keyed_generator, seed_from_key
 from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import PosteriorMean, heun_step
 from lit_knn.theory.noise import EDM_PROCESS, Process, under_process
 
 EDM_GRID = NoiseGrid()
-# This number is the second to last part of the key that draws the class of a sample. The streams in
-# `lit_knn.training.base` have lower numbers.
-CLASS_STREAM = 4
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def seeded_noise(
 def seeded_classes(seeds: Sequence[int] | Tensor, num_classes: int, device: torch.device | str = "cpu") -> Tensor:
     """Draw one of `num_classes` classes for each seed, (B,) int64. Item i depends only on seeds[i]."""
     # The key has three parts, so it differs from the keys (seed, draw) of seeded_noise.
-    draws = [seed_from_key(seed, CLASS_STREAM, 0) % num_classes for seed in _integers(seeds)]
+    draws = [seed_from_key(seed, Stream.CLASS, 0) % num_classes for seed in _integers(seeds)]
     return torch.tensor(draws, device=device)
 
 

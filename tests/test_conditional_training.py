@@ -25,6 +25,7 @@ from lit_knn.training.augmentation import Augmented
 from lit_knn.training.conditioning import Conditioning
 from main import main
 from tests.labelled import Labelled, Watched, undone
+from tests.networks import write_start
 from tests.ranks import run_main, run_ranks
 from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean, unwarped
@@ -193,8 +194,7 @@ def test_a_conditional_network_estimates_the_mean_of_a_class(tmp_path):
     model = LitEDM(net, OneSample(), class_conditional=True)
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.05)
-    torch.save({"state_dict": model.state_dict(), "hyper_parameters": {"sigma_data": 0.5}}, tmp_path / "net.ckpt")
-    network = Network(tmp_path / "net.ckpt", UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=10))
+    network = Network(write_start(tmp_path / "net.ckpt", net))
     z, sigma, labels = torch.randn(4, 1, 8, 8), torch.ones(4), torch.tensor([0, 9, 3, 3])
     with torch.no_grad():
         expected = model.denoiser.eval()(z, sigma, labels)

@@ -13,7 +13,7 @@ from lit_knn.callbacks import LastCheckpoint, SampleGrid
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator, Exact, ExactFloat64, Network, OneSample
+from lit_knn.estimators import Estimator, Exact, Network, OneSample
 from lit_knn.flow import LitFlow
 from lit_knn.flow_sampling import FixedSteps
 from lit_knn.nets import DDPMpp, UNet
@@ -55,7 +55,7 @@ def test_the_velocity_of_two_points_is_that_of_autograd():
     points = reference.gather(torch.arange(2)).double()
     x = points[torch.tensor([0, 1, 0, 1, 0])]
     z = (1 - of_items(LEVELS, x)) * x + of_items(LEVELS, x) * torch.randn(5, 3, generator=generator(1)).double()
-    mean = under_process(ExactFloat64().bind(reference).posterior_mean, LINEAR_PROCESS)(z, LEVELS)
+    mean = under_process(Exact().bind(reference).posterior_mean, LINEAR_PROCESS)(z, LEVELS)
     velocity = LINEAR_PROCESS.velocity(z, per_item(LEVELS, z), mean.double())
     for row, tau in enumerate(LEVELS.tolist()):
         expected = velocity_by_autograd(lambda z, t: log_density_of_points(z, t, points), z[row], tau)
@@ -235,7 +235,7 @@ def test_warped_items_have_the_velocity_of_the_set_warped_alike(monkeypatch):
     augmentation = GeometricAugmentation(1.0)
     monkeypatch.setattr(augmentation, "p", 1.0)
     augmented = all_warped(data.x)
-    model = LitFlow(net, ExactFloat64(), augmentation=augmentation, times=UniformTimes(0.3, 0.7))
+    model = LitFlow(net, Exact(), augmentation=augmentation, times=UniformTimes(0.3, 0.7))
     model.augmentation = type("Fixed", (), {"__call__": lambda self, images, generator: augmented})()
     logged = {}
     model.log = lambda name, value, **_: logged.update({name: value})

@@ -25,11 +25,11 @@ from lit_knn.metrics import (
 from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.metrics.error_curve import COLUMNS
 from lit_knn.metrics.features import NetworkExtractor
-from lit_knn.metrics.latents import ESTIMATOR_STREAM, NoisyLatents, bind_all
+from lit_knn.metrics.latents import NoisyLatents, bind_all
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import read_rows
-from lit_knn.rng import keyed_generator
+from lit_knn.rng import Stream, keyed_generator
 from lit_knn.theory.bounds import theorem_4_1_bound, theorem_4_2_bound
 from lit_knn.theory.posterior import posterior_mean
 from tests.short_training import TRAINER
@@ -326,7 +326,7 @@ def test_the_certificate_is_of_the_source_of_the_latents():
     z = x[:5] + t * normal(5, 3, seed=2)
     mu = posterior_mean(z, x.double(), t)
     values = measure(knn, 2, z, t, mu, fixed_source(x[:5]), (3, 4))
-    expected = knn.certified_mean(z, t, x[:5], keyed_generator(z.device, 3, 4, 0, ESTIMATOR_STREAM))
+    expected = knn.certified_mean(z, t, x[:5], keyed_generator(z.device, 3, 4, 0, Stream.ESTIMATOR))
     for name, value in zip(CERTIFIED, expected[1:], strict=True):
         torch.testing.assert_close(values[name].double(), value.double())
 

@@ -11,6 +11,7 @@ from lit_knn.ict import LitICT
 from lit_knn.metrics import error_curve
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.reference import ReferenceSet
+from lit_knn.rng import Stream, keyed_generator
 from tests.short_training import train
 from tests.watched import Images, OneOfSeveral, WatchedNet, undone
 
@@ -109,3 +110,15 @@ def test_ranks_draw_their_own_reference_batches():
         model.target = lambda *args, original=original: targets.append(original(*args)) or targets[-1]
         train(model, Images(batch_size=60), 1, strategy=OneOfSeveral(rank, 2))
     assert not torch.equal(targets[0], targets[1])
+
+
+def test_no_two_streams_have_one_number():
+    # An IntEnum would take a second name for an alias.
+    assert len(Stream.__members__) == len(set(Stream)) > 15
+
+
+def test_the_latents_of_a_curve_share_no_noise_with_hybrid_samples():
+    # Both were once stream 10, so the noise of latent 128 was that of the hybrid batch from seed 128 on.
+    draws = [torch.randn(9, generator=keyed_generator("cpu", 0, 128, stream)) for stream in Stream]
+    for one, other in itertools.combinations(draws, 2):
+        assert not torch.equal(one, other)

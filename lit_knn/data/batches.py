@@ -8,12 +8,7 @@ from torch import Tensor
 from lit_knn.errors import InputError
 from lit_knn.memory import moved
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
-
-# Each of the two streams puts its number first in its keys. The streams then share no draws with each other, nor with
-# the keys (seed, step).
-TRAINING_ORDER = 0x747261696E
-VALIDATION_ORDER = 0x76616C6964
+from lit_knn.rng import Stream, keyed_generator
 
 
 class ReferenceBatches:
@@ -91,7 +86,7 @@ class ReferenceBatches:
             epoch += 1
 
     def _order(self, epoch: int) -> Tensor:
-        key = (TRAINING_ORDER, self.seed, epoch) if self.shuffle else (VALIDATION_ORDER, self.seed)
+        key = (Stream.TRAINING_ORDER, self.seed, epoch) if self.shuffle else (Stream.VALIDATION_ORDER, self.seed)
         return torch.randperm(self.reference.N, generator=keyed_generator("cpu", *key))[: self._num_ids]
 
     def _gather(self, order: Tensor, on_device: Tensor, batch_idx: int) -> tuple[Tensor, Tensor | None]:

@@ -4,10 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.rng import keyed_generator
-
-# The draw of the held-out images puts this number first in its key, and so shares no draws with other streams.
-HELD_OUT = 0x68656C64
+from lit_knn.rng import Stream, keyed_generator
 
 
 def split_rows(N: int, held_out: int, train_images: int | None) -> tuple[Tensor, Tensor]:
@@ -30,6 +27,6 @@ def split_rows(N: int, held_out: int, train_images: int | None) -> tuple[Tensor,
     if wanted > N:
         both = "" if train_images is None else f" and data.train_images={train_images}"
         raise InputError(f"data.held_out={held_out}{both} needs at least {wanted} images, there are {N}")
-    order = torch.randperm(N, generator=keyed_generator("cpu", HELD_OUT, 0))
+    order = torch.randperm(N, generator=keyed_generator("cpu", Stream.HELD_OUT, 0))
     end = None if train_images is None else wanted
     return order[held_out:end].sort().values, order[:held_out].sort().values

@@ -7,14 +7,11 @@ from torch import Tensor
 
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
+from lit_knn.rng import Stream, keyed_generator
 from lit_knn.sampling import hybrid_sampler, hybrid_sigmas, integrate_flow, seeded_noise
 from lit_knn.schedules import NoiseGrid
 from lit_knn.solvers import PosteriorMean
 from lit_knn.theory.noise import forward_noise
-
-# Numbers of random streams. The models use other numbers.
-HYBRID_STREAM, FORWARD_STREAM, NETWORK_STREAM = 10, 11, 14
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,12 @@ class HybridSamples:
         """
         device, first = self.reference.device, int(seeds[0])
         noise = seeded_noise(seeds, self.reference.shape, device=device)
-        network = self._mean(self.network, first, NETWORK_STREAM)
+        network = self._mean(self.network, first, Stream.NETWORK)
         if estimator is not None:
-            above = self._mean(estimator, first, HYBRID_STREAM)
+            above = self._mean(estimator, first, Stream.HYBRID)
             return hybrid_sampler(above, network, noise, t_switch, self.num_steps, self.grid)
         _, below = hybrid_sigmas(t_switch, self.num_steps, self.grid)
-        drawn = keyed_generator("cpu", self.seed, first, FORWARD_STREAM)
+        drawn = keyed_generator("cpu", self.seed, first, Stream.FORWARD)
         ids = torch.randint(self.reference.N, (len(seeds),), generator=drawn)
         z = forward_noise(self.reference.gather(ids.to(device)), t_switch, noise)
         return integrate_flow(network, z, below).float()

@@ -8,10 +8,7 @@ from torch import Tensor
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
-
-# Numbers of random streams, the last parts of their keys. Training and sampling use other numbers.
-LATENT_STREAM, SOURCE_STREAM, ESTIMATOR_STREAM = 10, 11, 12
+from lit_knn.rng import Stream, keyed_generator
 
 
 class NoisyLatents:
@@ -29,14 +26,14 @@ class NoisyLatents:
     def __init__(self, reference: ReferenceSet, num: int, seed: int) -> None:
         self.reference = reference
         self.seed = seed
-        order = torch.randperm(reference.N, generator=keyed_generator("cpu", seed, LATENT_STREAM))
+        order = torch.randperm(reference.N, generator=keyed_generator("cpu", seed, Stream.LATENT))
         self.ids = order[:num]
 
     def batch(self, numbers: range, t: float) -> tuple[Tensor, Tensor]:
         """Return the latents with these numbers at t, (B, *shape), float32, and the images x that they come from."""
         x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
         noise = [
-            torch.randn(*self.reference.shape, generator=keyed_generator("cpu", self.seed, i, LATENT_STREAM))
+            torch.randn(*self.reference.shape, generator=keyed_generator("cpu", self.seed, i, Stream.LATENT))
             for i in numbers
         ]
         return x + t * torch.stack(noise).to(x.device), x

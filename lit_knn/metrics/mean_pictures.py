@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.metrics.latents import ESTIMATOR_STREAM, NoisyLatents, bind_all
+from lit_knn.metrics.latents import NoisyLatents, bind_all
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
+from lit_knn.rng import Stream, keyed_generator
 
 
 def mean_pictures(
@@ -40,6 +40,6 @@ def mean_pictures(
         rows["$z$"].append(z / (1 + t**2) ** 0.5)
         rows["true mean"].append(exact.posterior_mean(z, t))
         for index, (name, estimator) in enumerate(estimators.items()):
-            generator = keyed_generator(z.device, seed, level, index, ESTIMATOR_STREAM)
+            generator = keyed_generator(z.device, seed, level, index, Stream.ESTIMATOR)
             rows[name].append(estimator.posterior_mean(z, t, x_source=x, generator=generator))
     return {name: torch.stack(images).cpu() for name, images in rows.items()}

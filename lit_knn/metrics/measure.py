@@ -8,10 +8,9 @@ from torch import Tensor
 from lit_knn.estimators import DrawingEstimator, Estimator, MonteCarlo
 from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
-from lit_knn.metrics.latents import ESTIMATOR_STREAM, SOURCE_STREAM
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label
-from lit_knn.rng import keyed_generator
+from lit_knn.rng import Stream, keyed_generator
 from lit_knn.stopwatch import Stopwatch
 
 TIME = "ms_per_estimate"
@@ -33,7 +32,7 @@ def posterior_source(
 
     With `labels` (B,), it is the posterior over the images of the class.
     """
-    generator = keyed_generator(z.device, *key, SOURCE_STREAM)
+    generator = keyed_generator(z.device, *key, Stream.SOURCE)
 
     def ids_in(images: ReferenceSet, rows: Tensor | slice) -> Tensor:
         levels = torch.full((len(z[rows]),), t, dtype=torch.float64, device=z.device)
@@ -74,7 +73,7 @@ def measure(
     """
     values = repeated_errors(estimator, repeats, z, t, mu, source, key, labels)
     if isinstance(estimator, DrawingEstimator):
-        generator = keyed_generator(z.device, *key, 0, ESTIMATOR_STREAM)
+        generator = keyed_generator(z.device, *key, 0, Stream.ESTIMATOR)
         certificate = estimator.certified_mean(z, t, source(0), generator)
         values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
         if estimator.searches:
@@ -111,7 +110,7 @@ def repeated_errors(
     sq_error_sum = torch.zeros(len(z), dtype=torch.float64, device=z.device)
     watch = Stopwatch(z.device)
     for repeat in range(repeats):
-        generator = keyed_generator(z.device, *key, repeat, ESTIMATOR_STREAM)
+        generator = keyed_generator(z.device, *key, repeat, Stream.ESTIMATOR)
         x_source = source(repeat)
         with watch.measure():
             estimate = estimator.posterior_mean(z, t, x_source, generator, labels)

@@ -16,10 +16,8 @@ from lit_knn.metrics.latents import NoisyLatents, check_at_least, check_estimato
 from lit_knn.metrics.progress import progress_bar
 from lit_knn.metrics.same_noise import SameNoise, pairs, same_noise
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
+from lit_knn.rng import Stream, keyed_generator
 
-# Number of a random stream, the last part of its key.
-AGREEMENT_STREAM = 13
 TRAINING, HELD_OUT, GENERATED = "training", "held_out", "generated"
 IMAGES = (TRAINING, HELD_OUT, GENERATED)
 """Images that noise is added to: of the training set, not of it, and sampled by the networks."""
@@ -162,7 +160,7 @@ def compare_at(
         z, _ = latents.batch(numbers, t)
         wanted = {name: network.posterior_mean(z, t) for name, network in networks.items()}
         for name, estimator in estimators.items():
-            generator = keyed_generator(device, latents.seed, batch, AGREEMENT_STREAM)
+            generator = keyed_generator(device, latents.seed, batch, Stream.AGREEMENT)
             mean = estimator.posterior_mean(z, t, generator=generator)
             for network, own in wanted.items():
                 means[name, network].update(**agreement(mean, own)._asdict())

@@ -14,14 +14,11 @@ from lit_knn.distributed import in_every_process, own_batches
 from lit_knn.estimators import Estimator
 from lit_knn.metrics.agreement import agreement, quartiles
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
+from lit_knn.rng import Stream, keyed_generator
 from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
 from lit_knn.settings import describe, fingerprint
 from lit_knn.theory.noise import EDM_PROCESS, Process
-
-# Number of a random stream, the last part of its key.
-SAME_NOISE_STREAM = 14
 
 Row = dict[str, Any]
 
@@ -80,7 +77,7 @@ class SameNoise:
     def _own(self, estimator: Estimator, num: int, advance: Callable[[int], Any]) -> Iterator[tuple[int, Tensor]]:
         device = self.reference.device
         for batch, numbers in own_batches(num, self.batch_size):
-            generator = keyed_generator(device, self.seed, batch, SAME_NOISE_STREAM)
+            generator = keyed_generator(device, self.seed, batch, Stream.SAME_NOISE)
 
             def mean(z: Tensor, t: Tensor, generator: torch.Generator = generator) -> Tensor:
                 result = estimator.posterior_mean(z, t, generator=generator)

@@ -14,11 +14,10 @@ from lit_knn.metrics.latents import check_at_least, try_estimator
 from lit_knn.metrics.progress import progress_bar
 from lit_knn.metrics.same_noise import SameNoise
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
+from lit_knn.rng import Stream, keyed_generator
 from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
 
-CALIBRATION_STREAM = 15
 # The seeds of calibration begin here: the latents of samples and of `SameNoise`, 0, 1, …, stay for evaluation.
 FIRST_SEED = 10_000_000
 
@@ -162,7 +161,7 @@ def compare_sizes(
     """
     t, z, mean = visited
     for size, estimator in made.items():
-        generator = keyed_generator(z.device, seed, CALIBRATION_STREAM)
+        generator = keyed_generator(z.device, seed, Stream.CALIBRATION)
         measured = agreement(estimator.posterior_mean(z, t, generator=generator), mean)
         row: Row = {"size": size, "t": t, "num_latents": len(z)}
         for name in MEASURES:

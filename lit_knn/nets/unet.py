@@ -102,14 +102,17 @@ class Waves(nn.Module):
     frequency is above 1.
     """
 
+    frequencies: Tensor
+
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.number = number
+        # No file stores these numbers, so a network that is built on the meta device for its weights needs them, too.
+        frequencies = torch.linspace(0, -math.log(30.0), number, device="cpu").exp()
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, noise_label: Tensor) -> Tensor:
         """Map (B,) to (B, 2·number)."""
-        frequencies = torch.linspace(0, -math.log(30.0), self.number, device=noise_label.device).exp()
-        angles = noise_label.unsqueeze(1) * frequencies
+        angles = noise_label.unsqueeze(1) * self.frequencies.to(noise_label.device)
         return torch.cat([angles.sin(), angles.cos()], 1)
 
 

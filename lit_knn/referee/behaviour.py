@@ -13,18 +13,17 @@ from lit_knn.estimators import Estimator
 from lit_knn.referee.cases import LoadedCase
 from lit_knn.referee.cases.case import noisy
 from lit_knn.referee.entry import OwnCallable
-from lit_knn.rng import drawn_so_far, keyed_generator
+from lit_knn.rng import Stream, drawn_so_far, keyed_generator
 
 # Latents of these checks.
 FEW = 8
 SMALL_T_SHARE = 0.01
-BEHAVIOUR_STREAM = 30
 CPU = torch.device("cpu")
 
 
 def generator_of(seed: int) -> torch.Generator:
     """Return a generator for the checks of behaviour."""
-    return keyed_generator("cpu", seed, BEHAVIOUR_STREAM)
+    return keyed_generator("cpu", seed, Stream.BEHAVIOUR)
 
 
 def estimate_of(

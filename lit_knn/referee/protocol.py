@@ -21,7 +21,6 @@ from lit_knn.index import Index, exact_index
 from lit_knn.index.faiss_index import use_threads
 from lit_knn.memory import process_bytes
 from lit_knn.metrics import error_terms, mean_and_error, share_and_error
-from lit_knn.metrics.latents import ESTIMATOR_STREAM
 from lit_knn.metrics.measure import fixed_source, posterior_source
 from lit_knn.metrics.progress import progress_bar
 from lit_knn.referee.behaviour import behaviour, check_conduct, estimate_of
@@ -29,12 +28,10 @@ from lit_knn.referee.cases import LoadedCase, case_named
 from lit_knn.referee.entry import Entry
 from lit_knn.referee.table import PROTOCOL, Rows, surroundings
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
+from lit_knn.rng import Stream, keyed_generator
 
 # One-image batches that are timed at each noise level.
 SINGLE = 16
-# Beside the streams of `metrics.latents`.
-ORDER_STREAM = 13
 MIB = 2**20
 
 
@@ -123,7 +120,7 @@ class Contest:
         """Return other batches for each repeat, so that an estimator that keeps its answers gains no time."""
         if repeat == 0:
             return torch.arange(latents)
-        return torch.randperm(latents, generator=keyed_generator("cpu", self.loaded.case.seed, repeat, ORDER_STREAM))
+        return torch.randperm(latents, generator=keyed_generator("cpu", self.loaded.case.seed, repeat, Stream.ORDER))
 
     def _add(self, turns: Turns, estimator: Estimator, rows: Tensor, mean: Tensor, mu: Tensor) -> None:
         # A deterministic estimator is repeated only for its time.
@@ -144,7 +141,7 @@ class Contest:
         return posterior_source(self.loaded.reference, z, t, self.repeats, (self.loaded.case.seed,))
 
     def _call(self, estimator: Estimator, z: Tensor, t: float, x: Tensor, key: tuple[int, ...]) -> Tensor:
-        generator = keyed_generator("cpu", self.loaded.case.seed, *key, ESTIMATOR_STREAM)
+        generator = keyed_generator("cpu", self.loaded.case.seed, *key, Stream.ESTIMATOR)
         return estimate_of(estimator, z, t, x, generator, self.name)
 
     def _batches(self, number: int) -> Iterator[slice]:
@@ -167,7 +164,7 @@ class Contest:
             return {}
         parts, source = [], self._source(z, t)(0)
         for number, rows in enumerate(self._batches(len(z))):
-            generator = keyed_generator("cpu", self.loaded.case.seed, 0, number, ESTIMATOR_STREAM)
+            generator = keyed_generator("cpu", self.loaded.case.seed, 0, number, Stream.ESTIMATOR)
             x = source[rows] if self.estimator.uses_source else None
             parts.append(self.estimator.certified_mean(z[rows], t, x, generator).sq_error)
         certified = torch.cat(parts)

@@ -20,8 +20,7 @@ from lit_knn.generative_models import GenerativeModel
 from lit_knn.loading import prefix_of
 from lit_knn.memory import is_out_of_memory
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_default_rng
-from lit_knn.sampling import CLASS_STREAM
+from lit_knn.rng import Stream, keyed_default_rng
 from lit_knn.schedules import LevelRange, NoiseGrid
 from lit_knn.solvers import PosteriorMean
 from lit_knn.training.averaging import Averaging
@@ -38,10 +37,6 @@ from lit_knn.training.resumption import (
 )
 from lit_knn.training.run import find_reference
 from lit_knn.training.times import TrainingTime, hardware_name
-
-# Each random stream has its own number as the last part of its key, so that no two streams are equal.
-TRAIN_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, SAMPLING_STREAM = range(CLASS_STREAM)
-AUGMENTATION_STREAM, LABEL_STREAM = CLASS_STREAM + 1, CLASS_STREAM + 2
 
 
 class EstimatorTraining(pl.LightningModule):
@@ -212,7 +207,7 @@ class EstimatorTraining(pl.LightningModule):
                 changed. On a GPU the error comes at the next log, validation or checkpoint, which is then not written.
         """
         x, class_label = self._unpack(batch)
-        key = (self.hparams.seed, self.global_rank, self.batches_done, TRAIN_STREAM)
+        key = (self.hparams.seed, self.global_rank, self.batches_done, Stream.TRAIN)
         with self.checks.collect(self.trainer.global_step):
             loss, t = self.losses(x, class_label, key)
             self._check_finite(loss, t)
@@ -256,7 +251,7 @@ class EstimatorTraining(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the training loss of the averaged weights; the noise is the same at every validation."""
         x, class_label = self._unpack(batch)
-        loss, _ = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_idx, VALIDATION_STREAM))
+        loss, _ = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_idx, Stream.VALIDATION))
         self.log("val/loss", loss.mean(), batch_size=len(loss), sync_dist=True, prog_bar=True)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:

@@ -12,11 +12,11 @@ from lit_knn.estimators import Estimator
 from lit_knn.generative_models import ConsistencyModel
 from lit_knn.memory import moved
 from lit_knn.nets.precond import ConsistencyFunction
-from lit_knn.rng import drawn_so_far, keyed_default_rng, keyed_generator
+from lit_knn.rng import Stream, drawn_so_far, keyed_default_rng, keyed_generator
 from lit_knn.sampling import check_sampling_sigmas
 from lit_knn.schedules import Metric, NoiseGrid, consistency_weight
 from lit_knn.theory.noise import forward_noise
-from lit_knn.training.base import DROPOUT_STREAM, EstimatorTraining, check_positive, check_preconditioning
+from lit_knn.training.base import EstimatorTraining, check_positive, check_preconditioning
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.plug_ins import check_net, check_solver
 
@@ -105,10 +105,10 @@ class ConsistencyTraining(EstimatorTraining):
         z_hat = self.solver(z, t, r, self.posterior_mean(x, class_label, generator))
         if class_label is not None:
             class_label = moved(class_label, x.device)
-        with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
+        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
             student = self.consistency_function(z, t, class_label)
             drawn = drawn_so_far(x.device)
-        with torch.no_grad(), keyed_default_rng(x.device, *key, DROPOUT_STREAM):
+        with torch.no_grad(), keyed_default_rng(x.device, *key, Stream.DROPOUT):
             teacher = self.consistency_function(z_hat, r, class_label)
             if drawn_so_far(x.device) != drawn:
                 raise InputError(

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import OneSample
+from lit_knn.rng import Stream
 from lit_knn.stopwatch import Stopwatch
-from lit_knn.training.base import TRAIN_STREAM, EstimatorTraining
+from lit_knn.training.base import EstimatorTraining
 from lit_knn.training.monitor import TrainingMonitor
 from lit_knn.training.times import duration
 
@@ -39,7 +40,7 @@ def try_step(model: EstimatorTraining, trainer: pl.Trainer, batch: Any) -> StepT
         batch: x (B, *shape) or (x, class_label), on the device of the module.
     """
     x, class_label = model._unpack(batch)
-    key = (model.hparams.seed, model.global_rank, model.batches_done, TRAIN_STREAM)
+    key = (model.hparams.seed, model.global_rank, model.batches_done, Stream.TRAIN)
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     whole, estimator = Stopwatch(x.device), model.monitor.estimator_watch
     estimator.read_and_reset()

@@ -7,21 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import ByClass, Estimator, ExactFloat64
+from lit_knn.estimators import ByClass, Estimator, Exact
 from lit_knn.memory import moved
-from lit_knn.rng import keyed_default_rng, keyed_generator
+from lit_knn.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.schedules import LevelRange
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise, under_process
 from lit_knn.theory.warp import flip
 from lit_knn.training.augmentation import Augmented, GeometricAugmentation
-from lit_knn.training.base import (
-    AUGMENTATION_STREAM,
-    DROPOUT_STREAM,
-    LABEL_STREAM,
-    TRAIN_STREAM,
-    EstimatorTraining,
-    check_positive,
-)
+from lit_knn.training.base import EstimatorTraining, check_positive
 from lit_knn.training.conditioning import Conditioning
 from lit_knn.training.plug_ins import check_net
 from lit_knn.training.run import data_autoencoder
@@ -140,21 +133,21 @@ class PosteriorRegression(EstimatorTraining):
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Compute `item_losses` at drawn times with the estimator's target; also return the times, (B,) float64."""
         generator = keyed_generator(x.device, *key)
-        if key[-1] == TRAIN_STREAM:
-            class_label = self.conditioning.dropped(class_label, *key, LABEL_STREAM)
+        if key[-1] == Stream.TRAIN:
+            class_label = self.conditioning.dropped(class_label, *key, Stream.LABEL)
         t = self.draw_times(len(x), generator)
         augmented = None
-        if self.augmentation is not None and key[-1] == TRAIN_STREAM:
+        if self.augmentation is not None and key[-1] == Stream.TRAIN:
             # With draws of the CPU, a GPU run knows which items are warped without waiting.
             on_cpu = x.device.type == "cpu"
-            augmented = self.augmentation(x, generator if on_cpu else keyed_generator("cpu", *key, AUGMENTATION_STREAM))
+            augmented = self.augmentation(x, generator if on_cpu else keyed_generator("cpu", *key, Stream.AUGMENTATION))
             self.log("train/augmented", augmented.warped.float().mean())
         clean = x if augmented is None else augmented.images
         z = forward_noise(clean, t, torch.randn(x.shape, device=x.device, generator=generator), self.process)
         target = under_process(self.target, self.process)(z, t, x, class_label, augmented, generator)
         if self.trainer.validating and self.hparams.measure_target:
             under_process(self._log_target_error, self.process)(z, t, class_label, target)
-        with keyed_default_rng(x.device, *key, DROPOUT_STREAM):
+        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
             augment_label = None if augmented is None else augmented.labels
             class_label = None if class_label is None else moved(class_label, x.device)
             return self.item_losses(z, t, target, class_label, augment_label), t
@@ -199,7 +192,7 @@ class PosteriorRegression(EstimatorTraining):
     def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> Tensor:
         reference = self.data_reference()
         if reference is not None:
-            exact = ExactFloat64() if class_label is None else ByClass(ExactFloat64())
+            exact = Exact() if class_label is None else ByClass(Exact())
             mu = exact.bind(reference).posterior_mean(z, sigma, labels=class_label)
             self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
         return target
