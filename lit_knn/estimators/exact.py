@@ -79,7 +79,7 @@ class Exact(Estimator):
 
 def exact_sums(part: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """Compute what `float_sums` computes, by products in float32, with repairs where their rounding could be seen."""
-    if z.is_cuda and part.images.dtype != torch.uint8:
+    if z.dtype == torch.float64 or (z.is_cuda and part.images.dtype != torch.uint8):
         return float_sums(part, z, t)
     group = score_bytes(part.N, z.device) // (4 * part.N)
     if z.is_cuda:
