@@ -114,7 +114,7 @@ class _Centred:
         self.half_sq_norms = part.cached("half squared norms", self._half_sq_norms)
 
     def chunks(self, ids: Tensor | None = None) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """Yield rows and their c, (n, d), for all stored images or those of ascending `ids`. The next c overwrites it."""
+        """Yield rows and their c, (n, d), of all stored images or of ascending `ids`. The next c may overwrite it."""
         every = (slice(i, i + self.step) for i in range(0, len(self.part.images), self.step))
         # New memory for each piece would cost more time than the conversion.
         buffer = torch.empty(self.step, self.part.d, dtype=self.dtype, device=self.part.device)
@@ -123,7 +123,7 @@ class _Centred:
             yield rows, stored if self.centre is None else buffer[: len(stored)].copy_(stored).sub_(self.centre)
 
     def _is_far_from_0(self) -> bool:
-        """Tells whether the mean has more than half of the images' squared norms. Without that, centring gains little."""
+        """Tells whether the mean has more than half of the images' squared norms. Else centring gains little."""
         some = self.part.rows(slice(0, 1024)).flatten(1)
         return bool(some.square().sum(1).mean() < 2 * self.part.mean().square().sum())
 
