@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("startup", "errors", "rng", "atomic_files", "stopwatch", "memory", "deferred_checks", "versions"),
     ("distributed", "child_process", "extras"),
+    ("progress",),
     ("results", "settings", "checkpoint_file", "run_folder"),
     ("theory", "linalg", "images", "pixels"),
     ("prepare",),

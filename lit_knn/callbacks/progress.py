@@ -6,8 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
 
-# In a log file, each refresh of the progress bar adds a line, so the bar is refreshed rarely.
-SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
+from lit_knn.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
 
 
 class StepProgressBar(TQDMProgressBar):

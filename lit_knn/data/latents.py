@@ -10,6 +10,7 @@ from lit_knn.data.modules import Images, Labels, ReferenceDataModule
 from lit_knn.data.split import split_rows
 from lit_knn.errors import InputError, prefixed
 from lit_knn.images.arrays import read_array_file
+from lit_knn.progress import with_progress
 from lit_knn.reference import ReferenceSet
 
 # The latents in a file may come from another device or precision than those that they are compared with.
@@ -104,11 +105,8 @@ def encode_images(images: ReferenceSet, autoencoder: Autoencoder, batch_size: in
     Raises:
         InputError: `encode` returns no tensor of one finite latent for each image, or latents of several shapes.
     """
-    from tqdm import tqdm
-
-    batches = torch.arange(images.N).split(batch_size)
-    shown = tqdm(batches, desc="Encoding", unit=" batches", disable=None, leave=False)
-    latents = [encoded(autoencoder, images.gather(ids)) for ids in shown]
+    batches = with_progress(torch.arange(images.N).split(batch_size), images.N, "Encoding")
+    latents = [encoded(autoencoder, images.gather(ids)) for ids in batches]
     shapes = {tuple(part.shape[1:]) for part in latents}
     if len(shapes) > 1:
         raise InputError(f"encode must return latents of one shape, got {', '.join(map(str, sorted(shapes)))}")

@@ -10,8 +10,8 @@ from torch import Tensor
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.guidance import NO_CLASS
-from lit_knn.index.base import with_progress
 from lit_knn.memory import moved
+from lit_knn.progress import with_progress
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label
 

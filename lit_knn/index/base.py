@@ -1,7 +1,7 @@
 """The contract of a neighbour index."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -83,20 +83,6 @@ class Index(TellsSettings, ABC):
     def build_bytes(self, N: int, d: int) -> int:
         """Predict the additional bytes that are needed during the build."""
         return 0
-
-
-def with_progress(pieces: Iterable[Tensor], total: int, description: str) -> Iterator[Tensor]:
-    """Yield the pieces while a progress bar on a terminal counts rows. Short work shows none."""
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:  # The library needs torch and NumPy alone.
-        yield from pieces
-        return
-    options = {"unit": " images", "unit_scale": True, "disable": None, "leave": False, "delay": 1.0}
-    with tqdm(total=total, desc=description, **options) as bar:
-        for piece in pieces:
-            yield piece
-            bar.update(len(piece))
 
 
 def numbered(device: torch.device | str) -> torch.device:

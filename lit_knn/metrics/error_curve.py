@@ -10,7 +10,7 @@ from lit_knn.estimators import Estimator, Exact, class_conditional
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_estimators
 from lit_knn.metrics.measure import TIME, fixed_source, measure, posterior_source, quantities
-from lit_knn.metrics.progress import progress_bar
+from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")

@@ -20,8 +20,8 @@ from lit_knn.metrics.fidelity import (
     kernel_distance,
     precision_recall,
 )
-from lit_knn.metrics.progress import Bar, progress_bar
 from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
+from lit_knn.progress import Bar, progress_bar
 from lit_knn.reference import ReferenceSet
 
 EXTRA_METRICS = ("kid", "precision", "recall")

@@ -13,8 +13,8 @@ from lit_knn.estimators import Estimator, Exact
 from lit_knn.metrics.agreement import MEASURES, agreement
 from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.metrics.latents import NoisyLatents, check_at_least, check_estimators, try_estimator
-from lit_knn.metrics.progress import progress_bar
 from lit_knn.metrics.same_noise import SameNoise, pairs, same_noise
+from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import Stream, keyed_generator
 

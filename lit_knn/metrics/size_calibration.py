@@ -11,8 +11,8 @@ from lit_knn.estimators import Estimator
 from lit_knn.metrics.agreement import MEASURES, agreement
 from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.metrics.latents import check_at_least, try_estimator
-from lit_knn.metrics.progress import progress_bar
 from lit_knn.metrics.same_noise import SameNoise
+from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import Stream, keyed_generator
 from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise

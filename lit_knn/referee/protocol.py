@@ -22,7 +22,7 @@ from lit_knn.index.faiss_index import use_threads
 from lit_knn.memory import process_bytes
 from lit_knn.metrics import error_terms, mean_and_error, share_and_error
 from lit_knn.metrics.measure import fixed_source, posterior_source
-from lit_knn.metrics.progress import progress_bar
+from lit_knn.progress import progress_bar
 from lit_knn.referee.behaviour import behaviour, check_conduct, estimate_of
 from lit_knn.referee.cases import LoadedCase, case_named
 from lit_knn.referee.entry import Entry

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from lit_knn.errors import InputError
-from lit_knn.index.base import with_progress
 from lit_knn.linalg.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
+from lit_knn.progress import with_progress
 from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
 from lit_knn.rng import keyed_generator
 

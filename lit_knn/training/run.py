@@ -14,7 +14,7 @@ from tqdm import tqdm
 from lit_knn.autoencoders import Autoencoder
 from lit_knn.distributed import broadcast
 from lit_knn.errors import InputError, first_line
-from lit_knn.metrics.progress import progress_bar
+from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_knn.atomic_files import written_whole
 from lit_knn.estimators.float_sums import float_sums
-from lit_knn.metrics.progress import progress_bar
+from lit_knn.progress import progress_bar
 from lit_knn.referee.cases.case import noisy
 from lit_knn.reference import ReferenceSet, to_model_space
 
