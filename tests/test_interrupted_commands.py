@@ -143,7 +143,7 @@ def test_last_is_of_a_run_with_the_same_estimator(capsys):
     Path("own.yaml").write_text("class_path: lit_knn.estimators.SubspaceKNN\ninit_args: {r: 16, n: 8}\n")
     fit(2)
     fit(3, "--model.estimator", "own.yaml")
-    for version, options in (("knn_0", []), ("subspaceknn_0", ["--model.estimator", "own.yaml"])):
+    for version, options in (("knn_0", []), ("subspace_knn_0", ["--model.estimator", "own.yaml"])):
         fit(4, "--ckpt_path", "last", *options)
         run = Path("runs/demo", version)
         config = yaml.safe_load((run / "config.yaml").read_text())
