@@ -107,8 +107,8 @@ class _Centred:
         elif part.cached("far from 0", self._is_far_from_0):
             mean = part.mean().reshape(part.shape)
             # Mirrored images need a centre that is its own mirror image.
-            self.offset = (mean + mean.flip(-1)) / 2 if part.hflip else mean
-            self.centre = self.offset.flatten()
+            mean = (mean + mean.flip(-1)) / 2 if part.hflip else mean
+            self.offset, self.centre = mean, mean.flatten()
         size = CHUNK_BYTES // part.d if device.type == "cpu" else work_bytes(device) // max(part.d, latents)
         self.step = min(max(size // 4, 1), CHUNK[device.type])
         self.half_sq_norms = part.cached("half squared norms", self._half_sq_norms)

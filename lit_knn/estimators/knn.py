@@ -115,7 +115,7 @@ class TopK(DrawingEstimator):
         self.k = k
 
     @property
-    def n(self) -> int:  # type: ignore[override]
+    def n(self) -> int:
         """Number of images that are averaged: k."""
         return self.k
 
