@@ -23,7 +23,7 @@ from lit_knn.estimators.digit_sums import digit_sums
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.linalg.dtypes import is_native
 from lit_knn.linalg.split import TERMS_PER_SUM, BFloat16Products, Int8Products, Products
-from lit_knn.metrics import mean_and_error
+from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import forward_noise
