@@ -37,8 +37,7 @@ class FeatureExtractor(ABC):
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
         """Get ready for images of `shape` on `device`; a second call only moves the network.
 
-        Raises:
-            InputError: weights or a package are missing or wrong, or images of this shape are not supported.
+        It raises InputError if weights or a package are missing or wrong, or images of this shape are not supported.
         """
 
     @abstractmethod

@@ -62,12 +62,9 @@ class FidelityMeasure:
             raise InputError(
                 f"batch_size={batch_size} must be at least 1 and kid_subset_size={kid_subset_size} at least 2"
             )
-        self.extractor = extractor
-        self.batch_size = batch_size
-        self.extra_metrics = tuple(extra_metrics)
-        self.kid_subset_size = kid_subset_size
-        self.cache_dir = cache_dir
-        self.mirrored = mirrored
+        self.extractor, self.batch_size = extractor, batch_size
+        self.extra_metrics, self.kid_subset_size = tuple(extra_metrics), kid_subset_size
+        self.cache_dir, self.mirrored = cache_dir, mirrored
         self._suffix = HELD_OUT if held_out else ""
         self._ready = False
         self._real: FeatureStatistics | None = None
@@ -78,11 +75,7 @@ class FidelityMeasure:
         return self.extractor.metric + self._suffix
 
     def prepare(self, reference: ReferenceSet, num_images: int) -> None:
-        """Load the extractor and check that `num_images` images can be compared with the data, before any long work.
-
-        Raises:
-            InputError: weights or a package are missing or wrong, or a metric needs more images.
-        """
+        """Load the extractor and check that `num_images` images can be compared with the data, before any long work."""
         # The first rank downloads missing weights. If that fails, all ranks get its error.
         on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
         self.extractor.load(reference.shape, "cpu")
@@ -133,7 +126,7 @@ class FidelityMeasure:
         if not self._ready:
             self._real = self._real_statistics(reference, device, bar)
             self._ready = True
-        generated = self._statistics(batches, device, bar(_share(total), "Samples", " images"), with_logits=True)
+        generated = self._statistics(batches, device, bar(_own_share(total), "Samples", " images"), with_logits=True)
         return on_first_rank(lambda: self._values(generated))
 
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
@@ -172,7 +165,7 @@ class FidelityMeasure:
             on_first_rank(partial(path.parent.mkdir, parents=True, exist_ok=True))
         # Only samples have an Inception Score; the logits of a large data set would fill the memory.
         batches = reference.share(rank, size, self.batch_size, self.mirrored)
-        shown = bar(_share(self._num_real(reference)), "Data", " images")
+        shown = bar(_own_share(self._num_real(reference)), "Data", " images")
         real = self._statistics(batches, device, shown, with_logits=False)
         if path is not None and rank == 0:
             save_statistics(path, real)
@@ -187,6 +180,5 @@ class FidelityMeasure:
             return feature_statistics(batches, self.extractor, device, keep, with_logits, bar.update)
 
 
-def _share(total: int | None) -> int | None:
-    """Return this rank's share of the images, for its progress bar."""
+def _own_share(total: int | None) -> int | None:
     return None if total is None else total // rank_and_size()[1]

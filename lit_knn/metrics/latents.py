@@ -91,11 +91,7 @@ def try_estimator(
     source: bool = False,
     labels: Tensor | None = None,
 ) -> None:
-    """Bind an estimator and call it; with `source`, it gets the image that made z; `labels` is (1,).
-
-    Raises:
-        InputError: the estimator refuses the set or its images, or it is not deterministic although it says so.
-    """
+    """Bind an estimator and call it, before any long work; with `source`, it gets an `x_source`; `labels` is (1,)."""
     if estimator.needs_reference:
         with prefixed(option):
             estimator.bind(reference)

@@ -11,8 +11,7 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 
-# Number of images to search for. Two would be enough, but approximate search may swap the first few images, and the
-# set may hold an image twice.
+# Images to search for: approximate search may swap the first few, and the set may hold an image twice.
 CANDIDATES = 8
 
 

@@ -48,9 +48,6 @@ def network_agreement(
     Returns:
         Rows of `compare_at` for the kinds of images and the noise levels, with the kind as `images`; and rows of
         `same_noise`.
-
-    Raises:
-        InputError: as `check_agreement`.
     """
     estimators = with_ideal(estimators)
     sampler = SameNoise(reference) if sampler is None else sampler
@@ -84,13 +81,7 @@ def check_agreement(
     num_images: int,
     t: float,
 ) -> None:
-    """Bind the estimators, and call each estimator and network at noise level t, before any long work.
-
-    Raises:
-        InputError: no networks; a name in both, or one that cannot name a file; an estimator that cannot be used
-            without `x_source`; a network of another shape than the images; num_images < 2, or more than there are
-            training or held-out images.
-    """
+    """Bind the estimators, and call each estimator and network at noise level t, before any long work."""
     check_not_empty(networks=networks)
     for name in networks:
         if name in estimators:
@@ -112,8 +103,7 @@ def image_sets(
 ) -> list[tuple[str, dict[str, Estimator], ReferenceSet]]:
     """List the kinds of images, the networks that are compared on them, and the images.
 
-    All networks see the same `real` images, by kind; None leaves a kind out. `generated` images, by network, are each
-    network's own.
+    All networks see the `real` images, by kind (None leaves a kind out), and each its own `generated` ones, by network.
     """
     sets = [(kind, dict(networks), x) for kind, x in real.items() if x is not None]
     return sets + [(GENERATED, {name: networks[name]}, ReferenceSet(x)) for name, x in generated.items()]
@@ -130,15 +120,8 @@ def compare_at(
 ) -> list[Row]:
     """Compare the posterior means at z = x + tε. All ranks must call it; they split the latents and get the same rows.
 
-    An estimator's random draws are the same at all noise levels.
-
-    Args:
-        estimators: bound, by name.
-        networks: by name.
-        latents: noisy images.
-        t: noise level.
-        batch_size: latents at a time.
-        advance: called with the number of estimates after each batch of them.
+    The estimators are bound; their random draws are the same at all noise levels. `advance` is called with the number
+    of estimates after each batch of them.
 
     Returns:
         A row for each pair of `estimator` and `network`: `t`, `num_images`, and the means over the latents of each

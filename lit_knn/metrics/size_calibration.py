@@ -23,10 +23,7 @@ FIRST_SEED = 10_000_000
 
 
 class Visited(NamedTuple):
-    """A noise level t of a network's sampling trajectories: where they are, z, and the network's means there.
-
-    `z` and `mean` are (n, *shape).
-    """
+    """A noise level t of a network's sampling trajectories: where they are, and its means there, (n, *shape) both."""
 
     t: float
     z: Tensor
