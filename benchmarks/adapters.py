@@ -4,7 +4,7 @@
 
 CHECKOUTS is the folder of the checkouts, with their names (see docs/referee_adapters.md). Each row of the table is an
 estimator at a batch size, each column a noise level: the squared error per dimension of the posterior mean against
-`ExactFloat64`, with its standard error over the latents. A failure is written in the row. The data are scikit-learn's
+`Exact`, with its standard error over the latents. A failure is written in the row. The data are scikit-learn's
 digits, or the first images of a file.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.common import cell, load, markdown
 from lit_knn.data import Digits
 from lit_knn.errors import InputError, told_in_one_line
-from lit_knn.estimators import KNN, STF, Estimator, ExactFloat64, UniformSNIS, Wiener
+from lit_knn.estimators import KNN, STF, Estimator, Exact, UniformSNIS, Wiener
 from lit_knn.referee.adapters import (
     GoldDiff,
     KNNScore,
@@ -94,7 +94,7 @@ def draw(reference: ReferenceSet, t: float, count: int) -> Latents:
     generator = keyed_generator("cpu", 0)
     x = reference.take(torch.randint(reference.N, (count,), generator=generator))
     z = x + t * torch.randn(x.shape, generator=generator)
-    return Latents(t, x, z, ExactFloat64().bind(reference).posterior_mean(z.double(), t))
+    return Latents(t, x, z, Exact().bind(reference).posterior_mean(z.double(), t))
 
 
 def error(estimator: Estimator, latents: Latents, batch: int) -> str:

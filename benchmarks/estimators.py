@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from lit_knn.linalg.split import multiplies_int8
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -33,7 +34,6 @@ from lit_knn.estimators import (
     STF,
     Estimator,
     Exact,
-    ExactFloat64,
     ExactInt8,
     MonteCarlo,
     OneSample,
@@ -44,7 +44,6 @@ from lit_knn.estimators import (
 from lit_knn.figures import save_figure
 from lit_knn.figures.style import dress, look
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
-from lit_knn.linalg.split import multiplies_int8
 from lit_knn.memory import process_bytes
 from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
@@ -72,7 +71,7 @@ def entries(k: int, n: int) -> dict[str, Entry]:
         "Wiener": Entry(Wiener),
         "Exact": Entry(Exact),
         INT8: Entry(lambda: ExactInt8(3)),
-        "Exact, float64": Entry(ExactFloat64),
+        "Exact, float64": Entry(Exact),
     }
     if not multiplies_int8(torch.device("cpu")):
         del all_entries[INT8]
@@ -115,7 +114,7 @@ def measure(images: Tensor, args: argparse.Namespace) -> Rows:
     Columns: `mse` and `share`, its ratio to the plain method's, with standard errors (`_se`), and `seconds` per call.
     """
     estimators = {name: bound(entry, images) for name, entry in chosen(args).items()}
-    exact = ExactFloat64().bind(ReferenceSet(images))
+    exact = Exact().bind(ReferenceSet(images))
     rows: Rows = []
     for t in args.t:
         found = timed_errors(estimators, images, t, args, exact)

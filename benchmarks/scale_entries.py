@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.common import Entry, Rows, prepared_set
-from lit_knn.estimators import KNN, STF, Estimator, Exact, ExactFloat64, SubspaceKNN
+from lit_knn.estimators import KNN, STF, Estimator, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.metrics.latents import NoisyLatents
@@ -76,7 +76,7 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
 def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:
     """Compute the truth at each noise level, with the same images and noise at all of them."""
     reference = prepared_set(path, TorchIndex("float32"))
-    exact, latents = ExactFloat64().bind(reference), NoisyLatents(reference, batch, seed=0)
+    exact, latents = Exact().bind(reference), NoisyLatents(reference, batch, seed=0)
     reference.build_index()
     for t in tqdm(levels, desc="exact means and neighbours", unit=" level", disable=None):
         z, x = latents.batch(range(batch), t)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from benchmarks.common import Output, Rows, load, markdown
 from benchmarks.estimators import entries
 from lit_knn.errors import InputError, told_in_one_line
-from lit_knn.estimators import ExactFloat64
+from lit_knn.estimators import Exact
 from lit_knn.memory import process_bytes
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.reference import ReferenceSet
@@ -72,7 +72,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
             if repeat > 0:  # The first call of an estimator is slower, so it is not timed.
                 calls.append((z[rank::size], t, mu, seconds, sent))
     report: dict[str, float] = {"held": process_bytes("RssAnon") - before, "peak": peak.bytes - before}
-    exact = ExactFloat64().bind(reference)
+    exact = Exact().bind(reference)
     errors = [(mu - exact.posterior_mean(z.double(), t)).square().flatten(1).mean(1) for z, t, mu, _, _ in calls]
     report["mse"] = torch.cat(errors).mean().item()
     report["seconds"] = sum(seconds for *_, seconds, _ in calls) / len(calls)

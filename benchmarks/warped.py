@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.common import Output, cell, load, markdown
 from lit_knn.errors import told_in_one_line
-from lit_knn.estimators import KNN, STF, Estimator, ExactFloat64, OneSample, SubspaceKNN
+from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, SubspaceKNN
 from lit_knn.index import TorchIndex
 from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.reference import ReferenceSet
@@ -59,7 +59,7 @@ def errors(reference: ReferenceSet, chosen: dict[str, Estimator], t: float, item
     """Measure each estimator's squared error per dimension at noise level t; return texts with the standard error."""
     x, augmented = warped_items(reference, items, 1)
     z = forward_noise(augmented.images, torch.full((items,), t), _noise(x, 2))
-    exact = ExactFloat64().bind(reference).warped_mean(z, t, augmented.warp, x)
+    exact = Exact().bind(reference).warped_mean(z, t, augmented.warp, x)
     cells = []
     for estimator in chosen.values():
         mean = estimator.warped_mean(z, t, augmented.warp, x, keyed_generator("cpu", 3))

@@ -64,7 +64,7 @@ class LitEDM(PosteriorRegression):
             `LinearInterpolant`; null for EDM's. The network is the same, because every process divided by its scale is
             EDM's (ap:general_diffusion).
         measure_target: at validation, log `val/target_mse`: the squared error per dimension of the target, against
-            the exact posterior mean. This costs one call of `ExactFloat64` per batch.
+            the exact posterior mean. This costs one call of `Exact` per batch.
         seed: first part of the key of every random draw.
 
     Raises:

@@ -65,7 +65,7 @@ class LitFlow(PosteriorRegression):
             the straight path, or `VP`; null for the straight path. The velocity of every process is
             (ṡ/s)z + (σ̇/σ)(z − sμ̂), Eq. 4 of Karras et al. 2022 (eq:general_pfode).
         measure_target: at validation, log `val/target_mse`: the squared error per dimension of μ̂, against the exact
-            posterior mean. This costs one call of `ExactFloat64` per batch.
+            posterior mean. This costs one call of `Exact` per batch.
         seed: first part of the key of every random draw.
 
     Raises:

@@ -67,7 +67,8 @@ class NoiseGrid:
         # The powers have rounding errors, but f(x, t_min) = x needs the exact ends.
         sigmas[0], sigmas[-1] = self.sigma_min, self.sigma_max
         if not (sigmas.diff() > 0).all():
-            raise InputError(f"{num_steps} levels between {self.sigma_min} and {self.sigma_max} are not distinct")
+            between = f"between {self.sigma_min} and {self.sigma_max} are not distinct with rho={self.rho}"
+            raise InputError(f"{num_steps} levels {between}")
         return sigmas
 
     def descending(self, num_steps: int) -> Tensor:

@@ -1,11 +1,11 @@
-"""Every recipe of `configs/estimators`, and what no recipe names, as functions that make new estimators."""
+"""Every recipe of `configs/estimators`, as functions that make new estimators."""
 
 import importlib
 from pathlib import Path
 
 import yaml
 
-from lit_knn.estimators import ByClass, ExactFloat64, OneSample
+from lit_knn.estimators import ByClass, OneSample
 
 FOLDER = Path(__file__).parent.parent / "configs" / "estimators"
 
@@ -25,8 +25,7 @@ def _nested(value, options):
 def every_estimator(**options):
     """Functions by name that make an estimator; `options` such as k replace the recipes' where they have them."""
     recipes = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(FOLDER.glob("*.yaml"))}
-    makers = {name: lambda recipe=recipe: made(recipe, **options) for name, recipe in recipes.items()}
-    return {**makers, "exact_float64": ExactFloat64}
+    return {name: lambda recipe=recipe: made(recipe, **options) for name, recipe in recipes.items()}
 
 
 def every_class_estimator(**options):

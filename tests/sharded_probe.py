@@ -12,21 +12,19 @@ from lit_knn.estimators import (
     KNN,
     STF,
     Exact,
-    ExactFloat64,
     MonteCarlo,
     SubspaceKNN,
     Switched,
     TopK,
     UniformSNIS,
     Wiener,
-    enough_digits,
 )
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference.classes import classes_of
 from lit_knn.reference.principal import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from lit_knn.rng import keyed_generator
-from tests.toys import all_warped, pixels, two_groups
+from tests.toys import all_warped
 
 N, K = 61, 40
 svd_lowrank = torch.svd_lowrank
@@ -40,7 +38,6 @@ ESTIMATORS = {
     "TopK": lambda: TopK(K),
     "UniformSNIS": lambda: UniformSNIS(8),
     "Exact": Exact,
-    "ExactFloat64": ExactFloat64,
     "Wiener": lambda: Wiener(4),
     "SubspaceKNN": lambda: SubspaceKNN(4, 8, "float32"),
     "Switched": lambda: Switched(STF(8), KNN(K, 16), 0.5),
@@ -164,22 +161,12 @@ def main(rank, world_size, folder, setting):
             report["coordinates"] = projection_of(shard_of("pixels", rank, world_size, None), 4).coordinates
             report["fingerprint"] = reference.fingerprint()
             report["largest"] = ShardedReferenceSet(torch.full((2, 3), float(rank))).largest
-            report["digits"] = digits_in_use(rank)
             torch.save(report, folder / f"rank_{rank}.pt")
     except (InputError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     finally:
         dist.destroy_process_group()
-
-
-def digits_in_use(rank):
-    """Digits of the exact mean: where rank 1 needs more of them, and where no number is enough for rank 1."""
-    reference = ShardedReferenceSet(two_groups() if rank == 1 else pixels(shape=(3, 8, 8)))
-    first = Exact().bind(reference).digits_in_use
-    if rank == 1:
-        enough_digits.LARGEST_SQ_ERROR = 1e-40
-    return first, Exact().bind(reference).digits_in_use
 
 
 def mirrored_svd(*args, **options):

@@ -12,7 +12,6 @@ from lit_knn.estimators import (
     ByClass,
     Estimator,
     Exact,
-    ExactFloat64,
     PCALocality,
     Smoothed,
     Wiener,
@@ -66,7 +65,7 @@ def test_locality_equals_loops_over_pixels(kind, threshold):
     estimator = PCALocality(threshold).bind(reference)
     mean = estimator.posterior_mean(z, LEVELS)
     np.testing.assert_allclose(mean.flatten(1), expected, atol=1e-5, rtol=1e-5)
-    exact = ExactFloat64().bind(reference).posterior_mean(z, LEVELS)
+    exact = Exact().bind(reference).posterior_mean(z, LEVELS)
     assert (mean - exact).abs().max() > 0.01
 
 
@@ -74,7 +73,7 @@ def test_locality_equals_loops_over_pixels(kind, threshold):
 def test_locality_of_all_pixels_is_the_exact_mean(kind):
     reference = SETS[kind]()
     z = latents(reference)
-    exact = ExactFloat64().bind(reference).posterior_mean(z, LEVELS)
+    exact = Exact().bind(reference).posterior_mean(z, LEVELS)
     ours = PCALocality(0.0).bind(reference).posterior_mean(z, LEVELS)
     torch.testing.assert_close(ours, exact, atol=1e-5, rtol=1e-5)
 
@@ -132,11 +131,11 @@ def test_smoothed_mean_of_two_values_equals_quadrature():
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
     near = torch.from_numpy(z + width * nodes)[:, None]
     expected = weights @ posterior_mean(near, x.double(), t).numpy()[:, 0] / math.sqrt(2 * math.pi)
-    smoothed = Smoothed(ExactFloat64(), width, n=64).bind(ReferenceSet(x))
+    smoothed = Smoothed(Exact(), width, n=64).bind(ReferenceSet(x))
     means = smoothed.posterior_mean(torch.full((4000, 1), z), t, generator=rng()).double()
     assert abs(means.mean().item() - expected) < 4 * means.std().item() / math.sqrt(4000)
     assert means.std() / math.sqrt(4000) < 2e-3
-    alone = ExactFloat64().bind(ReferenceSet(x)).posterior_mean(torch.tensor([[z]]), t)
+    alone = Exact().bind(ReferenceSet(x)).posterior_mean(torch.tensor([[z]]), t)
     assert abs(alone.item() - expected) > 0.05
 
 
@@ -241,7 +240,7 @@ def test_extreme_levels_equal_float64(N):
     # With one image the covariance is 0, and so is every mask's threshold.
     expected = local if N > 1 else np.repeat(x, 5, 0)
     np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)
-    smoothed = Smoothed(ExactFloat64(), 0.2, n=2).bind(reference)
+    smoothed = Smoothed(Exact(), 0.2, n=2).bind(reference)
     near = smoothed.posterior_mean(z, t, generator=rng()).flatten(1).double()
     # `Smoothed` documents its draws: η and −η.
     eta = torch.randn(1, *z.shape, generator=rng()).flatten(2)[0].double()

@@ -10,7 +10,7 @@ from benchmarks import generate_images, ivf_bias, scale, sharded, soak, split_pr
 from benchmarks.common import Entry, load, prepared_set
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import measure, measure_truth, recall
-from lit_knn.estimators import KNN, ExactFloat64
+from lit_knn.estimators import KNN, Exact
 from lit_knn.images.mapped import read_prepared
 from lit_knn.images.writer import write_prepared
 from lit_knn.index import FaissIndex
@@ -115,7 +115,7 @@ def test_the_truth_is_that_of_enumeration(prepared):
     nearest = sq_dist.sort(dim=1).indices[:, :20]
     assert level == 0.5
     assert recall(known.ids, nearest) == 1
-    mu = ExactFloat64().bind(reference).posterior_mean(known.z.double(), 0.5)
+    mu = Exact().bind(reference).posterior_mean(known.z.double(), 0.5)
     torch.testing.assert_close(known.mu, mu, rtol=0, atol=1e-4)
 
 

@@ -227,7 +227,7 @@ def test_latents_train_with_a_net_of_ones_own(tmp_path):
             ["--data.index", "FaissIndex", "--data.index.factory", "IVF4,Flat", "--data.index.nprobe", "5"],
             ["nprobe=5 must be from 1 to the 4 lists"],
         ),
-        (["--model.net.in_channels", "3"], ["in_channels=3", "1 channels"]),
+        (["--model.net.in_channels", "3"], ["in_channels=3", "(1, 8, 8)"]),
         (["--model.ema_decay", "1.5"], ["ema_decay", "1.5"]),
         (["--model.rho", "0"], ["rho", "0"]),
         (["--model.P_mean", "500"], ["P_mean=500"]),

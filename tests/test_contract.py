@@ -15,8 +15,6 @@ from lit_knn.estimators import (
     DrawingEstimator,
     Estimator,
     Exact,
-    ExactFloat64,
-    ExactInt8,
     MonteCarlo,
     OneSample,
     PatchPosterior,
@@ -30,15 +28,12 @@ from lit_knn.estimators import (
     class_conditional,
 )
 from lit_knn.index import FaissIndex
-from lit_knn.linalg.split import multiplies_int8
 from lit_knn.metrics import error_curve
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from lit_knn.theory.warp import Warp
 
 OURS = {
     "Exact": Exact,
-    "ExactFloat64": ExactFloat64,
-    "ExactInt8": ExactInt8,
     "KNN": lambda: KNN(k=6, n=8),
     "KNN with source": lambda: KNN(k=3, n=8, include_source=True),
     "MonteCarlo": lambda: MonteCarlo(n=8),
@@ -99,8 +94,6 @@ def broken_flags(estimator):
 
 @pytest.mark.parametrize("name", OURS)
 def test_the_flags_of_ours_hold(name):
-    if name == "ExactInt8" and not multiplies_int8(torch.device("cpu")):
-        pytest.skip("this CPU does not multiply int8 natively")
     assert broken_flags(OURS[name]()) == set()
 
 

@@ -334,7 +334,7 @@ def test_a_start_that_is_no_denoiser_of_the_architecture_is_refused(tmp_path):
         LitECT(OneSample(), own, tiny_unet(augment_dim=9))
     with pytest.raises(InputError, match="start=null needs net"):
         LitECT(OneSample(), None)
-    with pytest.raises(InputError, match="in_channels=3, but the images have 1"):
+    with pytest.raises(InputError, match="in_channels=3, but the images have the shape"):
         train(LitECT(OneSample(), published), Digits(batch_size=64), 1)
 
 

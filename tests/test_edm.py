@@ -13,7 +13,7 @@ from lit_knn.callbacks import LastCheckpoint
 from lit_knn.data import Digits
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError, NonFiniteLossError
-from lit_knn.estimators import KNN, STF, Exact, ExactFloat64, OneSample, SubspaceKNN, Wiener
+from lit_knn.estimators import KNN, STF, Exact, OneSample, SubspaceKNN, Wiener
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.theory.posterior import posterior_mean
 from lit_knn.theory.warp import flip
@@ -104,9 +104,7 @@ def targets_of(model, data):
 
 def test_warped_items_have_the_mean_over_the_set_warped_alike_as_target():
     data, net = Images(60), ConstantNet(augment_dim=9)
-    (z, sigma, *_), target = targets_of(
-        LitEDM(net, ExactFloat64(), augmentation=EveryOther(), P_mean=0.5, P_std=0.5), data
-    )
+    (z, sigma, *_), target = targets_of(LitEDM(net, Exact(), augmentation=EveryOther(), P_mean=0.5, P_std=0.5), data)
     warp = all_warped(data.x).warp
     for item in range(60):
         images = data.x

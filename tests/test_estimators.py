@@ -13,7 +13,6 @@ from lit_knn.estimators import (
     STF,
     Estimator,
     Exact,
-    ExactFloat64,
     MonteCarlo,
     OneSample,
     SubspaceKNN,
@@ -349,7 +348,7 @@ def test_streaming_memory_is_bounded(monkeypatch):
     assert chunks > 10
     small = [MAKERS[name]().bind(reference).posterior_mean(z, 0.7, generator=rng()) for name in ("Exact", "MonteCarlo")]
     monkeypatch.undo()
-    torch.testing.assert_close(small[0], ExactFloat64().bind(reference).posterior_mean(z, 0.7))
+    torch.testing.assert_close(small[0], Exact().bind(reference).posterior_mean(z, 0.7))
 
 
 @WITH_REFERENCE
@@ -510,7 +509,7 @@ def test_images_one_grey_level_apart_are_told_apart_at_t_min(copies, k):
     x = reference.gather(torch.arange(2))
     z = x.repeat(4, 1, 1, 1) + t * torch.randn(8, 3, 8, 8, generator=rng(1))
     expected = enumerate_mean(reference, z, t)
-    exact = ExactFloat64().bind(reference).posterior_mean(z, t)
+    exact = Exact().bind(reference).posterior_mean(z, t)
     torch.testing.assert_close(exact.double(), expected, rtol=0, atol=2e-6)
     # The images differ by 1/127.5 in those pixels. A tenth of that is visible.
     estimate = KNN(k=k, n=4000).bind(reference).posterior_mean(z, t, generator=rng())

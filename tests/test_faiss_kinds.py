@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, ExactFloat64
+from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 
@@ -70,7 +70,7 @@ def test_the_estimator_is_right_where_one_image_has_all_the_posterior():
     x = in_a_subspace() + 1e-3 * torch.randn(N, D)
     z = x[:20] + 0.1 * torch.randn(20, D)
     reference = ReferenceSet(x, FaissIndex(f"PCA{R},Flat"))
-    mu = ExactFloat64().bind(reference).posterior_mean(z.double(), 0.1)
+    mu = Exact().bind(reference).posterior_mean(z.double(), 0.1)
     mu_hat = KNN(k=100, n=64).bind(reference).posterior_mean(z, 0.1)
     assert (mu_hat - mu).square().mean() < 1e-2 * (x[:20] - x[1:21]).square().mean()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.estimators import ExactFloat64
+from lit_knn.estimators import Exact
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
 from main import make_cli
@@ -46,7 +46,7 @@ def test_items_and_posterior_are_of_the_set_of_both_sides(name, few_images):
         z = items[:6] + t * torch.randn(6, 3, 32, 32, generator=generator, dtype=torch.float64)
         weights = (-(z[:, None] - both).square().flatten(2).sum(2) / (2 * t * t)).softmax(1)
         expected = torch.einsum("bn,nchw->bchw", weights, both)
-        mean = ExactFloat64().bind(data.reference).posterior_mean(z.float(), t)
+        mean = Exact().bind(data.reference).posterior_mean(z.float(), t)
         assert (mean - expected).square().mean() < 1e-10
         one_sided = (-(z[:, None] - both[:10]).square().flatten(2).sum(2) / (2 * t * t)).softmax(1)
         assert (torch.einsum("bn,nchw->bchw", one_sided, both[:10]) - expected).square().mean() > 1e-3

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_knn.data import Digits
-from lit_knn.estimators import KNN, STF, ExactFloat64, MonteCarlo, SubspaceKNN, TopK
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, TopK
 from lit_knn.estimators.draws import merged
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import fixed_source, measure
@@ -16,7 +16,7 @@ MAKERS = {
     "SubspaceKNN": lambda: SubspaceKNN(r=16, n=32, compute="float32"),
     "MonteCarlo": lambda: MonteCarlo(n=32),
     "STF": lambda: STF(n=32),
-    "Exact": lambda: ExactFloat64(),
+    "Exact": lambda: Exact(),
 }
 every_estimator = pytest.mark.parametrize("name", MAKERS)
 
@@ -30,7 +30,7 @@ def images(N, copies=1, side=16):
 def score_mse(estimator, reference, t, num_z=32):
     """Measure the score's MSE as the callback `EstimatorError` does."""
     z, x = NoisyLatents(reference, num_z, 0).batch(range(num_z), t)
-    mu = ExactFloat64().bind(reference).posterior_mean(z.double(), t)
+    mu = Exact().bind(reference).posterior_mean(z.double(), t)
     values = measure(estimator.bind(reference), 3, z, t, mu, fixed_source(x), (0, 0))
     return values["mse"].mean().item() / t**4
 

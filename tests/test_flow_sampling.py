@@ -5,7 +5,7 @@ import torch
 from scipy.integrate import solve_ivp
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import ExactFloat64
+from lit_knn.estimators import Exact
 from lit_knn.flow_sampling import FixedSteps
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import heun_sampler, seeded_noise
@@ -61,7 +61,7 @@ def test_the_times_of_a_sampler_are_equal_steps_above_the_lowest():
 def test_flow_and_edm_draw_the_same_images_from_the_same_noise():
     # The change of variables y = z/(1 − τ), σ = τ/(1 − τ) turns one ODE into the other, start and end included.
     reference = ReferenceSet(torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(0)) * 0.6)
-    exact = ExactFloat64().bind(reference).posterior_mean
+    exact = Exact().bind(reference).posterior_mean
     mean = under_process(lambda y, sigma: exact(y, sigma).double(), LINEAR_PROCESS)
 
     def velocity(z, tau):

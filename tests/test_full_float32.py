@@ -21,7 +21,7 @@ MAKERS = {
     "SubspaceKNN": lambda: SubspaceKNN(r=5, n=8, compute="float32"),
     "Wiener": lambda: Wiener(r=5),
 }
-PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::mv", "aten::addmv")
+PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::mv", "aten::addmv")
 
 
 class Precisions(TorchDispatchMode):
@@ -57,7 +57,7 @@ def test_every_float32_product_of_an_estimator_is_in_full_precision(name, low):
         if hasattr(estimator, "certified_mean"):
             estimator.certified_mean(noisy(x, 2.0), 2.0, x, generator)
     assert set(precisions.seen) <= {"highest"}
-    assert precisions.seen or name in ("Exact",)
+    assert precisions.seen
     assert torch.get_float32_matmul_precision() == low
 
 

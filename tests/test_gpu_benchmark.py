@@ -11,7 +11,7 @@ from benchmarks.gpu.checks import Check, measure, outcome
 from benchmarks.gpu.estimators import ENTRIES
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.roofline import Phase, Roofline
-from lit_knn.estimators import KNN, ExactFloat64, OneSample
+from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.estimators import __all__ as all_estimators
 from lit_knn.index import TorchIndex
 from tests.ranks import run_probe
@@ -68,7 +68,7 @@ def test_a_part_that_fails_ends_no_other_part(tmp_path):
     assert [row["path"] for row in csv.DictReader((tmp_path / "gpu.csv").open())] == ["a path"]
 
 
-class Fails(ExactFloat64):
+class Fails(Exact):
     """Fails as no one expects."""
 
     def _posterior_mean(self, *args):
@@ -80,7 +80,7 @@ def test_a_check_that_fails_unexpectedly_is_a_row():
     assert found == {"passed": False, "measured": "failed: KeyError: 'float8'", "limit": ""}
 
 
-class Biased(ExactFloat64):
+class Biased(Exact):
     """An exact mean that is wrong in its fourth digit."""
 
     def _posterior_mean(self, *args):
@@ -89,7 +89,7 @@ class Biased(ExactFloat64):
 
 def test_a_wrong_path_does_not_pass():
     images = synthetic_images(60, (3, 8, 8), CPU)
-    assert outcome(Check(lambda N: ExactFloat64(), exact=True), images, CPU)["passed"]
+    assert outcome(Check(lambda N: Exact(), exact=True), images, CPU)["passed"]
     found = outcome(Check(lambda N: Biased(), exact=True), images, CPU)
     assert not found["passed"]
     assert found["measured"] == "1e-06 squared error"
@@ -118,8 +118,8 @@ def test_the_roofline_is_the_slower_of_bytes_and_products_in_each_phase():
 
 
 def test_every_estimator_of_the_project_is_measured_or_named_here():
-    left_out = {"ByClass", "CertifiedEstimator", "Certificate", "Estimator", "ExactInt8", "Network"}
-    left_out |= {"NeighbourEstimator", "SampledEstimator", "Switched", "Wiener", "Holdings", "Draws"}
+    left_out = {"ByClass", "Certificate", "DrawingEstimator", "Estimator", "Holdings", "Network", "Query"}
+    left_out |= {"Switched", "Wiener", "class_conditional"}
     left_out |= {"PatchPosterior", "PCALocality", "Smoothed", "TopK"}
     measured = {name.split(",")[0] for name in ENTRIES} | {"KNN"}
     assert set(all_estimators) - left_out == {name for name in measured if " " not in name}

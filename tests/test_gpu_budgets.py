@@ -47,10 +47,10 @@ def latents():
     return noisy(x, t).cuda(), t.cuda(), x.cuda()
 
 
-def cost(stand_in, estimator):
+def cost(stand_in, estimator, labels=None):
     z, t, x = latents()
     generator = torch.Generator("cuda").manual_seed(0)
-    arguments = z, t, x if estimator.uses_source else None, generator
+    arguments = z, t, x if estimator.uses_source else None, generator, labels
     estimator.posterior_mean(*arguments)
     with stand_in.record() as seen:
         estimator.posterior_mean(*arguments)

@@ -115,7 +115,7 @@ def test_means_of_warped_images_are_as_good_as_on_the_cpu(name):
     augmented = all_warped(x)
     z = noisy(augmented.images, T)
     on_gpu = moved(augmented.warp, "cuda")
-    exact = MAKERS["exact_float64"]().bind(on_cpu).warped_mean(z, T, augmented.warp, x).double()
+    exact = MAKERS["exact"]().bind(on_cpu).warped_mean(z, T, augmented.warp, x).double()
     mean = ours.warped_mean(z.cuda(), T.cuda(), on_gpu, x.cuda(), keyed_generator("cuda", 1))
     assert mean.is_cuda
     most = FACTOR * error(theirs.warped_mean(z, T, augmented.warp, x, keyed_generator("cpu", 1)), exact) + FLOOR

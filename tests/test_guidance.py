@@ -7,7 +7,7 @@ import torch
 from lit_knn import load
 from lit_knn.edm import LitEDM
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, ByClass, Exact, ExactFloat64, class_conditional
+from lit_knn.estimators import KNN, ByClass, Exact, class_conditional
 from lit_knn.flow import LitFlow
 from lit_knn.flow_sampling import TimeSpan
 from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
@@ -53,7 +53,7 @@ def test_the_guided_score_is_the_gradient_of_the_guided_log_density(w):
     data = Labelled()
     z, t = torch.randn(7, 1, 4, 4, dtype=torch.float64), torch.linspace(0.5, 4, 7, dtype=torch.float64)
     labels = torch.arange(7) % 3
-    by_class, whole = class_conditional(ExactFloat64()).bind(data.reference), ExactFloat64().bind(data.reference)
+    by_class, whole = class_conditional(Exact()).bind(data.reference), Exact().bind(data.reference)
     mean = guided(lambda z, t: by_class.posterior_mean(z, t, labels=labels), whole.posterior_mean, w)(z, t)
     score = (mean - z) / t.reshape(-1, 1, 1, 1) ** 2
 

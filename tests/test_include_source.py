@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, ExactFloat64
+from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
@@ -105,7 +105,7 @@ def test_the_proposal_is_a_distribution_that_holds_the_source(t, hflip):
 def test_it_mends_what_the_search_misses_at_small_noise():
     reference, t = few_lists(), 0.5
     _, x, z = sources(reference, t)
-    mu = ExactFloat64().bind(reference).posterior_mean(z.double(), t)
+    mu = Exact().bind(reference).posterior_mean(z.double(), t)
 
     def mse(estimator):
         return (estimator.bind(reference).posterior_mean(z, t, x, rng(5)) - mu).square().mean()

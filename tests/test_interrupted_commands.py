@@ -143,12 +143,12 @@ def test_last_is_of_a_run_with_the_same_estimator(capsys):
     Path("own.yaml").write_text("class_path: lit_knn.estimators.SubspaceKNN\ninit_args: {r: 16, n: 8}\n")
     fit(2)
     fit(3, "--model.estimator", "own.yaml")
-    for version, options in (("knn_0", []), ("stf_0", ["--model.estimator", "own.yaml"])):
+    for version, options in (("knn_0", []), ("subspace_knn_0", ["--model.estimator", "own.yaml"])):
         fit(4, "--ckpt_path", "last", *options)
         run = Path("runs/demo", version)
         config = yaml.safe_load((run / "config.yaml").read_text())
         assert config["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
-    line = refused(capsys, "fit", "--ckpt_path", "last", "--model.estimator", "SubspaceKNN")
+    line = refused(capsys, "fit", "--ckpt_path", "last", "--model.estimator", "TopK")
     assert "found none in runs/demo; it needs a whole last.ckpt of a run with this name, model and estimator" in line
 
 
@@ -175,7 +175,7 @@ def test_steps_that_are_done_already(capsys):
 
 def test_other_values_of_options_that_count_are_refused_early(capsys):
     fit(2)
-    line = refused(capsys, "fit", "--ckpt_path", last(), "--data.batch_size", 16, "--data.index.factory", "Bogus")
+    line = refused(capsys, "fit", "--ckpt_path", last(), "--data.batch_size", 16, "--data.index.factory", "SQ8")
     assert f"--ckpt_path {last()}: the checkpoint is of a run with --data.batch_size 32, not 16" in line
 
 

@@ -25,7 +25,7 @@ from benchmarks.learning_curves.sets import Lengths, averaged
 from benchmarks.learning_curves.statistics import Curves, derived, interval
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.training import Measure
-from lit_knn.estimators import KNN, STF, Exact, ExactFloat64, OneSample
+from lit_knn.estimators import KNN, STF, Exact, OneSample
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
 from lit_knn.reference import ReferenceSet
@@ -251,7 +251,7 @@ def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name):
     weights, x = posterior(reference, latents.z / scale.float()[:, None, None, None], sigma)
     wanted = kind.exact_output(latents, kind.exact().bind(reference))
     torch.testing.assert_close(wanted.flatten(1).double(), weights @ x, rtol=0, atol=1e-4)
-    module = kind.make(Linear(4), ExactFloat64().bind(reference), 0, 10, None)
+    module = kind.make(Linear(4), Exact().bind(reference), 0, 10, None)
     generator = torch.Generator()
     losses = kind.losses(module, latents, latents.x, generator)
     torch.testing.assert_close(losses, kind.errors(module, latents, wanted), rtol=1e-4, atol=1e-4)

@@ -179,7 +179,7 @@ def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_agai
     calls.clear()
     caplog.set_level("INFO", logger="pytorch_lightning.utilities.rank_zero")
     main(arguments(networks={**SMALL["networks"], "two": network("two.ckpt")}))
-    # Only the check, which calls twice, the missing comparison, and those of the new network: nothing is sampled again.
+    # Only the check of two equal calls, the missing comparison, and those of the new network: nothing is sampled again.
     assert sum(calls) == 2 + 12 + 12 * 3 * 2
     assert table()[: len(rows)] == rows
     assert len(table()) == 3 * 2 * 3 * 2

@@ -8,7 +8,7 @@ import torch
 from lit_knn.errors import InputError
 from lit_knn.estimators import (
     ByClass,
-    ExactFloat64,
+    Exact,
     PatchPosterior,
     patch_posterior,
     running_softmax,
@@ -130,7 +130,7 @@ def test_products_are_in_float32_only_where_they_round_little(monkeypatch):
 
 def test_a_patch_of_the_whole_image_gives_the_posterior_mean():
     data = reference()
-    exact = ExactFloat64().bind(data).posterior_mean(latents(data), LEVELS)
+    exact = Exact().bind(data).posterior_mean(latents(data), LEVELS)
     ours = PatchPosterior(7).bind(data).posterior_mean(latents(data), LEVELS)
     torch.testing.assert_close(ours, exact, atol=1e-6, rtol=0)
 

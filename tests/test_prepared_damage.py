@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from lit_knn.data import Prepared
-from lit_knn.estimators import KNN, ExactFloat64, ExactInt8
+from lit_knn.estimators import KNN, Exact
 from lit_knn.images.files import read_image_files
 from lit_knn.images.mapped import read_prepared, verify
 from lit_knn.images.source import Options, open_source
 from lit_knn.images.writer import prepare, write_prepared
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.linalg.dtypes import is_native
 from lit_knn.prepare import main
 from lit_knn.reference import ReferenceSet, shard_rows
 from lit_knn.reference.classes import classes_of
@@ -190,13 +189,11 @@ def test_a_file_that_is_cut_during_a_run_is_told(tmp_path, index):
     uses = [
         lambda: next(iter(data.train_dataloader())),
         lambda: KNN(4, 4).bind(reference).posterior_mean(z, 1.0),
-        lambda: ExactFloat64().bind(reference).posterior_mean(z, 1.0),
+        lambda: Exact().bind(reference).posterior_mean(z, 1.0),
         lambda: reference.gather(torch.tensor([3])),
         lambda: classes_of(reference)[1].gather(torch.tensor([0])),
         lambda: reference.mean(),
     ]
-    if is_native(torch.int8, torch.device("cpu")):
-        uses.append(lambda: ExactInt8(2).bind(reference).posterior_mean(z, 1.0))
     for use in uses:
         use()
     # One byte less: the pages of such a small file stay, so that nothing ends this process.

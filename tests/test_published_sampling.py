@@ -113,7 +113,7 @@ def test_predict_writes_what_the_networks_own_sampler_draws(source, name):
         ("uncond_vp", ["--model.sampling_class", "0"], "LitEstimator: sampling_class=0, but the net has num_classes=0"),
         ("cond_ve", ["--model.sampling_class", "3"], "LitEstimator: sampling_class=3, but the net has num_classes=3"),
         ("cond_ve", ["--model.estimator.path", "a.pkl"], "Network: path=a.pkl: no such file"),
-        ("cond_ve", ["--data", "Digits"], "in_channels=3, but the images have 1 channels"),
+        ("cond_ve", ["--data", "Digits"], "in_channels=3, but the images have the shape"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(name, options, message, capsys):

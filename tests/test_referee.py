@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, Estimator, ExactFloat64, ExactInt8, OneSample
+from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.referee.__main__ import main
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
@@ -50,7 +50,7 @@ def broken(z, t, generator):
 """
 
 
-class Noisy(ExactFloat64):
+class Noisy(Exact):
     """The exact mean plus a constant and noise: its squared bias is shift², its variance spread²."""
 
     deterministic = False
@@ -96,9 +96,9 @@ def test_known_errors_are_found_within_their_standard_errors(loaded):
 
 
 def test_the_exact_estimator_has_no_error_and_the_reference_ratio_one(loaded):
-    for row in measured(ExactFloat64(), loaded):
-        # Its estimate is rounded to float32.
-        assert float(row["mse"]) < 1e-14
+    for row in measured(Exact(), loaded):
+        # Its products are in float32.
+        assert float(row["mse"]) < 1e-13
         assert float(row["exact_error"]) < 1e-20
         assert float(row["variance"]) == 0
         assert (row["seeded"], row["repeats_itself"]) == ("no", "yes")
@@ -220,7 +220,7 @@ def test_the_second_method_agrees_with_the_first(hflip, monkeypatch):
     reference = ReferenceSet(images, hflip=hflip)
     z = torch.randn(3, 1, 4, 5, generator=torch.Generator().manual_seed(1))
     for t in (0.05, 0.7, 9.0):
-        exact = ExactFloat64().bind(reference).posterior_mean(z.double(), t)
+        exact = Exact().bind(reference).posterior_mean(z.double(), t)
         assert (exact_means.second_method(reference, z, t) - exact).abs().max() < 1e-10
 
 
@@ -301,7 +301,7 @@ def test_entries_by_class_path_config_and_own_file(tmp_path):
     for arguments, kind, settings in [
         (["--estimator", "KNN", "--estimator.k", "7"], KNN, {"k": 7}),
         (["--estimator", "configs/estimators/knn.yaml", "--estimator.n", "3"], KNN, {"n": 3}),
-        (["--estimator=lit_knn.estimators.ExactInt8", "--index", "TorchIndex"], ExactInt8, {}),
+        (["--estimator=lit_knn.estimators.Exact", "--index", "TorchIndex"], Exact, {}),
         (["--estimator", f"{path}:Mine", "--estimator.k=9"], KNN, {"k": 9}),
     ]:
         entry = entry_from_arguments(arguments)

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import adapters as benchmark
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, ExactFloat64
+from lit_knn.estimators import KNN, STF, Exact
 from lit_knn.referee.adapters import (
     GoldDiff,
     KambEquivariant,
@@ -232,7 +232,7 @@ def test_a_denoiser_of_ddpm_gives_the_mean_of_our_process(hflip, tmp_path):
     estimator = studio(tmp_path)(str(tmp_path), 60).bind(own)
     z = latents(own, torch.tensor([0.002, 0.1, 0.5, 1, 2, 5, 80]))
     t = torch.tensor([0.002, 0.1, 0.5, 1, 2, 5, 80])
-    exact = ExactFloat64().bind(own).posterior_mean(z, t)
+    exact = Exact().bind(own).posterior_mean(z, t)
     assert torch.allclose(estimator.posterior_mean(z, t), exact, atol=1e-5)
     assert torch.equal(copy.deepcopy(estimator).posterior_mean(z, t), estimator.posterior_mean(z, t))
     assert estimator.posterior_mean(z.half(), t).dtype == torch.float16
@@ -243,7 +243,7 @@ def test_a_score_of_ddpm_gives_the_mean_of_our_process(tmp_path):
     own, t = reference(), torch.tensor([0.002, 0.1, 0.5, 1, 2, 5, 80])
     estimator = version_of(KambEquivariant, tmp_path, files)(str(tmp_path), 3).bind(own)
     z = latents(own, t)
-    exact = ExactFloat64().bind(own).posterior_mean(z, t)
+    exact = Exact().bind(own).posterior_mean(z, t)
     torch.testing.assert_close(estimator.posterior_mean(z, t), exact, atol=1e-4, rtol=0)
 
 
@@ -287,7 +287,7 @@ def errors(estimator, own, t, count=60, **options):
     x = own.gather(torch.arange(count))
     z = noisy(x, t)
     mean = estimator.bind(own).posterior_mean(z, t, x_source=x, generator=rng(), **options)
-    return (mean.double() - ExactFloat64().bind(own).posterior_mean(z.double(), t)).square().flatten(1).mean(1)
+    return (mean.double() - Exact().bind(own).posterior_mean(z.double(), t)).square().flatten(1).mean(1)
 
 
 @needs_checkouts

@@ -6,16 +6,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.index import TorchIndex
-from lit_knn.linalg.dtypes import is_native
+from lit_knn.linalg.precision import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import pixels
 
 CPU = torch.device("cpu")
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_int_mm"}
-TYPES = [name for name in ("float32", "bfloat16", "int8") if is_native(getattr(torch, name), CPU)]
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+TYPES = [name for name in ("float32", "bfloat16") if is_native(getattr(torch, name), CPU)]
 ESTIMATORS = {
-    **{f"SubspaceKNN {r} {c}": (r, c) for r in (16, 17, 32, 49, 64) for c in TYPES if c != "int8"},
+    **{f"SubspaceKNN {r} {c}": (r, c) for r in (16, 17, 32, 49, 64) for c in TYPES},
     **{f"{kind.__name__} {c}": (kind, c) for kind in (KNN,) for c in TYPES},
     **{e.__name__: e for e in (STF, MonteCarlo, Exact)},
     "Wiener": lambda: Wiener(16),

@@ -309,7 +309,7 @@ def test_estimators_and_levels_of_means_have_draws_of_their_own():
 class Echo(SimpleNamespace):
     """An estimator that returns z."""
 
-    needs_reference = False
+    needs_reference = deterministic = False
 
     def posterior_mean(self, z, t, **options):
         return z

@@ -6,7 +6,6 @@ import torch
 import lit_knn.estimators
 from lit_knn.estimators import DrawingEstimator as CertifiedEstimator
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.linalg.dtypes import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
@@ -94,9 +93,6 @@ def test_each_rank_holds_its_share(ranks):
 
 def test_ranks_agree_on_what_depends_on_all_images(ranks):
     assert {report["largest"] for report in ranks} == {len(ranks) - 1}
-    # A processor that does not multiply int8 always uses float64.
-    digits = (3, None) if is_native(torch.int8, torch.device("cpu")) else (None, None)
-    assert {report["digits"] for report in ranks} == {digits}
 
 
 def test_bytes_sent_are_those_that_are_stated(ranks):
@@ -128,8 +124,8 @@ def test_refusals_are_clear_on_every_rank(ranks):
 def test_every_estimator_of_ours_that_is_shardable_is_compared_here():
     made = {getattr(lit_knn.estimators, name) for name in lit_knn.estimators.__all__}
     shardable = {kind for kind in made if getattr(kind, "shardable", False)}
-    # `Exact` tests the integer sums; the other two need no reference set.
-    apart = {lit_knn.estimators.ExactInt8, lit_knn.estimators.OneSample, lit_knn.estimators.Network}
+    # These need no reference set.
+    apart = {lit_knn.estimators.OneSample, lit_knn.estimators.Network}
     assert shardable - apart == {type(make()) for make in ESTIMATORS.values()}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
 from lit_knn.data import Prepared
-from lit_knn.estimators import ExactFloat64, Wiener
+from lit_knn.estimators import Exact, Wiener
 from lit_knn.images.source import Options
 from lit_knn.images.writer import prepare
 from lit_knn.index import FaissIndex
@@ -172,7 +172,7 @@ def test_components_and_projections_are_of_the_rank_and_type_asked_for():
             assert projection.coordinates.dtype == dtype
 
 
-@pytest.mark.parametrize("make", [lambda: Wiener(4), lambda: ExactFloat64()])
+@pytest.mark.parametrize("make", [lambda: Wiener(4), lambda: Exact()])
 def test_an_estimator_bound_to_another_set_forgets_the_first(make):
     first, second = ReferenceSet(images(30)), ReferenceSet(images(30, seed=1))
     z = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, ExactFloat64, SubspaceKNN
+from lit_knn.estimators import KNN, Exact, SubspaceKNN
 from lit_knn.linalg import precision
 from lit_knn.linalg.precision import is_native
 from lit_knn.reference import ReferenceSet, streaming
@@ -294,7 +294,7 @@ def test_the_exact_estimator_agrees():
     z = noisy(x[:8], 1.0)
     reference = ReferenceSet(x)
     ours = SubspaceKNN(r=2, n=N, compute="float32").bind(reference).posterior_mean(z, 1.0)
-    torch.testing.assert_close(ours, ExactFloat64().bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, Exact().bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not is_native(torch.bfloat16, torch.device("cpu")), reason="this CPU does not multiply bfloat16")
@@ -333,7 +333,7 @@ def test_each_piece_of_a_batch_has_its_own_noise_levels(monkeypatch):
     z = noisy(x.repeat(2, 1), t)
     reference = ReferenceSet(x)
     estimate = SubspaceKNN(12, n=59, compute="float32").bind(reference).posterior_mean(z, t)
-    expected = ExactFloat64().bind(reference).posterior_mean(z, t)
+    expected = Exact().bind(reference).posterior_mean(z, t)
     torch.testing.assert_close(estimate, expected, rtol=0, atol=0.02)
 
 

@@ -14,7 +14,6 @@ from lit_knn.estimators import (
     ByClass,
     Estimator,
     Exact,
-    ExactFloat64,
     Holdings,
     MonteCarlo,
     OneSample,
@@ -69,10 +68,10 @@ class Far(Estimator):
 def test_each_row_gets_the_mean_of_its_part():
     reference = labelled()
     z, x = latents(reference)
-    mean = Switched(OneSample(), ExactFloat64(), LEVEL).bind(reference).posterior_mean(z, T, x)
+    mean = Switched(OneSample(), Exact(), LEVEL).bind(reference).posterior_mean(z, T, x)
     assert torch.equal(mean[~HIGH], x[~HIGH])
     torch.testing.assert_close(mean[HIGH].double(), enumerated_mean(reference, z, T)[HIGH], rtol=0, atol=1e-6)
-    swapped = Switched(ExactFloat64(), OneSample(), LEVEL).bind(reference).posterior_mean(z, T, x)
+    swapped = Switched(Exact(), OneSample(), LEVEL).bind(reference).posterior_mean(z, T, x)
     assert torch.equal(swapped[HIGH], x[HIGH])
 
 
@@ -110,10 +109,10 @@ def test_draws_come_from_the_generator_below_first():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Switched(OneSample(), ByClass(ExactFloat64()), LEVEL),
-        lambda: ByClass(Switched(OneSample(), ExactFloat64(), LEVEL)),
-        lambda: class_conditional(Switched(OneSample(), ExactFloat64(), LEVEL)),
-        lambda: class_conditional(Switched(OneSample(), Switched(ByClass(ExactFloat64()), ExactFloat64(), 1e3), LEVEL)),
+        lambda: Switched(OneSample(), ByClass(Exact()), LEVEL),
+        lambda: ByClass(Switched(OneSample(), Exact(), LEVEL)),
+        lambda: class_conditional(Switched(OneSample(), Exact(), LEVEL)),
+        lambda: class_conditional(Switched(OneSample(), Switched(ByClass(Exact()), Exact(), 1e3), LEVEL)),
     ],
 )
 @pytest.mark.parametrize("hflip", [False, True])

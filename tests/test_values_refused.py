@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact, ExactFloat64, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.images.arrays import read_array_file
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
@@ -17,7 +17,6 @@ from tests.toys import pixels
 N = 40
 ESTIMATORS = {
     "Exact": Exact,
-    "ExactFloat64": ExactFloat64,
     "KNN": lambda: KNN(10, 400),
     "UniformSNIS": lambda: UniformSNIS(4000),
     "STF": lambda: STF(4000),
@@ -109,7 +108,7 @@ def test_every_noise_level_of_float32_gives_the_enumerated_mean(name, t, index):
     source = reference.gather(torch.tensor([3, 11, 30]))
     mean = estimator.posterior_mean(z, t, source, torch.Generator().manual_seed(0))
     # At large t, the mean of all images is estimated from 400 draws at least: the error is below 4σ/√400.
-    tolerance = 1e-5 if t < 1 or name in ("Exact", "ExactFloat64") else 0.25
+    tolerance = 1e-5 if t < 1 or name == "Exact" else 0.25
     torch.testing.assert_close(mean.double(), enumerated(reference, z, t), atol=tolerance, rtol=0)
 
 
@@ -150,7 +149,7 @@ def test_latents_of_the_process_are_never_refused():
     reference = ReferenceSet(torch.tensor([[0.0, 0.5], [2.0, -3.0]]))
     for t in (1e-30, 1e-3, 1.0, 80.0, 1e10):
         z = torch.tensor([[2.0, -3.0]]) + torch.tensor([[8.0, -8.0]]) * t
-        assert ExactFloat64().bind(reference).posterior_mean(z, t).isfinite().all()
+        assert Exact().bind(reference).posterior_mean(z, t).isfinite().all()
 
 
 def test_a_set_of_zeros_has_the_mean_zero_everywhere():

@@ -12,7 +12,6 @@ from lit_knn.estimators import (
     STF,
     ByClass,
     Exact,
-    ExactFloat64,
     MonteCarlo,
     OneSample,
     SubspaceKNN,
@@ -275,7 +274,7 @@ def test_the_proposal_for_a_warped_item_costs_little_over_that_of_a_plain_one():
     x = data[:100]
     warp = all_warped(x).warp
     z = noisy(warp.apply(x), 3.0)
-    exact = ExactFloat64().bind(reference).warped_mean(z, 3.0, warp, x)
+    exact = Exact().bind(reference).warped_mean(z, 3.0, warp, x)
     errors = {
         type(estimator).__name__: (
             estimator.bind(reference).warped_mean(z, 3.0, warp, x, keyed_generator("cpu", 3)) - exact

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import ExactFloat64, Wiener
+from lit_knn.estimators import Exact, Wiener
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import VP, under_process
 from lit_knn.theory.posterior import posterior_mean
@@ -118,7 +118,7 @@ def test_nearer_to_the_exact_mean_than_the_mean_of_the_data_at_large_t():
     pictures = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8, generator=generator)
     reference = ReferenceSet(pictures, hflip=True)
     z = noisy(reference.gather(torch.arange(80)), 20.0)
-    exact = ExactFloat64().bind(reference).posterior_mean(z, 20.0)
+    exact = Exact().bind(reference).posterior_mean(z, 20.0)
     ours = Wiener(r=16).bind(reference).posterior_mean(z, 20.0)
     mean = reference.mean().reshape(1, 1, 4, 4)
     assert ours.shape == z.shape

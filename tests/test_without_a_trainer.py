@@ -10,7 +10,7 @@ from scipy.linalg import sqrtm
 from scipy.stats import sem
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import Exact, ExactFloat64, MonteCarlo, OneSample
+from lit_knn.estimators import Exact, MonteCarlo, OneSample
 from lit_knn.figures import figure3
 from lit_knn.metrics import ErrorCurve, FidelityMeasure, Pixels, error_curve, frechet_distance, memorisation
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
@@ -50,7 +50,7 @@ def points():
 
 def test_figure_3_is_two_calls_and_its_errors_are_those_of_enumeration(points):
     watched = Watched()
-    estimators = {"source": watched, "drawn": MonteCarlo(n=n), "exact": ExactFloat64()}
+    estimators = {"source": watched, "drawn": MonteCarlo(n=n), "exact": Exact()}
     rows = error_curve(estimators, ReferenceSet(points), LEVELS, num_z=N, repeats=200, batch_size=16, seed=1)
     by_name = {(row["estimator"], row["t"]): row for row in rows}
     assert list(by_name) == [(name, t) for t in LEVELS for name in estimators]
@@ -126,7 +126,7 @@ def test_copies_are_counted_in_one_call(points):
 def test_a_point_of_figure_5_is_measured(points):
     # From a little noise the exact flow returns to the images it started from.
     reference = ReferenceSet(points)
-    samples = HybridSamples(ExactFloat64().bind(reference), reference, 12, NoiseGrid(), seed=0)
+    samples = HybridSamples(Exact().bind(reference), reference, 12, NoiseGrid(), seed=0)
     seen = []
     draw, distance = partial(samples.draw, None, 0.01), FidelityMeasure(Pixels())
     found = measure_samples(

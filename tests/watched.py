@@ -73,6 +73,7 @@ class Asked(Estimator):
 
     needs_reference = False
     deterministic = False
+    takes_labels = True
 
     def __init__(self, num_classes=0):
         self.num_classes = num_classes
@@ -84,9 +85,9 @@ class Asked(Estimator):
         self.drawn.append(torch.randn(z.shape, generator=generator).to(z.dtype))
         return self.drawn[-1]
 
-    def _by_label(self, labels, answer):
-        self.labels.append(labels if labels is None else labels.tolist())
-        return answer(self, slice(None))
+    def mean_of(self, query):
+        self.labels.append(query.labels if query.labels is None else query.labels.tolist())
+        return super().mean_of(query)
 
 
 def heun_levels(levels):

@@ -18,7 +18,6 @@ from lit_knn.estimators import (
     ByClass,
     Estimator,
     Exact,
-    ExactFloat64,
     MonteCarlo,
     SubspaceKNN,
     UniformSNIS,
@@ -64,7 +63,6 @@ class Check:
 
 def _checks() -> dict[str, Check]:
     return {
-        "ExactFloat64": Check(lambda N: ExactFloat64(), exact=True),
         "Exact": Check(lambda N: Exact(), exact=True),
         "Exact, mirrored images": Check(lambda N: Exact(), hflip=True, exact=True),
         "Exact, float images": Check(lambda N: Exact(), floats=True, exact=True),

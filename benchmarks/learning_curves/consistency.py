@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.learning_curves.kinds import Kind, Latents
 from lit_knn.ect import LitECT
-from lit_knn.estimators import Estimator, ExactFloat64
+from lit_knn.estimators import Estimator, Exact
 from lit_knn.ict import LitICT
 from lit_knn.schedules import TuningSchedule, consistency_weight, karras_sigmas, log_normal_sigmas, lognormal_step_probs
 from lit_knn.solvers import heun_step
@@ -43,7 +43,7 @@ class Consistency(Kind):
         return (module.consistency_function(latents.z, latents.t) - wanted).square().flatten(1).mean(1)
 
     @abstractmethod
-    def exact_output(self, latents: Latents, exact: ExactFloat64) -> Tensor:
+    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
         """See `Kind.exact_output`: the end of the probability flow from (z, t)."""
 
 
@@ -67,7 +67,7 @@ class ICT(Consistency):
         lower = torch.multinomial(probs, size, replacement=True, generator=generator)
         return sigmas[lower + 1], sigmas[lower]
 
-    def exact_output(self, latents: Latents, exact: ExactFloat64) -> Tensor:
+    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
         """See `Consistency.exact_output`."""
         return flow_end(latents.z, latents.t, exact.posterior_mean)
 
@@ -94,7 +94,7 @@ class ECT(Consistency):
         stages = self.options(1)["stages"]
         return t, TuningSchedule(stages=stages).teacher_level(t, stages)
 
-    def exact_output(self, latents: Latents, exact: ExactFloat64) -> Tensor:
+    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
         """See `Consistency.exact_output`; the last step, to 0, gives the posterior mean."""
         end = flow_end(latents.z, latents.t, exact.posterior_mean)
         return exact.posterior_mean(end, latents.t.clamp(max=SIGMA_MIN))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_knn.estimators import Estimator, Exact, ExactFloat64
+from lit_knn.estimators import Estimator, Exact
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise
@@ -31,7 +31,7 @@ class Kind(ABC):
 
     process: Process = EDM_PROCESS
     """The process of the latents."""
-    exact: type[ExactFloat64] = Exact
+    exact: type[Exact] = Exact
     """The estimator behind `exact_output`."""
     tunes = False
     """Tells whether a run starts from the end of the EDM run of the same seed with one-sample targets."""
@@ -55,7 +55,7 @@ class Kind(ABC):
         """Compute the training loss of each latent, (B,), with a target drawn afresh."""
 
     @abstractmethod
-    def exact_output(self, latents: Latents, exact: ExactFloat64) -> Tensor:
+    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
         """Compute the target that has no error, (B, *shape)."""
 
     @abstractmethod

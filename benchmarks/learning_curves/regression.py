@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks.learning_curves.kinds import Kind, Latents
 from lit_knn.edm import LitEDM
-from lit_knn.estimators import Estimator, ExactFloat64
+from lit_knn.estimators import Estimator, Exact
 from lit_knn.flow import LitFlow
 from lit_knn.schedules import log_normal_sigmas
 from lit_knn.theory.noise import LINEAR_PROCESS, under_process
@@ -24,7 +24,7 @@ class Regression(Kind):
         mean = under_process(module.estimator.posterior_mean, self.process)
         return self.errors(module, latents, mean(latents.z, latents.t, source, generator))
 
-    def exact_output(self, latents: Latents, exact: ExactFloat64) -> Tensor:
+    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
         """See `Kind.exact_output`."""
         return under_process(exact.posterior_mean, self.process)(latents.z, latents.t)
 
@@ -57,7 +57,7 @@ class Flow(Regression):
 
     process = LINEAR_PROCESS
     # A velocity is (z − μ)/τ, so errors of μ count much at small τ.
-    exact = ExactFloat64
+    exact = Exact
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; the options of configs/flow/digits.yaml."""

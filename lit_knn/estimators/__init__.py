@@ -3,7 +3,7 @@
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import ByClass, class_conditional
 from lit_knn.estimators.draws import Certificate, DrawingEstimator
-from lit_knn.estimators.exact import Exact, ExactFloat64, ExactInt8
+from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.knn import KNN, TopK
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
@@ -24,8 +24,6 @@ __all__ = [
     "DrawingEstimator",
     "Estimator",
     "Exact",
-    "ExactFloat64",
-    "ExactInt8",
     "Holdings",
     "MonteCarlo",
     "Network",

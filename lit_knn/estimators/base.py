@@ -324,12 +324,13 @@ class Estimator(TellsSettings, ABC):
             if not holds:
                 raise InputError(f"{type(self).__name__}: {rule}")
 
-        got = f"{z.dtype} {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        got = z.dtype if isinstance(z, Tensor) else type(z).__name__
         need(isinstance(z, Tensor) and z.is_floating_point(), f"z must be float, got {got}")
         if self.needs_reference:
             reference = self.reference
             shape, device = reference.shape, reference.device
-            need(z.ndim > len(shape) and z.shape[1:] == shape, f"z must be (B, {str(tuple(shape))[1:-1]}), got {got}")
+            wanted = ", ".join(map(str, shape))
+            need(z.shape[1:] == shape and z.ndim > 1, f"z must be (B, {wanted}), got {tuple(z.shape)}")
             need(z.device == device, f"z is on {z.device}, the reference set on {device}: call reference.to()")
         if x_source is not None:
             need(x_source.shape == z.shape, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")

@@ -1,169 +1,245 @@
-"""The exact posterior mean over all images of the reference set: three classes that differ in number type."""
+"""The exact posterior mean over all images of the reference set."""
 
-from typing import Self
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from lit_knn.distributed import in_every_process, rank_and_size
-from lit_knn.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.counts import check_count
-from lit_knn.estimators.digit_sums import digit_sums, digits_hold
-from lit_knn.estimators.enough_digits import enough_digits, exact_products
 from lit_knn.estimators.float_sums import float_sums
-from lit_knn.linalg.split import Int8Products, Products, multiplies_int8
+from lit_knn.linalg.precision import is_native, matmul_float32
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.streaming import work_bytes
+from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
 
-MAX_DIGITS = 4
-# Default number of digits if fewer digits are not exact enough.
-MOST_CHOSEN = 3
+# Nearest images of each z that may be computed again in float64. At small t only these matter.
+NEAREST = 32
+# float32 rounds a score by about this share of the terms that make it up.
+ROUNDING = 2.0**-21
+# An image is computed again in float64 if its share of the posterior, times the rounding of its log-likelihood, exceeds
+# this number. It bounds the squared error by 1e-5 · rounding · variance of the posterior.
+TOLERANCE = 1e-5
+# The images that are left out of the mean of a z have less than this share of its posterior, all together.
+LEFT_OUT = 1e-8
+# float32 adds up this many terms, and float64 adds up these sums.
+TERMS = 512
+# If more than this share of the images is left, all are multiplied, because choosing takes time, too.
+MANY = 0.9
+# Bytes of images per product, which fit a CPU's cache, and most images per product, because float32 sums them.
+CHUNK_BYTES, CHUNK = 3 * 2**20, {"cpu": 512, "cuda": 8192}
+# Bytes for the float32 scores of one group of latents on a CPU, and the minimum number of latents per group, because
+# every group reads all images twice. A GPU takes several work arrays.
+SCORE_BYTES, MIN_LATENTS, GPU_SCORE_ARRAYS = 64 * 2**20, 64, 4
+# Latents of the batch for which plans count the scores of a GPU.
+PLANNED_LATENTS = 1024
+# Bounds of 1/t² in float32. Beyond them only the best image is likely, or all images are equally likely. Weights below
+# e^LEAST_LOG would be denormal numbers, which are slow.
+MOST_FACTOR, LEAST_LOG = 1e37, -80.0
 
 
-class ExactFloat64(Estimator):
-    """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), in float64: no bias and no variance, cost O(N·d) per z.
+class Exact(Estimator):
+    """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean): no bias and no variance, cost O(N·d) per z.
 
-    All other estimators are compared with this one. It streams the images with a running maximum, normaliser and
-    weighted sum, so memory stays bounded for any B and N.
+    It multiplies in float32, and computes in float64 again what float32 does not hold: at small t the distances to the
+    nearest images, or to all where more than 32 images share the posterior. Its squared error per dimension is far
+    below 1e-9 of the set's variance. A GPU cannot choose without waiting: it computes the nearest 32 images of each z
+    again, and a set of floats in float64. Memory stays bounded for any B and N, apart from the norms of the images.
     """
 
     deterministic = True
     shardable = True
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`. The estimator holds nothing except the images."""
-        return Holdings()
+        if device.type != "cuda":
+            return Holdings(arrays={"norms of the images": 4 * N})
+        if not pixels:
+            return Holdings()
+        scores = min(score_bytes(N, device), 4 * N * PLANNED_LATENTS)
+        return Holdings(arrays={"norms of the images": 4 * N, f"scores of {PLANNED_LATENTS} latents": scores})
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        means, log_normalisers = self.reference.over_shards(self._mean, z, t.flatten())
-        return _join(means, log_normalisers)
+        return _join(*self.reference.over_shards(exact_sums, z, t.flatten()))
 
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
     ) -> Tensor:
         """Compute in float64, and resample every image for each z. This costs N times as much as warping a batch."""
 
-        def mean(reference: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-            return float_sums(reference, z, t, Warp(flips.bool(), theta))
+        def mean(part: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+            return float_sums(part, z, t, Warp(flips.bool(), theta))
 
         # Some backends of torch.distributed cannot send bool.
-        means, log_normalisers = self.reference.over_shards(mean, z, t.flatten(), warp.flips.byte(), warp.theta)
-        return warp.apply(_join(means, log_normalisers).to(x_source.dtype))
-
-    def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the exact mean over a set or shard, (B, *shape), and its log normaliser, (B,), both in float64."""
-        return float_sums(reference, z, t)
+        joined = _join(*self.reference.over_shards(mean, z, t.flatten(), warp.flips.byte(), warp.theta))
+        return warp.apply(joined.to(x_source.dtype))
 
 
-class Exact(ExactFloat64):
-    """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), in the fastest type that is exact enough.
+def exact_sums(part: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute what `float_sums` computes, by products in float32, with repairs where their rounding could be seen."""
+    if z.dtype == torch.float64 or (z.is_cuda and part.images.dtype != torch.uint8):
+        return float_sums(part, z, t)
+    group = score_bytes(part.N, z.device) // (4 * part.N)
+    if z.is_cuda:
+        # The latents themselves take memory, too, if there are few images.
+        group = min(group, max(work_bytes(z.device) // (16 * part.d), MIN_LATENTS))
+    images = _Centred(part, min(group, len(z)))
+    groups = zip(z.split(group), t.double().split(group), strict=True)
+    parts = [_group_sums(images, *rows) for rows in groups] if len(z) else [(z.double(), t.double())]
+    return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
 
-    For pixels it splits z and the images' weights into digits of 8 bits, and multiplies these with the pixels: as 8-bit
-    integers (`ExactInt8`) on a CPU that multiplies them and on NVIDIA's cards for desktops since the 30 series, in
-    bfloat16 with float32 sums on its other cards since compute capability 8.0 (A100, H100, H200, B200). It does so if
-    `bind` measures, on the device of the images, a squared error per dimension below 1e-9. Otherwise, and for images
-    that are not uint8, it computes like `ExactFloat64`.
+
+class _Centred:
+    """The stored images of a set as c = (x − offset) / unit, so that float32 keeps the digits of values far from 0.
+
+    Pixels p become p − 127.5, which even bfloat16 holds exactly. Floats far from 0 become differences from their mean.
     """
 
-    shardable = True
+    def __init__(self, part: ReferenceSet, latents: int) -> None:
+        self.part, self.dtype, device = part, torch.float32, part.device
+        self.unit, self.offset, self.centre = 1.0, 0.0, None
+        if part.images.dtype == torch.uint8:
+            self.unit, self.centre = 1 / 127.5, 127.5
+            if device.type == "cuda" and is_native(torch.bfloat16, device):
+                self.dtype = torch.bfloat16
+        elif part.cached("far from 0", self._is_far_from_0):
+            mean = part.mean().reshape(part.shape)
+            # Mirrored images need a centre that is its own mirror image.
+            self.offset = (mean + mean.flip(-1)) / 2 if part.hflip else mean
+            self.centre = self.offset.flatten()
+        size = CHUNK_BYTES // part.d if device.type == "cpu" else work_bytes(device) // max(part.d, latents)
+        self.step = min(max(size // 4, 1), CHUNK[device.type])
+        self.half_sq_norms = part.cached("half squared norms", self._half_sq_norms)
 
-    _products: Products | None = None
-    _measured_on: torch.device | None = None
+    def chunks(self, ids: Tensor | None = None) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """Yield rows and their c, (n, d), of all stored images or of ascending `ids`. The next c may overwrite it."""
+        every = (slice(i, i + self.step) for i in range(0, len(self.part.images), self.step))
+        # New memory for each piece would cost more time than the conversion.
+        buffer = torch.empty(self.step, self.part.d, dtype=self.dtype, device=self.part.device)
+        for rows in every if ids is None else ids.split(self.step):
+            stored = self.part.rows(rows).flatten(1)
+            yield rows, stored if self.centre is None else buffer[: len(stored)].copy_(stored).sub_(self.centre)
 
-    @property
-    def digits_in_use(self) -> int | None:
-        """Number of digits of z, known after `bind`. None stands for float64."""
-        return None if self._products is None else self._products.digits
+    def _is_far_from_0(self) -> bool:
+        """Tells whether the mean has more than half of the images' squared norms. Else centring gains little."""
+        some = self.part.rows(slice(0, 1024)).flatten(1)
+        return bool(some.square().sum(1).mean() < 2 * self.part.mean().square().sum())
 
-    @property
-    def type_in_use(self) -> str:
-        """Number type of the products, known after `bind`: int8, bfloat16 or float64."""
-        return "float64" if self._products is None else self._products.name
-
-    def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`. Measures which number type is exact enough."""
-        super().bind(reference)
-        self._measure()
-        return self
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`. The estimator holds the norms of the images if it multiplies digits."""
-        return Holdings(arrays=digits_hold(N, device) if pixels else {})
-
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        if self._measured_on != self.reference.device:
-            # The images have moved since `bind`, on all ranks.
-            self._measure()
-        return super()._posterior_mean(z, t, x_source, generator)
-
-    def _measure(self) -> None:
-        """Choose the products for the device of the images."""
-        reference = self.reference
-        # Each shard computes its own mean, and all shards must have the same precision.
-
-        def local_products() -> Products | None:
-            return self._products_for(reference.local)
-
-        found = in_every_process(local_products) if reference.sharded else [local_products()]
-        own = found[rank_and_size()[0] if reference.sharded else 0]
-        digits = [products.digits for products in found if products is not None]
-        agreed = len(digits) == len(found)
-        self._products = type(own)(max(digits)) if own is not None and agreed else None
-        self._measured_on = reference.device
-
-    def _products_for(self, reference: ReferenceSet) -> Products | None:
-        return exact_products(reference)
-
-    def _mean(self, reference: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        if self._products is None:
-            return super()._mean(reference, z, t)
-        return digit_sums(reference, z, t, self._products)
+    def _half_sq_norms(self) -> Tensor:
+        return torch.cat([c.double().square().sum(1).div(2).float() for _, c in self.chunks()])
 
 
-class ExactInt8(Exact):
-    """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean), by products of 8-bit integers, for pixels.
+def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `exact_sums` of some latents."""
+    N, noise = images.part.N, (t / images.unit).square().unsqueeze(1)
+    centred = z.double() - images.offset
+    half_sq_norm = torch.linalg.vector_norm(centred.flatten(1), dim=1, keepdim=True).div_(images.unit).square_() / 2
+    scores = _scores(images, centred.float().div_(images.unit))
+    best, near = scores.topk(min(NEAREST, N), dim=1)
+    rounding = ROUNDING * (best.abs().amax(1, keepdim=True) + 2 * images.half_sq_norms.amax()) / noise
+    # An image may be more likely than it looks, by twice the rounding.
+    needed = torch.log_softmax(best / noise, dim=1) > (TOLERANCE / rounding).log() - 2 * rounding
+    if z.is_cuda:
+        needed.fill_(True)
+    rest = scores.scatter_(1, near, best.masked_fill_(needed, -torch.inf))
+    # Without a rest, `top` would be −inf.
+    top = rest.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    log_top = (top.double() - half_sq_norm) / noise
+    maximum, total_near, sums = _nearest(images.part, z, t, near, needed, log_top)
+    # Subtract `top` first, because only differences of large scores are precise.
+    rest.sub_(top).mul_((1 / noise).float().clamp(max=MOST_FACTOR)).add_((log_top - maximum).float())
+    total_rest, sum_rest = _weighted_sum(images, rest)
+    total = total_near + total_rest
+    mean = sums.add_(sum_rest.mul_(images.unit)).reshape(z.shape)
+    column = (-1, *[1] * (z.ndim - 1))
+    mean = mean.add_(images.offset * total_rest.reshape(column)).div_(total.reshape(column))
+    log_normaliser = (maximum + total.log()).squeeze(1)
+    if not z.is_cuda and N > NEAREST and needed[:, -1].any():
+        # More images may need it than were computed again.
+        rows = needed[:, -1].nonzero().squeeze(1)
+        mean[rows], log_normaliser[rows] = float_sums(images.part, z[rows], t[rows])
+    return mean, log_normaliser
 
-    Pixels are integers already; z and the weights are split into 8-bit digits. On a CPU this is several times faster
-    than `ExactFloat64`. On CIFAR-10 two digits keep the squared error below 1e-9.
 
-    Args:
-        digits: digits of z, at most 4, because a float32 has no more. null for 2 if that is exact enough, or else 3.
+def _scores(images: _Centred, u: Tensor) -> Tensor:
+    """Return u·c − ‖c‖²/2 for all images, mirrored ones too, (b, N) float32: log-likelihoods times (t / unit)²."""
+    stored = len(images.half_sq_norms)
+    scores = (-images.half_sq_norms).repeat(len(u), images.part.N // stored)
+    # ‖u − mirror(c)‖ = ‖mirror(u) − c‖.
+    queries = [query.flatten(1) for query in ((u, u.flip(-1)) if images.part.hflip else (u,))]
+    for rows, c in images.chunks():
+        for half, query in zip(scores.unflatten(1, (-1, stored)).unbind(1), queries, strict=True):
+            _add_product(half[:, rows], query, c.T)
+    return scores
 
-    Raises:
-        InputError: digits outside [1, 4]; at `bind`, images that are not uint8, or a device that does not multiply
-            8-bit integers: a CPU without such instructions, or a GPU below compute capability 8.0.
+
+def _nearest(
+    part: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor, needed: Tensor, log_top: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the weights w of the `needed` images, (b, k), from differences z − x in float64. They come first in a row.
+
+    Returns:
+        The logarithm of the likelihood that has weight 1, (b, 1), at least `log_top`; Σ w, (b, 1); Σ w x, (b, d).
     """
+    maximum, total, sums = log_top.clone(), torch.zeros_like(log_top), log_top.new_zeros(len(z), part.d)
+    step = max(work_bytes(z.device) // (16 * ids.shape[1] * part.d), 1)
+    for start in range(0, len(z), step):
+        rows = slice(start, start + step)
+        k = ids.shape[1] if z.is_cuda else int(needed[rows].sum(1).amax())
+        if k > 0:
+            x = part.take(ids[rows, :k]).flatten(2).double()
+            sq_dist = (x - z[rows].flatten(1).unsqueeze(1)).square_().sum(2)
+            log_p = unnormalised_log_likelihood(sq_dist, t[rows]).masked_fill_(~needed[rows, :k], -torch.inf)
+            maximum[rows] = torch.maximum(maximum[rows], log_p.amax(1, keepdim=True))
+            weights = (log_p - maximum[rows]).exp_()
+            total[rows] = weights.sum(1, keepdim=True)
+            sums[rows] = torch.bmm(weights.unsqueeze(1), x).squeeze(1)
+    return maximum, total, sums
 
-    shardable = True
 
-    def __init__(self, digits: int | None = None) -> None:
-        self.digits = None if digits is None else check_count("ExactInt8", "digits", digits)
-        if digits is not None and digits > MAX_DIGITS:
-            raise InputError(f"ExactInt8: digits must be at most {MAX_DIGITS}, got {digits}: a float32 has no more")
+def _weighted_sum(images: _Centred, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σ w, (b, 1), and Σ w c, (b, d), float64, over all images that weigh. `log_weights` is (b, N)."""
+    stored, b, device, ids = len(images.half_sq_norms), len(log_weights), log_weights.device, None
+    halves = log_weights.unflatten(1, (-1, stored)).unbind(1)
+    if device.type != "cuda":  # It would wait for the count.
+        weighs = log_weights.amax(0) > math.log(LEFT_OUT / images.part.N)
+        ids = weighs.unflatten(0, (-1, stored)).any(0).nonzero().squeeze(1)
+        ids = None if len(ids) > MANY * stored else ids
+    total, terms = torch.zeros(b, 1, dtype=torch.float64, device=device), 0
+    sums = torch.zeros(len(halves), b, images.part.d, dtype=torch.float64, device=device)
+    recent = torch.zeros_like(sums, dtype=torch.float32)
+    for rows, c in images.chunks(ids):
+        for half, recent_sum in zip(halves, recent, strict=True):
+            weights = half[:, rows].clamp(min=LEAST_LOG).exp_()
+            total += weights.sum(1, keepdim=True)
+            _add_product(recent_sum, weights, c)
+        terms += len(c)
+        if terms >= TERMS:
+            sums, terms = sums.add_(recent), 0
+            recent.zero_()
+    first, *mirrored = sums.add_(recent)
+    for part in mirrored:
+        first += part.reshape(b, *images.part.shape).flip(-1).flatten(1)
+    return total, first
 
-    def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`. Measures how many digits are enough."""
-        self._check_suits(reference.local)
-        return super().bind(reference)
 
-    def _products_for(self, reference: ReferenceSet) -> Products:
-        self._check_suits(reference)
-        if self.digits is not None:
-            return Int8Products(self.digits)
-        return enough_digits(reference, Int8Products) or Int8Products(MOST_CHOSEN)
+def _add_product(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
+    """Add rows @ matrix to `total`; all are float32, or the matrix is bfloat16."""
+    if matrix.dtype == torch.float32:
+        total.addmm_(rows, matrix)
+        return
+    for _ in range(3):  # A float32 has 24 bits, a bfloat16 has 8.
+        digit = rows.bfloat16()
+        total += matmul_float32(digit, matrix)
+        rows = rows - digit
 
-    @staticmethod
-    def _check_suits(reference: ReferenceSet) -> None:
-        if reference.images.dtype != torch.uint8 or not multiplies_int8(reference.device):
-            raise InputError(
-                f"ExactInt8: needs uint8 images and a device that multiplies int8, got {reference.images.dtype} on "
-                f"{reference.device}; use ExactFloat64"
-            )
+
+def score_bytes(N: int, device: torch.device) -> int:
+    """Return the most bytes of the scores of one group of latents and N images."""
+    most = SCORE_BYTES if device.type == "cpu" else GPU_SCORE_ARRAYS * work_bytes(device)
+    return max(most, 4 * N * MIN_LATENTS)
 
 
 def _join(means: Tensor, log_normalisers: Tensor) -> Tensor:

@@ -114,6 +114,11 @@ class TopK(DrawingEstimator):
     def __init__(self, k: int | None = None) -> None:
         self.k = k
 
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        """Number of images that are averaged: k."""
+        return self.k
+
     def bind(self, reference: ReferenceSet) -> Self:
         """Build the neighbour index of the set."""
         super().bind(reference)

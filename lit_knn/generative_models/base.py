@@ -162,5 +162,6 @@ class GenerativeModel(nn.Module):
 def check_positive(**options: float) -> None:
     """Raise InputError for the first option that is not a positive finite number."""
     for name, value in options.items():
-        if not 0 < value < math.inf:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
             raise InputError(f"{name} must be a positive number, got {value!r:.80}")

@@ -194,10 +194,9 @@ def _k_smallest(scores: Iterator[tuple[int, Tensor]], k: int) -> tuple[Tensor, T
     best = ids = torch.empty(0)
     for start, chunk in scores:
         near, near_ids = chunk.topk(min(k, chunk.shape[1]), dim=1, largest=False, sorted=False)
-        near_ids += start
         if start:
             near, order = torch.cat([best, near], 1).topk(k, dim=1, largest=False, sorted=False)
-            near_ids = torch.cat([ids, near_ids], 1).gather(1, order)
+            near_ids = torch.cat([ids, near_ids + start], 1).gather(1, order)
         best, ids = near, near_ids
     best, order = best.sort(1)
     return best, ids.gather(1, order)

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
-from lit_knn.estimators import Estimator, ExactFloat64, class_conditional
+from lit_knn.estimators import Estimator, Exact, class_conditional
 from lit_knn.metrics.agreement import Row
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_not_empty
@@ -127,7 +127,7 @@ class ErrorCurve:
     def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
         """Average each estimator's quantities at one noise level over the latents of this rank."""
         t, reference = self.noise_levels[level], latents.reference
-        exact = (class_conditional(ExactFloat64()) if self.class_conditional else ExactFloat64()).bind(reference)
+        exact = (class_conditional(Exact()) if self.class_conditional else Exact()).bind(reference)
         cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]
         means = [LatentMeans(quantities(*case)).to(reference.device) for case in cases]
         for batch, numbers in own_batches(self.num_z, self.batch_size):

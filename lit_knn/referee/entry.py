@@ -59,7 +59,7 @@ class OwnCallable(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        return self.call(z, t.float(), generator)
+        return self.call(z, t.flatten().float(), generator)
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,13 @@ def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
         yield slice(start, min(start + step, len(z)))
 
 
-def all_sq_dist(reference: ReferenceSet, z: Tensor) -> Tensor:
-    """Compute ‖z − x‖² for each z (B, *shape) and all images: (B, N) float64. See `batches_of` to limit its memory."""
+def all_sq_dist(reference: ReferenceSet, z: Tensor, warp: Warp | None = None) -> Tensor:
+    """Compute ‖z − x‖² for each z (B, *shape) and all images: (B, N) float64. See `batches_of` to limit its memory.
+
+    `warp` is that of `stream_sq_dist`.
+    """
     sq_dist = torch.empty(len(z), reference.N, dtype=torch.float64, device=z.device)
-    for ids, _, chunk in stream_sq_dist(reference, z):
+    for ids, _, chunk in stream_sq_dist(reference, z, warp):
         sq_dist[:, ids] = chunk
     return sq_dist
 

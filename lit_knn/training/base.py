@@ -15,7 +15,7 @@ from lit_knn.checkpoint_file import MODEL_KEY
 from lit_knn.deferred_checks import DeferredChecks, first_of, refuse
 from lit_knn.distributed import in_every_process
 from lit_knn.errors import InputError, NonFiniteLossError, first_line, prefixed
-from lit_knn.estimators import Estimator, class_conditional
+from lit_knn.estimators import DrawingEstimator, Estimator, class_conditional
 from lit_knn.generative_models import GenerativeModel
 from lit_knn.loading import prefix_of
 from lit_knn.memory import is_out_of_memory
@@ -154,6 +154,12 @@ class EstimatorTraining(pl.LightningModule):
             self._set_image_shape(self.estimator.reference.shape)
 
     def _bind(self, reference: ReferenceSet) -> None:
+        own = self.estimator
+        if isinstance(own, DrawingEstimator) and own.n > reference.N:
+            raise InputError(
+                f"{type(own).__name__}: n={own.n} is more than the {reference.N} images: the exact mean, "
+                "lit_knn.estimators.Exact, costs less"
+            )
         if not self.conditioning:
             self.estimator.bind(reference)
             return

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.errors import InputError
-from lit_knn.estimators import ByClass, Estimator, ExactFloat64
+from lit_knn.estimators import ByClass, Estimator, Exact
 from lit_knn.memory import moved
 from lit_knn.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.schedules import LevelRange
@@ -192,7 +192,7 @@ class PosteriorRegression(EstimatorTraining):
     def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> Tensor:
         reference = self.data_reference()
         if reference is not None:
-            exact = ExactFloat64() if class_label is None else ByClass(ExactFloat64())
+            exact = Exact() if class_label is None else ByClass(Exact())
             mu = exact.bind(reference).posterior_mean(z, sigma, labels=class_label)
             self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
         return target

@@ -84,4 +84,4 @@ class KambEquivariant(Adapter):
         # From patches as large as the images on, their code divides (B, C, H, W) by (B, H, W), and shares a maximum of
         # the exponents among the batch: it is right for one latent alone.
         with self._running(generator):
-            return by_level(z, t, 1, mean)
+            return by_level(z, t.flatten(), 1, mean)

@@ -52,7 +52,7 @@ class KNNScore(Adapter):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         with self._running(generator):
-            return self.theirs(z.float(), t.float())
+            return self.theirs(z.float(), t.flatten().float())
 
 
 class KNNScoreSTF(Adapter):
@@ -85,7 +85,7 @@ class KNNScoreSTF(Adapter):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         with self._running(generator):
-            return self.theirs(z.float(), t.float(), None if x_source is None else x_source.float())
+            return self.theirs(z.float(), t.flatten().float(), None if x_source is None else x_source.float())
 
 
 class Pixels(Dataset[tuple[Any, int]]):

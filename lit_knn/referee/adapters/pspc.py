@@ -43,7 +43,7 @@ class PSPCEmpirical(Adapter):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         with self._running(generator):
-            return self.theirs(z.float(), t.float())
+            return self.theirs(z.float(), t.flatten().float())
 
 
 class PSPCSquare(Adapter):
@@ -81,4 +81,6 @@ class PSPCSquare(Adapter):
     ) -> Tensor:
         # Its code takes the patch size of the first z of a batch.
         with self._running(generator):
-            return by_level(z, t, len(z), lambda z, level: self.theirs(z.float(), level.float().expand(len(z))))
+            return by_level(
+                z, t.flatten(), len(z), lambda z, level: self.theirs(z.float(), level.float().expand(len(z)))
+            )

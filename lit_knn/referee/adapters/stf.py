@@ -60,4 +60,4 @@ class STFTarget(Adapter):
         drawn = torch.randperm(self.reference.N, generator=generator, device=z.device)[: self.n - len(z)]
         batch = torch.cat([x_source.float(), self.reference.take(drawn)])
         with self._running(generator):
-            return self.theirs.stf_targets(t.float(), z.float(), batch).reshape(z.shape)
+            return self.theirs.stf_targets(t.flatten().float(), z.float(), batch).reshape(z.shape)

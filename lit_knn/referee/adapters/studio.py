@@ -73,7 +73,7 @@ class DDPMAdapter(Adapter):
             return model.denoise(scale * z.float(), torch.tensor(0))
 
         with self._running(generator):
-            return by_level(z, t, self.rows, mean)
+            return by_level(z, t.flatten(), self.rows, mean)
 
 
 class _Studio(DDPMAdapter):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.atomic_files import written_whole
-from lit_knn.estimators import ExactFloat64
+from lit_knn.estimators.float_sums import float_sums
 from lit_knn.progress import progress_bar
 from lit_knn.referee.cases.case import noisy
 from lit_knn.reference import ReferenceSet, to_model_space
@@ -47,7 +47,7 @@ def hash_of(arrays: Iterator[np.ndarray]) -> str:
 def second_method(reference: ReferenceSet, z: Tensor, t: float) -> Tensor:
     """Compute E[x|z,t], Eq. 8, (B, *shape), from differences z − x and NumPy's sums, all in float64.
 
-    It shares no code with `ExactFloat64`, which multiplies matrices for the distances.
+    It shares no code with `float_sums`, which multiplies matrices for the distances.
     """
     latents = z.double().flatten(1).numpy()
     sq_dist = np.concatenate([[np.square(one - x).sum(1) for one in latents] for x in _chunks(reference)], axis=1)
@@ -70,8 +70,7 @@ def _chunks(reference: ReferenceSet) -> Iterator[np.ndarray]:
 
 
 def compute(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple[float, ...]) -> ExactMeans:
-    """Compute the exact means by `ExactFloat64`, and compare the first few with the second method."""
-    exact = ExactFloat64().bind(reference)
+    """Compute the exact means by `float_sums`, and compare the first few with the second method."""
     checked = min(max(CHECKED_NUMBERS // (reference.N * reference.d), 1), MOST_CHECKED, len(x))
     means, errors = {}, {}
     with progress_bar(len(levels) * len(x), "exact means", " z") as bar:
@@ -79,7 +78,7 @@ def compute(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple[flo
             z = noisy(x, noise, t)
             parts = []
             for part in z.double().split(BATCH):
-                parts.append(exact.posterior_mean(part, t))
+                parts.append(float_sums(reference, part, torch.full((len(part),), t, dtype=torch.float64))[0])
                 bar.update(len(part))
             means[t] = torch.cat(parts)
             difference = means[t][:checked] - second_method(reference, z[:checked], t)

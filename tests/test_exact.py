@@ -1,0 +1,168 @@
+"""The exact mean by float32 products with float64 repairs, against enumeration in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.estimators import Exact, exact
+from lit_knn.estimators.float_sums import float_sums
+from lit_knn.reference import ReferenceSet
+from lit_knn.theory.posterior import posterior_mean
+from tests.toys import pixels, two_groups
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def worst(reference, z, t):
+    """The largest squared error per dimension over the latents, before the mean is rounded to float32."""
+    expected = posterior_mean(z, reference.gather(torch.arange(reference.N)), t)
+    mean, _ = exact.exact_sums(reference, z, torch.full((len(z),), t, dtype=torch.float64))
+    return (mean - expected).square().flatten(1).mean(1).max().item()
+
+
+def worst_near(reference, t, latents=16):
+    """The same, for latents of some images."""
+    x = reference.gather(torch.randint(reference.N, (latents,), generator=seeded(1)))
+    return worst(reference, x + t * torch.randn(x.shape, generator=seeded(2)), t)
+
+
+LEVELS = [1e-30, 0.002, 0.05, 0.2, 0.5, 1.0, 3.0, 10.0, 80.0]
+
+
+@pytest.mark.parametrize("t", LEVELS)
+@pytest.mark.parametrize("hflip", [False, True])
+@pytest.mark.parametrize("kind", ["smooth", "two groups", "noise", "floats"])
+def test_it_is_the_enumerated_mean(kind, hflip, t):
+    images = {
+        "smooth": pixels(N=400),
+        "two groups": two_groups(N=300),
+        "noise": torch.randint(256, (500, 3, 16, 16), dtype=torch.uint8, generator=seeded()),
+        "floats": torch.randn(300, 2, 6, 6, generator=seeded()),
+    }[kind]
+    assert worst_near(ReferenceSet(images, hflip=hflip), t) < 1e-12
+
+
+def test_a_mean_in_float32_is_that_in_float64_rounded():
+    reference = ReferenceSet(pixels(N=300))
+    z, t = torch.randn(6, *reference.shape), torch.tensor([0.01, 0.1, 1.0, 3.0, 20.0, 80.0])
+    expected = posterior_mean(z, reference.gather(torch.arange(300)), t)
+    torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, t).double(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("t", [0.05, 0.2, 0.5, 1.0, 3.0])
+def test_floats_far_from_0_keep_their_digits(t):
+    # Plain products in float32 have errors of 1e-4 and 1e-7 at t = 0.5.
+    assert worst_near(ReferenceSet(torch.randn(20_000, 16, generator=seeded()) + 100), t) < 1e-12
+    sides = 60 * torch.randint(2, (20_000, 1), generator=seeded(3)) - 30
+    clusters = ReferenceSet(torch.randn(20_000, 16, generator=seeded()) + sides)
+    assert worst_near(clusters, t) < 2e-11  # rounding the mean, a number of 30, to float32 gives 5e-13
+    mirrored = torch.randn(3_000, 1, 4, 4, generator=seeded()) + torch.arange(4) * 50
+    assert worst_near(ReferenceSet(mirrored, hflip=True), t) < 1e-11
+
+
+@pytest.mark.parametrize("t", [0.005, 0.02, 0.05, 0.1, 0.5, 1.0])
+def test_many_near_points_of_few_dimensions(t):
+    # Far more than 32 points share the posterior, and one float32 sum over 50,000 would lose five digits.
+    assert worst_near(ReferenceSet(torch.randn(50_000, 2, generator=seeded())), t) < 1e-11
+
+
+@pytest.mark.parametrize("t", [0.002, 0.05, 1.0, 10.0])
+def test_more_copies_of_an_image_than_are_computed_again(t):
+    images = torch.randint(256, (10, 3, 32, 32), dtype=torch.uint8, generator=seeded()).repeat_interleave(50, 0)
+    assert worst_near(ReferenceSet(images, hflip=True), t) < 1e-11
+
+
+@pytest.mark.parametrize("t", [0.002, 0.005, 0.02])
+def test_ties_of_more_images_than_are_computed_again(t):
+    # At d = 12,288 and small t, float32 rounds the log-likelihoods by up to a hundred.
+    pair = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8, generator=seeded())
+    pair[1] = pair[0]
+    pair[1, 0, 0, :8] ^= 1
+    far = torch.randint(256, (50, 3, 64, 64), dtype=torch.uint8, generator=seeded(3))
+    between = ReferenceSet(pair).gather(torch.arange(2)).mean(0, keepdim=True)
+    z = between + t * torch.randn(8, 3, 64, 64, generator=seeded(1))
+    assert worst(ReferenceSet(torch.cat([pair.repeat_interleave(50, 0), far])), z, t) < 1e-20
+
+
+@pytest.mark.parametrize("t", [0.05, 0.1, 0.3, 1.0])
+def test_groups_of_almost_equal_images(t):
+    base = torch.randint(256, (6, 3, 64, 64), generator=seeded()).repeat_interleave(60, 0)
+    images = (base + torch.randint(-1, 2, base.shape, generator=seeded(1))).clamp(0, 255).byte()
+    assert worst_near(ReferenceSet(images), t, latents=4) < 1e-12
+
+
+@pytest.mark.parametrize("N", [1, 2, 31, 32, 33])
+@pytest.mark.parametrize("t", [1e-30, 0.01, 1.0, 50.0, 1e10])
+def test_few_images(N, t):
+    assert worst_near(ReferenceSet(pixels(N=N)), t) < 1e-13
+
+
+def test_a_latent_in_float64_has_its_mean_in_float64():
+    reference = ReferenceSet(pixels(N=400))
+    z = torch.randn(6, *reference.shape, dtype=torch.float64) * 3
+    expected = posterior_mean(z, reference.gather(torch.arange(400)), 3.0)
+    torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, 3.0), expected, rtol=0, atol=1e-13)
+
+
+def test_the_limits_of_the_noise():
+    reference = ReferenceSet(pixels(N=60))
+    z = reference.gather(torch.arange(5))
+    mean = reference.mean().reshape(1, *reference.shape).expand_as(z)
+    for t, limit in ((1e-30, z), (1e30, mean)):
+        torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, t), limit)
+
+
+def test_what_only_many_images_together_weigh_is_not_lost():
+    # Each of 20,000 images has at most 1/30,000 of the largest weight, so that one long float32 sum would lose them.
+    images = torch.randint(100, 102, (20_000, 1, 4, 4), dtype=torch.uint8, generator=seeded())
+    images[:40] = 20
+    reference = ReferenceSet(images)
+    x = reference.gather(torch.arange(20_000))
+    z = torch.cat([torch.lerp(x[:1], x[100:101], share) for share in (0.38, 0.40)])
+    weights = torch.softmax(-torch.cdist(z.flatten(1), x.flatten(1)).square() / (2 * 0.25**2), 1)
+    assert (weights[:, 40:].sum(1) > 2e-3).all()
+    assert worst(reference, z, 0.25) < 1e-9
+
+
+def test_chunks_and_groups_make_no_difference(monkeypatch):
+    reference = ReferenceSet(pixels(N=300), hflip=True)
+    z, t = torch.randn(20, *reference.shape) * 3, torch.logspace(-1, 1, 20)
+    whole = Exact().bind(reference).posterior_mean(z, t)
+    for name, value in {"CHUNK_BYTES": 4 * reference.d * 7, "SCORE_BYTES": 1, "MIN_LATENTS": 3, "TERMS": 20}.items():
+        monkeypatch.setattr(exact, name, value)
+    again = Exact().bind(ReferenceSet(pixels(N=300), hflip=True)).posterior_mean(z, t)
+    torch.testing.assert_close(again, whole, rtol=0, atol=1e-6)
+
+
+def test_images_without_weight_are_not_multiplied_and_few_latents_summed_in_float64(monkeypatch):
+    calls, products = [], []
+    add_product = exact._add_product
+
+    def counted(total, rows, matrix):
+        products.append(rows.shape[0] * rows.shape[1] * matrix.shape[1])
+        add_product(total, rows, matrix)
+
+    monkeypatch.setattr(exact, "_add_product", counted)
+    monkeypatch.setattr(exact, "float_sums", lambda *args: calls.append(len(args[1])) or float_sums(*args))
+    images = torch.randint(256, (400, 3, 16, 16), dtype=torch.uint8, generator=seeded())
+    images[100:150] = images[100]
+    reference = ReferenceSet(images)
+    z = reference.gather(torch.tensor([0, 1, 100]))
+    whole = 3 * 400 * reference.d
+    for t, share, repaired in ((0.5, 1 + 50 / 400, [1]), (80.0, 2, [])):
+        products.clear(), calls.clear()
+        Exact().bind(reference).posterior_mean(z + t * torch.randn(z.shape, generator=seeded()), t)
+        assert sum(products) <= share * whole
+        assert calls == repaired
+
+
+def test_a_mapped_file_gives_the_same_as_memory(tmp_path):
+    images = pixels(N=200)
+    np.save(tmp_path / "x.npy", images.numpy())
+    mapped = ReferenceSet(np.load(tmp_path / "x.npy", mmap_mode="c"))
+    z = torch.randn(9, *mapped.shape)
+    for t in (0.3, 5.0):
+        means = [Exact().bind(reference).posterior_mean(z, t) for reference in (mapped, ReferenceSet(images))]
+        assert torch.equal(*means)
