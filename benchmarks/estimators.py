@@ -45,7 +45,7 @@ from lit_knn.figures import save_figure
 from lit_knn.figures.style import dress, look
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.memory import process_bytes
-from lit_knn.metrics import mean_and_error, share_and_error
+from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
 from lit_knn.reference import ReferenceSet

@@ -32,7 +32,7 @@ from lit_knn.figures import save_figure
 from lit_knn.figures.style import COLOURS, dress
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.index.base import Vectors
-from lit_knn.metrics import mean_and_error
+from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.metrics.measure import fixed_source, repeated_errors
 
 EXACT, REFERENCE = "KNN, exact search", "STF"

@@ -22,7 +22,7 @@ from benchmarks.common import Output, cell, load, markdown
 from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, SubspaceKNN
 from lit_knn.index import TorchIndex
-from lit_knn.metrics import mean_and_error
+from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import keyed_generator
 from lit_knn.schedules import log_normal_sigmas

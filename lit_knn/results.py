@@ -39,6 +39,13 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def text_table(rows: Sequence[Mapping[str, Any]], formats: Mapping[str, str]) -> str:
+    """Write columns of rows as a table for people; `formats` has the format of the values of each column."""
+    lines = [[*formats], *([format(row[name], spec) for name, spec in formats.items()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read a file of `write_rows`.
 

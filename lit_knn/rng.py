@@ -10,50 +10,34 @@ import torch
 
 
 class Stream(IntEnum):
-    """Every random stream. Its number is a part of its keys, so that no two streams share their draws."""
+    """Every random stream. Its number is a part of its keys, so that no two streams share their draws.
 
-    TRAIN = 0
-    """Noise levels, noise and estimates of a training step; keys are (seed, rank, batch, stream)."""
-    VALIDATION = 1
-    """The same of a validation step."""
-    DROPOUT = 2
-    """Dropout masks; the key is that of a step, and this number."""
-    SAMPLING = 3
-    """Draws of an estimator that samples."""
-    CLASS = 4
-    """The class of a sample; the key begins with its seed."""
-    AUGMENTATION = 5
-    """Augmentation of a training step on a GPU; the key is that of the step, and this number."""
-    LABEL = 6
-    """Which labels a training step drops; the key is that of the step, and this number."""
-    LATENT = 10
-    """Images and noise of measured latents."""
-    SOURCE = 11
-    """Resampled sources of measured latents."""
-    ESTIMATOR = 12
-    """Draws of a measured estimator."""
-    AGREEMENT = 13
-    """Draws of estimators that are compared with networks."""
-    SAME_NOISE = 14
-    """Draws of estimators that sample from the noise of a network's samples."""
-    CALIBRATION = 15
-    """Latents of a calibration of sizes."""
-    HYBRID = 16
-    """Draws of the estimator that begins hybrid samples."""
-    FORWARD = 17
-    """Noise that takes images to the switch of hybrid samples."""
-    NETWORK = 18
-    """Draws of what ends hybrid samples."""
-    ORDER = 19
-    """Order of the latents in a repeat of the referee."""
-    BEHAVIOUR = 30
-    """Latents of the referee's examination of behaviour."""
-    HELD_OUT = 0x68656C64
-    """Which images are held out; this number and the next two come first in their keys."""
-    TRAINING_ORDER = 0x747261696E
-    """Order of the training images; keys are (stream, seed, epoch)."""
-    VALIDATION_ORDER = 0x76616C6964
-    """Order of the validation images."""
+    The comments show the keys, in which · is the number of the stream. Two kinds of draws have none: the noise of a
+    sample, with keys (seed, number of the draw), and draws whose key is one number, such as a set's subset that stands
+    for the whole.
+    """
+
+    TRAIN = 0  # (seed, rank, batch, ·): noise levels, noise and estimates of a training step
+    VALIDATION = 1  # (seed, rank, batch, ·): the same of a validation step
+    DROPOUT = 2  # (key of the step, ·): dropout masks
+    SAMPLING = 3  # (seed, first sample, ·): an estimator that samples
+    CLASS = 4  # (seed of the sample, ·, 0): the class of a sample
+    AUGMENTATION = 5  # (key of the step, ·): augmentation of a training step on a GPU
+    LABEL = 6  # (key of the step, ·): which labels a training step drops
+    LATENT = 10  # (seed, ·) and (seed, latent, ·): images and noise of measured latents
+    SOURCE = 11  # (seed, batch, level, ·): resampled sources of measured latents
+    ESTIMATOR = 12  # (seed, batch, level, estimator, repeat, ·) and others: a measured estimator
+    AGREEMENT = 13  # (seed, batch, ·): estimators that are compared with networks
+    SAME_NOISE = 14  # (seed, batch, ·): estimators that sample from the noise of a network's samples
+    CALIBRATION = 15  # (seed, ·): estimators whose sizes are compared
+    HYBRID = 16  # (seed, first sample, ·): the estimator that begins hybrid samples
+    FORWARD = 17  # (seed, first sample, ·): the images that begin hybrid samples in its place
+    NETWORK = 18  # (seed, first sample, ·): what ends hybrid samples
+    ORDER = 19  # (seed, repeat, ·): order of the latents in a repeat of the referee
+    BEHAVIOUR = 30  # (seed, ·): the referee's examination of behaviour
+    HELD_OUT = 0x68656C64  # (·, 0): which images are held out
+    TRAINING_ORDER = 0x747261696E  # (·, seed, epoch): order of the training images
+    VALIDATION_ORDER = 0x76616C6964  # (·, seed): order of the validation images
 
 
 def seed_from_key(*key: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from benchmarks.common import cell
 from benchmarks.estimators import PLAIN, entries, measure, pareto_figure, table
 from lit_knn.figures import save_figure
-from lit_knn.metrics import mean_and_error, share_and_error
+from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
 from lit_knn.results import write_rows
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"

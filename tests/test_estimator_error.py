@@ -14,7 +14,7 @@ from scipy.stats import sem
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, UniformSNIS
-from lit_knn.metrics import LatentMeans, MeanAndError, bias_share, error_terms
+from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share, error_terms
 from lit_knn.metrics.latents import NoisyLatents, noise_grid
 from lit_knn.metrics.measure import fixed_source, measure, posterior_source
 from lit_knn.reference import ReferenceSet

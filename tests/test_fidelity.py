@@ -15,12 +15,9 @@ from torch_fidelity import metric_fid
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from lit_knn.errors import InputError
-from lit_knn.metrics import (
-    DINOv2,
-    EfficientNetLite0,
+from lit_knn.metrics import DINOv2, EfficientNetLite0, InceptionV3, Pixels
+from lit_knn.metrics.fidelity import (
     FeatureSums,
-    InceptionV3,
-    Pixels,
     frechet_distance_of_statistics,
     inception_score,
     kernel_distance,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lit_knn.metrics import FidelityMeasure, Pixels, measure_samples
+from lit_knn.metrics import FidelityMeasure, Pixels
 from lit_knn.metrics.hybrid import HybridSamples
-from lit_knn.metrics.samples import draw_samples
+from lit_knn.metrics.samples import draw_samples, measure_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import seeded_noise
 from lit_knn.schedules import NoiseGrid

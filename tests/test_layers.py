@@ -232,6 +232,23 @@ def test_no_algorithm_asks_for_a_kind_of_estimator():
     assert not offences(PRODUCT, questions_of_kind)
 
 
+KEYED = {"keyed_generator": 1, "keyed_default_rng": 1, "seed_from_key": 0}
+
+
+def own_streams(path):
+    """The keys of several parts that hold a number of the module's own, and none of `lit_knn.rng.Stream`."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in KEYED:
+            key = [ast.unparse(part) for part in node.args[KEYED[node.func.id] :]]
+            numbers = [part for part in key if part.isdigit() or part.isupper()]
+            if len(key) > 1 and numbers and not any(part.startswith("Stream.") for part in key):
+                yield ", ".join(key)
+
+
+def test_all_random_streams_stand_in_one_table():
+    assert not offences(FILES, own_streams)
+
+
 TESTS = sorted((ROOT / "tests").glob("*.py"))
 # Private names of packages that are not ours, where a test needs them.
 FOREIGN = {"_Pickler", "_dumps", "_fc", "_compiled_call_impl", "_extension_cache", "_ntuple_diskusage"}
@@ -279,3 +296,8 @@ def test_the_rules_over_files_see_what_they_forbid(tmp_path):
     path.write_text("def f(a, b, c, d, e, f, g, h, i): pass\nisinstance(x, (int, KNN))")
     assert list(long_signatures(path)) == ["f(a, b, c, d, e, f, g, h, i)"]
     assert list(questions_of_kind(path)) == ["isinstance(x, (int, KNN))"]
+    path.write_text(
+        'keyed_generator("cpu", seed, 13), seed_from_key(seed, OWN_STREAM, i), '
+        'keyed_generator("cpu", seed, 0, Stream.ORDER), keyed_default_rng(device, 0)'
+    )
+    assert list(own_streams(path)) == ["seed, 13", "seed, OWN_STREAM, i"]

@@ -13,19 +13,12 @@ from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Estimator, OneSample
 from lit_knn.index import Index
 from lit_knn.lit_estimator import LitEstimator
-from lit_knn.metrics import (
-    FeatureSums,
-    FidelityMeasure,
-    Pixels,
-    error_curve,
-    kernel_distance,
-    nearest_images,
-    precision_recall,
-)
+from lit_knn.metrics import FidelityMeasure, Pixels, error_curve, nearest_images
 from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.metrics.error_curve import COLUMNS
 from lit_knn.metrics.features import NetworkExtractor
-from lit_knn.metrics.latents import NoisyLatents, bind_all
+from lit_knn.metrics.fidelity import FeatureSums, kernel_distance, precision_recall
+from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import read_rows
@@ -48,19 +41,6 @@ def test_options_that_cannot_work_are_told_before_any_image_is_looked_at(tmp_pat
     measure = FidelityMeasure(Pixels(), cache_dir=str(tmp_path / "file" / "folder"))
     with pytest.raises(InputError, match="file"):
         measure(reference, iter([]), None)
-
-
-def test_the_largest_k_is_tried_first():
-    bound = []
-
-    class Noted(KNN):
-        def bind(self, reference):
-            bound.append(self.k)
-            return super().bind(reference)
-
-    with pytest.raises(InputError, match="99"):
-        bind_all({"few": Noted(4, 2), "many": Noted(99, 2)}, ReferenceSet(normal(60, 3)), 1.0)
-    assert bound == [99]
 
 
 # Sums of features

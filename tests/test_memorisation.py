@@ -5,8 +5,8 @@ import torch
 
 from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
-from lit_knn.metrics import MemorisationMetric, is_copied, nearest_images
-from lit_knn.metrics.memorisation import LikestPairs
+from lit_knn.metrics import is_copied, nearest_images
+from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric
 from lit_knn.reference import ReferenceSet
 
 # Corners of a square of side 6 in two dimensions; the distances are easy to compute by hand.

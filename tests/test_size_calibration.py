@@ -10,9 +10,8 @@ from PIL import Image
 
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact, Network, PatchPosterior
-from lit_knn.metrics import calibrated_sizes
 from lit_knn.metrics.same_noise import SameNoise
-from lit_knn.metrics.size_calibration import trajectories
+from lit_knn.metrics.size_calibration import calibrated_sizes, trajectories
 from lit_knn.reference import ReferenceSet
 from lit_knn.results import read_rows
 from lit_knn.sampling import heun_sampler, seeded_noise

@@ -12,19 +12,10 @@ from scipy.stats import sem
 from lit_knn.errors import InputError
 from lit_knn.estimators import Exact, MonteCarlo, OneSample
 from lit_knn.figures import figure3
-from lit_knn.metrics import (
-    ErrorCurve,
-    FidelityMeasure,
-    Pixels,
-    error_curve,
-    frechet_distance,
-    frechet_distance_of_statistics,
-    image_statistics,
-    measure_samples,
-    memorisation,
-)
+from lit_knn.metrics import ErrorCurve, FidelityMeasure, Pixels, error_curve, frechet_distance, memorisation
+from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
 from lit_knn.metrics.hybrid import HybridSamples
-from lit_knn.metrics.samples import draw_samples
+from lit_knn.metrics.samples import draw_samples, measure_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.schedules import NoiseGrid
 

@@ -20,11 +20,11 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure5, image_grid, save_figure
 from lit_knn.lit_estimator import LitEstimator
-from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3, MemorisationMetric, measure_samples
+from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.latents import check_at_least, try_estimator
-from lit_knn.metrics.memorisation import check_search
-from lit_knn.metrics.samples import draw_samples
+from lit_knn.metrics.memorisation import MemorisationMetric, check_search
+from lit_knn.metrics.samples import draw_samples, measure_samples
 from lit_knn.pixels import are_pictures
 from lit_knn.results import ResultsTable, Row
 from lit_knn.sampling import hybrid_sigmas

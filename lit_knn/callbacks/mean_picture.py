@@ -9,7 +9,7 @@ from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure2, save_figure
 from lit_knn.metrics import mean_pictures
-from lit_knn.metrics.latents import bind_all, check_at_least, check_estimators, noise_grid
+from lit_knn.metrics.latents import bind_all, check_at_least, check_not_empty, noise_grid
 from lit_knn.pixels import are_pictures
 from lit_knn.training.pictures import show_figure
 from lit_knn.training.run import check_new, check_stage, data_reference, run_seed
@@ -44,7 +44,7 @@ class MeanPicture(pl.Callback):
         num_images: int = 2,
     ) -> None:
         with prefixed("MeanPicture"):
-            check_estimators(estimators)
+            check_not_empty(estimators=estimators)
             check_at_least(1, num_images=num_images)
             self.levels = noise_grid(noise_levels, t_min, t_max)
         self.estimators = estimators

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lit_knn.errors import InputError
 from lit_knn.figures import pair_grid
-from lit_knn.metrics import LikestPairs, MemorisationMetric, nearest_images
-from lit_knn.metrics.memorisation import check_search
+from lit_knn.metrics import nearest_images
+from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric, check_search
 from lit_knn.metrics.samples import draw_samples
 from lit_knn.pixels import are_pictures
 from lit_knn.training.pictures import save_picture

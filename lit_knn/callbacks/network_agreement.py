@@ -24,19 +24,24 @@ from lit_knn.metrics.network_agreement import (
     check_agreement,
     compare_at,
     image_sets,
-    nearest_table,
+    nearest,
     over_networks,
     with_ideal,
 )
-from lit_knn.metrics.same_noise import SameNoise, StoredSamples, same_noise, same_noise_table
+from lit_knn.metrics.same_noise import SameNoise, same_noise
+from lit_knn.metrics.statistics_cache import load_tensors, save_tensors
 from lit_knn.pixels import are_pictures
-from lit_knn.results import ResultsTable, Row, write_rows
+from lit_knn.results import ResultsTable, Row, text_table, write_rows
 from lit_knn.settings import describe, fingerprint
 from lit_knn.training.pictures import save_picture, show_figure
 from lit_knn.training.run import check_new, data_reference, held_out_reference, measuring_bar
 
 CSV_NAME, CURVES, SAME_NOISE = "network_agreement.csv", "network_agreement", "same_noise"
 GRID_SAMPLES = 8
+# Columns of the tables that a run prints, with their formats.
+NEAREST = {"images": "", "t": ".3g", "estimator": "", "mse": ".2e", "r2": ".4f", "pearson_r": ".4f"}
+MEDIANS = {"network": "", "estimator": "", **dict.fromkeys(("r2_q25", "r2_median", "r2_q75"), ".3f")}
+MEDIANS |= dict.fromkeys(("pearson_r_median", "pearson_r2_median"), ".3f")
 
 
 class NetworkAgreement(pl.Callback):
@@ -137,9 +142,11 @@ class NetworkAgreement(pl.Callback):
         """Return the first `num` samples of each part, from files or drawn now; none if num is 0."""
         if num == 0:
             return {}
-        stored = StoredSamples(self.folder / "samples", self._sampler)
-        paths = {name: stored.path(name, part, num) for name, part in parts.items()}
-        found = on_first_rank(lambda: {name: stored.load(path, num) for name, path in paths.items()})
+        settings = {**self._sampler.settings(), "num": num}
+        hashes = {name: fingerprint({"estimator": describe(part), **settings}) for name, part in parts.items()}
+        # The name is for people, and the hash knows the settings.
+        paths = {name: self.folder / "samples" / f"{name}_{own}.npz" for name, own in hashes.items()}
+        found = on_first_rank(lambda: {name: load_tensors(path).get("images") for name, path in paths.items()})
         todo = num * sum(images is None for images in found.values())
         with measuring_bar(trainer, todo * self._sampler.estimates, "Sampling", " estimates", leave=True) as bar:
             for name, images in found.items():
@@ -147,7 +154,7 @@ class NetworkAgreement(pl.Callback):
                     bar.set_description(f"Samples of {name}")
                     found[name] = drawn = self._sampler.draw(parts[name], num, bar.update)
                     if trainer.is_global_zero:
-                        stored.store(paths[name], drawn)
+                        save_tensors(paths[name], images=drawn)
         return {name: images.to(self._reference.device) for name, images in found.items() if images is not None}
 
     def _compare(self, trainer: pl.Trainer, generated: dict[str, Tensor]) -> list[Row]:
@@ -230,12 +237,12 @@ class NetworkAgreement(pl.Callback):
         averaged = over_networks(rows)
         figures = {CURVES: agreement_curves(averaged)}
         write_rows(folder / CSV_NAME, averaged)
-        rank_zero_info(nearest_table(averaged))
+        rank_zero_info(f"The estimator nearest to the networks:\n{text_table(nearest(averaged), NEAREST)}")
         if samples:
             pairs = same_noise(samples, generated)
             write_rows(folder / f"{SAME_NOISE}.csv", pairs)
             figures[SAME_NOISE] = same_noise_boxes(samples, generated)
-            rank_zero_info(same_noise_table(pairs))
+            rank_zero_info(f"Samples from the same noise:\n{text_table(pairs, MEDIANS)}")
             if are_pictures(self._reference.shape):
                 for name, images in generated.items():
                     grid = agreement_grid({name: images, **samples}, GRID_SAMPLES)

@@ -22,9 +22,8 @@ from lit_knn.metrics.size_calibration import (
     check_calibration,
     compare_sizes,
     sized,
-    trajectories,
 )
-from lit_knn.results import ResultsTable, Row, write_rows
+from lit_knn.results import ResultsTable, Row, text_table, write_rows
 from lit_knn.settings import describe, fingerprint
 from lit_knn.training.pictures import show_figure
 from lit_knn.training.run import check_new, data_reference, measuring_bar
@@ -98,22 +97,24 @@ class SizeCalibration(pl.Callback):
         log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
         if trainer.sanity_checking:
             return
+        hashes = {
+            (name, size): fingerprint(self._describe(network, own))
+            for name, network in self.networks.items()
+            for size, own in self.made.items()
+        }
+
+        def finished(name: str, size: int, t: float) -> Row | None:
+            return self._table.find(self._finished, network=name, size=size, t=t, settings=hashes[name, size])
+
         rows: list[Row] = []
-        total = len(self.networks) * len(self.made) * self._source.num_steps * self.num_latents
+        total = len(hashes) * self._source.num_steps * self.num_latents
         with measuring_bar(trainer, total, "Size calibration", " estimates", leave=True) as bar:
-            for name, network in self.networks.items():
-                hashes = {size: fingerprint(self._describe(network, own)) for size, own in self.made.items()}
-                for visited in trajectories(network, self._source, self.num_latents):
-                    for size, own in self.made.items():
-                        key: Row = {"network": name, "size": size, "t": visited.t, "settings": hashes[size]}
-                        row = self._table.find(self._finished, **key)
-                        if row is None:
-                            (measured,) = compare_sizes({size: own}, visited, self._source.seed)
-                            row = {**measured, **key}
-                            if trainer.is_global_zero:
-                                self._table.append(row)
-                        rows.append(row)
-                        bar.update(self.num_latents)
+            for row in compare_sizes(self.made, self.networks, self._source, bar.update, finished):
+                if "settings" not in row:
+                    row["settings"] = hashes[row["network"], row["size"]]
+                    if trainer.is_global_zero:
+                        self._table.append(row)
+                rows.append(row)
         if trainer.is_global_zero:
             self._show(trainer, Path(log_dir or self.folder), rows)
 
@@ -132,11 +133,9 @@ class SizeCalibration(pl.Callback):
         figure = size_calibration(curve, tables)
         save_figure(figure, folder / NAME)
         show_figure(trainer, NAME, figure)
-        lines = [f"{'t':>9} {'size':>5} {'MSE':>10} {'R²':>8}"]
-        for row in curve:
-            if row["size"] == sizes[row["t"]]:
-                lines.append(f"{row['t']:9.4g} {row['size']:5d} {row['mse']:10.3e} {row['r2']:8.4f}")
-        rank_zero_info("\n".join([*lines, f"The estimator with these sizes: {path}"]))
+        best = [row for row in curve if row["size"] == sizes[row["t"]]]
+        table = text_table(best, {"t": ".4g", "size": "d", "mse": ".3e", "r2": ".4f"})
+        rank_zero_info(f"{table}\nThe estimator with these sizes: {path}")
 
     def _as_config(self, sizes: dict[float, int]) -> str:
         kind = type(self.estimator)

@@ -1,9 +1,13 @@
 """How like two sets of images are: squared error, coefficient of determination and correlation, image by image."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
+
+from lit_knn.metrics.estimator_error import MeanAndError
+
+Row = dict[str, Any]
 
 
 class Agreement(NamedTuple):
@@ -14,8 +18,7 @@ class Agreement(NamedTuple):
     Attributes:
         mse: ‖y − w‖² / d.
         r2: the coefficient of determination, 1 − ‖y − w‖² / ‖w − w̄‖²; at most 1, and negative if w̄ is nearer to w
-            than y. The MSE as a share of the image's variance. Analytic Diffusion Studio reports it (with a variance
-            over d − 1, so that its 1 − R² is smaller by 1/d).
+            than y. Analytic Diffusion Studio reports it (with a variance over d − 1: its 1 − R² is smaller by 1/d).
         pearson_r: the correlation ⟨y − ȳ, w − w̄⟩ / (‖y − ȳ‖·‖w − w̄‖). The public code of Kamb and Ganguli computes
             this and calls it r². It forgives another contrast and brightness, which the other measures do not.
         pearson_r2: its square.
@@ -31,15 +34,10 @@ MEASURES = Agreement._fields
 
 
 def agreement(outputs: Tensor, network_outputs: Tensor) -> Agreement:
-    """Compare images with those of a network, pair by pair.
+    """Compare images y with those of a network w, pair by pair; both are (B, *shape).
 
-    Args:
-        outputs: (B, *shape), y.
-        network_outputs: (B, *shape), w.
-
-    Returns:
-        The measures, (B,). A network's image of one single value has no variance to explain: all but its MSE are NaN
-        or −∞. If only y has one value, the correlations are NaN.
+    A network's image of one single value has no variance to explain: all but its MSE are NaN or −∞. If only y has one
+    value, the correlations are NaN.
     """
     y, w = outputs.double().flatten(1), network_outputs.double().flatten(1)
     residual = (y - w).square().sum(1)
@@ -48,7 +46,17 @@ def agreement(outputs: Tensor, network_outputs: Tensor) -> Agreement:
     return Agreement(residual / w.shape[1], 1 - residual / w.square().sum(1), pearson_r, pearson_r.square())
 
 
-def quartiles(values: Tensor) -> tuple[float, float, float]:
-    """Return the lower quartile, the median and the upper quartile of values (B,)."""
-    low, median, high = torch.quantile(values.double(), torch.tensor([0.25, 0.5, 0.75]).double().to(values.device))
-    return low.item(), median.item(), high.item()
+def averaged(measured: Mapping[str, MeanAndError]) -> Row:
+    """Return mean and standard error (`_se`) of each measure as columns of a row."""
+    row: Row = {}
+    for name, (mean, error) in measured.items():
+        row |= {name: mean, f"{name}_se": error}
+    return row
+
+
+def grouped(rows: Sequence[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Return the rows by their values of these columns."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups

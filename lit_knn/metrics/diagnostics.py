@@ -46,7 +46,7 @@ def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> Searc
     alone, even if the estimator adds the source of z to it.
 
     Args:
-        estimator: bound, with `proposal`, `k` and `n`, like `KNN`.
+        estimator: bound; it `searches`, and so has `proposal`, `k` and `n`, like `KNN`.
         z: (B, *shape).
         t: noise level.
         mu: (B, *shape), the exact posterior mean, float64.

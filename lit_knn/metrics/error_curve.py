@@ -7,18 +7,17 @@ from typing import Any
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, class_conditional
+from lit_knn.metrics.agreement import Row
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
-from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_estimators
-from lit_knn.metrics.measure import TIME, fixed_source, measure, posterior_source, quantities
+from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_not_empty
+from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, posterior_source, quantities
 from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
 # Names of the columns for the quantities that `measure` returns besides the errors.
 COLUMNS = {
-    "effective_sample_size": "effective_sample_size",
-    "largest_weight": "largest_weight",
-    "certified_mse": "certified_mse",
+    **{name: name for name in CERTIFIED},
     "recall": "search_recall",
     "found_mass": "posterior_mass_found",
     "normaliser_ratio": "Zq_over_pt",
@@ -27,8 +26,6 @@ COLUMNS = {
     "bound_4_2": "theorem_4_2_bound",
     TIME: TIME,
 }
-
-Row = dict[str, Any]
 
 
 def error_curve(
@@ -69,9 +66,6 @@ class ErrorCurve:
             owe to their source counts as bias: it is all of STF's bias. With a resampled source it counts as variance.
         class_conditional: compare with the mean over the images of each latent's class, and make the estimators
             class-conditional, too.
-
-    Raises:
-        InputError: an option out of its range.
     """
 
     estimators: Mapping[str, Estimator]
@@ -83,7 +77,7 @@ class ErrorCurve:
     class_conditional: bool = False
 
     def __post_init__(self) -> None:
-        check_estimators(self.estimators)
+        check_not_empty(estimators=self.estimators)
         check_at_least(1, num_z=self.num_z, repeats=self.repeats, batch_size=self.batch_size)
         drawn = [name for name, estimator in self.estimators.items() if not self._is_deterministic(estimator)]
         if drawn and self.repeats < 2:
@@ -112,7 +106,7 @@ class ErrorCurve:
         Args:
             reference: the data set that the estimators are bound to.
             seed: first part of the key of every draw.
-            advance: called with the number of estimates after each batch of them, for instance `tqdm.update`.
+            advance: called with the number of estimates after each batch of them.
 
         Yields:
             The rows of a noise level, one for each estimator. Columns are means over the latents: MSE, squared bias
@@ -125,10 +119,10 @@ class ErrorCurve:
         self.check(reference)
         bind_all(self.estimators, reference, max(self.noise_levels), self.class_conditional)
         latents = NoisyLatents(reference, self.num_z, seed)
-        for level in range(len(self.noise_levels)):
+        for level, t in enumerate(self.noise_levels):
             means = self._measure_level(latents, level, advance)
             # Every rank must call `compute`, because it adds up the sums of all ranks.
-            yield [self._row(name, level, mean.compute()) for name, mean in zip(self.estimators, means, strict=True)]
+            yield [self._row(name, t, mean.compute()) for name, mean in zip(self.estimators, means, strict=True)]
 
     def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
         """Average each estimator's quantities at one noise level over the latents of this rank."""
@@ -154,8 +148,7 @@ class ErrorCurve:
     def _is_deterministic(self, estimator: Estimator) -> bool:
         return estimator.deterministic and not (estimator.uses_source and self.resample_source)
 
-    def _row(self, name: str, level: int, means: dict[str, MeanAndError]) -> Row:
-        t = self.noise_levels[level]
+    def _row(self, name: str, t: float, means: dict[str, MeanAndError]) -> Row:
         row: Row = {"estimator": name, "t": t, "num_z": self.num_z, "repeats": self._repeats(self.estimators[name])}
         for prefix, scale in (("mu", 1.0), ("score", t**-4)):
             for error in ERRORS:
@@ -165,5 +158,5 @@ class ErrorCurve:
         share = None
         if "variance" in means and means["mse"].mean > 0:
             share = bias_share(means["mse"], means["bias_sq_corrected"], means["variance"])
-        row["bias_share"], row["bias_share_se"] = ("", "") if share is None else share
+        row["bias_share"], row["bias_share_se"] = share or ("", "")
         return {**row, **{column: means[name].mean if name in means else "" for name, column in COLUMNS.items()}}

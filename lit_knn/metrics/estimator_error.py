@@ -25,15 +25,12 @@ class ErrorTerms(NamedTuple):
 
 
 def error_terms(error_sum: Tensor, sq_error_sum: Tensor, repeats: int) -> ErrorTerms:
-    """Split Eq. 15 (eq:mse) into squared bias and variance, from sums over R repeats at each z.
+    """Split Eq. 15 (eq:mse) into squared bias and variance: mse = bias_sq_corrected + variance, at each z.
 
     Args:
-        error_sum: (B, *shape), float64, Σ_r (μ̂_r − μ).
+        error_sum: (B, *shape), float64, Σ_r (μ̂_r − μ) over the repeats.
         sq_error_sum: (B,), float64, Σ_r ‖μ̂_r − μ‖².
         repeats: R; 1 means a deterministic estimator, with variance 0.
-
-    Returns:
-        The terms, with mse = bias_sq_corrected + variance.
     """
     d = error_sum[0].numel()
     mse = sq_error_sum / (repeats * d)
@@ -74,11 +71,13 @@ def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: Mea
     It uses the corrected bias, because the plain one includes variance / R. As mse = bias_sq_corrected + variance at
     each latent, the three standard errors determine the covariance of bias and MSE.
     """
-    share = bias_sq_corrected.mean / mse.mean if mse.mean > 0 else math.nan
+    if mse.mean <= 0:
+        return MeanAndError(math.nan, math.nan)
+    share = bias_sq_corrected.mean / mse.mean
     of_mse, of_bias, of_variance = (part.standard_error**2 for part in (mse, bias_sq_corrected, variance))
     covariance = (of_mse + of_bias - of_variance) / 2
     sq_error = of_bias + share**2 * of_mse - 2 * share * covariance
-    return MeanAndError(share, max(sq_error, 0.0) ** 0.5 / mse.mean if mse.mean > 0 else math.nan)
+    return MeanAndError(share, max(sq_error, 0.0) ** 0.5 / mse.mean)
 
 
 class LatentMeans(Metric):
@@ -92,9 +91,8 @@ class LatentMeans(Metric):
     def __init__(self, names: tuple[str, ...], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.names = names
-        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("total", torch.zeros(len(names), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("sq_total", torch.zeros(len(names), dtype=torch.float64), dist_reduce_fx="sum")
+        for state, shape in (("count", ()), ("total", (len(names),)), ("sq_total", (len(names),))):
+            self.add_state(state, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, **values: Tensor) -> None:
         """Add a batch of latents: one (B,) tensor for each name."""
@@ -108,5 +106,5 @@ class LatentMeans(Metric):
         mean = self.total / self.count
         variance = (self.sq_total - self.total * mean).clamp(min=0) / (self.count - 1)
         error = (variance / self.count).sqrt()
-        pairs = zip(mean.tolist(), error.tolist(), strict=True)
-        return {name: MeanAndError(*pair) for name, pair in zip(self.names, pairs, strict=True)}
+        pairs = map(MeanAndError, mean.tolist(), error.tolist())
+        return dict(zip(self.names, pairs, strict=True))

@@ -37,8 +37,7 @@ class FeatureExtractor(ABC):
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
         """Get ready for images of `shape` on `device`; a second call only moves the network.
 
-        Raises:
-            InputError: weights or a package are missing or wrong, or images of this shape are not supported.
+        It raises InputError if weights or a package are missing or wrong, or images of this shape are not supported.
         """
 
     @abstractmethod
@@ -56,15 +55,12 @@ class Pixels(FeatureExtractor):
     metric = "fd_pixels"
 
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
-        """See `FeatureExtractor.load`."""
         self.num_features = int(torch.Size(shape).numel())
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Flatten the images."""
         return images.flatten(1).float(), None
 
     def fingerprint(self) -> str:
-        """See `FeatureExtractor.fingerprint`."""
         return "pixels"
 
 
@@ -74,7 +70,6 @@ class NetworkExtractor(FeatureExtractor):
     network: Any = None
 
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
-        """See `FeatureExtractor.load`."""
         if not are_pictures(shape):
             raise InputError(
                 f"{type(self).__name__}: needs images of 1 or 3 channels, but the data is of shape {shape}; "
@@ -90,9 +85,9 @@ class NetworkExtractor(FeatureExtractor):
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute features and logits in full precision, even if the images come from a network in lower precision."""
+        # Images may come from a network in lower precision. All devices use the same statistics of the data, so no
+        # device may round convolutions to TF32.
         cudnn = torch.backends.cudnn
-        # All devices use the same statistics of the data, so no device may round convolutions to TF32.
         full = cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=False)
         with torch.autocast(images.device.type, enabled=False), full:
             return self._extract(to_rgb_uint8(images))
@@ -122,7 +117,7 @@ class InceptionV3(NetworkExtractor):
     def _load_network(self) -> Any:
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-        path = Path(self.weights) if self.weights is not None else download_inception()
+        path = Path(self.weights) if self.weights is not None else _downloaded_inception()
         try:
             # torch-fidelity reads any pickle; this line refuses a file that holds more than tensors.
             torch.load(path, map_location="cpu", weights_only=True)
@@ -132,7 +127,8 @@ class InceptionV3(NetworkExtractor):
         except UNREADABLE as error:
             reason = " ".join(str(error).split())[:300]
             raise InputError(f"InceptionV3: weights={path} are not those of this Inception V3: {reason}") from error
-        self._sha256 = file_sha256(path)
+        with path.open("rb") as file:
+            self._sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return network
 
     @property
@@ -145,8 +141,24 @@ class InceptionV3(NetworkExtractor):
         return features, logits
 
     def fingerprint(self) -> str:
-        """See `FeatureExtractor.fingerprint`."""
         return f"inception-v3-compat {self._sha256}"
+
+
+def _downloaded_inception() -> Path:
+    """Return the path of torch-fidelity's Inception V3 weights in PyTorch's download folder, downloaded if missing."""
+    from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
+
+    path = Path(torch.hub.get_dir()) / "checkpoints" / URL_INCEPTION_V3.rpartition("/")[2]
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(URL_INCEPTION_V3, str(path), hash_prefix=INCEPTION_SHA256, progress=False)
+        except (OSError, RuntimeError) as error:
+            raise InputError(
+                f"InceptionV3: {URL_INCEPTION_V3} could not be downloaded ({error}); put that file at {path}, or "
+                "anywhere and give its path as `weights` of InceptionV3"
+            ) from error
+    return path
 
 
 class EfficientNetLite0(NetworkExtractor):
@@ -176,7 +188,6 @@ class EfficientNetLite0(NetworkExtractor):
         return adaptive_avg_pool2d(maps, 1).flatten(1), None
 
     def fingerprint(self) -> str:
-        """See `FeatureExtractor.fingerprint`."""
         return "efficientnet-lite0-57934424"
 
 
@@ -202,32 +213,4 @@ class DINOv2(NetworkExtractor):
         return self.network(pixels)[0], None
 
     def fingerprint(self) -> str:
-        """See `FeatureExtractor.fingerprint`."""
         return "dinov2-vit-l-14"
-
-
-def download_inception() -> Path:
-    """Return the path of torch-fidelity's Inception V3 weights in PyTorch's download folder; download a missing file.
-
-    Raises:
-        InputError: the weights are missing and cannot be downloaded.
-    """
-    from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
-
-    path = Path(torch.hub.get_dir()) / "checkpoints" / URL_INCEPTION_V3.rpartition("/")[2]
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.hub.download_url_to_file(URL_INCEPTION_V3, str(path), hash_prefix=INCEPTION_SHA256, progress=False)
-        except (OSError, RuntimeError) as error:
-            raise InputError(
-                f"InceptionV3: {URL_INCEPTION_V3} could not be downloaded ({error}); put that file at {path}, or "
-                "anywhere and give its path as `weights` of InceptionV3"
-            ) from error
-    return path
-
-
-def file_sha256(path: str | PathLike[str]) -> str:
-    """Compute the SHA-256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -33,11 +33,8 @@ class FeatureStatistics:
     def __init__(
         self, mean: Tensor, cov: Tensor, count: int, features: Tensor | None = None, logits: Tensor | None = None
     ) -> None:
-        self.mean = mean
-        self.cov = cov
-        self.count = count
-        self.features = features
-        self.logits = logits
+        self.mean, self.cov, self.count = mean, cov, count
+        self.features, self.logits = features, logits
 
     def to(self, device: torch.device | str) -> "FeatureStatistics":
         """Return a copy on another device, without logits."""
@@ -46,15 +43,10 @@ class FeatureStatistics:
 
 
 class FeatureSums(Metric):
-    """Adds up features over batches and ranks; `compute` gives their `FeatureStatistics`, the same on every rank.
+    """Adds up F features over batches and ranks; `compute` gives their `FeatureStatistics`, the same on every rank.
 
-    Sums and outer products are float64, so that the order of the images makes no difference. Logits, and features if
-    requested, are gathered and sorted by the images' numbers.
-
-    Args:
-        num_features: F.
-        num_logits: L; 0 for none.
-        keep_features: also keep the features themselves.
+    Sums and outer products are float64, so that the order of the images makes no difference. The L logits, and features
+    if `keep_features`, are gathered and sorted by the images' numbers.
     """
 
     full_state_update = False
@@ -67,8 +59,7 @@ class FeatureSums(Metric):
 
     def __init__(self, num_features: int, num_logits: int = 0, keep_features: bool = False) -> None:
         super().__init__()
-        self.num_logits = num_logits
-        self.keep_features = keep_features
+        self.num_logits, self.keep_features = num_logits, keep_features
         self.add_state("feature_sum", torch.zeros(num_features, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("outer_sum", torch.zeros(num_features, num_features, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
@@ -78,10 +69,7 @@ class FeatureSums(Metric):
     def update(self, numbers: Tensor, features: Tensor, logits: Tensor | None = None) -> None:
         """Add a batch, which may be empty (each rank needs at least one batch).
 
-        Args:
-            numbers: (B,) int64, a number for each image, such as its seed.
-            features: (B, F).
-            logits: (B, L), if there are any.
+        `numbers` (B,), int64, tell the images apart, such as seeds; features are (B, F), and logits (B, L), if any.
         """
         doubles = features.double()
         self.feature_sum += doubles.sum(0)
@@ -120,7 +108,7 @@ def feature_statistics(
         device: device of the feature extraction.
         keep_features: also keep the features themselves.
         keep_logits: keep the logits, if the extractor has any.
-        advance: called with the number of images after each batch, for instance `tqdm.update`.
+        advance: called with the number of images after each batch.
     """
     num_logits = extractor.num_logits if keep_logits else 0
     sums = FeatureSums(extractor.num_features, num_logits, keep_features).to(device)
@@ -144,9 +132,6 @@ def image_statistics(
             as in published values.
         extractor: computes the features, on the device of the images.
         batch_size: images at a time.
-
-    Raises:
-        InputError: the extractor cannot be loaded or does not support these images.
     """
     reference = images if isinstance(images, ReferenceSet) else ReferenceSet(images)
     extractor.load(reference.shape, reference.device)
@@ -168,11 +153,7 @@ def frechet_distance(
 
 
 def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -> float:
-    """Compute the squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½).
-
-    Raises:
-        InputError: statistics that are not finite, for instance from images with a NaN.
-    """
+    """Compute the squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½)."""
     for name, statistics in (("first", a), ("second", b)):
         if not (statistics.mean.isfinite().all() and statistics.cov.isfinite().all()):
             raise InputError(f"the features of the {name} set, of {statistics.count} images, are not finite")
@@ -192,48 +173,32 @@ def _factor(cov: Tensor) -> Tensor:
 
 
 def inception_score(logits: Tensor) -> dict[str, float]:
-    """Compute the Inception Score (Salimans et al. 2016) as in torch-fidelity, with its shuffle and its ten splits.
+    """Compute the Inception Score (Salimans et al. 2016) as in torch-fidelity: mean and deviation of its ten splits.
 
-    Args:
-        logits: (N, L), N >= 10, in the order of the images.
-
-    Returns:
-        `inception_score`, the mean over the splits, and `inception_score_std`.
+    `logits` are (N, L), N >= 10, in the order of the images, which torch-fidelity shuffles.
     """
     from torch_fidelity.metric_isc import isc_features_to_metric
 
     score = isc_features_to_metric(logits.cpu(), splits=INCEPTION_SCORE_SPLITS)
-    return {
-        "inception_score": score["inception_score_mean"],
-        "inception_score_std": score["inception_score_std"],
-    }
+    return {"inception_score": score["inception_score_mean"], "inception_score_std": score["inception_score_std"]}
 
 
 def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) -> dict[str, float]:
     """Compute KID (Bińkowski et al. 2018) by torch-fidelity: mean `kid` and deviation `kid_std` of 100 random subsets.
 
-    Args:
-        generated: (N, F), N >= subset_size, features.
-        real: (M, F), M >= subset_size.
-        subset_size: number of images of each set in a subset.
+    The features are (N, F) and (M, F). A subset has `subset_size` images of each set, at most N and M.
     """
     from torch_fidelity.metric_kid import kid_features_to_metric
 
     distance = kid_features_to_metric(generated, real, kid_subset_size=subset_size, verbose=False)
-    return {
-        "kid": distance["kernel_inception_distance_mean"],
-        "kid_std": distance["kernel_inception_distance_std"],
-    }
+    return {"kid": distance["kernel_inception_distance_mean"], "kid_std": distance["kernel_inception_distance_std"]}
 
 
 def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
     """Compute improved precision and recall (Kynkäänniemi et al. 2019) from three neighbours with torch-fidelity.
 
-    `precision` is the share of generated images within the real set, and `recall` the reverse.
-
-    Args:
-        generated: (N, F), N > 3, features.
-        real: (M, F), M > 3.
+    `precision` is the share of generated images within the real set, and `recall` the reverse. The features are (N, F)
+    and (M, F), of more than 3 images.
     """
     from torch_fidelity.metric_prc import prc_features_to_metric
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,9 +43,6 @@ class FidelityMeasure:
         mirrored: also count the mirror images of data with `hflip` as real images.
         held_out: the real images are held out of training. The names of values that compare with them then end in
             `_held_out`, so that they cannot be taken for distances to the training images.
-
-    Raises:
-        InputError: an option out of its range, or an unknown metric.
     """
 
     def __init__(
@@ -65,12 +62,9 @@ class FidelityMeasure:
             raise InputError(
                 f"batch_size={batch_size} must be at least 1 and kid_subset_size={kid_subset_size} at least 2"
             )
-        self.extractor = extractor
-        self.batch_size = batch_size
-        self.extra_metrics = tuple(extra_metrics)
-        self.kid_subset_size = kid_subset_size
-        self.cache_dir = cache_dir
-        self.mirrored = mirrored
+        self.extractor, self.batch_size = extractor, batch_size
+        self.extra_metrics, self.kid_subset_size = tuple(extra_metrics), kid_subset_size
+        self.cache_dir, self.mirrored = cache_dir, mirrored
         self._suffix = HELD_OUT if held_out else ""
         self._ready = False
         self._real: FeatureStatistics | None = None
@@ -81,21 +75,21 @@ class FidelityMeasure:
         return self.extractor.metric + self._suffix
 
     def prepare(self, reference: ReferenceSet, num_images: int) -> None:
-        """Load the extractor and check that `num_images` images can be compared with the data, before any long work.
-
-        Raises:
-            InputError: weights or a package are missing or wrong, or a metric needs more images.
-        """
+        """Load the extractor and check that `num_images` images can be compared with the data, before any long work."""
         # The first rank downloads missing weights. If that fails, all ranks get its error.
         on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
         self.extractor.load(reference.shape, "cpu")
-        fewest = min(num_images, self._num_real(reference))
-        self._check_enough(fewest, num_images)
-        name, num_features = self.metric, self.extractor.num_features
+        fewest, num_features = min(num_images, self._num_real(reference)), self.extractor.num_features
+        if self.extractor.num_logits and num_images < INCEPTION_SCORE_SPLITS:
+            raise InputError(f"inception_score: {num_images} images are fewer than its {INCEPTION_SCORE_SPLITS} splits")
+        if "kid" in self.extra_metrics and fewest < self.kid_subset_size:
+            raise InputError(f"kid: kid_subset_size={self.kid_subset_size} is more than the {fewest} images")
+        if {"precision", "recall"} & set(self.extra_metrics) and fewest < 4:
+            raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
         if fewest <= num_features:
             warn_on_first_rank(
-                f"{name}: {fewest} images give a rank-deficient covariance of {num_features} features; compare it "
-                "only between equal numbers of images"
+                f"{self.metric}: {fewest} images give a rank-deficient covariance of {num_features} features; compare "
+                "it only between equal numbers of images"
             )
         if isinstance(self.extractor, InceptionV3) and not self.extractor.is_published:
             warn_on_first_rank(
@@ -105,14 +99,6 @@ class FidelityMeasure:
 
     def _num_real(self, reference: ReferenceSet) -> int:
         return reference.N // 2 if reference.hflip and not self.mirrored else reference.N
-
-    def _check_enough(self, fewest: int, num_images: int) -> None:
-        if self.extractor.num_logits and num_images < INCEPTION_SCORE_SPLITS:
-            raise InputError(f"inception_score: {num_images} images are fewer than its {INCEPTION_SCORE_SPLITS} splits")
-        if "kid" in self.extra_metrics and fewest < self.kid_subset_size:
-            raise InputError(f"kid: kid_subset_size={self.kid_subset_size} is more than the {fewest} images")
-        if {"precision", "recall"} & set(self.extra_metrics) and fewest < 4:
-            raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
 
     def __call__(
         self,
@@ -136,10 +122,11 @@ class FidelityMeasure:
             The distance under the name `metric`, the Inception Score and the extra metrics.
         """
         self.extractor.load(reference.shape, device)
+
         if not self._ready:
             self._real = self._real_statistics(reference, device, bar)
             self._ready = True
-        generated = self._statistics(batches, device, bar(_share(total), "Samples", " images"), with_logits=True)
+        generated = self._statistics(batches, device, bar(_own_share(total), "Samples", " images"), with_logits=True)
         return on_first_rank(lambda: self._values(generated))
 
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
@@ -148,57 +135,50 @@ class FidelityMeasure:
         values = {self.metric: frechet_distance_of_statistics(generated, real)}
         if generated.logits is not None:
             values |= inception_score(generated.logits)
-        return values | {name + self._suffix: value for name, value in self._extra_values(generated, real).items()}
-
-    def _extra_values(self, generated: FeatureStatistics, real: FeatureStatistics) -> dict[str, float]:
-        if generated.features is None or real.features is None:
-            return {}
-        values: dict[str, float] = {}
-        if "kid" in self.extra_metrics:
-            values |= kernel_distance(generated.features, real.features, self.kid_subset_size)
-        if {"precision", "recall"} & set(self.extra_metrics):
-            shares = precision_recall(generated.features, real.features)
-            values |= {name: value for name, value in shares.items() if name in self.extra_metrics}
-        return values
+        extra: dict[str, float] = {}
+        if self.extra_metrics:
+            assert generated.features is not None
+            assert real.features is not None
+            if "kid" in self.extra_metrics:
+                extra |= kernel_distance(generated.features, real.features, self.kid_subset_size)
+            if {"precision", "recall"} & set(self.extra_metrics):
+                shares = precision_recall(generated.features, real.features)
+                extra |= {name: value for name, value in shares.items() if name in self.extra_metrics}
+        return values | {name + self._suffix: value for name, value in extra.items()}
 
     def _real_statistics(
         self, reference: ReferenceSet, device: torch.device | str, bar: Bar
     ) -> FeatureStatistics | None:
         """Load the statistics of the data, or compute them on all ranks. Only the first rank needs the result."""
         rank, size = rank_and_size()
-        path = self._cache_path(reference)  # Every rank must call `_cache_path`, because ranks may share the images.
-        path = path if rank == 0 else None
-        real = None if path is None else load_statistics(path, self.extractor.num_features)
-        if path is not None and real is None and path.exists():
-            warn_on_first_rank(f"{path} is damaged; the statistics of the data are computed anew")
-        if broadcast(real is not None):
-            return None if real is None else real.to(device)
-        if self.cache_dir is not None:  # A bad folder raises its error before the pass over the data.
-            folder = Path(self.cache_dir)
-            on_first_rank(lambda: folder.mkdir(parents=True, exist_ok=True))
+        path = None
+        if self.cache_dir is not None:
+            data = reference.fingerprint(self.mirrored)  # All ranks must call it, because ranks may share the images.
+            extractor = self.extractor.fingerprint()
+            path = cache_path(self.cache_dir, self.extractor.metric, data, extractor, bool(self.extra_metrics))
+            kept = load_statistics(path, self.extractor.num_features) if rank == 0 else None
+            if broadcast(kept is not None):
+                return None if kept is None else kept.to(device)
+            if path.exists():
+                warn_on_first_rank(f"{path} is damaged; the statistics of the data are computed anew")
+            # A bad folder raises its error before the pass over the data.
+            on_first_rank(partial(path.parent.mkdir, parents=True, exist_ok=True))
         # Only samples have an Inception Score; the logits of a large data set would fill the memory.
         batches = reference.share(rank, size, self.batch_size, self.mirrored)
-        shown = bar(_share(self._num_real(reference)), "Data", " images")
+        shown = bar(_own_share(self._num_real(reference)), "Data", " images")
         real = self._statistics(batches, device, shown, with_logits=False)
-        if path is not None:
+        if path is not None and rank == 0:
             save_statistics(path, real)
             print(f"Statistics of the data ({self.extractor.metric}) are kept in {path}", file=sys.stderr)
         return real
 
-    def _cache_path(self, reference: ReferenceSet) -> Path | None:
-        if self.cache_dir is None:
-            return None
-        data, extractor = reference.fingerprint(self.mirrored), self.extractor.fingerprint()
-        return cache_path(self.cache_dir, self.extractor.metric, data, extractor, bool(self.extra_metrics))
-
     def _statistics(
         self, batches: Iterable[tuple[Tensor, Tensor]], device: torch.device | str, bar: tqdm, with_logits: bool
     ) -> FeatureStatistics:
-        keep = bool(self.extra_metrics)
         with bar:
+            keep = bool(self.extra_metrics)
             return feature_statistics(batches, self.extractor, device, keep, with_logits, bar.update)
 
 
-def _share(total: int | None) -> int | None:
-    """Return this rank's share of the images, for its progress bar."""
+def _own_share(total: int | None) -> int | None:
     return None if total is None else total // rank_and_size()[1]

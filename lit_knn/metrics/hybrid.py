@@ -35,16 +35,13 @@ class HybridSamples:
 
     @torch.no_grad()
     def draw(self, estimator: Estimator | None, t_switch: float, seeds: Tensor) -> Tensor:
-        """Draw one batch; the latents are the same for all methods and all t_switch.
+        """Draw one batch, (B, *shape), float32, model space; the latents are the same for all methods and all t_switch.
 
         Args:
             estimator: integrates from sigma_max to t_switch. With None, the forward process gives the start at
                 t_switch, as the exact flow does: x + t_switch·ε, with x drawn from the data with replacement.
             t_switch: noise level at which the network takes over.
             seeds: (B,), seeds of the latents; the draws of the estimators depend on the first.
-
-        Returns:
-            (B, *shape), float32, model space.
         """
         device, first = self.reference.device, int(seeds[0])
         noise = seeded_noise(seeds, self.reference.shape, device=device)
@@ -58,7 +55,7 @@ class HybridSamples:
         z = forward_noise(self.reference.gather(ids.to(device)), t_switch, noise)
         return integrate_flow(network, z, below).float()
 
-    def _mean(self, estimator: Estimator, first: int, stream: int) -> PosteriorMean:
+    def _mean(self, estimator: Estimator, first: int, stream: Stream) -> PosteriorMean:
         """Return the estimator's mean as a function of z and t, which draws from the stream of this batch."""
         generator = keyed_generator(self.reference.device, self.seed, first, stream)
 

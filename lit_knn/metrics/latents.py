@@ -1,6 +1,6 @@
 """The latents at which estimators are measured, and shared options of these measurements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 
 import torch
 from torch import Tensor
@@ -45,31 +45,26 @@ class NoisyLatents:
 
 
 def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
-    """Return the listed noise levels; for a number, return that many levels, evenly spaced in ln t in [t_min, t_max].
-
-    Raises:
-        InputError: no level, a level that is not a finite number above 0, or t_min >= t_max.
-    """
-    if isinstance(noise_levels, int):
-        if noise_levels < 2:
-            raise InputError(f"noise_levels={noise_levels}, a number of levels, must be at least 2")
-        if not 0 < t_min < t_max < float("inf"):
-            raise InputError(f"need 0 < t_min < t_max, got t_min={t_min} and t_max={t_max}")
-        ratio = t_max / t_min
-        return [t_min * ratio ** (i / (noise_levels - 1)) for i in range(noise_levels)]
-    levels = [float(t) for t in noise_levels]
-    if not levels:
-        raise InputError("noise_levels is empty")
-    for t in levels:
-        if not 0 < t < float("inf"):
-            raise InputError(f"noise_levels must be finite and above 0, got {t}")
-    return levels
+    """Return the listed noise levels; for a number, that many levels, evenly spaced in ln t in [t_min, t_max]."""
+    if not isinstance(noise_levels, int):
+        check_not_empty(noise_levels=noise_levels)
+        bad = [t for t in noise_levels if not 0 < t < float("inf")]
+        if bad:
+            raise InputError(f"noise_levels must be finite and above 0, got {float(bad[0])}")
+        return [float(t) for t in noise_levels]
+    if noise_levels < 2:
+        raise InputError(f"noise_levels={noise_levels}, a number of levels, must be at least 2")
+    if not 0 < t_min < t_max < float("inf"):
+        raise InputError(f"need 0 < t_min < t_max, got t_min={t_min} and t_max={t_max}")
+    ratio = t_max / t_min
+    return [t_min * ratio ** (i / (noise_levels - 1)) for i in range(noise_levels)]
 
 
-def check_estimators(estimators: Mapping[str, Estimator]) -> None:
-    """Refuse an empty set of estimators."""
-    if not estimators:
-        raise InputError("estimators is empty; name at least one")
+def check_not_empty(**options: Sized) -> None:
+    """Refuse options without an entry; the error names the option."""
+    for name, value in options.items():
+        if not value:
+            raise InputError(f"{name} is empty; name at least one")
 
 
 def check_at_least(least: int, **options: int) -> None:
@@ -82,14 +77,9 @@ def check_at_least(least: int, **options: int) -> None:
 def bind_all(
     estimators: Mapping[str, Estimator], reference: ReferenceSet, t: float, class_conditional: bool = False
 ) -> None:
-    """Bind the estimators that need a reference set, and call each of them once at noise level t.
-
-    Raises:
-        InputError: an estimator refuses the set or its images.
-    """
-    # The largest k comes first, so that k > N is refused before an index is built.
-    for name, estimator in sorted(estimators.items(), key=lambda item: getattr(item[1], "k", 0), reverse=True):
-        labels = reference.labels[:1] if class_conditional and reference.labels is not None else None
+    """Bind the estimators that need a reference set, and call each of them at noise level t, by `try_estimator`."""
+    labels = reference.labels[:1] if class_conditional and reference.labels is not None else None
+    for name, estimator in estimators.items():
         try_estimator(f"estimators.{name}", estimator, reference, t, source=True, labels=labels)
 
 
@@ -101,11 +91,7 @@ def try_estimator(
     source: bool = False,
     labels: Tensor | None = None,
 ) -> None:
-    """Bind an estimator and call it once; with `source`, it gets the image that made z; `labels` is (1,).
-
-    Raises:
-        InputError: the estimator refuses the set or its images.
-    """
+    """Bind an estimator and call it, before any long work; with `source`, it gets an `x_source`; `labels` is (1,)."""
     if estimator.needs_reference:
         with prefixed(option):
             estimator.bind(reference)

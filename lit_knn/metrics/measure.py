@@ -33,10 +33,10 @@ def posterior_source(
     With `labels` (B,), it is the posterior over the images of the class.
     """
     generator = keyed_generator(z.device, *key, Stream.SOURCE)
+    levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
 
     def ids_in(images: ReferenceSet, rows: Tensor | slice) -> Tensor:
-        levels = torch.full((len(z[rows]),), t, dtype=torch.float64, device=z.device)
-        return MonteCarlo(repeats).bind(images).posterior_ids(z[rows], levels, generator)
+        return MonteCarlo(repeats).bind(images).posterior_ids(z[rows], levels[rows], generator)
 
     if labels is None:
         ids = ids_in(reference, slice(None))
@@ -67,9 +67,9 @@ def measure(
     key: tuple[int, ...],
     labels: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Measure all quantities of an estimator at these latents, (B,) each; the arguments are those of `repeated_errors`.
+    """Measure the `quantities` of an estimator at these latents, (B,) each, with the arguments of `repeated_errors`.
 
-    For the meaning of the `quantities` see `repeated_errors`, `Certificate` and `SearchDiagnostics`.
+    Their meaning is told by `repeated_errors`, `Certificate` and `SearchDiagnostics`.
     """
     values = repeated_errors(estimator, repeats, z, t, mu, source, key, labels)
     if isinstance(estimator, DrawingEstimator):

@@ -1,6 +1,5 @@
 """Memorisation: how near generated samples are to their training images, and how many are copies."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,8 +11,7 @@ from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 
-# Number of images to search for. Two would be enough, but approximate search may swap the first few images, and the
-# set may hold an image twice.
+# Images to search for: approximate search may swap the first few, and the set may hold an image twice.
 CANDIDATES = 8
 
 
@@ -37,17 +35,10 @@ class NearestImages(NamedTuple):
 
 
 def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
-    """Find the two nearest images of each sample. The distances are exact; the neighbours are as exact as the search.
+    """Find the two nearest images of samples (B, *shape). Distances are exact; neighbours are as exact as the search.
 
     Fewer than `CANDIDATES` copies of an image in the set count as one. Otherwise the nearest image would also be the
     second nearest, the ratio 1, and a perfect copy would be missed.
-
-    Args:
-        samples: (B, *shape), model space.
-        reference: the images.
-
-    Raises:
-        InputError: N < 2, or a search that finds fewer than two images.
     """
     if reference.N < 2:
         raise InputError(f"memorisation compares the two nearest images, but there is only N={reference.N}")
@@ -57,13 +48,13 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
     images = reference.gather(ids.clamp(min=0))
     sq_dist = direct_sq_dist(samples, images).masked_fill(ids < 0, torch.inf)
     sq_dist, order = sq_dist.sort(dim=1)
-    images = images.flatten(2).gather(1, order.unsqueeze(2).expand(-1, -1, images[0, 0].numel()))
+    rows = torch.arange(len(ids), device=ids.device)
+    images = images.flatten(2)[rows[:, None], order]
     differs = (images != images[:, :1]).any(2) & sq_dist.isfinite()
     # If all candidates are the same image, the second nearest is this image too.
     second = torch.where(differs.any(1), differs.int().argmax(1), 1)
-    nearest_ids = ids.gather(1, order)[:, 0]
     distance = sq_dist.sqrt()
-    return NearestImages(distance[:, 0], distance.gather(1, second.unsqueeze(1)).squeeze(1), nearest_ids)
+    return NearestImages(distance[:, 0], distance[rows, second], ids.gather(1, order)[:, 0])
 
 
 def check_search(reference: ReferenceSet) -> None:
@@ -74,16 +65,10 @@ def check_search(reference: ReferenceSet) -> None:
 def memorisation(
     samples: Tensor, reference: ReferenceSet, threshold: float = 1 / 3, batch_size: int = 500
 ) -> dict[str, float]:
-    """Measure how many samples are copies, and how near they are to the data; see `MemorisationMetric.compute`.
+    """Measure how many samples (B, *shape) are copies, and how near they are to the data, in model space.
 
-    Args:
-        samples: (B, *shape), model space, on the device of `reference`.
-        reference: the data.
-        threshold: see `is_copied`.
-        batch_size: samples at a time.
-
-    Raises:
-        InputError: see `nearest_images` and `MemorisationMetric`.
+    `batch_size` samples are compared at a time, on the device of `reference`. For `threshold` see `is_copied`, for the
+    result `MemorisationMetric.compute`.
     """
     metric = MemorisationMetric(threshold).to(reference.device)
     for batch in samples.split(batch_size):
@@ -94,21 +79,14 @@ def memorisation(
 def is_copied(nearest: NearestImages, threshold: float = 1 / 3) -> Tensor:
     """Ratio test of Yoon et al. 2023: a copy is nearer to one image than `threshold` times its distance to any other.
 
-    The test misses copies of an image that has near-duplicates in the set. The result is (B,), bool.
-
-    Args:
-        nearest: from `nearest_images`.
-        threshold: upper bound of a copy's ratio of distances (not squared), itself excluded.
+    The distances are not squared. The test misses copies of an image that has near-duplicates in the set. The result is
+    (B,), bool.
     """
     return nearest.distance < threshold * nearest.second_distance
 
 
 class MemorisationMetric(Metric):
-    """Copied fraction and mean nearest distance over batches and ranks; for `threshold` see `is_copied`.
-
-    Raises:
-        InputError: threshold outside (0, 1].
-    """
+    """Copied fraction and mean nearest distance over batches and ranks; for `threshold` see `is_copied`."""
 
     full_state_update = False
     copied: Tensor
@@ -132,13 +110,8 @@ class MemorisationMetric(Metric):
 
     def compute(self) -> dict[str, float]:
         """Return `copied_fraction` in [0, 1] and `mean_nearest_distance`, L2 in model space; NaN without samples."""
-        total = int(self.total)
-        if total == 0:
-            return {"copied_fraction": float("nan"), "mean_nearest_distance": float("nan")}
-        return {
-            "copied_fraction": int(self.copied) / total,
-            "mean_nearest_distance": float(self.distance_sum) / total,
-        }
+        means = self.copied.double() / self.total, self.distance_sum / self.total
+        return dict(zip(("copied_fraction", "mean_nearest_distance"), map(float, means), strict=True))
 
 
 class LikestPairs:
@@ -153,18 +126,18 @@ class LikestPairs:
 
     def update(self, samples: Tensor, nearest: NearestImages) -> None:
         """Compare a batch with the likest pairs so far."""
-        self._keep([[*pair] for pair in zip(self._parts, (nearest.ratio, samples, nearest.ids), strict=True)])
+        new = nearest.ratio, samples, nearest.ids
+        self._keep([torch.cat(pair) for pair in zip(self._parts, new, strict=True)])
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """Return samples (n, *shape) and ids (n,) of their nearest images, smallest ratio first; all ranks call it."""
         exchange = Exchange()
-        self._keep([exchange.all_gather(part) for part in self._parts])
+        self._keep([torch.cat(exchange.all_gather(part)) for part in self._parts])
         ratio, samples, ids = self._parts
         found = int(ratio.isfinite().sum())
         return samples[:found], ids[:found]
 
-    def _keep(self, parts: Sequence[Sequence[Tensor]]) -> None:
-        joined = [torch.cat(list(part)) for part in parts]
+    def _keep(self, joined: list[Tensor]) -> None:
         # A stable sort makes ties depend as little as possible on the number of ranks.
         order = joined[0].sort(stable=True).indices[: self.number]
         self._parts = [part[order] for part in joined]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 from lit_knn.distributed import own_batches
 from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.metrics.agreement import MEASURES, agreement
+from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import LatentMeans
-from lit_knn.metrics.latents import NoisyLatents, check_at_least, check_estimators, try_estimator
-from lit_knn.metrics.same_noise import SameNoise, pairs, same_noise
+from lit_knn.metrics.latents import NoisyLatents, check_at_least, check_not_empty, try_estimator
+from lit_knn.metrics.same_noise import SameNoise, same_noise
 from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import Stream, keyed_generator
@@ -21,9 +22,6 @@ from lit_knn.rng import Stream, keyed_generator
 TRAINING, HELD_OUT, GENERATED = "training", "held_out", "generated"
 IMAGES = (TRAINING, HELD_OUT, GENERATED)
 """Images that noise is added to: of the training set, not of it, and sampled by the networks."""
-IDEAL = "Exact"
-
-Row = dict[str, Any]
 
 
 def network_agreement(
@@ -50,22 +48,17 @@ def network_agreement(
     Returns:
         Rows of `compare_at` for the kinds of images and the noise levels, with the kind as `images`; and rows of
         `same_noise`.
-
-    Raises:
-        InputError: as `check_agreement`.
     """
     estimators = with_ideal(estimators)
     sampler = SameNoise(reference) if sampler is None else sampler
     highest = max(*noise_levels, sampler.grid.sigma_max)
     check_agreement(estimators, networks, reference, held_out, num_images, highest)
-    names, per_estimate = (*estimators, *networks), len(estimators) * len(noise_levels)
+    parts = {**estimators, **networks}
     kinds = 1 + (held_out is not None) + len(networks)
-    total = num_images * (len(names) * sampler.estimates + kinds * per_estimate)
+    total = num_images * (len(parts) * sampler.estimates + kinds * len(estimators) * len(noise_levels))
     rows: list[Row] = []
     with progress_bar(total, "Network agreement", " estimates") as bar:
-        samples = {
-            name: sampler.draw(part, num_images, bar.update) for name, part in {**estimators, **networks}.items()
-        }
+        samples = {name: sampler.draw(part, num_images, bar.update) for name, part in parts.items()}
         generated = {name: samples[name] for name in networks}
         for kind, whose, x in image_sets(networks, {TRAINING: reference, HELD_OUT: held_out}, generated):
             latents = NoisyLatents(x, num_images, sampler.seed)
@@ -77,7 +70,7 @@ def network_agreement(
 
 def with_ideal(estimators: Mapping[str, Estimator]) -> dict[str, Estimator]:
     """Add the ideal denoiser, whose samples are training images, as what every estimator is compared with."""
-    return {**estimators} if IDEAL in estimators else {**estimators, IDEAL: Exact()}
+    return {**estimators} if "Exact" in estimators else {**estimators, "Exact": Exact()}
 
 
 def check_agreement(
@@ -88,16 +81,8 @@ def check_agreement(
     num_images: int,
     t: float,
 ) -> None:
-    """Bind the estimators, and call each estimator and network once at noise level t, before any long work.
-
-    Raises:
-        InputError: no estimators or no networks; a name in both, or one that cannot name a file; an estimator that
-            cannot be used without `x_source`; a network of another shape than the images; num_images < 2, or more than
-            there are training or held-out images.
-    """
-    check_estimators(estimators)
-    if not networks:
-        raise InputError("networks is empty; name at least one")
+    """Bind the estimators, and call each estimator and network at noise level t, before any long work."""
+    check_not_empty(networks=networks)
     for name in networks:
         if name in estimators:
             raise InputError(f"the network {name!r} has the name of an estimator")
@@ -118,12 +103,7 @@ def image_sets(
 ) -> list[tuple[str, dict[str, Estimator], ReferenceSet]]:
     """List the kinds of images, the networks that are compared on them, and the images.
 
-    All networks see the same real images. Generated images are each network's own.
-
-    Args:
-        networks: by name.
-        real: images by kind; None leaves a kind out.
-        generated: samples by network.
+    All networks see the `real` images, by kind (None leaves a kind out), and each its own `generated` ones, by network.
     """
     sets = [(kind, dict(networks), x) for kind, x in real.items() if x is not None]
     return sets + [(GENERATED, {name: networks[name]}, ReferenceSet(x)) for name, x in generated.items()]
@@ -140,22 +120,15 @@ def compare_at(
 ) -> list[Row]:
     """Compare the posterior means at z = x + tε. All ranks must call it; they split the latents and get the same rows.
 
-    An estimator's random draws are the same at all noise levels.
-
-    Args:
-        estimators: bound, by name.
-        networks: by name.
-        latents: noisy images.
-        t: noise level.
-        batch_size: latents at a time.
-        advance: called with the number of estimates after each batch of them.
+    The estimators are bound; their random draws are the same at all noise levels. `advance` is called with the number
+    of estimates after each batch of them.
 
     Returns:
         A row for each pair of `estimator` and `network`: `t`, `num_images`, and the means over the latents of each
         measure of `Agreement`, with standard errors over the latents (`_se`).
     """
     device, num = latents.reference.device, len(latents.ids)
-    means = {pair: LatentMeans(MEASURES).to(device) for pair in pairs(estimators, networks)}
+    means = {pair: LatentMeans(MEASURES).to(device) for pair in product(estimators, networks)}
     for batch, numbers in own_batches(num, batch_size):
         z, _ = latents.batch(numbers, t)
         wanted = {name: network.posterior_mean(z, t) for name, network in networks.items()}
@@ -165,13 +138,10 @@ def compare_at(
             for network, own in wanted.items():
                 means[name, network].update(**agreement(mean, own)._asdict())
             advance(len(z))
-    rows = []
-    for (estimator_name, network), sums in means.items():
-        row: Row = {"estimator": estimator_name, "network": network, "t": t, "num_images": num}
-        for name, (value, error) in sums.compute().items():
-            row |= {name: value, f"{name}_se": error}
-        rows.append(row)
-    return rows
+    return [
+        {"estimator": estimator, "network": network, "t": t, "num_images": num, **averaged(sums.compute())}
+        for (estimator, network), sums in means.items()
+    ]
 
 
 def over_networks(rows: Sequence[Row]) -> list[Row]:
@@ -182,35 +152,17 @@ def over_networks(rows: Sequence[Row]) -> list[Row]:
         the mean of their standard errors over images, which is at least the standard error of the mean, because the
         networks may share their images; `_low` and `_high`, the least and the largest of the networks' means.
     """
-    groups: dict[tuple[str, str, float], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["estimator"], row["images"], row["t"]), []).append(row)
-    averaged = []
-    for (estimator, images, t), own in groups.items():
+    result = []
+    for (estimator, images, t), own in grouped(rows, "estimator", "images", "t").items():
         made: Row = {"estimator": estimator, "images": images, "t": t, "num_networks": len(own)}
         for name in MEASURES:
-            values = [row[name] for row in own]
-            errors = [row[f"{name}_se"] for row in own]
+            values, errors = [row[name] for row in own], [row[f"{name}_se"] for row in own]
             made |= {name: sum(values) / len(own), f"{name}_se": sum(errors) / len(own)}
             made |= {f"{name}_low": min(values), f"{name}_high": max(values)}
-        averaged.append(made)
-    return averaged
+        result.append(made)
+    return result
 
 
 def nearest(rows: Sequence[Row]) -> list[Row]:
     """Return the row with the least MSE for each kind of images and noise level, of rows of `over_networks`."""
-    best: dict[tuple[str, float], Row] = {}
-    for row in rows:
-        key = (row["images"], row["t"])
-        if key not in best or row["mse"] < best[key]["mse"]:
-            best[key] = row
-    return list(best.values())
-
-
-def nearest_table(rows: Sequence[Row]) -> str:
-    """Write as a table which estimator is nearest to the networks, for people."""
-    lines = [f"{'images':<10} {'t':>8}  {'nearest':<24} {'MSE':>9} {'R²':>8} {'r':>7}"]
-    for row in nearest(rows):
-        numbers = f"{row['mse']:9.2e} {row['r2']:8.4f} {row['pearson_r']:7.4f}"
-        lines.append(f"{row['images']:<10} {row['t']:8.3g}  {row['estimator']:<24} {numbers}")
-    return "\n".join(lines)
+    return [min(own, key=lambda row: row["mse"]) for own in grouped(rows, "images", "t").values()]

@@ -1,26 +1,24 @@
 """Samples of estimators and networks from the same noise, and measures of how like they are."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.atomic_files import written_whole
 from lit_knn.distributed import in_every_process, own_batches
 from lit_knn.estimators import Estimator
-from lit_knn.metrics.agreement import agreement, quartiles
+from lit_knn.metrics.agreement import Row, agreement
 from lit_knn.reference import ReferenceSet
 from lit_knn.rng import Stream, keyed_generator
 from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.schedules import NoiseGrid
-from lit_knn.settings import describe, fingerprint
+from lit_knn.settings import describe
 from lit_knn.theory.noise import EDM_PROCESS, Process
 
-Row = dict[str, Any]
+QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 
 
 @dataclass(frozen=True)
@@ -88,37 +86,6 @@ class SameNoise:
             yield batch, heun_sampler(mean, latents, self.num_steps, self.grid, process=self.process).cpu()
 
 
-class StoredSamples:
-    """Samples in files: what a run has drawn, the next run of the same settings reads.
-
-    Args:
-        folder: keeps a NumPy file for each estimator, number and settings.
-        source: draws samples that are missing.
-    """
-
-    def __init__(self, folder: Path, source: SameNoise) -> None:
-        self.folder, self.source = folder, source
-
-    def path(self, name: str, estimator: Estimator, num: int) -> Path:
-        """Return the file of an estimator's samples; the name is for people, and the hash knows the settings."""
-        settings = {"estimator": describe(estimator), **self.source.settings(), "num": num}
-        return self.folder / f"{name}_{fingerprint(settings)}.npy"
-
-    def load(self, path: Path, num: int) -> Tensor | None:
-        """Read samples; return None if there are none, or only a damaged file."""
-        try:
-            images = torch.from_numpy(np.load(path, allow_pickle=False))
-        except (OSError, EOFError, ValueError, TypeError):
-            return None
-        shape = (num, *self.source.reference.shape)
-        return images.to(self.source.reference.device) if images.shape == shape and images.is_floating_point() else None
-
-    def store(self, path: Path, images: Tensor) -> None:
-        """Write samples completely or not at all; only one rank may call this."""
-        with written_whole(path) as partial:
-            np.save(partial, images.cpu().numpy())
-
-
 def same_noise(samples: Mapping[str, Tensor], network_samples: Mapping[str, Tensor]) -> list[Row]:
     """Compare samples of estimators with those of networks from the same latents.
 
@@ -131,11 +98,11 @@ def same_noise(samples: Mapping[str, Tensor], network_samples: Mapping[str, Tens
         its quartiles over the latents, `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
     """
     rows = []
-    for estimator, network in pairs(samples, network_samples):
+    for estimator, network in product(samples, network_samples):
         measured = latent_agreement(samples[estimator], network_samples[network])
         row: Row = {"estimator": estimator, "network": network, "num_latents": len(measured["mse"])}
         for name, values in measured.items():
-            row |= dict(zip((f"{name}_q25", f"{name}_median", f"{name}_q75"), quartiles(values), strict=True))
+            row |= {f"{name}_{quartile}": values.quantile(share).item() for quartile, share in QUARTILES.items()}
         rows.append(row)
     return rows
 
@@ -144,22 +111,3 @@ def latent_agreement(samples: Tensor, network_samples: Tensor) -> dict[str, Tens
     """Return each measure of `Agreement`, (n,), for the latents that both have."""
     num = min(len(samples), len(network_samples))
     return agreement(samples[:num], network_samples[:num])._asdict()
-
-
-def same_noise_table(rows: Sequence[Row]) -> str:
-    """Write the medians of `same_noise` as a table, for people."""
-    lines = [
-        f"{'network':<20} {'estimator':<24} {'R²':>8} {'quartiles':>18} {'r':>7} {'r²':>7}   (medians, same noise)"
-    ]
-    for row in rows:
-        quarters = f"{row['r2_q25']:.3f} to {row['r2_q75']:.3f}"
-        numbers = (
-            f"{row['r2_median']:8.3f} {quarters:>18} {row['pearson_r_median']:7.3f} {row['pearson_r2_median']:7.3f}"
-        )
-        lines.append(f"{row['network']:<20} {row['estimator']:<24} {numbers}")
-    return "\n".join(lines)
-
-
-def pairs(estimators: Mapping[str, Any], networks: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the names of all pairs of an estimator and a network."""
-    return [(estimator, network) for estimator in estimators for network in networks]

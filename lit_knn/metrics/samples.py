@@ -19,7 +19,7 @@ Sample = Callable[[Tensor], Tensor]
 def draw_samples(sample: Sample, num_samples: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this rank's share of the samples with the seeds 0 to num_samples − 1: seeds (B,), images (B, *shape).
 
-    Ranks share whole batches. So an image that depends on its batch is the same for any number of ranks.
+    Ranks share whole batches, so an image that depends on its batch is the same for any number of ranks.
     """
     for _, numbers in own_batches(num_samples, batch_size):
         seeds = torch.arange(numbers.start, numbers.stop)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from lit_knn.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
-from lit_knn.metrics.agreement import MEASURES, agreement
+from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import mean_and_error
-from lit_knn.metrics.latents import check_at_least, try_estimator
+from lit_knn.metrics.latents import check_at_least, check_not_empty, try_estimator
 from lit_knn.metrics.same_noise import SameNoise
 from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
@@ -21,17 +21,9 @@ from lit_knn.schedules import NoiseGrid
 # The seeds of calibration begin here: the latents of samples and of `SameNoise`, 0, 1, …, stay for evaluation.
 FIRST_SEED = 10_000_000
 
-Row = dict[str, Any]
-
 
 class Visited(NamedTuple):
-    """A noise level of a network's sampling trajectories.
-
-    Attributes:
-        t: the noise level.
-        z: (n, *shape), where the trajectories are.
-        mean: (n, *shape), the network's posterior means there.
-    """
+    """A noise level t of a network's sampling trajectories: where they are, and its means there, (n, *shape) both."""
 
     t: float
     z: Tensor
@@ -68,32 +60,21 @@ def calibrated_sizes(
 
     Returns:
         The table {t: size}, for the argument `size`; and the rows of `compare_sizes`.
-
-    Raises:
-        InputError: as `sized`; no networks; a network or a size that does not fit the images.
     """
     made = sized(estimator, sizes)
     check_calibration(made, networks, reference, num_latents, grid.sigma_max)
     source = SameNoise(reference, num_steps, grid, num_latents, seed)
-    rows: list[Row] = []
     total = len(networks) * num_latents * num_steps * len(sizes)
     with progress_bar(total, "Size calibration", " estimates") as bar:
-        for name, network in networks.items():
-            for visited in trajectories(network, source, num_latents):
-                rows += [{"network": name, **row} for row in compare_sizes(made, visited, seed, bar.update)]
+        rows = list(compare_sizes(made, networks, source, bar.update))
     return best_sizes(rows), rows
 
 
 def sized(estimator: Estimator, sizes: Sequence[int]) -> dict[int, Estimator]:
-    """Make an estimator of each size; its other settings stay.
-
-    Raises:
-        InputError: no sizes, one size twice, a size that the estimator refuses, or an estimator without an argument
-            `size`.
-    """
-    name, given = type(estimator).__name__, estimator.given()
+    """Make an estimator of each size; its other settings stay. It must have an argument `size`."""
+    given = estimator.given()
     if "size" not in given:
-        raise InputError(f"{name} has no argument size that could be calibrated")
+        raise InputError(f"{type(estimator).__name__} has no argument size that could be calibrated")
     if not sizes or len(set(sizes)) < len(sizes):
         raise InputError(f"sizes must be different numbers, at least one, got {list(sizes)}")
     with prefixed("sizes"):
@@ -107,18 +88,46 @@ def check_calibration(
     num_latents: int,
     t: float,
 ) -> None:
-    """Call each network and each size once at noise level t, before any long work.
-
-    Raises:
-        InputError: no networks, a network of another shape than the images, a size above theirs, or num_latents < 2.
-    """
-    if not networks:
-        raise InputError("networks is empty; name at least one")
+    """Bind each size, and call each network and size at noise level t, before any long work."""
+    check_not_empty(networks=networks)
     check_at_least(2, num_latents=num_latents)
+    tried = {f"networks.{name}": network for name, network in networks.items()}
+    for option, estimator in {**tried, **{f"sizes: {size}": own for size, own in made.items()}}.items():
+        try_estimator(option, estimator, reference, t)
+
+
+@torch.no_grad()
+def compare_sizes(
+    made: Mapping[int, Estimator],
+    networks: Mapping[str, Estimator],
+    source: SameNoise,
+    advance: Callable[[int], Any] = lambda estimates: None,
+    finished: Callable[[str, int, float], Row | None] = lambda network, size, t: None,
+) -> Iterator[Row]:
+    """Compare the means of all sizes with each network's, on the network's trajectories.
+
+    Args:
+        made: bound estimators by size. Their draws are the same for all sizes and levels.
+        networks: by name.
+        source: says how to sample; its batch is the number of trajectories of each network.
+        advance: called with the number of estimates after each comparison.
+        finished: (network, size, t) -> the row of a comparison that need not be made again, or None.
+
+    Yields:
+        `network`, `size`, `t`, `num_latents`, and the mean over latents of each measure of `Agreement` with its
+        standard error (`_se`).
+    """
     for name, network in networks.items():
-        try_estimator(f"networks.{name}", network, reference, t)
-    for size, estimator in made.items():
-        try_estimator(f"sizes: {size}", estimator, reference, t)
+        for t, z, mean in trajectories(network, source, source.batch_size):
+            for size, estimator in made.items():
+                row = finished(name, size, t)
+                if row is None:
+                    generator = keyed_generator(z.device, source.seed, Stream.CALIBRATION)
+                    measured = agreement(estimator.posterior_mean(z, t, generator=generator), mean)._asdict()
+                    row = {"network": name, "size": size, "t": t, "num_latents": len(z)}
+                    row |= averaged({measure: mean_and_error(values) for measure, values in measured.items()})
+                advance(len(z))
+                yield row
 
 
 @torch.no_grad()
@@ -126,7 +135,6 @@ def trajectories(
     network: Estimator, source: SameNoise, num_latents: int, first_seed: int = FIRST_SEED
 ) -> list[Visited]:
     """Sample with a network, and return where its trajectories were at each level of the sampler, descending."""
-    device = source.reference.device
     found: dict[float, Visited] = {}
 
     def mean(z: Tensor, t: Tensor) -> Tensor:
@@ -136,53 +144,20 @@ def trajectories(
         return result
 
     seeds = list(range(first_seed, first_seed + num_latents))
-    latents = seeded_noise(seeds, source.reference.shape, device=device)
+    latents = seeded_noise(seeds, source.reference.shape, device=source.reference.device)
     heun_sampler(mean, latents, source.num_steps, source.grid, process=source.process)
     return list(found.values())
 
 
-@torch.no_grad()
-def compare_sizes(
-    made: Mapping[int, Estimator],
-    visited: Visited,
-    seed: int = 0,
-    advance: Callable[[int], Any] = lambda estimates: None,
-) -> Iterator[Row]:
-    """Compare the means of all sizes with a network's at one noise level.
-
-    Args:
-        made: bound estimators by size.
-        visited: latents and the network's means.
-        seed: first part of the key of the estimators' draws, which are the same for all sizes and levels.
-        advance: called with the number of estimates after each size.
-
-    Yields:
-        `size`, `t`, `num_latents`, and the mean over latents of each measure of `Agreement` with its standard error.
-    """
-    t, z, mean = visited
-    for size, estimator in made.items():
-        generator = keyed_generator(z.device, seed, Stream.CALIBRATION)
-        measured = agreement(estimator.posterior_mean(z, t, generator=generator), mean)
-        row: Row = {"size": size, "t": t, "num_latents": len(z)}
-        for name in MEASURES:
-            row[name], row[f"{name}_se"] = mean_and_error(getattr(measured, name))
-        advance(len(z))
-        yield row
-
-
 def best_sizes(rows: Sequence[Row]) -> dict[float, int]:
     """Return the size of least MSE, averaged over networks, for each noise level, from rows of `compare_sizes`."""
-    curve = calibration_curve(rows)
-    levels = list(dict.fromkeys(row["t"] for row in curve))
-    return {t: min((row for row in curve if row["t"] == t), key=lambda row: row["mse"])["size"] for t in levels}
+    by_level = grouped(calibration_curve(rows), "t")
+    return {t: min(own, key=lambda row: row["mse"])["size"] for (t,), own in by_level.items()}
 
 
 def calibration_curve(rows: Sequence[Row]) -> list[Row]:
-    """Average MSE and R² of rows of `compare_sizes` over networks: a row for each `t` and `size`."""
-    groups: dict[tuple[float, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["t"], row["size"]), []).append(row)
+    """Average the measures of rows of `compare_sizes` over networks: a row for each `t` and `size`."""
     return [
         {"t": t, "size": size, **{name: sum(row[name] for row in own) / len(own) for name in MEASURES}}
-        for (t, size), own in groups.items()
+        for (t, size), own in grouped(rows, "t", "size").items()
     ]

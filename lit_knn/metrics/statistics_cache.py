@@ -1,4 +1,4 @@
-"""Keep statistics of a real set on disk, under a name that identifies data and extractor."""
+"""Keeps tensors in files, such as the statistics of a real set under a name that identifies data and extractor."""
 
 import hashlib
 import zipfile
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lit_knn.atomic_files import written_whole
 from lit_knn.metrics.fidelity import FeatureStatistics
@@ -19,23 +20,30 @@ def cache_path(folder: str | Path, metric: str, data: str, extractor: str, with_
 
 
 def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
-    """Write the file completely or not at all; an existing file is replaced."""
-    arrays = {"mean": statistics.mean, "cov": statistics.cov, "count": torch.tensor(statistics.count)}
-    if statistics.features is not None:
-        arrays["features"] = statistics.features
-    with written_whole(path) as partial, partial.open("wb") as file:
-        np.savez(file, **{name: array.cpu().numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
+    """Write statistics without their logits, by `save_tensors`."""
+    save_tensors(path, **{**vars(statistics), "count": torch.tensor(statistics.count), "logits": None})
 
 
 def load_statistics(path: Path, num_features: int) -> FeatureStatistics | None:
-    """Read a file of `save_statistics`; return None if the file is damaged or holds other data."""
+    """Read a file of `save_statistics`; return None if it is absent or damaged, or holds other data."""
+    found = load_tensors(path)
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items() if name != "features"}
+    if shapes != {"mean": (num_features,), "cov": (num_features, num_features), "count": ()}:
+        return None
+    return FeatureStatistics(found["mean"], found["cov"], int(found["count"]), found.get("features"))
+
+
+def save_tensors(path: Path, **tensors: Tensor | None) -> None:
+    """Write tensors to an npz file completely or not at all; an existing file is replaced. None is left out."""
+    arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
+    with written_whole(path) as partial:
+        np.savez(partial, **arrays)  # type: ignore[arg-type]
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of `save_tensors`; return no tensors if it is absent or damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-        statistics = FeatureStatistics(
-            arrays["mean"], arrays["cov"], int(arrays["count"]), features=arrays.get("features")
-        )
-    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error):
-        return None
-    fits = statistics.mean.shape == (num_features,) and statistics.cov.shape == (num_features, num_features)
-    return statistics if fits else None
+            return {name: torch.from_numpy(file[name]) for name in file.files}
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error):
+        return {}

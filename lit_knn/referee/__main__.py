@@ -24,6 +24,7 @@ from lit_knn.referee.command import measure
 from lit_knn.referee.entry import entry_from_arguments
 from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import Rows
+from lit_knn.results import text_table
 
 SHOWN = ("t", "mse", "mse_se", "bias_sq", "variance", "mse_ratio", "ms", "time_ratio", "ms_one", "certified_share")
 
@@ -113,12 +114,10 @@ def _record(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _text(rows: Rows) -> str:
     """Return the main columns as a plain table, with the name above."""
-    lines = [SHOWN, *(tuple(_short(row[name]) for name in SHOWN) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(SHOWN))]
-    shown = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    shown = [{name: _short(row[name]) for name in SHOWN} for row in rows]
     first = rows[0]
     told = f"{first['name']} on {first['case']}: set-up {first['setup_seconds']} s, memory {first['peak_mib']} MiB"
-    return "\n".join([told, *shown])
+    return f"{told}\n{text_table(shown, dict.fromkeys(SHOWN, ''))}"
 
 
 def _short(value: Any) -> str:

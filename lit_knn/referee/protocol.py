@@ -20,7 +20,7 @@ from lit_knn.estimators import KNN, DrawingEstimator, Estimator
 from lit_knn.index import Index, exact_index
 from lit_knn.index.faiss_index import use_threads
 from lit_knn.memory import process_bytes
-from lit_knn.metrics import error_terms, mean_and_error, share_and_error
+from lit_knn.metrics.estimator_error import error_terms, mean_and_error, share_and_error
 from lit_knn.metrics.measure import fixed_source, posterior_source
 from lit_knn.progress import progress_bar
 from lit_knn.referee.behaviour import behaviour, check_conduct, estimate_of
