@@ -88,7 +88,8 @@ def exact_sums(part: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor
     images = _Centred(part, min(group, len(z)))
     groups = zip(z.split(group), t.double().split(group), strict=True)
     parts = [_group_sums(images, *rows) for rows in groups] if len(z) else [(z.double(), t.double())]
-    return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
+    means, log_normalisers = (torch.cat(each) for each in zip(*parts, strict=True))
+    return means, log_normalisers
 
 
 class _Centred:
@@ -99,7 +100,9 @@ class _Centred:
 
     def __init__(self, part: ReferenceSet, latents: int) -> None:
         self.part, self.dtype, device = part, torch.float32, part.device
-        self.unit, self.offset, self.centre = 1.0, 0.0, None
+        self.unit = 1.0
+        self.offset: Tensor | float = 0.0
+        self.centre: Tensor | float | None = None
         if part.images.dtype == torch.uint8:
             self.unit, self.centre = 1 / 127.5, 127.5
             if device.type == "cuda" and is_native(torch.bfloat16, device):
