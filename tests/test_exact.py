@@ -138,13 +138,13 @@ def test_chunks_and_groups_make_no_difference(monkeypatch):
 
 def test_images_without_weight_are_not_multiplied_and_few_latents_summed_in_float64(monkeypatch):
     calls, products = [], []
-    add_product = exact._add_product
+    add_product = exact.add_product
 
     def counted(total, rows, matrix):
         products.append(rows.shape[0] * rows.shape[1] * matrix.shape[1])
         add_product(total, rows, matrix)
 
-    monkeypatch.setattr(exact, "_add_product", counted)
+    monkeypatch.setattr(exact, "add_product", counted)
     monkeypatch.setattr(exact, "float_sums", lambda *args: calls.append(len(args[1])) or float_sums(*args))
     images = torch.randint(256, (400, 3, 16, 16), dtype=torch.uint8, generator=seeded())
     images[100:150] = images[100]

@@ -174,7 +174,7 @@ def _scores(images: _Centred, u: Tensor) -> Tensor:
     queries = [query.flatten(1) for query in ((u, u.flip(-1)) if images.part.hflip else (u,))]
     for rows, c in images.chunks():
         for half, query in zip(scores.unflatten(1, (-1, stored)).unbind(1), queries, strict=True):
-            _add_product(half[:, rows], query, c.T)
+            add_product(half[:, rows], query, c.T)
     return scores
 
 
@@ -217,7 +217,7 @@ def _weighted_sum(images: _Centred, log_weights: Tensor) -> tuple[Tensor, Tensor
         for half, recent_sum in zip(halves, recent, strict=True):
             weights = half[:, rows].clamp(min=LEAST_LOG).exp_()
             total += weights.sum(1, keepdim=True)
-            _add_product(recent_sum, weights, c)
+            add_product(recent_sum, weights, c)
         terms += len(c)
         if terms >= TERMS:
             sums, terms = sums.add_(recent), 0
@@ -228,7 +228,7 @@ def _weighted_sum(images: _Centred, log_weights: Tensor) -> tuple[Tensor, Tensor
     return total, first
 
 
-def _add_product(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
+def add_product(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
     """Add rows @ matrix to `total`; all are float32, or the matrix is bfloat16."""
     if matrix.dtype == torch.float32:
         total.addmm_(rows, matrix)
