@@ -104,12 +104,11 @@ class LitECT(ConsistencyTraining):
         self.check_shared_options()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """See `ConsistencyTraining.on_load_checkpoint`."""
         super().on_load_checkpoint(checkpoint)
         self._has_weights = True
 
     def on_fit_start(self) -> None:
-        """See `EstimatorTraining.on_fit_start`; also refuses to train from random weights."""
+        """Also refuses to train from random weights."""
         if not self._has_weights:
             raise InputError("LitECT: start=null has no trained network: give a start, or --ckpt_path to go on")
         super().on_fit_start()

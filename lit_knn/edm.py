@@ -139,12 +139,11 @@ class LitEDM(PosteriorRegression):
         return loss.mean() * x[0].numel()
 
     def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """See `EstimatorTraining.check_checkpoint`; also refuses another preconditioning."""
+        """Also refuses another preconditioning."""
         super().check_checkpoint(checkpoint)
         check_preconditioning("LitEDM", checkpoint.get("hyper_parameters", {}), sigma_data=self.denoiser.sigma_data)
 
     def generative_model(self) -> DiffusionModel:
-        """See `EstimatorTraining.generative_model`."""
         h = self.hparams
         options = (self.grid, h.sampling_steps, h.sampling_class, self.sampling_process, h.guidance)
         return DiffusionModel(self.denoiser, self.known_image_shape(), *options, self.conditioning.drops_labels)

@@ -141,7 +141,6 @@ class LitFlow(PosteriorRegression):
         return (self.flow(z, t, class_label, augment_label) - velocity).square().flatten(1).mean(1)
 
     def generative_model(self) -> FlowModel:
-        """See `EstimatorTraining.generative_model`."""
         h = self.hparams
         options = (self.grid, self.sampler, h.sampling_steps, h.sampling_class, h.guidance)
         return FlowModel(self.flow, self.known_image_shape(), *options, self.conditioning.drops_labels)
@@ -149,12 +148,12 @@ class LitFlow(PosteriorRegression):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """See `PosteriorRegression.on_save_checkpoint`; also saves what the network puts out."""
+        """Also saves what the network puts out."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[FLOW_KEY] = self.flow.description()
 
     def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """See `EstimatorTraining.check_checkpoint`; also refuses another parameterisation."""
+        """Also refuses another parameterisation."""
         own, saved = self.flow.description(), checkpoint.get(FLOW_KEY)
         if saved is None:
             raise InputError("the checkpoint is not of LitFlow: it does not tell the parameterisation of a flow")

@@ -79,7 +79,7 @@ class LitEstimator(pl.LightningModule):
             self.estimator.bind(reference)
 
     def data_reference(self) -> ReferenceSet:
-        """See `lit_knn.training.run.data_reference`. Shards are refused, because devices do not sample in step."""
+        """Shards are refused, because devices do not sample in step."""
         return data_reference("LitEstimator", self.trainer)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -91,7 +91,7 @@ class LitEstimator(pl.LightningModule):
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """See `EstimatorTraining.sample`; uses EDM's deterministic Heun sampler, by default with `sampling_steps`.
+        """Use EDM's deterministic Heun sampler, by default with `sampling_steps`.
 
         With a random estimator an image also depends on the estimator's draws, and so on the batch.
         """

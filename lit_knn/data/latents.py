@@ -68,7 +68,7 @@ class Latents(ReferenceDataModule):
         self.images.prepare_data()
 
     def load(self) -> tuple[Images, Labels]:
-        """See `ReferenceDataModule.load`. Returns latents, and keeps the images for comparisons."""
+        """Return latents, and keeps the images for comparisons."""
         images, labels = self.images.load()
         whole = ReferenceSet(images)
         with prefixed(type(self.autoencoder).__name__):

@@ -260,11 +260,10 @@ class Digits(ReferenceDataModule):
     """The 1,797 handwritten digits of scikit-learn, 8x8, grayscale, with labels. Nothing is downloaded."""
 
     def load(self) -> tuple[Images, Labels]:
-        """See `ReferenceDataModule.load`; the values 0..16 are spread over 0..255."""
+        """The values 0..16 are spread over 0..255."""
         return read_digits()
 
     def stored(self) -> Stored:
-        """See `ReferenceDataModule.stored`."""
         return Stored((1797, 1, 8, 8))
 
 
@@ -281,14 +280,13 @@ class PointsOnALine(ReferenceDataModule):
         self.num_points = num_points
 
     def load(self) -> tuple[Images, Labels]:
-        """See `ReferenceDataModule.load`; the label of a point is the number of its Gaussian."""
+        """The label of a point is the number of its Gaussian."""
         generator = keyed_generator("cpu", self.seed)
         component = torch.randint(3, (self.num_points,), generator=generator)
         centre, width = torch.tensor([[-0.6, 0.1, 0.7], [0.2, 0.2, 0.15]])[:, component]
         return (centre + width * torch.randn(self.num_points, generator=generator)).unsqueeze(1), component
 
     def stored(self) -> Stored:
-        """See `ReferenceDataModule.stored`."""
         return Stored((self.num_points, 1), value_bytes=4)
 
 
@@ -311,12 +309,10 @@ class CIFAR10(ReferenceDataModule):
             self._dataset(download=True)
 
     def load(self) -> tuple[Images, Labels]:
-        """See `ReferenceDataModule.load`."""
         dataset = self._dataset(download=False)
         return np.ascontiguousarray(dataset.data.transpose(0, 3, 1, 2)), np.array(dataset.targets)
 
     def stored(self) -> Stored:
-        """See `ReferenceDataModule.stored`."""
         return Stored((50_000, 3, 32, 32))
 
     def _dataset(self, download: bool) -> Any:
@@ -350,11 +346,10 @@ class ImageFiles(ReferenceDataModule):
         self.labels_from_folders = labels_from_folders
 
     def load(self) -> tuple[Images, Labels]:
-        """See `ReferenceDataModule.load`."""
         return _read(read_image_files, self.path, self.labels_from_folders)
 
     def stored(self) -> Stored:
-        """See `ReferenceDataModule.stored`. This counts the files and reads only the first."""
+        """Count the files and read only the first."""
         return Stored(_read(count_image_files, self.path), by_class=self.labels_from_folders)
 
 
@@ -376,17 +371,15 @@ class Prepared(ReferenceDataModule):
         self._sha256: str | None = None
 
     def load(self) -> tuple[Images, Labels]:
-        """See `ReferenceDataModule.load`."""
         prepared = _read(read_prepared, self.path)
         self._sha256, self.check_file = prepared.sha256, prepared.check_file
         return prepared.images, prepared.labels
 
     def sha256(self) -> str | None:
-        """See `ReferenceDataModule.sha256`; the hash is in the .json."""
+        """The hash is in the .json."""
         return self._sha256
 
     def stored(self) -> Stored:
-        """See `ReferenceDataModule.stored`."""
         prepared = _read(read_prepared, self.path)
         by_class = prepared.labels is not None and lie_together(torch.from_numpy(prepared.labels))
         return Stored(tuple(prepared.images.shape), mapped=self.mapped, by_class=by_class)
@@ -411,11 +404,10 @@ class Arrays(ReferenceDataModule):
         self.floats_as_is = floats_as_is
 
     def load(self) -> tuple[Images, Labels]:
-        """See `ReferenceDataModule.load`."""
         return _read(read_array_file, self.path, self.floats_as_is)
 
     def stored(self) -> Stored | None:
-        """See `ReferenceDataModule.stored`. Returns None for an .npz file, because its arrays are compressed."""
+        """Return None for an .npz file, because its arrays are compressed."""
         if not self.path.lower().endswith(".npy"):
             return None
         shape, value_bytes = _read(array_file_shape, self.path)

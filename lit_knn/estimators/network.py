@@ -51,11 +51,11 @@ class Network(Estimator):
         return getattr(self.denoiser.model, "num_classes", 0)
 
     def settings(self) -> dict[str, Any]:
-        """See `TellsSettings.settings`. The weights are a setting, and the path is not."""
+        """The weights are a setting, and the path is not."""
         return {"denoiser": self.denoiser}
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`. Counts nothing, because networks are counted separately."""
+        """Count nothing, because networks are counted separately."""
         return Holdings()
 
     def mean_of(self, query: Query) -> Tensor:

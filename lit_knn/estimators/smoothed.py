@@ -53,11 +53,10 @@ class Smoothed(Estimator):
         self.deterministic = estimator.deterministic and width == 0
 
     def check_levels(self, lowest: float, highest: float) -> None:
-        """See `Estimator.check_levels`."""
         self.estimator.check_levels(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`. Binds a copy of the estimator that is averaged."""
+        """Bind a copy of the estimator that is averaged."""
         super().bind(reference)
         if self.needs_reference:
             with prefixed("Smoothed"):
@@ -65,7 +64,7 @@ class Smoothed(Estimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """See `Estimator.holds`. Nothing is held besides what the averaged estimator holds."""
+        """Nothing is held besides what the averaged estimator holds."""
         return self.estimator.holds(N, d, pixels, device)
 
     def _posterior_mean(

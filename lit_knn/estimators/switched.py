@@ -71,14 +71,14 @@ class Switched(Estimator):
         return Switched(self.below.by_class(wrap), self.above.by_class(wrap), self.t)
 
     def check_levels(self, lowest: float, highest: float) -> None:
-        """See `Estimator.check_levels`. The switch must be one of the levels of a run."""
+        """The switch must be one of the levels of a run."""
         if not lowest <= self.t <= highest:
             raise InputError(f"Switched: t={self.t} is outside the noise levels of the run, {lowest:g} to {highest:g}")
         for part in self.parts:
             part.check_levels(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`. Binds a copy of each part that needs the set."""
+        """Bind a copy of each part that needs the set."""
         super().bind(reference)
         with prefixed("Switched"):
             below, above = (
@@ -89,7 +89,7 @@ class Switched(Estimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """See `Estimator.holds`. Arrays of the same name are shared by the parts."""
+        """Arrays of the same name are shared by the parts."""
         told = [part.holds(N, d, pixels, device) for part in self.parts]
         known = [held for held in told if held is not None]
         if len(known) < len(told):

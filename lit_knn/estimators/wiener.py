@@ -39,13 +39,13 @@ class Wiener(Estimator):
         self.r = r
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`. Computes the principal components."""
+        """Compute the principal components."""
         super().bind(reference)
         components_of(reference, self.r)
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """See `Estimator.holds`. The estimator holds the principal components."""
+        """The estimator holds the principal components."""
         r = Wiener.r.within(self, N, d)
         return Holdings(arrays={f"r={r} components": 4 * r * d})
 

@@ -62,7 +62,7 @@ class FlowModel(GenerativeModel):
         process: object = None,
         **options: Any,
     ) -> "FlowModel":
-        """See `GenerativeModel.around`. A file that names no process has the straight path."""
+        """A file that names no process has the straight path."""
         name, given = named("output", output, OUTPUTS)
         network = OUTPUTS[name](net, **given)
         if process is not None:
@@ -74,7 +74,7 @@ class FlowModel(GenerativeModel):
         return cls(network, image_shape, TimeSpan(**times), made, **options)
 
     def options(self) -> dict[str, Any]:
-        """See `GenerativeModel.options`. A user's own class or solver is None, because no file can name it."""
+        """A user's own class or solver is None, because no file can name it."""
         own = {name: value for name, value in self.network.description().items() if name not in ("output", "process")}
         process, sampler = self.network.process, self.sampler
         solver = next((name for name, solver in SOLVERS.items() if solver is sampler.solver), None)

@@ -41,7 +41,7 @@ class OwnCallable(Estimator):
         self.deterministic = bool(getattr(target, "deterministic", False))
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`. Makes the object of a class."""
+        """Makes the object of a class."""
         super().bind(reference)
         if self.function is None:
             self.function = self.target(reference)

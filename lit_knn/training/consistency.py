@@ -119,14 +119,13 @@ class ConsistencyTraining(EstimatorTraining):
         return consistency_weight(t, r).float() * self.metric(student, teacher), t
 
     def generative_model(self) -> ConsistencyModel:
-        """See `EstimatorTraining.generative_model`."""
         h, shape = self.hparams, self.known_image_shape()
         return ConsistencyModel(
             self.consistency_function, shape, list(h.sampling_sigmas), h.predict_steps, h.sampling_class
         )
 
     def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """See `EstimatorTraining.check_checkpoint`; also refuses another preconditioning."""
+        """Also refuses another preconditioning."""
         super().check_checkpoint(checkpoint)
         saved = checkpoint.get("hyper_parameters", {})
         # Modules whose function is the identity at 0 have no option sigma_min.

@@ -77,7 +77,7 @@ class PosteriorRegression(EstimatorTraining):
             raise InputError(f"{owner}: lr_ramp_up_images must be at least 0, got {h.lr_ramp_up_images}")
 
     def setup(self, stage: str) -> None:
-        """See `EstimatorTraining.setup`; refuses to warp latents."""
+        """Refuses to warp latents."""
         if stage == "fit" and self.augmentation is not None and data_autoencoder(self.trainer) is not None:
             raise InputError(f"{self.conditioning.owner}: augmentation would warp latents, not images: set it to null")
         super().setup(stage)

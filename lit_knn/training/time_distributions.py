@@ -73,11 +73,9 @@ class UniformTimes(TimeDistribution):
         super().__init__(low, high)
 
     def cdf(self, tau: Tensor) -> Tensor:
-        """See `TimeDistribution.cdf`."""
         return tau
 
     def quantile(self, probability: Tensor) -> Tensor:
-        """See `TimeDistribution.quantile`."""
         return probability
 
 
@@ -107,9 +105,7 @@ class LogitNormalTimes(TimeDistribution):
         super().__init__(low, high)
 
     def cdf(self, tau: Tensor) -> Tensor:
-        """See `TimeDistribution.cdf`."""
         return torch.special.ndtr((torch.logit(tau) - self.mean) / self.std)
 
     def quantile(self, probability: Tensor) -> Tensor:
-        """See `TimeDistribution.quantile`."""
         return torch.sigmoid(self.mean + self.std * torch.special.ndtri(probability))

@@ -38,7 +38,7 @@ class Adapter(Estimator):
         Checkout(type(self).__name__, checkout, self.origin)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """See `Estimator.bind`. Imports the checkout and hands the images to its code."""
+        """Import the checkout and hand the images to its code."""
         super().bind(reference)
         _ = self.theirs
         return self
