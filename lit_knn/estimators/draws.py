@@ -169,7 +169,7 @@ def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None
     # Yield once even when empty, so that callers can join what they get.
     while start < B or start == 0:
         stop = min(start + 1, B)
-        while stop < B and sizes[stop] <= 2 * sizes[start] and (stop - start) * sizes[stop] < budget:
+        while stop < B and sizes[stop] <= 2 * sizes[start] and (stop + 1 - start) * sizes[stop] <= budget:
             stop += 1
         rows = order[start:stop]
         x = local.take(ids[rows, : sizes[stop - 1] if B else n])
