@@ -31,7 +31,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 from lit_knn.rng import keyed_generator
 
-NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact", "Exact, float64")
+NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact")
 
 
 class Peak(threading.Thread):
