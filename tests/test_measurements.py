@@ -239,7 +239,7 @@ def test_an_empty_place_is_no_neighbour_of_a_sample():
 
     class Misses(FindsFew):
         def search(self, queries, k):
-            ids = torch.tensor([[1, 3, -1, -1, -1]])
+            ids = torch.tensor([[3, 1, -1, -1, -1]])  # not in the order of the distances
             return torch.cdist(queries, self._vectors).square().gather(1, ids.clamp(min=0)), ids
 
     found = nearest_images(torch.tensor([[8.0, 0.0]]), ReferenceSet(x, index=Misses(2)))
