@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import generate_images, ivf_bias, scale, sharded, soak, split_products, warped
+from benchmarks import exact, generate_images, ivf_bias, scale, sharded, soak, warped
 from benchmarks.common import Entry, load, prepared_set
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import measure, measure_truth, recall
@@ -265,17 +265,8 @@ def test_soak_trains_and_writes_table_and_picture(tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"memory.csv", "memory.png", "memory.pdf"}
 
 
-def test_errors_of_split_products_are_those_of_their_digits(prepared, tmp_path, capsys):
-    arguments = ["--data", str(prepared), "--t", "2", "--latents", "6", "--cut", "2", "--output", str(tmp_path / "x")]
-    split_products.main(arguments)
-    rows = [line.split(" | ") for line in (tmp_path / "x.md").read_text().splitlines() if line.startswith("| ")]
-    errors = {name.strip("| "): float(cell.split()[0]) for name, cell in zip(rows[0][1:], rows[1][1:], strict=True)}
-    assert errors["bfloat16, 3 digits"] < errors["bfloat16, 2 digits"] / 3 < 1e-14
-    assert (tmp_path / "x.md").read_text() in capsys.readouterr().out
-
-
-def test_sums_that_are_cut_off_are_rounded_towards_zero_after_every_instruction():
-    a = torch.tensor([[1.0] + 15 * [0.0] + [2.0**-24] + 15 * [0.0] + [2.0**-23 + 2.0**-24] + 15 * [0.0]])
-    b = torch.tensor([1, -1]).expand(48, 2).float()
-    # The sum has 24 bits: the second term is below its last bit, the third is one and a half of it.
-    assert split_products.cut_off_product(a, b).tolist() == [[1 + 2.0**-23, -1 - 2.0**-23]]
+def test_exact_is_timed_and_compared_with_three_lines(prepared, capsys):
+    exact.main(["--data", str(prepared), "--images", "100", "--t", "0.5", "3", "--pairs", "1", "--batch", "20"])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| 100")]
+    assert [row[1:3] for row in rows] == [[kind, t] for kind in ("uint8", "float32") for t in ("0.5", "3")]
+    assert all(float(cell.strip("| ")) < 1e-10 for row in rows for cell in row[-2:])
