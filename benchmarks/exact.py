@@ -11,7 +11,7 @@ keeps.
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def table(rows: Rows) -> str:
 
 
 @told_in_one_line()
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print, and write the requested files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="prepared file, zip or folder of images, .npy or .npz")
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="latents per call")
     parser.add_argument("--pairs", type=int, default=9, help="pairs of calls")
     parser.add_argument("--output", type=Path, help="stem of the file to write")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     output = Output(args.output, "md")
     rows = measure(load(args.data), args)
     output.tell(f"B = {args.batch}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{table(rows)}")

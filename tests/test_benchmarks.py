@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import generate_images, ivf_bias, scale, sharded, soak, warped
+from benchmarks import exact, generate_images, ivf_bias, scale, sharded, soak, warped
 from benchmarks.common import Entry, load, prepared_set
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import measure, measure_truth, recall
@@ -263,3 +263,10 @@ def test_soak_trains_and_writes_table_and_picture(tmp_path, capsys):
     soak.main(["--minutes", "0.4", "--output", str(tmp_path / "memory")])
     assert "growth after the warm-up" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {"memory.csv", "memory.png", "memory.pdf"}
+
+
+def test_exact_is_timed_and_compared_with_three_lines(prepared, capsys):
+    exact.main(["--data", str(prepared), "--images", "100", "--t", "0.5", "3", "--pairs", "1", "--batch", "20"])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| 100")]
+    assert [row[1:3] for row in rows] == [[kind, t] for kind in ("uint8", "float32") for t in ("0.5", "3")]
+    assert all(float(cell.strip("| ")) < 1e-10 for row in rows for cell in row[-2:])
