@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 from benchmarks.common import Output, Rows, markdown
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.training import Images
 from benchmarks.sharded import Peak
 from benchmarks.step_clock import StepClock
+from lit_knn.checkpoint_file import MODEL_KEY
 from lit_knn.child_process import in_own_process
 from lit_knn.ect import LitECT
 from lit_knn.edm import LitEDM
@@ -38,16 +38,18 @@ from lit_knn.nets import DDPMpp
 from lit_knn.reference import ReferenceSet
 
 
-def _tuned(net: nn.Module, estimator: Estimator) -> LitECT:
+def _tuned(net: DDPMpp, estimator: Estimator) -> LitECT:
     """Make LitECT start from random weights, which take the time of trained ones."""
     edm = LitEDM(net, estimator)
-    saved = {"state_dict": edm.state_dict(), "hyper_parameters": {"sigma_data": edm.hparams.sigma_data}}
+    edm.image_shape = (3, net.image_size, net.image_size)
+    told = {**edm.generative_model().description(), "prefix": "denoiser.model."}
+    saved = {"state_dict": edm.state_dict(), MODEL_KEY: told}
     with tempfile.TemporaryDirectory() as folder:
         torch.save(saved, f"{folder}/edm.ckpt")
         return LitECT(estimator, f"{folder}/edm.ckpt", net)
 
 
-MODULES: dict[str, Callable[[nn.Module, Estimator], pl.LightningModule]] = {
+MODULES: dict[str, Callable[[DDPMpp, Estimator], pl.LightningModule]] = {
     "iCT": LitICT,
     "ECT": _tuned,
     "EDM": LitEDM,

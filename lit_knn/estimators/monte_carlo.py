@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.draws import DrawingEstimator, Draws, merged
 from lit_knn.reference.streaming import all_sq_dist, batches_of
 from lit_knn.theory.posterior import unnormalised_log_likelihood
@@ -24,6 +25,9 @@ class MonteCarlo(DrawingEstimator):
 
     def __init__(self, n: int | None = None) -> None:
         self.n = n
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        return Holdings()
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
         ids = self.posterior_ids(z, t, generator)
