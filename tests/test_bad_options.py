@@ -67,7 +67,7 @@ OPTIONS = [
         "added last",
     ),
     ("--model.estimator sft.yaml", "--model.estimator sft.yaml: no such file; did you mean estimators/stf.yaml?"),
-    ("--model.estimator stf", "dot import path string: stf; known by name: ByClass, Exact, KNN, "),
+    ("--model.estimator stf", "dot import path string: stf; known by name: ByClass, "),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
     ("-c .", "--config .: this is a folder"),
 ]  # fmt: skip

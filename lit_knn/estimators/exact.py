@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 # The images that are left out of the mean of a z have less than this share of its posterior, all together.
 LEFT_OUT = 1e-8
 # float32 adds up this many terms, and float64 adds up these sums.
-TERMS = 512
+TERMS = 1024
 # If more than this share of the images is left, all are multiplied, because choosing takes time, too.
 MANY = 0.9
 # Bytes of images per product, which fit a CPU's cache, and most images per product, because float32 sums them.
