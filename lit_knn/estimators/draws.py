@@ -1,7 +1,7 @@
 """Estimators that draw n images for each z: they weight the images, average them, and certify the mean."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,18 +121,20 @@ class DrawingEstimator(Estimator):
     def _mean(self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
         """Average the drawn images with their weights, (B, *shape); with `warp`, with those of the warped images."""
         parts = self._weighted(draws, z, t, warp)
-        return in_order([(rows, (images.mean(weights),)) for rows, images, weights in parts])[0]
+        return in_order(((rows, (images.mean(weights),)) for rows, images, weights in parts), len(z))[0]
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
-        draws, parts = self._draw(z, t, x_source, generator), []
-        for rows, images, weights in self._weighted(draws, z, t):
-            mean = images.mean(weights)
-            single = weights
+        draws = self._draw(z, t, x_source, generator)
+
+        def part(rows: Tensor, images: Images, weights: Tensor) -> tuple[Tensor, ...]:
+            mean, single = images.mean(weights), weights
             if draws.copies is not None:
                 single = weights / draws.copies[rows, : images.places].clamp(min=1)
             spread = 1 / (weights * single).sum(1), single.amax(1)
-            parts.append((rows, (mean, *spread, sq_error(weights, single, images, mean))))
-        return Certificate(*in_order(parts))
+            return mean, *spread, sq_error(weights, single, images, mean)
+
+        parts = ((each[0], part(*each)) for each in self._weighted(draws, z, t))
+        return Certificate(*in_order(parts, len(z)))
 
     def _weighted(
         self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
@@ -162,6 +164,10 @@ def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None
     if warp is None and stays_stored(local):
         yield torch.arange(B, device=ids.device), Stored(local, ids, draws.source)
         return
+    if not ids.is_cuda:
+        # The C library gives memory back as soon as twice the largest array freed so far is free. New pages for each
+        # piece would take as long as the sums. So a larger array, which is never touched, is freed first.
+        torch.empty(6 * GATHER_BYTES, dtype=torch.uint8)
     order = used.argsort()
     sizes = [n] * B if ids.is_cuda else used[order].tolist()
     budget = GATHER_BYTES * (GPU_FACTOR if ids.is_cuda else 1) // (4 * reference.d)
@@ -215,7 +221,14 @@ def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> T
     return torch.where(left > 0, variance, 0.0) / mean.shape[1:].numel()
 
 
-def in_order(parts: Sequence[tuple[Tensor, tuple[Tensor, ...]]]) -> list[Tensor]:
-    """Join the results of parts of the rows, and bring them into the order of the rows."""
-    position = torch.cat([rows for rows, _ in parts]).argsort()
-    return [torch.cat(columns)[position] for columns in zip(*(results for _, results in parts), strict=True)]
+def in_order(parts: Iterable[tuple[Tensor, tuple[Tensor, ...]]], count: int) -> list[Tensor]:
+    """Put the results of parts of `count` rows into the order of the rows, each part as soon as it comes.
+
+    Kept parts would lie between the gathered images in memory, which then takes new pages for each piece.
+    """
+    results: list[Tensor] = []
+    for rows, columns in parts:
+        results = results or [column.new_empty(count, *column.shape[1:]) for column in columns]
+        for result, column in zip(results, columns, strict=True):
+            result[rows] = column
+    return results

@@ -104,11 +104,11 @@ class SubspaceKNN(DrawingEstimator):
     def _mean(self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
         # A mean of float32 images in float64 would differ from its certificate's.
         wide = torch.promote_types(z.dtype, torch.float32)
-        parts = [
+        parts = (
             (rows, (images.mean(weights).to(wide), self._excess(weights, draws, rows)))
             for rows, images, weights in self._weighted(draws, z, t, warp)
-        ]
-        mean, excess = in_order(parts)
+        )
+        mean, excess = in_order(parts, len(z))
         # Use one product for all rows, because P is large and reading it for a few rows at a time would be slow.
         return mean - self._projection().components.expand(excess).view(mean.shape)
 
@@ -119,7 +119,7 @@ class SubspaceKNN(DrawingEstimator):
             mean = images.mean(weights).to(wide) - excess
             spread = 1 / weights.square().sum(1), weights.amax(1)
             parts.append((rows, (mean, *spread, self._sq_error(weights, images, mean, excess, draws, rows))))
-        return Certificate(*in_order(parts))
+        return Certificate(*in_order(parts, len(z)))
 
     def _draw(
         self,
