@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import cell, load, markdown
+from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.rng import keyed_generator
 from lit_knn.data import Digits
-from lit_knn.errors import InputError, told_in_one_line
 from lit_knn.estimators import KNN, STF, Estimator, Exact, UniformSNIS, Wiener
 from lit_knn.referee.adapters import (
     GoldDiff,
@@ -33,7 +34,6 @@ from lit_knn.referee.adapters import (
     StudioWiener,
 )
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 
 BATCHES = (1, 16, 128)
 ALL_AT_ONCE = (2**20,)

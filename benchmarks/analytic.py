@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Output, load, markdown
-from lit_knn.child_process import in_own_process
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.memory import process_bytes
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import Estimator, PatchPosterior, PCALocality, Smoothed
-from lit_knn.memory import process_bytes
 from lit_knn.referee.adapters import PSPCSquare, StudioPCALocality
+from lit_knn.referee.child_process import in_own_process
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 
 THRESHOLD = 0.05
 

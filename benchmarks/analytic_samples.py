@@ -20,9 +20,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.common import markdown
-from lit_knn.atomic_files import written_whole
+from lit_knn.common.errors import told_in_one_line
+from lit_knn.common.files import written_whole
+from lit_knn.common.rng import keyed_generator
+from lit_knn.common.tables import ResultsTable, Row
 from lit_knn.data import Digits
-from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import Estimator, Exact, PatchPosterior, PCALocality, Smoothed, Wiener
 from lit_knn.figures import image_grid, save_figure
 from lit_knn.figures.style import dress, look
@@ -30,10 +32,8 @@ from lit_knn.index import TorchIndex
 from lit_knn.metrics import FidelityMeasure, Pixels, memorisation
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import ResultsTable, Row
-from lit_knn.rng import keyed_generator
-from lit_knn.sampling import heun_sampler, seeded_noise
-from lit_knn.schedules import NoiseGrid
+from lit_knn.sampling.samplers import heun_sampler, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
 
 HELD_OUT, STEPS, BATCH, SHOWN = 360, 18, 500, 24
 T_SWITCH = (0.2, 0.3, 0.4, 0.5, 0.6, 1.0, 2.0)

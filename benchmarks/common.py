@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
+from lit_knn.common.tables import write_rows
+from lit_knn.data.array_files import read_array_file
+from lit_knn.data.image_files import read_image_files
+from lit_knn.data.prepared import read_prepared
 from lit_knn.estimators import Estimator
-from lit_knn.images.arrays import read_array_file
-from lit_knn.images.files import read_image_files
-from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import write_rows
 
 Rows = list[dict[str, Any]]
 

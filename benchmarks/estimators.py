@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.common import Entry, Output, Rows, cell, load, markdown
-from lit_knn.child_process import in_own_process
-from lit_knn.errors import told_in_one_line
+from lit_knn.common.errors import told_in_one_line
+from lit_knn.common.memory import process_bytes
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -43,10 +43,10 @@ from lit_knn.estimators import (
 from lit_knn.figures import save_figure
 from lit_knn.figures.style import dress, look
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
-from lit_knn.memory import process_bytes
 from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
+from lit_knn.referee.child_process import in_own_process
 from lit_knn.reference import ReferenceSet
 
 PLAIN = "KNN, FAISS Flat"

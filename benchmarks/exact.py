@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.common import Output, Rows, load, markdown
 from benchmarks.estimators import ThreeLines
-from lit_knn.errors import told_in_one_line
+from lit_knn.common.errors import told_in_one_line
 from lit_knn.estimators import Exact
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.metrics.latents import NoisyLatents

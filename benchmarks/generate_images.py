@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lit_knn.errors import InputError, told_in_one_line
-from lit_knn.images.files import read_image_files
-from lit_knn.images.mapped import Description
-from lit_knn.images.source import Source
-from lit_knn.images.writer import write_prepared
+from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.data.image_files import read_image_files
+from lit_knn.data.image_source import Source
+from lit_knn.data.prepared import Description
+from lit_knn.data.prepared_writer import write_prepared
 
 MAX_SHIFT = 4
 # Weights of a blend are multiples of 1/256, so that the blend is exact in 16-bit integers.

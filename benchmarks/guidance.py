@@ -1,6 +1,6 @@
 """Guidance on the digits: how often a classifier sees the class that was asked for, and the distance to the data.
 
-python main.py fit -c configs/table2/digits_conditional.yaml --model.label_dropout 0.1
+lit-knn fit -c configs/table2/digits_conditional.yaml --model.label_dropout 0.1
 python -m benchmarks.guidance runs/table2_digits_conditional/knn_0
 """
 
@@ -12,7 +12,7 @@ from sklearn.svm import SVC
 
 import lit_knn
 from benchmarks.common import markdown
-from lit_knn.images.digits import read_digits
+from lit_knn.data.digits import read_digits
 from lit_knn.metrics import Pixels, frechet_distance
 from lit_knn.reference import ReferenceSet
 

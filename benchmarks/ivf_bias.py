@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from benchmarks.common import Entry, Output, Rows, markdown, prepared_set
 from benchmarks.scale_entries import Truth, lists_for, measure_truth, recall
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, told_in_one_line
 from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
 from lit_knn.figures import save_figure
 from lit_knn.figures.style import COLOURS, dress

@@ -25,16 +25,13 @@ from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.training import Images
 from benchmarks.sharded import Peak
 from benchmarks.step_clock import StepClock
-from lit_knn.checkpoint_file import MODEL_KEY
-from lit_knn.child_process import in_own_process
-from lit_knn.ect import LitECT
-from lit_knn.edm import LitEDM
-from lit_knn.errors import told_in_one_line
+from lit_knn.common.checkpoint_file import MODEL_KEY
+from lit_knn.common.errors import told_in_one_line
+from lit_knn.common.memory import process_bytes
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample
-from lit_knn.flow import LitFlow
-from lit_knn.ict import LitICT
-from lit_knn.memory import process_bytes
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT
 from lit_knn.nets import DDPMpp
+from lit_knn.referee.child_process import in_own_process
 from lit_knn.reference import ReferenceSet
 
 

@@ -1,6 +1,6 @@
 """Measures searches and estimators on a million images: start time, size, recall, error, call time and memory.
 
-    python -m lit_knn.prepare cifar10.zip cifar10.npy
+    lit-knn prepare cifar10.zip cifar10.npy
     python -m benchmarks.generate_images cifar10.zip million.npy --images 1000000
     python -m benchmarks.scale --data million.npy --output STEM [--t 1 2 5 10] [--calls 100] [--only NAME ...]
 
@@ -27,8 +27,8 @@ import torch
 
 from benchmarks.common import Entry, Output, Rows, markdown, prepared_set
 from benchmarks.scale_entries import PLAIN, Truth, entries, measure, measure_truth
-from lit_knn.child_process import in_own_process
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.referee.child_process import in_own_process
 
 
 @told_in_one_line()

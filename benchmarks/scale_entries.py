@@ -11,12 +11,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.common import Entry, Rows, prepared_set
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import KNN, STF, Estimator, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
-from lit_knn.rng import keyed_generator
 
 PLAIN = "KNN, exact search"
 # FAISS's own float32 index is measured only up to this size.

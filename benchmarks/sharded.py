@@ -2,7 +2,7 @@
 
     python -m benchmarks.sharded --data FILE.npy [--ranks 1 2 4] [--t 2 10 80] [--batch 128] [--output STEM]
 
-`python -m lit_knn.prepare` writes FILE.npy. The ranks share the threads of the machine and the batch, so that together
+`lit-knn prepare` writes FILE.npy. The ranks share the threads of the machine and the batch, so that together
 they do the work of one, plus sending. Each estimator has its own processes. The table has the held and the peak memory
 of a rank above Python with its libraries, without mapped files of images. The error is the mean squared error per
 dimension (Eq. 15, eq:mse) against the exact mean of the whole set in float64.
@@ -23,13 +23,13 @@ import torch.distributed as dist
 
 from benchmarks.common import Output, Rows, load, markdown
 from benchmarks.estimators import entries
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.memory import process_bytes
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import Exact
-from lit_knn.memory import process_bytes
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
-from lit_knn.rng import keyed_generator
 
 NAMES = ("KNN, FAISS Flat", "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact")
 
@@ -108,7 +108,7 @@ def table(rows: Rows, batch: int) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print, and write the requested files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="file of python -m lit_knn.prepare")
+    parser.add_argument("--data", type=Path, required=True, help="file of lit-knn prepare")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes, the first is 1")
     parser.add_argument("--estimators", nargs="+", choices=NAMES, default=NAMES, help="which of them")
     parser.add_argument("--t", type=float, nargs="+", default=[2, 10, 80], help="noise levels")

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.memory import process_bytes
+from lit_knn.common.tables import write_rows
 from lit_knn.figures.save import save_figure
 from lit_knn.figures.style import dress, look
-from lit_knn.memory import process_bytes
-from lit_knn.results import write_rows
 
 ROOT = Path(__file__).parent.parent
 SECONDS_BETWEEN_SAMPLES = 2.0

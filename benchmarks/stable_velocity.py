@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Output, Rows, cell, markdown
+from lit_knn.common.errors import told_in_one_line
 from lit_knn.data import Digits
-from lit_knn.errors import told_in_one_line
 from lit_knn.estimators import STF, Estimator, OneSample, Switched
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import Count

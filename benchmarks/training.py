@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from benchmarks.step_clock import StepClock
-from lit_knn.command_line.cli import make_cli
+from lit_knn.commands.cli.cli import make_cli
 
 ROOT = Path(__file__).parent.parent
 ESTIMATORS = ("one_sample", "stf", "knn", "subspace_knn", "exact")

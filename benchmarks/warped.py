@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Output, cell, load, markdown
-from lit_knn.errors import told_in_one_line
+from lit_knn.common.errors import told_in_one_line
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, SubspaceKNN
 from lit_knn.index import TorchIndex
 from lit_knn.metrics.estimator_error import mean_and_error
+from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
-from lit_knn.schedules import log_normal_sigmas
+from lit_knn.sampling.schedules import log_normal_sigmas
 from lit_knn.theory.noise import forward_noise
 from lit_knn.theory.warp import flip
-from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 
 # EDM's values for CIFAR-10 (Karras et al. 2022, table 1 and appendix F.2): augmentation, mean and deviation of ln σ.
 AUGMENTATION, P_MEAN, P_STD = 0.12, -1.2, 1.2

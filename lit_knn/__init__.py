@@ -1,33 +1,25 @@
-"""Diffusion generative models with plug-in score estimators: the map of the layers, from the bottom to the top.
+"""Diffusion generative models with plug-in score estimators. `docs/architecture.md` draws the rooms.
 
-Each line imports from the lines above it alone; `tests/test_layers.py` holds that. `docs/architecture.md` draws it.
+Each room imports from the rooms above it in this list alone; `tests/test_layers.py` holds that.
 
-- `startup`, `errors`, `rng`, `settings`, `atomic_files`, `extras`, `stopwatch`, `memory`, `deferred_checks`,
-  `distributed`, `child_process`, `versions`, `results`: small tools; `checkpoint_file`: reads checkpoints safely;
-  `run_folder`: names the files of a run.
-- `theory`: the paper as pure functions; `linalg`: number types, integer products, principal components.
-- `images`: files of images on a disk; `prepare`: the command that makes one file of many; `pixels`: of images
-  in model space.
-- `solvers`, `schedules`, `sampling`, `flow_sampling`, `guidance`: steps of the ODE, noise levels, samplers.
-- `autoencoders`: from images to latents and back.
+- `common`: errors, random streams, files, ranks, memory.
+- `theory`: the paper as pure functions; `linalg`: number types of products, principal components.
 - `index`: neighbour search; `reference`: the data set that estimators average over, whole or in shards.
 - `nets`: networks, and a reader of EDM's published ones.
-- `generative_models`: trained networks with their samplers; `loading`: `lit_knn.load(path)` reads them from any file.
+- `sampling`: steps of the ODE, noise levels, samplers, the models that sample; `lit_knn.load(path)` reads them.
 - `estimators`: the plug-ins, which all estimate the posterior mean.
-- `metrics`: measurements; `figures`: their pictures; `referee`: the benchmark of anybody's estimators on frozen cases.
-- `data`: data modules; `training`: what the training modules share.
-- `ict`, `ect`, `edm`, `flow`, `lit_estimator`: the Lightning modules.
-- `planning`, `best_checkpoint`, `export`, `average`, `report`, `trainer`: the commands `plan`, `best`, `export`,
-  `average` and `report`.
-- `callbacks`: Lightning callbacks, one a file.
-- `command_line`: the command `lit-knn`, which is `main.py` in a checkout and `python -m lit_knn`; checks of config
-  files, values and the trainer's options; the one line that tells an error.
+- `metrics`: measurements; `figures`: their pictures.
+- `data`: image files and data modules.
+- `runs`: the folder of a run, its checkpoints, resuming; `modules`: the Lightning modules.
+- `callbacks`: Lightning callbacks, one a file; a link to the folder `callbacks` of a checkout.
+- `referee`: the benchmark of anybody's estimators on frozen cases.
+- `commands`: the command `lit-knn`, one file a command. `configs`: a link to its configurations.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lit_knn.loading import load
+    from lit_knn.sampling.loading import load
 
 __all__ = ["__version__", "load"]
 __version__ = "0.1.0"
@@ -37,6 +29,6 @@ def __getattr__(name: str) -> Any:
     # `import lit_knn` alone loads no torch.
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lit_knn.loading import load
+    from lit_knn.sampling.loading import load
 
     return load

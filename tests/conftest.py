@@ -98,10 +98,10 @@ def every_u(monkeypatch):
 @pytest.fixture(scope="session")
 def small_network(tmp_path_factory):
     """A network file for 16x16 images, in the form of a converted published network."""
-    from lit_knn.generative_models import DiffusionModel
-    from lit_knn.loading import write_exported
     from lit_knn.nets import network_from_config
     from lit_knn.nets.precond import EDMPrecond
+    from lit_knn.sampling import DiffusionModel
+    from lit_knn.sampling.loading import write_exported
 
     recorded = torch.load(Path(__file__).parent / "data" / "network-parity" / "ddpmpp.pt", weights_only=True)
     path = tmp_path_factory.mktemp("network") / "small.safetensors"

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lit_knn.errors import InputError
-from lit_knn.images.arrays import array_file_shape, read_array_file
-from lit_knn.images.files import count_image_files, read_image_files
-from lit_knn.memory import process_bytes
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import process_bytes
+from lit_knn.data.array_files import array_file_shape, read_array_file
+from lit_knn.data.image_files import count_image_files, read_image_files
 from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from tests.edm_pickles import NUMPY_1, NUMPY_2, network, published, write
 from tests.image_files import encoded, labels_json

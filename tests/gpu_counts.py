@@ -18,14 +18,13 @@ from benchmarks.gpu.estimators import ENTRIES, NOISE_LEVEL
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.roofline import Sizes
 from lit_knn.callbacks import StepProgressBar
+from lit_knn.commands.trainer import Trainer
 from lit_knn.data import Digits
-from lit_knn.edm import LitEDM
 from lit_knn.estimators import KNN, OneSample
-from lit_knn.ict import LitICT
 from lit_knn.index import TorchIndex
+from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
-from lit_knn.trainer import Trainer
 from tests.every_estimator import every_class_estimator, every_estimator
 from tests.pretend_cuda import PretendCuda, install_fake_faiss_gpu
 

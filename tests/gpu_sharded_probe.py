@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import torch
 import torch.distributed as dist
 
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import Exact, Switched, Wiener
 from lit_knn.index import TorchIndex
-from lit_knn.rng import keyed_generator
 from tests.pretend_cuda import PretendCuda, install_fake_nccl
 from tests.sharded_probe import ESTIMATORS, N, latents, shard_of
 

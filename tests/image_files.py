@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 
 RNG = np.random.default_rng(0)
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from lit_knn import distributed
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 from tests.cached_index import images, queries

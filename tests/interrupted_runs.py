@@ -11,14 +11,13 @@ import torch
 from pytorch_lightning.loggers import CSVLogger
 
 from lit_knn.callbacks import LastCheckpoint
+from lit_knn.commands.trainer import Trainer
+from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
-from lit_knn.edm import LitEDM
 from lit_knn.estimators import KNN, OneSample
-from lit_knn.ict import LitICT
+from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import UNet
-from lit_knn.results import read_rows
-from lit_knn.solvers import euler_step
-from lit_knn.trainer import Trainer
+from lit_knn.sampling.solvers import euler_step
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from lit_knn.common.memory import process_bytes
 from lit_knn.data import Prepared
-from lit_knn.memory import process_bytes
 from lit_knn.reference import ReferenceSet
 
 

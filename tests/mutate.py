@@ -87,9 +87,9 @@ def copy_project(root: Path, target: Path) -> None:
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=root, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
-        if (root / name).is_file():
+        if (root / name).exists():  # A link may name a folder.
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, target / name)
+            shutil.copy2(root / name, target / name, follow_symlinks=False)
     # Python compares these files with the source's hash. A time of writing would miss a fault planted within a second.
     compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", str(target)]
     subprocess.run(compiling, check=False, stdout=subprocess.DEVNULL)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from lit_knn.checkpoint_file import MODEL_KEY
-from lit_knn.generative_models import DiffusionModel
+from lit_knn.common.checkpoint_file import MODEL_KEY
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.nets.precond import EDMPrecond
+from lit_knn.sampling import DiffusionModel
 from tests.edm_pickles import edm_network, published, write
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SECONDS = 120
 SERVER = multiprocessing.get_context("forkserver")
 PROBES = ["tests.class_probe", "tests.index_probe", "tests.sharded_probe", "tests.ddp_probe", "tests.signal_probe"]
-SERVER.set_forkserver_preload(["lit_knn.command_line.cli", "tests.ranks", *PROBES])
+SERVER.set_forkserver_preload(["lit_knn.commands.cli.cli", "tests.ranks", *PROBES])
 
 
 class Done(NamedTuple):
@@ -110,7 +110,7 @@ def _probe(module, *args):
 def _main(args, rank):
     from pytorch_lightning.utilities import rank_zero_only
 
-    from lit_knn.command_line.entry import main
+    from lit_knn.commands.entry import main
 
     os.environ["LOCAL_RANK"] = str(rank)
     rank_zero_only.rank = rank

@@ -7,7 +7,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -23,7 +24,6 @@ from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference.classes import classes_of
 from lit_knn.reference.principal import projection_of
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
-from lit_knn.rng import keyed_generator
 from tests.toys import all_warped
 
 N, K = 61, 40

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from lit_knn.training.interruption import Interruption
+from lit_knn.runs.interruption import Interruption
 
 
 def main(rank, world_size, folder, how):

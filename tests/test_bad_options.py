@@ -189,10 +189,10 @@ def test_debug_shows_the_traceback_and_nothing_else_does(tmp_path, monkeypatch, 
 
 
 def test_a_fault_of_the_program_is_not_hidden(tmp_path, monkeypatch):
-    import lit_knn.ict
+    import lit_knn.modules.ict
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(lit_knn.ict, "lognormal_step_probs", lambda *_: 1 / 0)
+    monkeypatch.setattr(lit_knn.modules.ict, "lognormal_step_probs", lambda *_: 1 / 0)
     with pytest.raises(ValueError, match="division by zero"):
         main(["fit", "-c", DEMO, *TINY])
 

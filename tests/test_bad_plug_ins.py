@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
-from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.reference import ReferenceSet
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from lit_knn.common.errors import InputError
 from lit_knn.data.batches import ReferenceBatches
-from lit_knn.errors import InputError
 from lit_knn.reference import ReferenceSet
 
 

@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.common import cell
 from benchmarks.estimators import PLAIN, entries, measure, pareto_figure, table
+from lit_knn.common.tables import write_rows
 from lit_knn.figures import save_figure
 from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
-from lit_knn.results import write_rows
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 

@@ -10,9 +10,9 @@ from benchmarks import exact, generate_images, ivf_bias, scale, sharded, soak, w
 from benchmarks.common import Entry, load, prepared_set
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import measure, measure_truth, recall
+from lit_knn.data.prepared import read_prepared
+from lit_knn.data.prepared_writer import write_prepared
 from lit_knn.estimators import KNN, Exact
-from lit_knn.images.mapped import read_prepared
-from lit_knn.images.writer import write_prepared
 from lit_knn.index import FaissIndex
 from lit_knn.index.base import Vectors
 from tests.image_files import encoded, labels_json, pixels, write_zip

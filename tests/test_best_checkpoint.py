@@ -1,4 +1,4 @@
-"""`python main.py best` measures all kept checkpoints of a run, also after interruptions, and names the best."""
+"""`lit-knn best` measures all kept checkpoints of a run, also after interruptions, and names the best."""
 
 import contextlib
 import multiprocessing
@@ -15,11 +15,11 @@ import torch
 import yaml
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
+from lit_knn.common.tables import read_rows
 from lit_knn.figures.figure4.curves import read_curves
 from lit_knn.metrics import FidelityMeasure, Pixels
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import read_rows
-from lit_knn.training.kept_checkpoints import kept_checkpoints
+from lit_knn.runs.kept_checkpoints import kept_checkpoints
 from main import main
 from tests.ranks import run_main
 

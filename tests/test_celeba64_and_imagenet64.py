@@ -8,8 +8,8 @@ import torch
 import yaml
 from PIL import Image
 
-from lit_knn.images.mapped import read_prepared
-from lit_knn.prepare import main as prepare
+from lit_knn.commands.prepare import main as prepare
+from lit_knn.data.prepared import read_prepared
 from main import main, make_cli
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.checkpoint_file import read_checkpoint_file
-from lit_knn.errors import InputError
-from lit_knn.training.checkpoint_io import WholeCheckpointIO, read_training
+from lit_knn.common.checkpoint_file import read_checkpoint_file
+from lit_knn.common.errors import InputError
+from lit_knn.runs.checkpoint_io import WholeCheckpointIO, read_training
 from tests.interrupted_runs import file_size_limit, fit, ict
 
 ROOT = Path(__file__).parent.parent
@@ -196,10 +196,10 @@ def test_a_killed_runs_partial_file_is_cleared_away(tmp_path):
 
 
 def test_ctrl_c_while_packages_are_imported_leaves_no_traceback():
-    code = "import lit_knn.startup, signal; signal.raise_signal(signal.SIGINT)"
+    code = "import lit_knn.common.startup, signal; signal.raise_signal(signal.SIGINT)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == -signal.SIGINT
     assert done.stderr == ""
     # Nothing slow comes before that import.
     statements = (ROOT / "main.py").read_text().partition('"""\n\n')[2]
-    assert statements.startswith("import lit_knn.startup")
+    assert statements.startswith("import lit_knn.common.startup")

@@ -11,11 +11,11 @@ import yaml
 from torch import nn
 
 from lit_knn.callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import OneSample
-from lit_knn.training.kept_checkpoints import kept_checkpoints
-from lit_knn.training.newest_checkpoint import of_same_estimator
+from lit_knn.modules import LitEDM
+from lit_knn.runs.kept_checkpoints import kept_checkpoints
+from lit_knn.runs.newest_checkpoint import of_same_estimator
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral, WatchedNet
 

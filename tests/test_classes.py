@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.errors import InputError
 from lit_knn.estimators import (
     KNN,
     STF,

@@ -271,9 +271,9 @@ def test_checkpoint_of_another_net_is_refused_in_one_line(capsys):
 
 
 def test_ctrl_c_saves_the_last_checkpoint_and_the_run_resumes(monkeypatch):
-    import lit_knn.ict
+    import lit_knn.modules.ict
 
-    original, calls = lit_knn.ict.LitICT.training_step, []
+    original, calls = lit_knn.modules.ict.LitICT.training_step, []
 
     def interrupted(self, batch, batch_idx):
         calls.append(batch_idx)
@@ -281,7 +281,7 @@ def test_ctrl_c_saves_the_last_checkpoint_and_the_run_resumes(monkeypatch):
             raise KeyboardInterrupt
         return original(self, batch, batch_idx)
 
-    monkeypatch.setattr(lit_knn.ict.LitICT, "training_step", interrupted)
+    monkeypatch.setattr(lit_knn.modules.ict.LitICT, "training_step", interrupted)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         fit_demo(steps=10)
     checkpoint = run_folder() / "checkpoints" / "last.ckpt"

@@ -12,14 +12,14 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_only
 
 import main
-from lit_knn.command_line.arguments import check_linked, with_joined_negatives
-from lit_knn.command_line.config_files import check_config_files
-from lit_knn.command_line.interruption import interrupted
-from lit_knn.command_line.messages import condense, message_of
-from lit_knn.command_line.option_values import check_values
-from lit_knn.command_line.trainer_options import check_processes, check_trainer_options
-from lit_knn.errors import InputError
-from lit_knn.training.interruption import RunInterrupted
+from lit_knn.commands.cli.arguments import check_linked, with_joined_negatives
+from lit_knn.commands.cli.config_files import check_config_files
+from lit_knn.commands.cli.interruption import interrupted
+from lit_knn.commands.cli.messages import condense, message_of
+from lit_knn.commands.cli.option_values import check_values
+from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options
+from lit_knn.common.errors import InputError
+from lit_knn.runs.interruption import RunInterrupted
 from tests.image_files import refusal
 
 

@@ -10,19 +10,18 @@ import torch
 from PIL import Image
 from torch import nn
 
+from lit_knn.commands.prepare import main as prepare
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, ByClass, Estimator, Exact, Network, OneSample
-from lit_knn.ict import LitICT
 from lit_knn.index import FaissIndex
+from lit_knn.modules import LitEDM, LitICT
+from lit_knn.modules.augmentation import Augmented
+from lit_knn.modules.conditioning import Conditioning
 from lit_knn.nets import UNet
-from lit_knn.prepare import main as prepare
 from lit_knn.reference.classes import classes_of
-from lit_knn.solvers import euler_step
+from lit_knn.sampling.solvers import euler_step
 from lit_knn.theory.warp import flip
-from lit_knn.training.augmentation import Augmented
-from lit_knn.training.conditioning import Conditioning
 from main import main
 from tests.labelled import Labelled, Watched, undone
 from tests.networks import write_start

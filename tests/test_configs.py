@@ -8,16 +8,12 @@ import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser
 
-from lit_knn.ect import LitECT
-from lit_knn.edm import LitEDM
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample
-from lit_knn.flow import LitFlow
-from lit_knn.ict import LitICT
 from lit_knn.index import Index
-from lit_knn.lit_estimator import LitEstimator
+from lit_knn.modules import LitECT, LitEDM, LitEstimator, LitFlow, LitICT
+from lit_knn.modules.base import EstimatorTraining
 from lit_knn.nets import ConvResNet, ConvUNet, DDPMpp, UNet
-from lit_knn.solvers import euler_step, heun_step
-from lit_knn.training.base import EstimatorTraining
+from lit_knn.sampling.solvers import euler_step, heun_step
 from main import NAMED, main, make_cli
 from tests.config_files import PARTS
 from tests.networks import write_own, write_published, write_start
@@ -237,7 +233,7 @@ def test_figure4_halves_the_batch_of_table_1():
     assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 512
     assert (cli.model.estimator.k, cli.model.estimator.n) == (512, 256)
     baseline = ("--model.estimator", str(CONFIGS / "estimators" / "one_sample.yaml"))
-    cli = parse(*run, *baseline, "--model.solver", "lit_knn.solvers.euler_step")
+    cli = parse(*run, *baseline, "--model.solver", "lit_knn.sampling.solvers.euler_step")
     assert type(cli.model.estimator) is OneSample
     assert cli.model.solver is euler_step
 

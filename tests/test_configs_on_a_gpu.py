@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from lit_knn.commands.plan import estimator_parts
 from lit_knn.data import Stored
 from lit_knn.estimators import Estimator
-from lit_knn.planning import estimator_parts
 from tests.config_files import CONFIGS, RUNS, resolved
 
 ON_GPUS = [path for path in RUNS if resolved(path)["trainer"]["accelerator"] != "cpu"]

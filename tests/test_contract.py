@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import (
     KNN,
     STF,

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lit_knn.commands.plan import estimator_parts
+from lit_knn.common.errors import InputError
+from lit_knn.common.settings import describe
 from lit_knn.data import Digits
-from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, STF, ByClass, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, DEFAULT_R
-from lit_knn.planning import estimator_parts
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
-from lit_knn.settings import describe
 from tests.toys import low_rank_vectors, noisy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")

@@ -12,8 +12,8 @@ from PIL import Image
 from pytorch_lightning.callbacks import ModelCheckpoint
 from sklearn.datasets import load_digits
 
+from lit_knn.common.errors import InputError
 from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, Prepared, ReferenceDataModule
-from lit_knn.errors import InputError
 from lit_knn.index import FaissIndex
 from tests.image_files import write_cifar10
 

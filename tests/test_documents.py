@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_knn.loading import load_network
+from lit_knn.sampling.loading import load_network
 from main import CLI, FILE_COMMANDS, main, make_cli
 from tests.networks import write_own, write_published
 from tests.trained_runs import leave_run

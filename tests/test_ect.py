@@ -8,17 +8,16 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import LastCheckpoint
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.ect import LitECT
-from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, OneSample
-from lit_knn.ict import LitICT
-from lit_knn.loading import convert, load_network
+from lit_knn.modules import LitECT, LitICT
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
-from lit_knn.sampling import seeded_noise
-from lit_knn.schedules import PseudoHuber, euclidean
-from lit_knn.solvers import euler_step, heun_step
+from lit_knn.sampling.loading import convert, load_network
+from lit_knn.sampling.samplers import seeded_noise
+from lit_knn.sampling.schedules import PseudoHuber, euclidean
+from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.posterior import posterior_mean
 from tests.networks import small_published, write_own, write_published, write_start
 from tests.short_training import TRAINER, train

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from lit_knn.callbacks import LastCheckpoint
+from lit_knn.common.errors import InputError, NonFiniteLossError
 from lit_knn.data import Digits
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import KNN, STF, Exact, OneSample, SubspaceKNN, Wiener
+from lit_knn.modules import LitEDM
+from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.theory.posterior import posterior_mean
 from lit_knn.theory.warp import flip
-from lit_knn.training.augmentation import Augmented, GeometricAugmentation
 from tests.short_training import TRAINER, train
 from tests.toys import all_warped, unwarped
 from tests.watched import Images

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from lit_knn.nets.published.safe_pickle import load_safely
 from tests.edm_pickles import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import (
     KNN,
     STF,

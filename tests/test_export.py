@@ -9,10 +9,10 @@ import torch
 import yaml
 
 import lit_knn
-from lit_knn.errors import InputError
-from lit_knn.export import export
-from lit_knn.export.facts import without_paths
-from lit_knn.results import write_rows
+from lit_knn.commands.export import export
+from lit_knn.commands.run_facts import without_paths
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import write_rows
 from main import main
 from tests.command_lines import refusal_of
 from tests.interrupted_runs import file_size_limit
@@ -79,7 +79,7 @@ def test_the_card_tells_of_network_training_data_and_metrics(run, tmp_path):
     told = cells(text)
     assert told["class"] == ["UNet"]
     assert told["sampling_sigmas"] == ["[80.0, 0.821]"]
-    assert told["trained by"] == ["lit_knn.ict.LitICT"]
+    assert told["trained by"] == ["lit_knn.modules.ict.LitICT"]
     assert told["target estimated by"] == ["lit_knn.estimators.KNN"]
     assert told["optimiser steps"] == ["1"]
     assert told["images seen"] == ["32"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.errors import InputError
 from lit_knn.estimators import ByClass
 from lit_knn.index import FaissIndex
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
@@ -76,7 +76,9 @@ def test_samples_are_drawn_with_an_own_estimator(outside):
 
 @pytest.mark.parametrize(("answer", "got"), [("None", "None"), ("loss", "(16,)")])
 def test_an_objective_that_is_no_scalar_is_refused(answer, got, outside, capsys):
-    code = f"from lit_knn.edm import LitEDM\nclass Own(LitEDM):\n    objective = lambda self, loss, x: {answer}\n"
+    code = (
+        f"from lit_knn.modules.edm import LitEDM\nclass Own(LitEDM):\n    objective = lambda self, loss, x: {answer}\n"
+    )
     name = f"objective_{answer.lower()}"
     (outside / f"{name}.py").write_text(code)
     command = (

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 

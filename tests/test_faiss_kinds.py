@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet

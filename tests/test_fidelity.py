@@ -14,7 +14,9 @@ from torch.utils.data import Dataset
 from torch_fidelity import metric_fid
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.pixels import to_rgb_uint8, to_uint8
+from lit_knn.common.tables import read_rows, write_rows
 from lit_knn.metrics import DINOv2, EfficientNetLite0, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import (
     FeatureSums,
@@ -24,9 +26,7 @@ from lit_knn.metrics.fidelity import (
     precision_recall,
 )
 from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
-from lit_knn.pixels import to_rgb_uint8, to_uint8
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import read_rows, write_rows
 from tests.inception import blobs
 
 

@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from lit_knn import lit_estimator
-from lit_knn.results import read_rows
+from lit_knn.common.tables import read_rows
 from main import main
 from tests.inception import blobs
 from tests.ranks import run_main

@@ -4,12 +4,12 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import write_rows
 from lit_knn.figures import figure4
 from lit_knn.figures.figure4.__main__ import main
 from lit_knn.figures.figure4.curves import Curve, read_curves
 from lit_knn.figures.style import log_values
-from lit_knn.results import write_rows
 
 
 def leave_run(folder, estimator, values, **options):

@@ -10,20 +10,19 @@ from torch import nn
 
 import lit_knn
 from lit_knn.callbacks import LastCheckpoint, SampleGrid
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, Network, OneSample
-from lit_knn.flow import LitFlow
-from lit_knn.flow_sampling import FixedSteps
+from lit_knn.modules import LitEDM, LitFlow
+from lit_knn.modules.augmentation import GeometricAugmentation
+from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference import ReferenceSet
-from lit_knn.solvers import euler_step
+from lit_knn.sampling.flow_times import FixedSteps
+from lit_knn.sampling.solvers import euler_step
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item, under_process
-from lit_knn.training.augmentation import GeometricAugmentation
-from lit_knn.training.time_distributions import LogitNormalTimes, UniformTimes
 from tests.command_lines import ROOT
 from tests.flows import (
     gaussian_velocity,

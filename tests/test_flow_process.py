@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact
-from lit_knn.flow import LitFlow
-from lit_knn.flow_sampling import TimeSpan
-from lit_knn.generative_models import FlowModel
-from lit_knn.loading import build
+from lit_knn.modules import LitFlow
+from lit_knn.modules.time_distributions import UniformTimes
 from lit_knn.nets import UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import edm_coefficients
-from lit_knn.sampling import seeded_noise
+from lit_knn.sampling import FlowModel
+from lit_knn.sampling.flow_times import TimeSpan
+from lit_knn.sampling.loading import build
+from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.theory.noise import EDM, LINEAR_PROCESS, VP, LinearInterpolant, Process, per_item
-from lit_knn.training.time_distributions import UniformTimes
 from main import main
 from tests.gaussian_flow import M, S, gaussian_mean, latents
 

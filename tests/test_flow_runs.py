@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_knn.common.tables import read_rows
 from lit_knn.estimators import KNN
-from lit_knn.flow import LitFlow
-from lit_knn.results import read_rows
+from lit_knn.modules import LitFlow
 from main import main
 from tests.command_lines import ROOT, refusal_of
 from tests.interrupted_runs import At, assert_same, fit, interrupt, net
@@ -67,7 +67,7 @@ def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
     path, _ = weights("runs")
     main(["report", str(path.parent.parent)])
     assert "k=256, n=64)" in capsys.readouterr().out
-    euler = ["--model.sampler.solver", "lit_knn.solvers.euler_step"]
+    euler = ["--model.sampler.solver", "lit_knn.sampling.solvers.euler_step"]
     for name, options in (("heun", []), ("euler", euler)):
         places = ["--trainer.logger.save_dir", name, "--data.predict_samples", "3"]
         main(["predict", *TINY, *options, *places, "--ckpt_path", str(path)])

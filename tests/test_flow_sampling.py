@@ -4,15 +4,15 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact
-from lit_knn.flow_sampling import FixedSteps
+from lit_knn.modules.time_distributions import UniformTimes
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling import heun_sampler, seeded_noise
-from lit_knn.schedules import NoiseGrid
-from lit_knn.solvers import euler_step, heun_step
+from lit_knn.sampling.flow_times import FixedSteps
+from lit_knn.sampling.samplers import heun_sampler, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item, under_process
-from lit_knn.training.time_distributions import UniformTimes
 from tests.flows import gaussian_image, gaussian_velocity
 from tests.gaussian_flow import slope
 

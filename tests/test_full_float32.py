@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.index import SubspaceIndex, TorchIndex
 from lit_knn.linalg.precision import full_float32

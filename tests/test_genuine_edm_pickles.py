@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lit_knn.estimators import Network
-from lit_knn.loading import convert, load_network
 from lit_knn.nets import ADM, DDPMpp, NCSNpp
 from lit_knn.nets.published.edm_pickle import read_edm_pickle
+from lit_knn.sampling.loading import convert, load_network
 from tests.edm_pickles import module_that_records
 from tests.networks import small_published, write_published
 

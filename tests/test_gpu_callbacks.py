@@ -9,9 +9,9 @@ import yaml
 from PIL import Image
 
 import callbacks
+from lit_knn.common.tables import read_rows
 from lit_knn.metrics.features import EfficientNetLite0, InceptionV3
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import read_rows
 from main import main
 from tests.networks import write_own
 from tests.toys import pixels

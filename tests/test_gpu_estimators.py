@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import DrawingEstimator as CertifiedEstimator
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 from lit_knn.theory.warp import Warp
 from tests.any_data import enumerated_mean
 from tests.every_estimator import every_class_estimator, every_estimator

@@ -10,7 +10,7 @@ import yaml
 from lit_knn.estimators import Exact, Network
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling import Churn, consistency_sampler, heun_sampler, hybrid_sampler
+from lit_knn.sampling.samplers import Churn, consistency_sampler, heun_sampler, hybrid_sampler
 from tests.every_estimator import made
 from tests.toys import pixels
 

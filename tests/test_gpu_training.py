@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from lit_knn.results import read_rows
+from lit_knn.common.tables import read_rows
 from main import main
 from tests.interrupted_runs import state
 from tests.pretend_cuda import PretendTensor

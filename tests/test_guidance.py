@@ -5,20 +5,20 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn import load
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, ByClass, Exact, class_conditional
-from lit_knn.flow import LitFlow
-from lit_knn.flow_sampling import TimeSpan
-from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
-from lit_knn.guidance import NO_CLASS, guided
-from lit_knn.loading import build
+from lit_knn.modules import LitEDM, LitFlow
+from lit_knn.modules.conditioning import Conditioning
 from lit_knn.nets import ADM, ConvResNet, DDPMpp, UNet
+from lit_knn.nets.base import NO_CLASS
 from lit_knn.nets.flow import VelocityOutput
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling import heun_sampler, seeded_noise
-from lit_knn.training.conditioning import Conditioning
+from lit_knn.sampling import ConsistencyModel, DiffusionModel, FlowModel
+from lit_knn.sampling.flow_times import TimeSpan
+from lit_knn.sampling.guidance import guided
+from lit_knn.sampling.loading import build
+from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from tests.labelled import Labelled, Watched, undone
 from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean

@@ -12,27 +12,24 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lit_knn
-from lit_knn.ect import LitECT
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
+from lit_knn.commands.export import export
+from lit_knn.common.errors import InputError
+from lit_knn.common.pixels import to_uint8
 from lit_knn.estimators import Network, OneSample
-from lit_knn.export import export
-from lit_knn.flow import LitFlow
-from lit_knn.flow_sampling import FixedSteps
-from lit_knn.generative_models import ConsistencyModel, DiffusionModel, FlowModel
-from lit_knn.ict import LitICT
-from lit_knn.loading import build, convert, load_network, write_exported
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT
+from lit_knn.modules.augmentation import GeometricAugmentation
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.architecture import architecture_of, build_network
 from lit_knn.nets.flow import DataOutput, EDMOutput, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
-from lit_knn.pixels import to_uint8
-from lit_knn.sampling import consistency_sampler, heun_sampler, seeded_noise
-from lit_knn.schedules import NoiseGrid
-from lit_knn.solvers import euler_step, heun_step
-from lit_knn.training.augmentation import GeometricAugmentation
-from lit_knn.training.conditioning import Conditioning
-from lit_knn.training.time_distributions import LogitNormalTimes, UniformTimes
+from lit_knn.sampling import ConsistencyModel, DiffusionModel, FlowModel
+from lit_knn.sampling.flow_times import FixedSteps
+from lit_knn.sampling.loading import build, convert, load_network, write_exported
+from lit_knn.sampling.samplers import consistency_sampler, heun_sampler, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.solvers import euler_step, heun_step
 from main import main
 from tests.command_lines import ROOT
 from tests.networks import small_published, write_published

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from lit_knn.data import Digits
 from lit_knn.estimators import Exact
-from lit_knn.sampling import heun_sampler, seeded_noise
+from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from main import main
 
 MODEL = ["--model", "LitEstimator", "--model.sampling_steps", "18", "--trainer.accelerator", "cpu"]

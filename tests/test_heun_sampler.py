@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling import Churn, heun_sampler, seeded_noise
-from lit_knn.schedules import NoiseGrid, karras_sigmas, log_normal_sigmas
+from lit_knn.sampling.samplers import Churn, heun_sampler, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid, karras_sigmas, log_normal_sigmas
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant
 from tests.gaussian_flow import M, S, gaussian_mean, gaussian_sample, latents, slope
 

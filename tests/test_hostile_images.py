@@ -11,12 +11,12 @@ import zlib
 import numpy as np
 import pytest
 
-from lit_knn.images.arrays import array_file_shape, read_array_file
-from lit_knn.images.files import count_image_files, read_image_files
-from lit_knn.images.source import Options
-from lit_knn.images.writer import prepare
-from lit_knn.loading import load
-from lit_knn.prepare import main
+from lit_knn.commands.prepare import main
+from lit_knn.data.array_files import array_file_shape, read_array_file
+from lit_knn.data.image_files import count_image_files, read_image_files
+from lit_knn.data.image_source import Options
+from lit_knn.data.prepared_writer import prepare
+from lit_knn.sampling.loading import load
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 GIB = 2**30
@@ -137,13 +137,13 @@ def test_images_with_too_many_pixels_are_refused(tmp_path, width, height):
 
 
 def test_more_images_than_the_memory_holds_are_refused_with_both_sizes(tmp_path, monkeypatch):
-    import lit_knn.images.files as files
+    import lit_knn.data.image_files as files
 
     folder = write_folder(tmp_path, {f"{i}.png": encoded(pixels(10, 10, 3)) for i in range(4)})
     monkeypatch.setattr(files, "machine_bytes", lambda: 1199)
     message = refusal(read_image_files, folder)
     assert "4 images of 10x10 with 3 channels" in message
-    assert "lit_knn.prepare" in message
+    assert "lit_knn.commands.prepare" in message
     monkeypatch.setattr(files, "machine_bytes", lambda: 1200)
     assert read_image_files(folder)[0].nbytes == 1200
 
@@ -174,7 +174,7 @@ def test_a_large_array_in_a_small_npz_is_refused_with_its_size(tmp_path):
         entry.file_size = len(npy_header(shape)) + 3 * 2**41
     message = refusal(read_array_file, path)
     assert "need 6597.1 GB of memory, this machine has" in message
-    assert "lit_knn.prepare" in message
+    assert "lit_knn.commands.prepare" in message
 
 
 def test_a_sparse_npy_beyond_the_memory_is_refused_with_its_size(tmp_path):

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling import heun_sampler, hybrid_sampler, hybrid_sigmas, integrate_flow
-from lit_knn.schedules import karras_sigmas
+from lit_knn.sampling.samplers import heun_sampler, hybrid_sampler, hybrid_sigmas, integrate_flow
+from lit_knn.sampling.schedules import karras_sigmas
 from lit_knn.theory.noise import forward_noise
 from tests.gaussian_flow import gaussian_mean, gaussian_sample, latents, slope
 

@@ -7,8 +7,8 @@ from lit_knn.metrics import FidelityMeasure, Pixels
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.samples import draw_samples, measure_samples
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling import seeded_noise
-from lit_knn.schedules import NoiseGrid
+from lit_knn.sampling.samplers import seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
 from tests.watched import Asked, heun_levels, karras
 
 GRID = {"sigma_min": 0.03, "sigma_max": 12.0, "rho": 4.0}

@@ -10,13 +10,13 @@ import yaml
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lit_knn.common.settings import describe
+from lit_knn.common.tables import ResultsTable
 from lit_knn.estimators import KNN, Network
 from lit_knn.index import FaissIndex
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import ResultsTable
-from lit_knn.settings import describe
 from main import main
 from tests.networks import write_own, write_published
 from tests.ranks import run_main

@@ -11,9 +11,8 @@ import torch
 import yaml
 
 import lit_knn.estimators
-from lit_knn.edm import LitEDM
 from lit_knn.estimators import OneSample
-from lit_knn.ict import LitICT
+from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import UNet
 from tests.config_files import CONFIGS, resolved
 

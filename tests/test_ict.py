@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from lit_knn.callbacks import LastCheckpoint
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, Exact, OneSample
-from lit_knn.ict import LitICT
+from lit_knn.modules import LitICT
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
-from lit_knn.solvers import euler_step, heun_step
+from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.posterior import posterior_mean
 from tests.short_training import TRAINER, train
 

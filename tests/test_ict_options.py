@@ -7,10 +7,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import OneSample
-from lit_knn.ict import LitICT
-from lit_knn.solvers import euler_step, heun_step
+from lit_knn.modules import LitICT
+from lit_knn.sampling.solvers import euler_step, heun_step
 from tests.short_training import train
 from tests.watched import Images, WatchedNet, karras, undone
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_knn.images.arrays import read_array_file
-from lit_knn.images.files import read_image_files
+from lit_knn.data.array_files import read_array_file
+from lit_knn.data.image_files import read_image_files
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 from lit_knn.theory.posterior import log_posterior
 from lit_knn.theory.proposal import dense_log_q
 from lit_knn.theory.snis import snis_variance

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.atomic_files import locked
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import locked
 from lit_knn.index import FaissIndex
 from lit_knn.index.cache import file_name
 from lit_knn.reference import ReferenceSet
@@ -150,7 +150,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
 
 def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):
     code = (
-        "import sys, time, pathlib\nfrom lit_knn.atomic_files import locked\n"
+        "import sys, time, pathlib\nfrom lit_knn.common.files import locked\n"
         "with locked(pathlib.Path(sys.argv[1])):\n"
         "    print('in', flush=True)\n    time.sleep(0.5)\n    print('out', flush=True)"
     )

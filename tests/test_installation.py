@@ -19,13 +19,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import lit_knn
-from lit_knn import extras
-from lit_knn.command_line import entry, packaged_configs
-from lit_knn.command_line.config_files import check_config_files
-from lit_knn.command_line.messages import message_of
-from lit_knn.command_line.packaged_configs import with_packaged_configs
-from lit_knn.command_line.quiet import LINES, WARNINGS, quiet
-from lit_knn.errors import InputError
+from lit_knn.commands import entry
+from lit_knn.commands.cli import packaged_configs
+from lit_knn.commands.cli.config_files import check_config_files
+from lit_knn.commands.cli.messages import message_of
+from lit_knn.commands.cli.packaged_configs import with_packaged_configs
+from lit_knn.commands.cli.quiet import LINES, WARNINGS, quiet
+from lit_knn.common import extras
+from lit_knn.common.errors import InputError
 from tests.image_files import refusal
 
 ROOT = Path(__file__).parent.parent
@@ -53,9 +54,9 @@ def requirements(extra):
 def wheel(tmp_path_factory):
     # A copy, because the build leaves files behind.
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("lit_knn", "configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("lit_knn", "callbacks", "configs"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, built], cwd=source, capture_output=True, check=True)
@@ -66,8 +67,9 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_every_module_config_and_record_and_nothing_else_by_a_common_name(wheel):
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lit_knn").rglob("*") if path.is_file()}
-    configs = (path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yaml"))
-    expected = {name for name in expected if "__pycache__" not in name} | {f"lit_knn/{name}" for name in configs}
+    linked = [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "callbacks").glob("*.py")]
+    expected = {name for name in expected if "__pycache__" not in name}
+    expected |= {f"lit_knn/{path.relative_to(ROOT).as_posix()}" for path in linked}
     assert files == expected
     assert "lit_knn/py.typed" in files
 
@@ -85,7 +87,7 @@ def test_the_wheel_tells_its_version_and_its_command(wheel):
 
 def test_the_configs_of_an_installed_package_are_found_in_it(wheel, tmp_path):
     wheel.extractall(tmp_path)
-    code = "from lit_knn.command_line import packaged_configs as p; print(p.folder(), *p.names())"
+    code = "from lit_knn.commands.cli import packaged_configs as p; print(p.folder(), *p.names())"
     command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
     assert said == [str(tmp_path / "lit_knn" / "configs"), *packaged_configs.names()]
@@ -144,7 +146,7 @@ def test_every_command_is_in_the_help(capsys):
     assert stop.value.code == 0
     said = capsys.readouterr().out
     assert all(re.search(rf"^  {name} ", said, re.MULTILINE) for name in entry.COMMANDS)
-    from lit_knn.command_line.cli import CLI, FILE_COMMANDS
+    from lit_knn.commands.cli.cli import CLI, FILE_COMMANDS
 
     assert {*CLI.subcommands(), *FILE_COMMANDS, *entry.ALONE} == {*entry.COMMANDS}
 
@@ -166,7 +168,7 @@ class Absent(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 import torch
-from lit_knn.command_line.entry import main
+from lit_knn.commands.entry import main
 from lit_knn.estimators import KNN, Exact
 from lit_knn.reference import ReferenceSet
 x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,7 @@ import torch
 import yaml
 from pytorch_lightning.loggers import CSVLogger
 
-from lit_knn.training.newest_checkpoint import checkpoints_of_name
+from lit_knn.runs.newest_checkpoint import checkpoints_of_name
 from main import main
 from tests.interrupted_runs import file_size_limit, killed
 
@@ -65,7 +65,7 @@ def test_an_interrupted_command_says_the_command_that_goes_on(capsys, monkeypatc
             fit(6, *resumed)
         assert stop.value.code == 143
         (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted")]
-        said = f"interrupted by SIGTERM after step {step + 1}; to go on: python main.py fit -c "
+        said = f"interrupted by SIGTERM after step {step + 1}; to go on: lit-knn fit -c "
         assert line.startswith(said)
         assert line.endswith(f"--ckpt_path {last()}")
         assert line.count("--ckpt_path") == 1

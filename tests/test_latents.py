@@ -9,16 +9,16 @@ import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from lit_knn.autoencoders import PCA, Autoencoder
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits, Latents
+from lit_knn.data.autoencoders import PCA, Autoencoder
 from lit_knn.data.latents import encode_images
-from lit_knn.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.figures import captioned, image_grid
-from lit_knn.sampling import heun_sampler
+from lit_knn.sampling.samplers import heun_sampler
 from main import main
 
-FULL = {"class_path": "lit_knn.autoencoders.PCA", "init_args": {"latent_shape": [1, 8, 8]}}
+FULL = {"class_path": "lit_knn.data.autoencoders.PCA", "init_args": {"latent_shape": [1, 8, 8]}}
 LATENTS = {"class_path": "lit_knn.data.Latents", "init_args": {"images": "lit_knn.data.Digits", "autoencoder": FULL}}
 LATENTS["init_args"]["predict_samples"] = 8
 

@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lit_knn.checkpoint_file import MODEL_KEY
-from lit_knn.command_line.entry import main
-from lit_knn.errors import InputError
+from lit_knn.commands.entry import main
+from lit_knn.common.checkpoint_file import MODEL_KEY
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Network
-from lit_knn.loading import convert, load, load_network, load_network_to_tune
 from lit_knn.nets import ADM, ConvUNet, DDPMpp, NCSNpp
 from lit_knn.nets.precond import EDMPrecond
+from lit_knn.sampling.loading import convert, load, load_network, load_network_to_tune
 from tests.edm_pickles import Call, edm_network, published, write
 from tests.image_files import refusal
 from tests.networks import small_published, write_own, write_published, write_start

@@ -11,7 +11,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from lit_knn.training.hyperparameters import of_options
+from lit_knn.runs.hyperparameters import of_options
 from main import main
 from tests.command_lines import DEMO, ROOT, TINY
 

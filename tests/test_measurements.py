@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from lit_knn.callbacks import EstimatorError
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.common.tables import read_rows
 from lit_knn.estimators import KNN, Estimator, OneSample
 from lit_knn.index import Index
-from lit_knn.lit_estimator import LitEstimator
 from lit_knn.metrics import FidelityMeasure, Pixels, error_curve, nearest_images
 from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.metrics.error_curve import COLUMNS
@@ -20,9 +21,8 @@ from lit_knn.metrics.features import NetworkExtractor
 from lit_knn.metrics.fidelity import FeatureSums, kernel_distance, precision_recall
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure
+from lit_knn.modules import LitEstimator
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import read_rows
-from lit_knn.rng import Stream, keyed_generator
 from lit_knn.theory.bounds import theorem_4_1_bound, theorem_4_2_bound
 from lit_knn.theory.posterior import posterior_mean
 from tests.short_training import TRAINER

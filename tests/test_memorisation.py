@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import is_copied, nearest_images
 from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric

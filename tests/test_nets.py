@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.nets import ConvResNet, ConvUNet, UNet
 
 

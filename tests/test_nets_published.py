@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet, network_from_config
 from lit_knn.nets.layers import attention, fir_kernel, resample
 from lit_knn.nets.precond import EDMPrecond, edm_coefficients

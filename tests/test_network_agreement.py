@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 from sklearn.metrics import r2_score
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Estimator, Exact, Network, OneSample, PatchPosterior, Wiener
 from lit_knn.metrics import network_agreement
 from lit_knn.metrics.agreement import agreement

@@ -3,12 +3,12 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import LastCheckpoint
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
 from lit_knn.estimators import Network, OneSample
+from lit_knn.modules import LitEDM
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
-from lit_knn.sampling import heun_sampler, seeded_noise
+from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 
 
 def unet(channels=8):

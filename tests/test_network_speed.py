@@ -8,13 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_knn.callbacks import LastCheckpoint, NetworkSpeed
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import keyed_default_rng
 from lit_knn.data import Digits
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, OneSample
-from lit_knn.ict import LitICT
+from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import DDPMpp, UNet
-from lit_knn.rng import keyed_default_rng
 from tests.short_training import train
 from tests.watched import Images, WatchedNet
 

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from lit_knn.callbacks import LastCheckpoint, PowerAverages, StepProgressBar
+from lit_knn.common.deferred_checks import DeferredChecks, refuse
+from lit_knn.common.errors import InputError, NonFiniteLossError
 from lit_knn.data import Digits
-from lit_knn.deferred_checks import DeferredChecks, refuse
-from lit_knn.ect import LitECT
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -27,13 +25,12 @@ from lit_knn.estimators import (
     UniformSNIS,
     Wiener,
 )
-from lit_knn.flow import LitFlow
-from lit_knn.ict import LitICT
 from lit_knn.index import TorchIndex
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT
+from lit_knn.modules.augmentation import GeometricAugmentation
+from lit_knn.modules.averaging import MovingAverage
 from lit_knn.nets import DDPMpp
 from lit_knn.reference import ReferenceSet
-from lit_knn.training.augmentation import GeometricAugmentation
-from lit_knn.training.averaging import MovingAverage
 from tests.networks import write_start
 from tests.short_training import TRAINER
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.nets import NCSNpp, network_from_config
 from lit_knn.nets.layers import FourierEmbedding
 from lit_knn.nets.precond import ConsistencyFunction
-from lit_knn.schedules import ict_num_steps, karras_sigmas
+from lit_knn.sampling.schedules import ict_num_steps, karras_sigmas
 from tests.config_files import CONFIGS, RUNS, resolved
 
 # The embedding does not depend on these options, and making a full network would take seconds.

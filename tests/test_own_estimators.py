@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import ByClass, Estimator, Smoothed, Switched
 from lit_knn.metrics import error_curve
 from lit_knn.reference import ReferenceSet

@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.settings import describe
 from lit_knn.estimators import (
     ByClass,
     Exact,
@@ -16,7 +17,6 @@ from lit_knn.estimators import (
 from lit_knn.estimators.patch_posterior import sliding_sums
 from lit_knn.estimators.patch_sizes import extents, power_spectrum
 from lit_knn.reference import ReferenceSet
-from lit_knn.settings import describe
 from tests.toys import low_rank_vectors, noisy, pixels
 
 N, SHAPE = 40, (2, 7, 6)

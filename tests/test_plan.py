@@ -9,16 +9,16 @@ import torch
 from PIL import Image
 from torch import nn
 
+from lit_knn.commands.plan import estimator_parts, make_plan
+from lit_knn.commands.prepare import main as prepare
+from lit_knn.commands.trainer import Trainer
+from lit_knn.common.memory import machine_bytes, process_bytes
 from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
 from lit_knn.estimators import KNN, STF, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
-from lit_knn.lit_estimator import LitEstimator
-from lit_knn.memory import machine_bytes, process_bytes
-from lit_knn.planning import estimator_parts, make_plan
-from lit_knn.prepare import main as prepare
+from lit_knn.modules import LitEstimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import projection_of
-from lit_knn.trainer import Trainer
 from main import main, make_cli
 from tests.image_files import refusal
 

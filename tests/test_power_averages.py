@@ -1,4 +1,4 @@
-"""Snapshots of averages in trainings, and `python main.py average`, which makes averages of other lengths from them."""
+"""Snapshots of averages in trainings, and `lit-knn average`, which makes averages of other lengths from them."""
 
 import math
 import os
@@ -11,13 +11,13 @@ import pytorch_lightning as pl
 import torch
 import yaml
 
-from lit_knn.average import average, fit_length, read_snapshots
 from lit_knn.callbacks import PowerAverages
-from lit_knn.errors import InputError
+from lit_knn.commands.average import average, fit_length, read_snapshots
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Network
-from lit_knn.results import read_rows
-from lit_knn.training.kept_checkpoints import kept_checkpoints, kept_snapshots, snapshots_in
-from lit_knn.training.power_averages import exponent
+from lit_knn.modules.power_averages import exponent
+from lit_knn.runs.kept_checkpoints import kept_checkpoints, kept_snapshots, snapshots_in
 from main import main
 from tests.command_lines import ROOT, refusal_of
 from tests.interrupted_runs import At, assert_same, assert_same_numbers, edm, fit, interrupt, tensors

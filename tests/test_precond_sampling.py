@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.nets.precond import ConsistencyFunction, consistency_coefficients
-from lit_knn.sampling import consistency_sampler, seeded_classes, seeded_noise
+from lit_knn.sampling.samplers import consistency_sampler, seeded_classes, seeded_noise
 
 SIGMA_DATA = 0.5
 

@@ -14,15 +14,15 @@ import pytest
 import torch
 from PIL import Image
 
+from lit_knn.commands.prepare import main
+from lit_knn.common.errors import InputError
 from lit_knn.data import ImageFiles, Prepared
-from lit_knn.errors import InputError
-from lit_knn.images.arrays import read_array_file
-from lit_knn.images.files import read_image_files
-from lit_knn.images.mapped import read_description, read_prepared
-from lit_knn.images.source import Options
-from lit_knn.images.writer import prepare
+from lit_knn.data.array_files import read_array_file
+from lit_knn.data.image_files import read_image_files
+from lit_knn.data.image_source import Options
+from lit_knn.data.prepared import read_description, read_prepared
+from lit_knn.data.prepared_writer import prepare
 from lit_knn.index import TorchIndex
-from lit_knn.prepare import main
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 from tests.ranks import run_ranks
 
@@ -133,7 +133,7 @@ def test_cifar10_is_read_as_torchvision_keeps_it(tmp_path, monkeypatch):
 
 
 # A new process prepares in many small blocks. A fork of this process could inherit a held lock.
-CODE = "import sys; from lit_knn.images.writer import prepare; prepare(*sys.argv[1:], block_images=5, workers=2)"
+CODE = "import sys; from lit_knn.data.prepared_writer import prepare; prepare(*sys.argv[1:], block_images=5, workers=2)"
 
 
 def start_preparing(source, out, code=CODE):

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from lit_knn.commands.prepare import main
 from lit_knn.data import Prepared
+from lit_knn.data.image_files import read_image_files
+from lit_knn.data.image_source import Options, open_source
+from lit_knn.data.prepared import read_prepared, verify
+from lit_knn.data.prepared_writer import prepare, write_prepared
 from lit_knn.estimators import KNN, Exact
-from lit_knn.images.files import read_image_files
-from lit_knn.images.mapped import read_prepared, verify
-from lit_knn.images.source import Options, open_source
-from lit_knn.images.writer import prepare, write_prepared
 from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.prepare import main
 from lit_knn.reference import ReferenceSet, shard_rows
 from lit_knn.reference.classes import classes_of
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.solvers import euler_step, heun_step
+from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, forward_noise, under_process
 
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lit_knn.images.arrays import array_file_shape, read_array_file
-from lit_knn.images.files import count_image_files, read_image_files
-from lit_knn.images.mapped import read_prepared, verify
-from lit_knn.images.source import Options
-from lit_knn.images.writer import prepare
+from lit_knn.data.array_files import array_file_shape, read_array_file
+from lit_knn.data.image_files import count_image_files, read_image_files
+from lit_knn.data.image_source import Options
+from lit_knn.data.prepared import read_prepared, verify
+from lit_knn.data.prepared_writer import prepare
 from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from lit_knn.nets.published.safe_pickle import load_safely
 from tests.edm_pickles import NUMPY_1, NUMPY_2, network, published, write

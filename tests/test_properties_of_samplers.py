@@ -6,9 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_knn.sampling import Churn, consistency_sampler, heun_sampler, hybrid_sampler, integrate_flow, seeded_noise
-from lit_knn.schedules import NoiseGrid
-from lit_knn.solvers import euler_step, heun_step
+from lit_knn.sampling.samplers import (
+    Churn,
+    consistency_sampler,
+    heun_sampler,
+    hybrid_sampler,
+    integrate_flow,
+    seeded_noise,
+)
+from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant
 
 SHAPES = st.sampled_from([(1,), (5,), (2, 3), (3, 4, 4)])

@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_knn.loading import load_network
+from lit_knn.common.tables import read_rows
 from lit_knn.nets import ADM, DDPMpp, NCSNpp
-from lit_knn.results import read_rows
-from lit_knn.sampling import seeded_noise
+from lit_knn.sampling.loading import load_network
+from lit_knn.sampling.samplers import seeded_noise
 from main import main
 from tests.networks import small_published, write_published
 

@@ -5,13 +5,12 @@ import itertools
 import pytest
 import torch
 
-from lit_knn.edm import LitEDM
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import STF, Estimator, OneSample
-from lit_knn.ict import LitICT
 from lit_knn.metrics import error_curve
 from lit_knn.metrics.latents import NoisyLatents
+from lit_knn.modules import LitEDM, LitICT
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import Stream, keyed_generator
 from tests.short_training import train
 from tests.watched import Images, OneOfSeveral, WatchedNet, undone
 

@@ -36,7 +36,7 @@ def test_tensors_of_a_big_endian_machine_are_refused(tmp_path):
 
 
 def test_arrays_of_a_big_endian_machine_have_the_same_values(tmp_path):
-    from lit_knn.images.arrays import read_array_file
+    from lit_knn.data.array_files import read_array_file
 
     values = np.linspace(-1, 1, 24).reshape(4, 6)
     for dtype in ("<f4", ">f4", ">f8", ">f2"):

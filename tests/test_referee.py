@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.settings import TellsSettings
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.referee.__main__ import main
 from lit_knn.referee.cases import CASES, load_case
@@ -23,7 +24,6 @@ from lit_knn.referee.entry import entry_from_arguments, entry_of
 from lit_knn.referee.protocol import Options, run
 from lit_knn.referee.table import COLUMNS, add_rows, read_table
 from lit_knn.reference import ReferenceSet
-from lit_knn.settings import TellsSettings
 
 SHIFT, SPREAD = 0.02, 0.05
 QUICK = Options(repeats=4, memory=False)

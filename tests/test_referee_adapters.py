@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import adapters as benchmark
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Exact
 from lit_knn.referee.adapters import (
     GoldDiff,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from matplotlib.container import ErrorbarContainer
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.referee.page import numbers, write, write_page
 from lit_knn.referee.page.behaviour import unusual
 from lit_knn.referee.page.blocks import Picture
@@ -234,7 +234,7 @@ def test_the_page_holds_every_entry_escaped_and_is_complete(tmp_path):
     assert page.tags.count("script") == 1  # The page's own, which sorts.
     assert page.tags.count("img") == 2
     assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
-    for words in ("Certified errors", "changes z or t", "a | b", "python -m lit_knn.referee run --case digits"):
+    for words in ("Certified errors", "changes z or t", "a | b", "lit-knn referee run --case digits"):
         assert words in page.text
     text = written[0].read_text()
     assert "<script>" not in text
@@ -323,7 +323,7 @@ def test_the_command_repeats_the_settings(tmp_path):
     settings = {"class_path": "my file.py:Mine", "init_args": {"k": 64, "estimator": inside}, "index": index}
     (entry,) = results_of(tmp_path, [row(settings=json.dumps(settings))]).entries
     assert command(entry) == (
-        "python -m lit_knn.referee run --case digits --estimator 'my file.py:Mine' --estimator.k 64 "
+        "lit-knn referee run --case digits --estimator 'my file.py:Mine' --estimator.k 64 "
         "--estimator.estimator lit_knn.estimators.KNN --estimator.estimator.n null "
         "--index lit_knn.index.FaissIndex --index.factory SQ8 --index.lossless true "
         "--batch 32 --repeats 4 --threads 2 --latents 64 --name KNN"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, Exact, MonteCarlo
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.index.base import Vectors

@@ -11,11 +11,11 @@ import yaml
 from PIL import Image
 
 from lit_knn.callbacks import RunRecord
+from lit_knn.commands.report import compared, read_run
+from lit_knn.common.tables import write_rows
 from lit_knn.figures.run_comparison import run_comparison
-from lit_knn.report import compared, read_run
-from lit_knn.results import write_rows
-from lit_knn.training.record import Record, read_record
-from lit_knn.training.times import TrainingTime
+from lit_knn.runs.record import Record, read_record
+from lit_knn.runs.times import TrainingTime
 from main import main, make_cli
 
 

@@ -5,16 +5,15 @@ import signal
 import pytest
 import torch
 
+from lit_knn.commands.trainer import Trainer
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
 from lit_knn.estimators import KNN, OneSample
-from lit_knn.ict import LitICT
+from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import UNet
-from lit_knn.results import read_rows
-from lit_knn.solvers import euler_step
-from lit_knn.trainer import Trainer
-from lit_knn.training.interruption import RunInterrupted
+from lit_knn.runs.interruption import RunInterrupted
+from lit_knn.sampling.solvers import euler_step
 from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, net, validations
 from tests.ranks import run_ranks
 

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from lit_knn.rng import keyed_default_rng, keyed_generator, seed_from_key
+from lit_knn.common.rng import keyed_default_rng, keyed_generator, seed_from_key
 
 
 def test_every_key_has_a_seed_of_its_own():

@@ -14,13 +14,13 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_knn.callbacks import SampleGrid
-from lit_knn.errors import InputError
-from lit_knn.report import main as report
-from lit_knn.results import read_rows
-from lit_knn.run_folder import earlier_configs, keep_earlier_config, resumed_from
-from lit_knn.training.kept_checkpoints import kept_checkpoints
-from lit_knn.training.record import read_record
-from lit_knn.training.run_place import choose_folder, folder_of_name, next_version, version_stem
+from lit_knn.commands.report import main as report
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import read_rows
+from lit_knn.runs.folder import earlier_configs, keep_earlier_config, resumed_from
+from lit_knn.runs.kept_checkpoints import kept_checkpoints
+from lit_knn.runs.place import choose_folder, folder_of_name, next_version, version_stem
+from lit_knn.runs.record import read_record
 from main import main
 
 ROOT = Path(__file__).parent.parent
@@ -211,7 +211,7 @@ def test_a_tracker_of_experiments_has_the_folder_of_its_project(package, own, mo
     [("KNN", "knn"), ("STF", "stf"), ("OneSample", "one_sample"), ("UniformSNIS", "uniform_snis")],
 )
 def test_a_version_is_named_after_the_estimator(estimator, stem):
-    model = {"class_path": "lit_knn.ict.LitICT"}
+    model = {"class_path": "lit_knn.modules.ict.LitICT"}
     named = {"estimator": {"class_path": f"lit_knn.estimators.{estimator}"}}
     assert version_stem({**model, "init_args": named}) == stem
     assert version_stem({**model, "init_args": {"estimator": None}}) == "ict"
@@ -227,12 +227,12 @@ def test_the_number_is_above_those_of_the_same_name(tmp_path):
 def test_the_number_is_new_in_the_folders_of_all_loggers(tmp_path):
     (tmp_path / "b" / "ict_3").mkdir(parents=True)
     loggers = [CSVLogger(tmp_path, name="a"), CSVLogger(tmp_path, name="b")]
-    model = {"class_path": "lit_knn.ict.LitICT"}
+    model = {"class_path": "lit_knn.modules.ict.LitICT"}
     assert choose_folder(tmp_path / "a", loggers, model) == tmp_path / "a" / "ict_4"
 
 
 def test_runs_that_start_together_get_folders_of_their_own(tmp_path):
-    model = {"class_path": "lit_knn.ict.LitICT"}
+    model = {"class_path": "lit_knn.modules.ict.LitICT"}
     start = threading.Barrier(16)
 
     def choose(_):
@@ -267,13 +267,13 @@ def test_a_run_that_fails_later_keeps_its_files(monkeypatch):
 @pytest.mark.parametrize("version", ["", ".", "..", "x/y", "/x"])
 def test_a_version_that_is_no_name_of_a_folder_is_refused(version, tmp_path):
     with pytest.raises(InputError, match=r"trainer\.logger\.version must be the name of a folder"):
-        choose_folder(tmp_path, [CSVLogger(tmp_path, version=version)], {"class_path": "lit_knn.ict.LitICT"})
+        choose_folder(tmp_path, [CSVLogger(tmp_path, version=version)], {"class_path": "lit_knn.modules.ict.LitICT"})
 
 
 @pytest.mark.parametrize(("version", "folder"), [("mine", "mine"), (7, "version_7")])
 def test_a_version_of_ones_own_stays(version, folder, tmp_path):
     loggers = [TensorBoardLogger(tmp_path), CSVLogger(tmp_path, version=version)]
-    model = {"class_path": "lit_knn.ict.LitICT"}
+    model = {"class_path": "lit_knn.modules.ict.LitICT"}
     assert choose_folder(tmp_path, loggers, model) == tmp_path / folder
 
 

@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 
 from lit_knn.callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter, sample_writer
-from lit_knn.distributed import own_batches
-from lit_knn.errors import InputError
+from lit_knn.common.distributed import own_batches
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import read_rows
 from lit_knn.figures import captioned, checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid
 from lit_knn.metrics.mean_pictures import mean_pictures
+from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import read_rows
-from lit_knn.sampling import seeded_classes
-from lit_knn.training.conditioning import Conditioning
+from lit_knn.sampling.samplers import seeded_classes
 from tests.interrupted_runs import file_size_limit
 from tests.short_training import TRAINER
 from tests.watched import Asked, Images, OneOfSeveral

@@ -9,12 +9,11 @@ import torch
 from PIL import Image
 
 from lit_knn.callbacks import HybridSampling, Memorisation, PixelFrechetDistance
-from lit_knn.edm import LitEDM
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.figures import image_grid
-from lit_knn.lit_estimator import LitEstimator
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.hybrid import HybridSamples
+from lit_knn.modules import LitEDM, LitEstimator
 from lit_knn.reference import ReferenceSet
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral, WatchedNet

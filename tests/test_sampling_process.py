@@ -6,16 +6,15 @@ import pytest
 import torch
 
 import lit_knn
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
+from lit_knn.commands.export import export
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import OneSample
-from lit_knn.export import export
-from lit_knn.generative_models import DiffusionModel
-from lit_knn.lit_estimator import LitEstimator
-from lit_knn.loading import build
+from lit_knn.modules import LitEDM, LitEstimator
 from lit_knn.nets import UNet
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.schedules import NoiseGrid
+from lit_knn.sampling import DiffusionModel
+from lit_knn.sampling.loading import build
+from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.theory.noise import VP, LinearInterpolant, Process
 from tests.trained_runs import leave_run
 

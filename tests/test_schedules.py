@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import lognorm
 
-from lit_knn.schedules import (
+from lit_knn.sampling.schedules import (
     PseudoHuber,
     TuningSchedule,
     consistency_weight,

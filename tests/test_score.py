@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, Exact, SubspaceKNN
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, forward_noise

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_knn.command_line.memory_check import check_fits
+from lit_knn.commands.cli.memory_check import check_fits
+from lit_knn.commands.plan import make_plan
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import machine_bytes
 from lit_knn.data import Arrays
-from lit_knn.errors import InputError
-from lit_knn.memory import machine_bytes
-from lit_knn.planning import make_plan
 from main import make_cli
 from tests.command_lines import DEMO, TINY, refusal_of
 

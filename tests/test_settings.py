@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from lit_knn.common.settings import describe, fingerprint
 from lit_knn.estimators import KNN, Estimator, Smoothed, SubspaceKNN
 from lit_knn.index import FaissIndex
-from lit_knn.settings import describe, fingerprint
 
 
 class Own(Estimator):

@@ -8,14 +8,14 @@ import torch
 import yaml
 from PIL import Image
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Exact, Network, PatchPosterior
 from lit_knn.metrics.same_noise import SameNoise
 from lit_knn.metrics.size_calibration import calibrated_sizes, trajectories
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import read_rows
-from lit_knn.sampling import heun_sampler, seeded_noise
-from lit_knn.schedules import NoiseGrid
+from lit_knn.sampling.samplers import heun_sampler, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
 from main import main
 from tests.networks import write_own
 from tests.toys import pixels

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.solvers import euler_step, heun_step
+from lit_knn.sampling.solvers import euler_step, heun_step
 
 # Data distribution N(M, S² I): p_t = N(M, (S² + t²) I), so the PF-ODE keeps (z − M) / sqrt(S² + t²).
 M, S = 0.7, 0.5

@@ -12,13 +12,13 @@ from scipy.stats import chisquare
 
 from benchmarks import stable_velocity
 from benchmarks.stable_velocity import DistinctBank
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.settings import describe
 from lit_knn.estimators import STF, ByClass, Exact, OneSample, Switched, class_conditional
 from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import posterior_source
 from lit_knn.reference import ReferenceSet
-from lit_knn.settings import describe
 from main import main
 from tests.every_estimator import every_estimator
 from tests.toys import enumerate_class_mean, pixels

@@ -10,9 +10,9 @@ import torch
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
 from lit_knn.data import Prepared
+from lit_knn.data.image_source import Options
+from lit_knn.data.prepared_writer import prepare
 from lit_knn.estimators import Exact, Wiener
-from lit_knn.images.source import Options
-from lit_knn.images.writer import prepare
 from lit_knn.index import FaissIndex
 from lit_knn.metrics.features import InceptionV3, Pixels
 from lit_knn.metrics.fidelity_measure import FidelityMeasure

@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from lit_knn.callbacks import StepCost, step_cost
-from lit_knn.command_line.memory_check import warn_of_large_images
+from lit_knn.commands.cli.memory_check import warn_of_large_images
 from lit_knn.data import Arrays
-from lit_knn.edm import LitEDM
 from lit_knn.estimators import KNN
-from lit_knn.training import first_try
-from lit_knn.training.augmentation import GeometricAugmentation
-from lit_knn.training.first_try import StepTime
-from lit_knn.training.times import duration
+from lit_knn.modules import LitEDM, first_try
+from lit_knn.modules.augmentation import GeometricAugmentation
+from lit_knn.modules.first_try import StepTime
+from lit_knn.runs.times import duration
 from main import main
 from tests.interrupted_runs import assert_same, edm, fit, ict
 

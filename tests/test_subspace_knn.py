@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import KNN, Exact, SubspaceKNN
 from lit_knn.linalg import precision
 from lit_knn.linalg.precision import is_native
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.reference.principal import components_of, projection_of
-from lit_knn.rng import keyed_generator
 from lit_knn.theory import stratified
 from lit_knn.theory.noise import VP, forward_noise, under_process
 from lit_knn.theory.posterior import posterior_mean

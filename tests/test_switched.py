@@ -5,9 +5,8 @@ import copy
 import pytest
 import torch
 
-from lit_knn.ect import LitECT
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.settings import describe
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -21,15 +20,12 @@ from lit_knn.estimators import (
     Wiener,
     class_conditional,
 )
-from lit_knn.flow import LitFlow
-from lit_knn.ict import LitICT
-from lit_knn.lit_estimator import LitEstimator
+from lit_knn.modules import LitECT, LitEDM, LitEstimator, LitFlow, LitICT
+from lit_knn.modules.time_distributions import UniformTimes
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from lit_knn.reference.classes import classes_of
-from lit_knn.settings import describe
 from lit_knn.theory.noise import LinearInterpolant
-from lit_knn.training.time_distributions import UniformTimes
 from tests.any_data import enumerated_mean
 from tests.toys import all_warped, enumerate_class_mean, noisy, pixels
 

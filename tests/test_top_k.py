@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, TopK
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, FlatIndex, SubspaceIndex, TorchIndex
 from lit_knn.index.torch_index import SCORE_BYTES

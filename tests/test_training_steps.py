@@ -7,11 +7,9 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import LastCheckpoint
-from lit_knn.edm import LitEDM
-from lit_knn.errors import InputError, NonFiniteLossError
+from lit_knn.common.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import Exact, OneSample
-from lit_knn.ict import LitICT
-from lit_knn.lit_estimator import LitEstimator
+from lit_knn.modules import LitEDM, LitEstimator, LitICT
 from tests.short_training import TRAINER, train
 from tests.watched import Asked, Images, OneOfSeveral, WatchedNet, heun_levels, karras, undone
 

@@ -9,13 +9,12 @@ import torch
 from lit_knn.callbacks import LastCheckpoint, RunRecord
 from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
-from lit_knn.ict import LitICT
+from lit_knn.modules import LitICT, monitor
 from lit_knn.nets import UNet
-from lit_knn.schedules import NoiseGrid
-from lit_knn.solvers import euler_step
-from lit_knn.training import monitor
-from lit_knn.training.monitor import TrainingMonitor
-from lit_knn.training.times import TrainingTime, hardware_name
+from lit_knn.runs.monitor import TrainingMonitor
+from lit_knn.runs.times import TrainingTime, hardware_name
+from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.solvers import euler_step
 
 STEP, ESTIMATE, VALIDATION = 10.0, 3.0, 1000.0
 

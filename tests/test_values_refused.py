@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.data.array_files import read_array_file
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
-from lit_knn.images.arrays import read_array_file
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from tests.image_files import refusal

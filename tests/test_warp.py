@@ -6,7 +6,8 @@ import torch
 from scipy.ndimage import map_coordinates
 
 import lit_knn.estimators
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -24,7 +25,6 @@ from lit_knn.estimators import DrawingEstimator as CertifiedEstimator
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.reference.streaming import stream_sq_dist
-from lit_knn.rng import keyed_generator
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.theory.warp import Warp, flip
 from tests.toys import all_warped, noisy, unwarped

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, Wiener
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import VP, under_process

@@ -9,7 +9,7 @@ import torch
 from scipy.linalg import sqrtm
 from scipy.stats import sem
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, MonteCarlo, OneSample
 from lit_knn.figures import figure3
 from lit_knn.metrics import ErrorCurve, FidelityMeasure, Pixels, error_curve, frechet_distance, memorisation
@@ -17,7 +17,7 @@ from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_stati
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.samples import draw_samples, measure_samples
 from lit_knn.reference import ReferenceSet
-from lit_knn.schedules import NoiseGrid
+from lit_knn.sampling.schedules import NoiseGrid
 
 N, d, n, LEVELS = 40, 3, 16, [0.4, 2.0]
 

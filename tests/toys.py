@@ -2,8 +2,8 @@
 
 import torch
 
+from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.theory.warp import Warp
-from lit_knn.training.augmentation import GeometricAugmentation
 
 
 def low_rank_vectors(N=60, d=12, seed=0):

@@ -29,7 +29,7 @@ from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.picture import save_picture
 from benchmarks.gpu.roofline import Roofline, Sizes
 from benchmarks.gpu.timing import FAILED, why
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, told_in_one_line
 
 # Seconds that a network takes to compile, about. Without them, it is not begun.
 COMPILING = 120.0

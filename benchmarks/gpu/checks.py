@@ -12,6 +12,7 @@ from benchmarks.common import Rows, markdown
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.timing import why
 from benchmarks.scale_entries import recall
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -25,7 +26,6 @@ from lit_knn.estimators import (
 )
 from lit_knn.index import Index, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 
 LEVELS = (0.02, 0.5, 2.0, 5.0, 20.0, 80.0)
 LATENTS_PER_LEVEL = 32

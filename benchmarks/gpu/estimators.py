@@ -10,10 +10,10 @@ from benchmarks.common import Rows, markdown, number
 from benchmarks.gpu import roofline
 from benchmarks.gpu.roofline import Phase, Roofline, Sizes
 from benchmarks.gpu.timing import milliseconds, peak_mib, release, why
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS
 from lit_knn.index import Index, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 
 # All images matter at this noise level, so that no estimator takes a short cut.
 NOISE_LEVEL = 10.0

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from lit_knn.rng import keyed_generator
+from lit_knn.common.rng import keyed_generator
 
 # Images per draw of random numbers.
 CHUNK = 8192

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lit_knn.errors import InputError, first_line
-from lit_knn.memory import is_out_of_memory
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.memory import is_out_of_memory
 
 WARM_UP_CALLS = 2
 LEAST_CALLS = 3

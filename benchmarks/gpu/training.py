@@ -14,11 +14,10 @@ from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.sync_counter import SyncCounter
 from benchmarks.gpu.timing import MIB, release, wait, why
 from benchmarks.step_clock import StepClock
+from lit_knn.common.errors import first_line
 from lit_knn.data.batches import ReferenceBatches
-from lit_knn.edm import LitEDM
-from lit_knn.errors import first_line
 from lit_knn.estimators import OneSample
-from lit_knn.ict import LitICT
+from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import DDPMpp, NCSNpp
 from lit_knn.reference import ReferenceSet
 

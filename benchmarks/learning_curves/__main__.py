@@ -22,7 +22,7 @@ from benchmarks.learning_curves.report import report
 from benchmarks.learning_curves.sets import Lengths, cifar16, digits
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.worker import Worker
-from lit_knn.errors import told_in_one_line
+from lit_knn.common.errors import told_in_one_line
 
 
 def main(arguments: list[str] | None = None) -> None:

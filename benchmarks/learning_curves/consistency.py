@@ -10,13 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.learning_curves.kinds import Kind, Latents
-from lit_knn.ect import LitECT
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.ict import LitICT
-from lit_knn.schedules import TuningSchedule, consistency_weight, karras_sigmas, log_normal_sigmas, lognormal_step_probs
-from lit_knn.solvers import heun_step
+from lit_knn.modules import LitECT, LitICT
+from lit_knn.modules.base import EstimatorTraining
+from lit_knn.sampling.schedules import (
+    TuningSchedule,
+    consistency_weight,
+    karras_sigmas,
+    log_normal_sigmas,
+    lognormal_step_probs,
+)
+from lit_knn.sampling.solvers import heun_step
 from lit_knn.theory.noise import per_item
-from lit_knn.training.base import EstimatorTraining
 
 FLOW_STEPS = 24
 SIGMA_MIN = 0.002

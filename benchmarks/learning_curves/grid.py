@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, SubspaceKNN
 
 MODULES = ("EDM", "flow", "iCT", "ECT")

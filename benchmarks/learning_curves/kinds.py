@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import Estimator, Exact
+from lit_knn.modules.base import EstimatorTraining
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise
-from lit_knn.training.base import EstimatorTraining
 
 # These streams are the last parts of keys; those of training and of the measurements in lit_knn are below 20.
 LATENTS, SOURCES, REPEATS, INITIAL_WEIGHTS = 30, 31, 32, 33

@@ -8,13 +8,13 @@ from torch import Tensor
 from benchmarks.learning_curves.gradients import GradientMoments, flat_gradient, gradient_moments
 from benchmarks.learning_curves.kinds import REPEATS, SOURCES, Kind, Latents
 from benchmarks.learning_curves.sets import Lengths
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import Estimator, MonteCarlo, OneSample
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
+from lit_knn.modules.base import EstimatorTraining
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 from lit_knn.theory.noise import Process, under_process
-from lit_knn.training.base import EstimatorTraining
 
 # The two parts of the keys of latents: no latent of the error is one of the gradient.
 HELD, PAIRS = 0, 1

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.learning_curves.kinds import Kind, Latents
-from lit_knn.edm import LitEDM
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.flow import LitFlow
-from lit_knn.schedules import log_normal_sigmas
+from lit_knn.modules import LitEDM, LitFlow
+from lit_knn.modules.base import EstimatorTraining
+from lit_knn.modules.time_distributions import UniformTimes
+from lit_knn.sampling.schedules import log_normal_sigmas
 from lit_knn.theory.noise import LINEAR_PROCESS, under_process
-from lit_knn.training.base import EstimatorTraining
-from lit_knn.training.time_distributions import UniformTimes
 
 
 class Regression(Kind):

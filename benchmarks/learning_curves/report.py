@@ -11,8 +11,8 @@ from benchmarks.learning_curves.grid import ESTIMATORS, MODULES
 from benchmarks.learning_curves.picture import picture
 from benchmarks.learning_curves.statistics import Curves, Interval
 from benchmarks.learning_curves.table import CurveTable
-from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
 from lit_knn.figures.save import save_figure
 
 FINAL = {

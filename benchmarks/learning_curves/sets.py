@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.atomic_files import written_whole
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
 from lit_knn.data import Digits
-from lit_knn.errors import InputError
-from lit_knn.images.files import read_image_files
+from lit_knn.data.image_files import read_image_files
 from lit_knn.index import FaissIndex, Index, TorchIndex
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
-from lit_knn.results import Row
+from lit_knn.common.tables import Row
 
 CONFIDENCE = 0.95
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from benchmarks.learning_curves.grid import Run
-from lit_knn.atomic_files import locked
-from lit_knn.errors import InputError
-from lit_knn.results import ResultsTable, Row, write_rows
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import locked
+from lit_knn.common.tables import ResultsTable, Row, write_rows
 
 COLUMNS: Mapping[str, type] = {
     "set": str,

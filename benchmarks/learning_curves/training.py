@@ -14,12 +14,12 @@ from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.modules import KINDS
 from benchmarks.learning_curves.sets import ImageSet
 from lit_knn.callbacks.last_checkpoint import LastCheckpoint
+from lit_knn.commands.trainer import Trainer
+from lit_knn.common.checkpoint_file import LAST_NAME
+from lit_knn.common.rng import keyed_default_rng
+from lit_knn.common.tables import Row
 from lit_knn.data.modules import Images, Labels, ReferenceDataModule
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import Row
-from lit_knn.rng import keyed_default_rng
-from lit_knn.run_folder import LAST_NAME
-from lit_knn.trainer import Trainer
 
 
 class Loaded(ReferenceDataModule):

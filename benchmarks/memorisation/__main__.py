@@ -20,7 +20,7 @@ from benchmarks.memorisation.runs import ESTIMATORS, Lengths, runs_of
 from benchmarks.memorisation.table import MemorisationTable
 from benchmarks.memorisation.times import COPIED_LEVELS
 from benchmarks.memorisation.worker import Worker
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, told_in_one_line
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.memorisation.runs import ESTIMATORS, Run
 from benchmarks.memorisation.times import TIMES, growth
+from lit_knn.common.tables import Row
 from lit_knn.figures.style import COLOURS, MARKERS, dress, log_values
-from lit_knn.results import Row
 
 LINES = dict(zip(ESTIMATORS, ("-", "--"), strict=True))
 Runs = Mapping[Run, Sequence[Row]]

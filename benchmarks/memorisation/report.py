@@ -8,10 +8,10 @@ from benchmarks.memorisation.picture import Runs, picture
 from benchmarks.memorisation.runs import ESTIMATORS
 from benchmarks.memorisation.table import MemorisationTable
 from benchmarks.memorisation.times import COPIED_LEVELS, SLACK, TIMES, Slope, growth, ratio
-from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
+from lit_knn.common.tables import Row
 from lit_knn.figures.save import save_figure
-from lit_knn.results import Row
 
 LEAST = {"fd_pixels": "least fd_pixels", "held_error": "least held-out error"}
 LAST = {

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import torch
 
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import keyed_generator
 from lit_knn.data import Digits
-from lit_knn.errors import InputError
 from lit_knn.estimators import Estimator, Exact, OneSample
 from lit_knn.index import FaissIndex
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 
 ESTIMATORS: Mapping[str, Callable[[], Estimator]] = {"OneSample": OneSample, "Exact": Exact}
 # These streams are the last parts of keys, beside those of benchmarks/learning_curves/kinds.py.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from benchmarks.learning_curves.table import RunTable
 from benchmarks.memorisation.runs import Run
-from lit_knn.atomic_files import locked
-from lit_knn.results import Row, write_rows
+from lit_knn.common.files import locked
+from lit_knn.common.tables import Row, write_rows
 
 COLUMNS: Mapping[str, type] = {
     "estimator": str,

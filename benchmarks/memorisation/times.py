@@ -11,7 +11,7 @@ from scipy.stats import t as student
 
 from benchmarks.learning_curves.statistics import CONFIDENCE, Interval, interval
 from benchmarks.memorisation.runs import Run
-from lit_knn.results import Row
+from lit_knn.common.tables import Row
 
 COPIED_LEVELS = (0.05, 0.2)
 # A value within this share of a run's least counts as good.

@@ -13,17 +13,17 @@ from benchmarks.learning_curves.regression import EDM
 from benchmarks.learning_curves.training import Loaded, Measure
 from benchmarks.memorisation.runs import ESTIMATORS, Lengths, Run, network
 from lit_knn.callbacks.last_checkpoint import LastCheckpoint
-from lit_knn.edm import LitEDM
+from lit_knn.commands.trainer import Trainer
+from lit_knn.common.checkpoint_file import LAST_NAME
+from lit_knn.common.rng import keyed_default_rng
+from lit_knn.common.tables import Row
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
 from lit_knn.metrics.memorisation import memorisation
+from lit_knn.modules import LitEDM
 from lit_knn.reference import ReferenceSet
-from lit_knn.results import Row
-from lit_knn.rng import keyed_default_rng
-from lit_knn.run_folder import LAST_NAME
-from lit_knn.trainer import Trainer
 
-# With a half-life above this share of the images seen (lit_knn/training/regression.py), the share holds. The average of
+# With a half-life above this share of the images seen (lit_knn/modules/regression.py), the share holds. The average of
 # the weights then lags by the same factor at every step, and no ratio of times depends on it.
 OPTIONS = {**EDM().options(0), "ema_half_life_images": 10**9}
 STEPS_BETWEEN_CHECKPOINTS = 500

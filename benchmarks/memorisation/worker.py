@@ -8,9 +8,9 @@ import torch
 from benchmarks.memorisation.runs import ESTIMATORS, Lengths, Run, image_sets, network
 from benchmarks.memorisation.table import MemorisationTable
 from benchmarks.memorisation.training import OPTIONS, Measurements, train
-from lit_knn.results import Row
-from lit_knn.settings import describe, fingerprint
-from lit_knn.training.times import hardware_name
+from lit_knn.common.settings import describe, fingerprint
+from lit_knn.common.tables import Row
+from lit_knn.runs.times import hardware_name
 
 
 class Worker:

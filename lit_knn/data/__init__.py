@@ -1,17 +1,20 @@
-"""Data modules: their images are the training data and also the reference set of the estimators."""
+"""Image files and data modules: their images are the training data and also the reference set of the estimators."""
 
-from lit_knn.data.latents import Latents
-from lit_knn.data.modules import (
-    CIFAR10,
-    Arrays,
-    Digits,
-    ImageFiles,
-    PointsOnALine,
-    Prepared,
-    ReferenceDataModule,
-    SeedBatches,
-    Stored,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_knn.data.latents import Latents
+    from lit_knn.data.modules import (
+        CIFAR10,
+        Arrays,
+        Digits,
+        ImageFiles,
+        PointsOnALine,
+        Prepared,
+        ReferenceDataModule,
+        SeedBatches,
+        Stored,
+    )
 
 __all__ = [
     "CIFAR10",
@@ -25,3 +28,12 @@ __all__ = [
     "SeedBatches",
     "Stored",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The command `prepare` reads files alone: it loads neither torch nor Lightning.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lit_knn.data import latents, modules
+
+    return getattr(latents if name == "Latents" else modules, name)

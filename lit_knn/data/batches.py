@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
-from lit_knn.memory import moved
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import moved
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import Stream, keyed_generator
 
 
 class ReferenceBatches:

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.autoencoders import Autoencoder, fit_sample
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.progress import with_progress
+from lit_knn.data.array_files import read_array_file
+from lit_knn.data.autoencoders import Autoencoder, fit_sample
 from lit_knn.data.modules import Images, Labels, ReferenceDataModule
 from lit_knn.data.split import split_rows
-from lit_knn.errors import InputError, prefixed
-from lit_knn.images.arrays import read_array_file
-from lit_knn.progress import with_progress
 from lit_knn.reference import ReferenceSet
 
 # The latents in a file may come from another device or precision than those that they are compared with.
@@ -25,7 +25,7 @@ class Latents(ReferenceDataModule):
 
     Args:
         images: data module of the images; its images and labels are used, and its index and sizes of batches are not.
-        autoencoder: an `lit_knn.autoencoders.Autoencoder`.
+        autoencoder: an `lit_knn.data.autoencoders.Autoencoder`.
         path: an .npy file with the latents of all images in their order, which `encode_images` made; null to encode at
             every start.
         encode_batch: images that are encoded at a time.

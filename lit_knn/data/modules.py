@@ -9,21 +9,21 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_knn.autoencoders import Autoencoder
+from lit_knn.common.distributed import in_every_process
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import moved
+from lit_knn.common.rng import keyed_generator
+from lit_knn.data.array_files import array_file_shape, read_array_file
+from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.data.batches import ReferenceBatches
+from lit_knn.data.digits import read_digits
+from lit_knn.data.image_files import count_image_files, read_image_files
+from lit_knn.data.prepared import read_prepared
 from lit_knn.data.split import split_rows
-from lit_knn.distributed import in_every_process
-from lit_knn.errors import InputError
-from lit_knn.images.arrays import array_file_shape, read_array_file
-from lit_knn.images.digits import read_digits
-from lit_knn.images.files import count_image_files, read_image_files
-from lit_knn.images.mapped import read_prepared
 from lit_knn.index import Index
-from lit_knn.memory import moved
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import lie_together
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
-from lit_knn.rng import keyed_generator
 
 Images = np.ndarray | Tensor
 Labels = np.ndarray | Tensor | None
@@ -354,7 +354,7 @@ class ImageFiles(ReferenceDataModule):
 
 
 class Prepared(ReferenceDataModule):
-    """Images in an .npy file that `python -m lit_knn.prepare` wrote, with its .json. They may be larger than memory.
+    """Images in an .npy file that `lit-knn prepare` wrote, with its .json. They may be larger than memory.
 
     The file is mapped: pages are read when used, stay in memory while there is room, and are shared by the ranks of a
     machine. With a GPU, the images are copied to it.

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
-from lit_knn.rng import Stream, keyed_generator
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import Stream, keyed_generator
 
 
 def split_rows(N: int, held_out: int, train_images: int | None) -> tuple[Tensor, Tensor]:

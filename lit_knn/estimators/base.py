@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from lit_knn.deferred_checks import deferring, refuse
-from lit_knn.errors import InputError
+from lit_knn.common.deferred_checks import deferring, refuse
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import moved
+from lit_knn.common.rng import following
+from lit_knn.common.settings import TellsSettings
 from lit_knn.estimators.counts import fit_counts
 from lit_knn.linalg.precision import full_float32
-from lit_knn.memory import moved
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.reference_set import LARGEST_VALUE
-from lit_knn.rng import following
-from lit_knn.settings import TellsSettings
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
 from lit_knn.theory.posterior import score_from_mean
 from lit_knn.theory.warp import Warp
@@ -187,7 +187,7 @@ class Estimator(TellsSettings, ABC):
             x_source: (B, *shape), float, the clean x that each z was made from; only some estimators use it.
             generator: source of randomness, on the device of `z`; by default PyTorch's own.
             labels: (B,), int64, the class of each z, for estimators that take labels; some also take
-                `lit_knn.guidance.NO_CLASS`. With labels on the CPU, `ByClass` does not wait for a GPU.
+                `lit_knn.sampling.guidance.NO_CLASS`. With labels on the CPU, `ByClass` does not wait for a GPU.
 
         Returns:
             (B, *shape), in the dtype of `z`.

@@ -7,11 +7,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.memory import moved
+from lit_knn.common.progress import with_progress
 from lit_knn.estimators.base import Estimator, Holdings, Query
-from lit_knn.guidance import NO_CLASS
-from lit_knn.memory import moved
-from lit_knn.progress import with_progress
+from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label
 

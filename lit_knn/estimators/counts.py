@@ -4,8 +4,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lit_knn.distributed import rank_and_size
-from lit_knn.errors import InputError
+from lit_knn.common.distributed import rank_and_size
+from lit_knn.common.errors import InputError
 from lit_knn.reference import ReferenceSet
 
 # The paper's hyperparameters (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256".

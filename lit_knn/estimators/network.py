@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import moved
 from lit_knn.estimators.base import Estimator, Holdings, Query
-from lit_knn.guidance import NO_CLASS
-from lit_knn.loading import load_network
-from lit_knn.memory import moved
+from lit_knn.nets.base import NO_CLASS
+from lit_knn.sampling.loading import load_network
 
 
 class Network(Estimator):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.theory.warp import Warp
 

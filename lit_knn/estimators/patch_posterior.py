@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.patch_sizes import checked_sizes, sizes_of

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators.counts import check_count
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_generator
 
 # The spectrum of images is smooth: 2,000 images give its extents.
 SPECTRUM_IMAGES = 2000

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.running_softmax import LEAST_LOG_WEIGHT, Rounding
 from lit_knn.reference import ReferenceSet

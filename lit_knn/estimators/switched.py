@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import copied_apart
 from lit_knn.reference import ReferenceSet

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from lit_knn.common.tables import TITLES
 from lit_knn.figures.style import COLOURS, dress, image_unit, log_values, look
-from lit_knn.results import TITLES
 
 
 def checkpoint_curve(points: Sequence[tuple[int, float]], best: tuple[int, float], metric: str, title: str) -> Figure:

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
-from lit_knn.pixels import to_uint8
+from lit_knn.common.pixels import to_uint8
 
 
 def figure2(rows: dict[str, Tensor], levels: list[float]) -> Figure:

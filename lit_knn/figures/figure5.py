@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from lit_knn.common.tables import TITLES, Row
 from lit_knn.figures.style import dress, look
-from lit_knn.results import TITLES, Row
 
 
 def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:

@@ -5,7 +5,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from lit_knn.pixels import to_uint8
+from lit_knn.common.pixels import to_uint8
 
 # Small images are enlarged to about this many pixels a side, so that people can see them.
 MIN_SIDE = 32

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lit_knn.common.tables import TITLES
 from lit_knn.figures.style import dress, image_unit, log_values, look
-from lit_knn.results import TITLES
 
 DOUBLES = "the steps N(k) double"
 

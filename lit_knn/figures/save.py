@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lit_knn.atomic_files import written_whole
+from lit_knn.common.files import written_whole
 
 PNG_DPI = 200
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.settings import TellsSettings
+from lit_knn.common.settings import TellsSettings
 
 
 class Vectors(NamedTuple):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lit_knn.atomic_files import locked, remove_partial, written_whole
-from lit_knn.distributed import once_per_machine
-from lit_knn.errors import InputError, first_line
+from lit_knn.common.distributed import once_per_machine
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.files import locked, remove_partial, written_whole
 from lit_knn.index.base import Vectors
 
 

@@ -23,10 +23,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors, numbered
 from lit_knn.index.cache import IndexCache
-from lit_knn.progress import with_progress
 
 KIND = re.compile(r"(?:PCA([1-9][0-9]*),)?(?:IVF([1-9][0-9]*),)?(Flat|SQ8)")
 # FAISS trains k-means on at most this many points per list, and discards more.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 
 TYPES = ("auto", "float32", "bfloat16")
 

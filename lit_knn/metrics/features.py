@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
-from lit_knn.errors import InputError
-from lit_knn.pixels import are_pictures, to_rgb_uint8
+from lit_knn.common.errors import InputError
+from lit_knn.common.pixels import are_pictures, to_rgb_uint8
 
 # First digits of the SHA-256 hash of the published weights. The name of the weights' file ends with these digits.
 INCEPTION_SHA256 = "6726825d"

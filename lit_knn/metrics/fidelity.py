@@ -9,10 +9,10 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from lit_knn.distributed import rank_and_size
-from lit_knn.errors import InputError
+from lit_knn.common.distributed import rank_and_size
+from lit_knn.common.errors import InputError
+from lit_knn.common.progress import progress_bar
 from lit_knn.metrics.features import FeatureExtractor
-from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
 
 INCEPTION_SCORE_SPLITS = 10

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lit_knn.distributed import broadcast, on_first_rank, rank_and_size, warn_on_first_rank
-from lit_knn.errors import InputError
+from lit_knn.common.distributed import broadcast, on_first_rank, rank_and_size, warn_on_first_rank
+from lit_knn.common.errors import InputError
+from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.metrics.features import FeatureExtractor, InceptionV3
 from lit_knn.metrics.fidelity import (
     INCEPTION_SCORE_SPLITS,
@@ -21,7 +22,6 @@ from lit_knn.metrics.fidelity import (
     precision_recall,
 )
 from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
-from lit_knn.progress import Bar, progress_bar
 from lit_knn.reference import ReferenceSet
 
 EXTRA_METRICS = ("kid", "precision", "recall")

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import Stream, keyed_generator
-from lit_knn.sampling import hybrid_sampler, hybrid_sigmas, integrate_flow, seeded_noise
-from lit_knn.schedules import NoiseGrid
-from lit_knn.solvers import PosteriorMean
+from lit_knn.sampling.samplers import hybrid_sampler, hybrid_sigmas, integrate_flow, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.solvers import PosteriorMean
 from lit_knn.theory.noise import forward_noise
 
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence, Sized
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import Stream, keyed_generator
 
 
 class NoisyLatents:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.metrics.latents import NoisyLatents, bind_all
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import Stream, keyed_generator
 
 
 def mean_pictures(

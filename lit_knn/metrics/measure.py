@@ -5,13 +5,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.estimators import DrawingEstimator, Estimator, MonteCarlo
 from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label
-from lit_knn.rng import Stream, keyed_generator
-from lit_knn.stopwatch import Stopwatch
 
 TIME = "ms_per_estimate"
 CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lit_knn.distributed import Exchange
-from lit_knn.errors import InputError
+from lit_knn.common.distributed import Exchange
+from lit_knn.common.errors import InputError
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 

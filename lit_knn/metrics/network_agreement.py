@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.distributed import own_batches
-from lit_knn.errors import InputError
+from lit_knn.common.distributed import own_batches
+from lit_knn.common.errors import InputError
+from lit_knn.common.progress import progress_bar
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.metrics.latents import NoisyLatents, check_at_least, check_not_empty, try_estimator
 from lit_knn.metrics.same_noise import SameNoise, same_noise
-from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import Stream, keyed_generator
 
 TRAINING, HELD_OUT, GENERATED = "training", "held_out", "generated"
 IMAGES = (TRAINING, HELD_OUT, GENERATED)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.distributed import in_every_process, own_batches
+from lit_knn.common.distributed import in_every_process, own_batches
+from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.common.settings import describe
 from lit_knn.estimators import Estimator
 from lit_knn.metrics.agreement import Row, agreement
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import Stream, keyed_generator
-from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise
-from lit_knn.schedules import NoiseGrid
-from lit_knn.settings import describe
+from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.theory.noise import EDM_PROCESS, Process
 
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.distributed import own_batches
+from lit_knn.common.distributed import own_batches
+from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.metrics.memorisation import MemorisationMetric, nearest_images
-from lit_knn.progress import Bar, progress_bar
 from lit_knn.reference import ReferenceSet
 
 Sample = Callable[[Tensor], Tensor]

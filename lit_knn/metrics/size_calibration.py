@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.progress import progress_bar
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.metrics.latents import check_at_least, check_not_empty, try_estimator
 from lit_knn.metrics.same_noise import SameNoise
-from lit_knn.progress import progress_bar
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import Stream, keyed_generator
-from lit_knn.sampling import EDM_GRID, heun_sampler, seeded_noise
-from lit_knn.schedules import NoiseGrid
+from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
 
 # The seeds of calibration begin here: the latents of samples and of `SameNoise`, 0, 1, …, stay for evaluation.
 FIRST_SEED = 10_000_000

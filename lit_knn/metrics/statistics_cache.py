@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.atomic_files import written_whole
+from lit_knn.common.files import written_whole
 from lit_knn.metrics.fidelity import FeatureStatistics
 
 

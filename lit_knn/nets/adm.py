@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.nets.layers import PositionalEmbedding, ResidualBlock, group_norm, zero_
 from lit_knn.nets.residual_unet import ResidualUNet, linear
 

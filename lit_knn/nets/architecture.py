@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.errors import InputError, first_line, prefixed
+from lit_knn.common.errors import InputError, first_line, prefixed
 from lit_knn.nets.adm import ADM
 from lit_knn.nets.base import ImageNetwork
 from lit_knn.nets.song_unet import DDPMpp, NCSNpp

@@ -5,9 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 
 # The least value of each whole number among the options.
+NO_CLASS = -1
+"""Label of an item without a class: its network gets no class, and its target averages over all images."""
+
 LEAST = {"in_channels": 1, "channels": 1, "blocks": 1, "layers": 1, "num_classes": 0, "augment_dim": 0}
 # Building a larger network could take minutes before anything says that it is too large.
 MOST_BLOCKS, MOST_RESOLUTIONS = 100, 16

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 
 Direction = Literal["up", "down"]
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.deferred_checks import refuse
-from lit_knn.errors import InputError
-from lit_knn.guidance import NO_CLASS
-from lit_knn.nets.base import ImageNetwork
+from lit_knn.common.deferred_checks import refuse
+from lit_knn.common.errors import InputError
+from lit_knn.nets.base import NO_CLASS, ImageNetwork
 from lit_knn.nets.layers import Direction, ResidualBlock
 
 

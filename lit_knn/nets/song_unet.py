@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.nets.layers import BlurredStridedConv, FourierEmbedding, PositionalEmbedding, ResidualBlock, group_norm
 from lit_knn.nets.residual_unet import ResidualUNet, linear
 

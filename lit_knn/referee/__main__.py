@@ -1,9 +1,9 @@
 """Measure estimators of the posterior mean on frozen cases, and draw the page of results.
 
-    python -m lit_knn.referee run --case digits --estimator KNN --estimator.k 256 [--output results.csv]
-    python -m lit_knn.referee page results.csv [more.csv ...] --output STEM
-    python -m lit_knn.referee cases
-    python -m lit_knn.referee record --case digits
+    lit-knn referee run --case digits --estimator KNN --estimator.k 256 [--output results.csv]
+    lit-knn referee page results.csv [more.csv ...] --output STEM
+    lit-knn referee cases
+    lit-knn referee record --case digits
 
 `--estimator` is a class path with its arguments, a file of configs/estimators, `my_file.py:MyEstimator` with arguments,
 or `my_file.py:function` for a callable (z, t, generator) -> mean. `run` may be left out. See docs/referee.md.
@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.tables import text_table
 from lit_knn.referee.cases import CASES, case_named
 from lit_knn.referee.cases.loading import record_case
 from lit_knn.referee.cases.recording import recorded_data
@@ -24,7 +25,6 @@ from lit_knn.referee.command import measure
 from lit_knn.referee.entry import entry_from_arguments
 from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import Rows
-from lit_knn.results import text_table
 
 SHOWN = ("t", "mse", "mse_se", "bias_sq", "variance", "mse_ratio", "ms", "time_ratio", "ms_one", "certified_share")
 

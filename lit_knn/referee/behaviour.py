@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError, first_line
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.rng import Stream, drawn_so_far, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.referee.cases import LoadedCase
 from lit_knn.referee.cases.case import noisy
 from lit_knn.referee.entry import OwnCallable
-from lit_knn.rng import Stream, drawn_so_far, keyed_generator
 
 # Latents of these checks.
 FEW = 8

@@ -16,11 +16,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError, first_line
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.settings import TellsSettings
 from lit_knn.estimators import Estimator
 from lit_knn.index import Index, exact_index
 from lit_knn.reference import ReferenceSet
-from lit_knn.settings import TellsSettings
 
 ADAPTERS = "lit_knn.referee.adapters"
 Mean = Callable[[Tensor, Tensor, torch.Generator], Tensor]

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lit_knn.child_process import in_own_process
-from lit_knn.errors import InputError, first_line
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.memory import process_bytes
+from lit_knn.common.progress import progress_bar
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import KNN, DrawingEstimator, Estimator
 from lit_knn.index import Index, exact_index
 from lit_knn.index.faiss_index import use_threads
-from lit_knn.memory import process_bytes
 from lit_knn.metrics.estimator_error import error_terms, mean_and_error, share_and_error
 from lit_knn.metrics.measure import fixed_source, posterior_source
-from lit_knn.progress import progress_bar
 from lit_knn.referee.behaviour import behaviour, check_conduct, estimate_of
 from lit_knn.referee.cases import LoadedCase, case_named
+from lit_knn.referee.child_process import in_own_process
 from lit_knn.referee.entry import Entry
 from lit_knn.referee.table import PROTOCOL, Rows, surroundings
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import Stream, keyed_generator
 
 # One-image batches that are timed at each noise level.
 SINGLE = 16

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lit_knn.atomic_files import locked
-from lit_knn.errors import InputError
-from lit_knn.memory import machine_bytes
-from lit_knn.results import read_rows, write_rows
-from lit_knn.versions import package_versions, processor_name, revision
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import locked
+from lit_knn.common.memory import machine_bytes
+from lit_knn.common.tables import read_rows, write_rows
+from lit_knn.common.versions import package_versions, processor_name, revision
 
 PROTOCOL = 1
 """Version of the protocol. Rows of different versions are not comparable."""

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.progress import with_progress
+from lit_knn.common.rng import keyed_generator
 from lit_knn.linalg.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
-from lit_knn.progress import with_progress
 from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
-from lit_knn.rng import keyed_generator
 
 
 def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 
 # Number of bisection steps. With so many, float64 resolves times down to 1e-14.
 BISECTIONS = 100

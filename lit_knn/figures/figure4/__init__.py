@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lit_knn.common.tables import TITLES
 from lit_knn.figures.figure4.curves import Curve
 from lit_knn.figures.style import dress, image_unit, log_values, look
-from lit_knn.results import TITLES
 
 
 def figure4(curves: Sequence[Curve], metric: str) -> Figure:

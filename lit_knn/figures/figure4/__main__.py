@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_knn.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, told_in_one_line
 from lit_knn.figures.figure4 import figure4
 from lit_knn.figures.figure4.curves import read_curves
 from lit_knn.figures.save import save_figure

@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from lit_knn import estimators
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import CHECKPOINTS_PREFIX, FIDELITY_CSV, read_rows
 from lit_knn.estimators.counts import Count
-from lit_knn.results import CHECKPOINTS_PREFIX, FIDELITY_CSV, read_rows
 
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
 

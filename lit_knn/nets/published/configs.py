@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.nets.architecture import KNOWN
 
 OPTIONS = {

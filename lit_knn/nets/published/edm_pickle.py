@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_knn.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, prefixed
 from lit_knn.nets.published.safe_pickle import Record, StoredTensor, load_safely
 
 PRECONDITIONING = "EDMPrecond"

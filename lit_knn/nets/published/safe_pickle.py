@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError, printable
+from lit_knn.common.errors import InputError, printable
 
 # Header of the format before zip files, which `torch.save` still writes for a storage inside a pickle.
 STORAGE_MAGIC, STORAGE_VERSION = 0x1950A86A20F9469CFC6C, 1001

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from lit_knn.errors import InputError, first_line
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.rng import keyed_default_rng
 from lit_knn.estimators import Estimator
 from lit_knn.referee.adapters.checkout import Checkout, Load, Origin
 from lit_knn.reference import ReferenceSet
-from lit_knn.rng import keyed_default_rng
 
 SEEDS = 2**62
 

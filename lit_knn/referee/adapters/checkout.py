@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from lit_knn.errors import InputError, first_line
+from lit_knn.common.errors import InputError, first_line
 
 Load = Callable[[str], ModuleType]
 """Imports a module of the checkout by its name there."""

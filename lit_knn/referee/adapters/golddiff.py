@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import check_count
 from lit_knn.referee.adapters.adapter import check_square
 from lit_knn.referee.adapters.checkout import Load, Origin

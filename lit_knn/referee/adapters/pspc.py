@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import check_count
 from lit_knn.referee.adapters.adapter import Adapter, check_pixels, check_square
 from lit_knn.referee.adapters.checkout import Load, Origin

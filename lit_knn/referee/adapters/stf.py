@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import DEFAULT_N, IMAGES, Count
 from lit_knn.referee.adapters.adapter import Adapter
 from lit_knn.referee.adapters.checkout import Load, Origin

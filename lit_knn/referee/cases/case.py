@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.index import Index
 from lit_knn.referee.cases.files import reference_from
 from lit_knn.reference import ReferenceSet

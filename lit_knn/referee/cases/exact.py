@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.atomic_files import written_whole
+from lit_knn.common.files import written_whole
+from lit_knn.common.progress import progress_bar
 from lit_knn.estimators.float_sums import float_sums
-from lit_knn.progress import progress_bar
 from lit_knn.referee.cases.case import noisy
 from lit_knn.reference import ReferenceSet, to_model_space
 

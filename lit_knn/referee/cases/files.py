@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from lit_knn.images.arrays import read_array_file
-from lit_knn.images.files import read_image_files
-from lit_knn.images.mapped import read_prepared
+from lit_knn.data.array_files import read_array_file
+from lit_knn.data.image_files import read_image_files
+from lit_knn.data.prepared import read_prepared
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.case import Case, noisy
 from lit_knn.referee.cases.exact import ExactMeans, hash_of

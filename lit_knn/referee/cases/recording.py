@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
 from lit_knn.referee.cases.case import Case, noisy
 from lit_knn.referee.cases.exact import ExactMeans, hash_of
 

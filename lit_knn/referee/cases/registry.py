@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from lit_knn.errors import InputError
-from lit_knn.images.digits import read_digits
+from lit_knn.common.errors import InputError
+from lit_knn.data.digits import read_digits
 from lit_knn.referee.cases import generated
 from lit_knn.referee.cases.case import Case
 
-CIFAR10_RECIPE = "a zip or folder of the 50,000 training images, or prepared ones (python -m lit_knn.prepare)"
+CIFAR10_RECIPE = "a zip or folder of the 50,000 training images, or prepared ones (lit-knn prepare)"
 CIFAR10: dict[str, Any] = {
     "shape": (50_000, 3, 32, 32),
     "levels": (1, 2, 3, 5, 7, 10, 20, 80),
@@ -77,7 +77,7 @@ _ALL = (
         levels=LEVELS64,
         latents=64,
         repeats=2,
-        recipe="python -m lit_knn.prepare CELEBA_FOLDER celeba64.npy --size 64 --center-crop",
+        recipe="lit-knn prepare CELEBA_FOLDER celeba64.npy --size 64 --center-crop",
     ),
     Case(
         name="imagenet64",
@@ -86,7 +86,7 @@ _ALL = (
         levels=LEVELS64,
         latents=64,
         repeats=2,
-        recipe="python -m lit_knn.prepare IMAGENET_FOLDER imagenet64.npy --size 64 --center-crop",
+        recipe="lit-knn prepare IMAGENET_FOLDER imagenet64.npy --size 64 --center-crop",
     ),
 )
 CASES = {case.name: case for case in _ALL}

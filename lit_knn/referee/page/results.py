@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
 from lit_knn.referee.table import MACHINE, read_table
 
 MACHINE_AND_THREADS = (*MACHINE, "threads")

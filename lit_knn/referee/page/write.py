@@ -8,8 +8,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from lit_knn.atomic_files import written_whole
-from lit_knn.errors import InputError
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
 from lit_knn.referee.page.blocks import Block, Picture
 from lit_knn.referee.page.content import section, title
 from lit_knn.referee.page.front import ranked

@@ -1,0 +1,50 @@
+"""Lightning callbacks: each is thin, one a file. Configs name them as `lit_knn.callbacks.X`."""
+
+from lit_knn.callbacks.checkpoint_by_images import CheckpointByImages
+from lit_knn.callbacks.estimator_error import EstimatorError
+from lit_knn.callbacks.fidelity import Fidelity
+from lit_knn.callbacks.hybrid_sampling import HybridSampling
+from lit_knn.callbacks.hyperparameters import Hyperparameters
+from lit_knn.callbacks.last_checkpoint import LastCheckpoint
+from lit_knn.callbacks.mean_picture import MeanPicture
+from lit_knn.callbacks.memorisation import Memorisation
+from lit_knn.callbacks.network_agreement import NetworkAgreement
+from lit_knn.callbacks.network_speed import NetworkSpeed
+from lit_knn.callbacks.pixel_frechet_distance import PixelFrechetDistance
+from lit_knn.callbacks.posterior_picture import PosteriorPicture
+from lit_knn.callbacks.power_averages import PowerAverages
+from lit_knn.callbacks.progress import StepProgressBar
+from lit_knn.callbacks.run_record import RunRecord
+from lit_knn.callbacks.run_summary import RunSummary
+from lit_knn.callbacks.sample_grid import SampleGrid
+from lit_knn.callbacks.sample_writer import SampleWriter
+from lit_knn.callbacks.size_calibration import SizeCalibration
+from lit_knn.callbacks.step_cost import StepCost
+
+__all__ = [
+    "CheckpointByImages",
+    "EstimatorError",
+    "Fidelity",
+    "HybridSampling",
+    "Hyperparameters",
+    "LastCheckpoint",
+    "MeanPicture",
+    "Memorisation",
+    "NetworkAgreement",
+    "NetworkSpeed",
+    "PixelFrechetDistance",
+    "PosteriorPicture",
+    "PowerAverages",
+    "RunRecord",
+    "RunSummary",
+    "SampleGrid",
+    "SampleWriter",
+    "SizeCalibration",
+    "StepCost",
+    "StepProgressBar",
+]
+
+if __name__ == "callbacks":  # Found from the root of a checkout: both names are one package.
+    import sys
+
+    sys.modules[__name__] = sys.modules["lit_knn.callbacks"]

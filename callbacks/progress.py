@@ -1,0 +1,57 @@
+"""Show one progress bar over the whole run."""
+
+import sys
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import TQDMProgressBar
+
+from lit_knn.common.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
+
+
+class StepProgressBar(TQDMProgressBar):
+    """Count optimiser steps to `max_steps`, with the time left, instead of batches within an epoch.
+
+    With small data sets an epoch takes seconds, and a run has thousands of them.
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Start at the step of a resumed run."""
+        super().on_train_start()
+        bar = self.train_progress_bar
+        bar.reset(total=trainer.max_steps if trainer.max_steps > 0 else None)
+        bar.initial = bar.n = trainer.global_step
+        bar.set_description("Training")
+        if not sys.stdout.isatty():
+            bar.mininterval = SECONDS_BETWEEN_LINES_IN_A_FILE
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Keep counting steps; the bar does not start again at each epoch."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Move to the current step."""
+        bar = self.train_progress_bar
+        if trainer.global_step > bar.n:
+            # Reading a value waits for a GPU, so there the values change with the log.
+            logs = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+            if logs or pl_module.device.type != "cuda":
+                bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
+            bar.update(trainer.global_step - bar.n)
+
+    def get_metrics(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """Add the loss of the latest batch. Lightning's own way to show it would read it after each batch."""
+        loss = trainer.callback_metrics.get("train/loss")
+        shown = super().get_metrics(trainer, pl_module) | ({} if loss is None else {"train/loss": loss.item()})
+        shown.pop("v_num", None)  # It would be the last four letters of the version.
+        return shown
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Close the bars on the screen, so that the message of the error gets a line of its own."""
+        for bar in (self._val_progress_bar, self._predict_progress_bar, self._train_progress_bar):
+            if bar is not None:
+                bar.close()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep counting steps; the bar does not start again at each epoch."""

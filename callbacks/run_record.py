@@ -1,0 +1,72 @@
+"""Write the record of a training run beside its checkpoints."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.runs.folder import is_in
+from lit_knn.runs.record import Record, read_record
+from lit_knn.runs.run import find_reference
+
+
+class RunRecord(pl.Callback):
+    """Write `run.json` into the run's folder: command, versions, revision, data, hardware and time.
+
+    `config.yaml` beside it has the settings. The file is written at the start, at each checkpoint, at the end, and when
+    the run is interrupted or fails. `lit-knn report RUN...` compares runs. `lit-knn fit` always adds this
+    callback.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write what is known before the first step."""
+        # Every rank must read `log_dir` and hash its images, because both can be collective operations.
+        self._folder = trainer.log_dir
+        data = _describe_data(trainer)
+        if not trainer.is_global_zero:
+            return
+        resumed_from = None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+        self._record = Record(resumed_from=resumed_from, data=data, processes=trainer.world_size)
+        if resumed_from is not None and self._folder is not None and is_in(resumed_from, self._folder):
+            try:
+                self._record.follow(read_record(self._folder))
+            except InputError as error:
+                rank_zero_warn(f"{error}; what it said of the earlier part of this run is lost")
+        self._write(trainer, pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write the time that belongs to the checkpoint."""
+        self._write(trainer, pl_module)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Write how the run was interrupted."""
+        stopped = isinstance(exception, (KeyboardInterrupt, SystemExit))
+        self._write(trainer, pl_module, "interrupted" if stopped else f"failed: {first_line(exception)}")
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write that the run has finished."""
+        self._write(trainer, pl_module, "finished")
+
+    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, status: str | None = None) -> None:
+        record: Record | None = getattr(self, "_record", None)
+        if record is None or self._folder is None or trainer.state.fn != "fit":
+            return
+        record.status = status or record.status
+        record.step = trainer.global_step
+        # Modules that are not from lit_knn do not count images.
+        if hasattr(pl_module, "training_time"):
+            record.time, record.images_seen = pl_module.training_time(), int(pl_module.images_seen)  # type: ignore
+        record.write(self._folder)
+
+
+def _describe_data(trainer: pl.Trainer) -> dict[str, Any]:
+    """Describe the run's data; every rank must call it."""
+    reference = find_reference(trainer)
+    described: dict[str, Any] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
+    if reference is not None:
+        described |= {"images": reference.N, "shape": list(reference.shape), "hflip": reference.hflip}
+        described["fingerprint"] = reference.fingerprint()
+    return described

@@ -1,0 +1,61 @@
+"""Write pictures of samples during training."""
+
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.pixels import are_pictures
+from lit_knn.figures import captioned, image_grid
+from lit_knn.modules.base import EstimatorTraining
+from lit_knn.runs.pictures import save_picture
+from lit_knn.runs.run import decoded
+
+
+class SampleGrid(pl.Callback):
+    """At each validation, write grids of samples from fixed seeds as PNG files and to TensorBoard.
+
+    It needs images of 1 or 3 channels, or latents that the data's autoencoder decodes to such images. The model must
+    have `sample(seeds, num_steps)` and `step`.
+
+    Args:
+        num_samples: images in a grid; the seeds are 0 to num_samples − 1.
+        num_steps: numbers of sampling steps; each gives one grid. null is the model's own number, or its sampler's.
+    """
+
+    def __init__(self, num_samples: int = 64, num_steps: tuple[int | None, ...] = (1, 2)) -> None:
+        if num_samples < 1 or not num_steps or any(steps is not None and steps < 1 for steps in num_steps):
+            raise InputError(
+                f"SampleGrid: num_samples={num_samples} and num_steps={list(num_steps)} must be at least 1"
+            )
+        self.num_samples = num_samples
+        self.num_steps = tuple(num_steps)
+        self.last_paths: list[Path] = []
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check that the model can take these numbers of steps, before the training instead of at a validation."""
+        if not isinstance(pl_module, EstimatorTraining) or pl_module.image_shape is None:
+            return
+        model = pl_module.generative_model()
+        for steps in self.num_steps:
+            with prefixed("SampleGrid"):
+                model.check_steps(model.num_steps if steps is None else steps)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Sample with the averaged weights. They stay in the network until the EMA callback runs."""
+        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
+        if trainer.sanity_checking or log_dir is None or not trainer.is_global_zero:
+            return
+        folder = Path(log_dir) / "samples"
+        self.last_paths = []
+        for steps in self.num_steps:
+            samples = pl_module.sample(range(self.num_samples), steps)  # type: ignore[operator]
+            images = decoded(trainer, samples)
+            if not are_pictures(images.shape[1:]):
+                return
+            name = "default" if steps is None else f"{steps}-step"
+            path = folder / f"step_{pl_module.step:07d}_{name}.png"
+            caption = f"{len(images):,} samples, step {pl_module.step:,}"
+            picture = captioned(image_grid(images), caption)
+            save_picture(trainer, picture, path, f"samples/{name}", int(pl_module.step))  # type: ignore[arg-type]
+            self.last_paths.append(path)

@@ -1,0 +1,123 @@
+"""Write the samples of `predict` as PNG files or one .npz file, and a grid."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import BasePredictionWriter
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+from torchvision.utils import save_image
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
+from lit_knn.common.pixels import are_pictures, to_uint8
+from lit_knn.common.tables import write_rows
+from lit_knn.figures import captioned, image_grid
+from lit_knn.runs.run import decoded
+
+GRID_SAMPLES = 64
+
+
+class SampleWriter(BasePredictionWriter):
+    """Write the samples of `predict` batch by batch, and a grid of the first 64 that says of how many.
+
+    Args:
+        format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8
+            (N, H, W, C), and `seeds`. An autoencoder of the data decodes latents first. Other latents and vectors are
+            always written as `npz`, float32, not rescaled. The classes of a class-conditional model are `labels` of
+            the `npz`, or `classes.csv` beside the images; with guidance 0 samples have no class.
+        folder: output folder, empty or new; by default `predictions/` in the run's folder.
+    """
+
+    def __init__(self, format: Literal["png", "npz"] = "png", folder: str | None = None) -> None:
+        super().__init__(write_interval="batch")
+        self.format = format
+        self.folder = folder
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Make the folder before any sample is drawn."""
+        if stage != "predict":
+            return
+        root = self.folder or trainer.log_dir or trainer.default_root_dir
+        self._folder = Path(root) if self.folder else Path(root) / "predictions"
+        taken = trainer.strategy.broadcast(self._folder.exists() and any(self._folder.iterdir()))
+        if taken:  # The first rank decides, so that all ranks stop.
+            raise InputError(f"SampleWriter: folder={self._folder} is not empty; nothing in it is overwritten")
+        if trainer.is_global_zero:
+            self._shards.mkdir(parents=True)
+        trainer.strategy.barrier()
+
+    @property
+    def _shards(self) -> Path:
+        """Folder of batch files until `on_predict_epoch_end`. The files save memory and keep the ranks apart."""
+        return self._folder / "batches"
+
+    def write_on_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        prediction: Tensor,
+        batch_indices: Sequence[int] | None,
+        batch: Tensor,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        """Write one batch of samples and its seeds to a file; raise InputError if a sample is not finite."""
+        images = decoded(trainer, prediction).cpu().float()
+        finite = images.isfinite().flatten(1).all(1)
+        if not finite.all():  # They would become pictures of one colour.
+            seed = batch.cpu()[~finite][0].item()
+            raise InputError(f"SampleWriter: the sample of seed {seed} is not finite: check weights and noise levels")
+        is_picture = are_pictures(images.shape[1:])
+        arrays = {"seeds": batch.cpu().numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
+        if is_picture and self.format == "png":
+            for seed, image in zip(batch.tolist(), arrays["images"], strict=True):
+                with written_whole(self._folder / f"{seed:06d}.png", flush=False) as partial:
+                    to_pil_image(image.transpose(1, 2, 0)).save(partial)
+            keep = arrays["seeds"] < GRID_SAMPLES
+            arrays = {name: array[keep] for name, array in arrays.items()}
+        drawn, conditioning = batch.cpu(), getattr(pl_module, "conditioning", None)
+        labels = drawn[:0]
+        if conditioning and pl_module.hparams.get("guidance", 1) > 0:
+            labels = conditioning.of_samples(drawn, drawn.device)
+        with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
+            np.savez(partial, drawn=drawn.numpy(), labels=labels.numpy(), **arrays)  # type: ignore[arg-type]
+
+    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Join the batches of all ranks in the order of their seeds."""
+        trainer.strategy.barrier()
+        if not trainer.is_global_zero:
+            return
+        shards: list[Any] = [np.load(path) for path in sorted(self._shards.iterdir())]
+        seeds, images, drawn, labels = (
+            np.concatenate([shard[name] for shard in shards]) for name in ("seeds", "images", "drawn", "labels")
+        )
+        order = np.argsort(seeds)
+        images = images[order]
+        classes: dict[str, Any] = {"labels": labels[np.argsort(drawn)]} if len(labels) else {}
+        is_picture = images.dtype == np.uint8
+        if is_picture:
+            from torch import from_numpy
+
+            grid = image_grid(from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1)
+            caption = f"{min(len(order), GRID_SAMPLES)} of {len(drawn):,} samples"
+            with written_whole(self._folder / "grid.png") as partial:
+                save_image(captioned(grid, caption), partial)
+        if self.format == "npz" or not is_picture:
+            stored = images.transpose(0, 2, 3, 1) if is_picture else images
+            with written_whole(self._folder / "samples.npz") as partial:
+                np.savez_compressed(partial, images=stored, seeds=seeds[order], **classes)
+        elif classes:
+            named = zip(np.sort(drawn), classes["labels"], strict=True)
+            write_rows(self._folder / "classes.csv", [{"file": f"{s:06d}.png", "class": c} for s, c in named])
+        shutil.rmtree(self._shards)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Say where the samples are, below the finished progress bar."""
+        if stage == "predict":
+            rank_zero_info(f"Samples are in {self._folder}")

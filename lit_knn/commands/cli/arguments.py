@@ -1,0 +1,81 @@
+"""Rewrites of the arguments before the parser sees them."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from lit_knn.common.errors import InputError
+
+DEBUG = "--debug"
+ESTIMATOR_OPTION = re.compile(r"--[\w.]+\.estimator")
+
+
+def without_debug(args: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments without `--debug`, and whether it was there."""
+    return [arg for arg in args if arg != DEBUG], DEBUG in args
+
+
+def with_joined_negatives(args: Sequence[str]) -> list[str]:
+    """Write `--model.lr -1e-3` as `--model.lr=-1e-3`, because the parser takes only `-1` or `-.5` for a number."""
+    joined: list[str] = []
+    for arg in args:
+        waits = bool(joined) and joined[-1].startswith("--") and "=" not in joined[-1]
+        if waits and arg.startswith("-") and _is_number(arg):
+            joined[-1] += f"={arg}"
+        else:
+            joined.append(arg)
+    return joined
+
+
+def check_linked(args: Sequence[str]) -> None:
+    """Refuse a seed of one part, which the common seed would replace without a word."""
+    for arg in args:
+        option = arg.partition("=")[0].replace(".init_args", "")
+        if option in ("--model.seed", "--data.seed"):
+            raise InputError(f"{option} is set by --seed_everything: give that option")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def kept_options(args: Sequence[str], parse: Callable[[Sequence[str]], Mapping[str, Any]]) -> Iterator[str]:
+    """Tell which options of a config's estimator an estimator named on the command line has taken over.
+
+    The parser keeps options of the same name when a class is exchanged, whatever they mean there.
+
+    Args:
+        args: the command line.
+        parse: parses a command line to nested dictionaries.
+    """
+    for i, arg in enumerate(args):
+        option, equals, name = arg.partition("=")
+        name = name if equals else "".join(args[i + 1 : i + 2])
+        if not ESTIMATOR_OPTION.fullmatch(option) or not all(part.isidentifier() for part in name.split(".")):
+            continue
+        with suppress(Exception):  # Without an estimator in a config, nothing was exchanged.
+            before = _class_at(parse([*args[:i], *args[i + (1 if equals else 2) :]]), option)
+            now = _class_at(parse(args), option)
+            own = {other.partition("=")[0] for other in args}
+            kept = {
+                name: value
+                for name, value in now["init_args"].items()
+                if name in before["init_args"] and value is not None and f"{option}.{name}" not in own
+            }
+            if kept and now["class_path"] != before["class_path"]:
+                old = before["class_path"].rpartition(".")[2]
+                told = ", ".join(f"{name}={value}" for name, value in kept.items())
+                own_option = f"{option}.{next(iter(kept))} …"
+                yield f"{option} {name} takes over {told} of the config's {old}; for other values give {own_option}"
+
+
+def _class_at(config: Mapping[str, Any], option: str) -> dict[str, Any]:
+    """Return class and arguments of an option such as `--model.estimator` in a parsed configuration."""
+    for key in option.removeprefix("--").split("."):
+        config = config["init_args"][key] if "init_args" in config else config[key]
+    return {"init_args": {}, **config}

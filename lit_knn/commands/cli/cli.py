@@ -1,0 +1,371 @@
+"""The commands that make a model, data and a trainer: `lit-knn fit|validate|predict|plan|best -c …`."""
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import pytorch_lightning as pl
+import yaml
+from pytorch_lightning.callbacks import BasePredictionWriter, ProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.utilities import rank_zero_only
+
+import lit_knn.common.startup
+from lit_knn.callbacks import Hyperparameters, RunRecord, SampleWriter, StepCost, StepProgressBar
+from lit_knn.commands import average, export, report
+from lit_knn.commands.cli.arguments import check_linked, kept_options, with_joined_negatives, without_debug
+from lit_knn.commands.cli.config_files import check_config_files, check_empty_mappings
+from lit_knn.commands.cli.construction import construct
+from lit_knn.commands.cli.interruption import interrupted
+from lit_knn.commands.cli.learning_rate import check_learning_rate
+from lit_knn.commands.cli.memory_check import check_fits, warn_of_large_images
+from lit_knn.commands.cli.messages import is_lost, message_of, quiet_threads
+from lit_knn.commands.cli.option_help import Parser
+from lit_knn.commands.cli.option_values import as_dict, check_values
+from lit_knn.commands.cli.packaged_configs import with_packaged_configs
+from lit_knn.commands.cli.quiet import quiet
+from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options, explain
+from lit_knn.commands.trainer import Trainer
+from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, prefixed, printable
+from lit_knn.runs.checkpoint_io import read_training
+from lit_knn.runs.folder import CONFIG_NAME, config_of_run, keep_earlier_config
+from lit_knn.runs.newest_checkpoint import checkpoints_of_name, newest_whole, of_same_estimator
+from lit_knn.runs.place import choose_folder, folder_of_name, remove_unused
+
+# The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
+NAMED = ["data.modules", "data.latents", "modules", "nets", "modules.augmentation", "modules.time_distributions"]
+for module in NAMED:
+    importlib.import_module(f"lit_knn.{module}")
+
+# These commands read files, and need neither a model nor data nor a trainer.
+FILE_COMMANDS = {"average": average.main, "export": export.main, "report": report.main}
+
+# `best` uses these parts of a run's configuration; the other parts say how its training was started.
+PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
+
+# Lightning also seeds NumPy, whose seeds have 32 bits.
+LARGEST_SEED = 2**32 - 1
+DEBUG_HELP = "--debug: also show the traceback of an error"
+
+# Each rank has its own loss, and only the ranks that are left know of a lost one.
+ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
+
+_load_yaml = jsonargparse.get_loader("yaml")
+
+
+def _load(text: str) -> Any:
+    """Load YAML; `None` also means null, because jsonargparse turns null into `None` inside nested options."""
+    value = _load_yaml(text)
+    return None if value == "None" else value
+
+
+jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
+
+
+class CLI(LightningCLI):
+    """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
+
+    _checkpoint: dict[str, Any] | None = None
+    _folders: Sequence[Path] = ()
+
+    def __init__(self, *args: Any, called: str | None = None, **kwargs: Any) -> None:
+        self._called = called
+        super().__init__(*args, **kwargs)
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """Add options only to the subcommand that is called, if it is known: otherwise every start is twice as long."""
+        if self._called in (None, subcommand):
+            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        return self.init_parser(**kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Make `--seed_everything` also set the random streams of the model and the order of the data."""
+        parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return Lightning's subcommands without `test`, but with `plan` and `best`."""
+        kept = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "test"}
+        return {**kept, "plan": {"model", "datamodule"}, "best": {"model", "datamodule"}}
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments; `best` also reads the configuration of its run."""
+        args = with_packaged_configs(with_joined_negatives(sys.argv[1:] if args is None else args))
+        check_linked(args)
+        empty = check_config_files(args)
+        self.config = parser.parse_args(with_config_of_run(args))
+        command = self.config.get("subcommand")
+        parsed = as_dict(self.config)
+        options = parsed if command is None else parsed[command]
+        check_empty_mappings(empty, options, parsed)
+        check_values(options, pl.Trainer)
+        check_trainer_options(options["trainer"], command or "fit")
+        check_learning_rate(options)
+
+        def parse(others: Sequence[str]) -> dict[str, Any]:
+            parsed = as_dict(parser.parse_args(with_config_of_run(others)))
+            return parsed if command is None else parsed[command]
+
+        for note in kept_options(args, parse):
+            warnings.warn(note, stacklevel=2)
+
+    def _parse_ckpt_path(self) -> None:
+        """Check the checkpoint before anything long begins; `last` is the newest whole one of the run's name.
+
+        In Lightning's version, the options saved in the checkpoint override the command line. Then users could set
+        neither the sampling steps of `predict` nor the length of a resumed run.
+        """
+        command = self.config.get("subcommand")
+        if command in (None, "plan", "best"):
+            return
+        options = self.config[command]
+        path = options.ckpt_path
+        trained = getattr(pkgutil.resolve_name(options.model.class_path), "needs_checkpoint", True)
+        if command == "fit" and not trained:
+            raise InputError(f"fit: {options.model.class_path} has nothing to train; use validate or predict")
+        if path is None and command != "fit" and trained:
+            raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
+        if options.get("weights_only") is False:
+            raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
+        if path == "last":
+            found = of_same_estimator(checkpoints_of_name(options.trainer), as_dict(options.model))
+            where = folder_of_name(options.trainer)
+            path = options.ckpt_path = str(newest_whole(found, command == "fit", where))
+        if path is not None:
+            try:
+                self._checkpoint = read_training(path, to_resume=command == "fit", mmap=True)
+            except InputError as error:
+                raise InputError(f"--ckpt_path: {error}") from error
+
+    @staticmethod
+    def configure_optimizers(lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None) -> Any:
+        """Step a schedule of the learning rate once an optimiser step: runs are counted in steps, not in epochs."""
+        made = LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
+        if lr_scheduler is None or isinstance(made, dict):  # No schedule, or one that waits for a metric.
+            return made
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lr_scheduler, "interval": "step"}}
+
+    def before_fit(self) -> None:
+        """Check what the run resumes from and what it would overwrite, before anything long begins."""
+        trainer: Any = self.trainer
+        trainer.check_fit(self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
+        self._check_checkpoint()
+        check_fits(self.trainer, self.model, self.datamodule)
+        warn_of_large_images(self.datamodule)
+
+    def before_validate(self) -> None:
+        """Check the checkpoint, and that data and estimators fit into the memory, before anything long begins."""
+        self._check_checkpoint()
+        check_fits(self.trainer, self.model, self.datamodule)
+
+    def before_predict(self) -> None:
+        """Check the same, the memory only if the data is sampled from: a trained module needs no estimator for it."""
+        self._check_checkpoint()
+        if not getattr(self.model, "needs_checkpoint", True):
+            check_fits(self.trainer, self.model, self.datamodule)
+
+    def _check_checkpoint(self) -> None:
+        """Check that the checkpoint's weights are for this model, and let go of them; Lightning reads them again."""
+        checkpoint, self._checkpoint = self._checkpoint, None
+        check = getattr(self.model, "check_checkpoint", None)
+        if checkpoint is not None and check is not None:
+            with prefixed(f"--ckpt_path {self.config[self.subcommand].ckpt_path}"):
+                check(checkpoint)
+
+    def before_instantiate_classes(self) -> None:
+        """Make `predict` keep no samples in memory, because the writer saves them."""
+        if self.subcommand == "predict" and self.config.predict.return_predictions is None:
+            self.config.predict.return_predictions = False
+
+    def _dump_config(self) -> None:
+        """Keep the options as plain values, for the hyperparameters. Lightning's version checks all of them again."""
+        if not hasattr(self, "config_dump"):
+            dumped = self.parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True)
+            options = yaml.safe_load(dumped)
+            self.config_dump = options if self.subcommand is None else options[self.subcommand]
+
+    def instantiate_classes(self) -> None:
+        """Make all objects; `construct` tells why one cannot be made."""
+        self.parser.add_instantiator(construct, object)
+        super().instantiate_classes()
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Show progress over the whole run, unless the options set another bar or no bar; record a training run."""
+        options = self._get(self.config_init, "trainer")
+        callbacks = options["callbacks"] or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks = [*callbacks, StepProgressBar()]
+        if self.subcommand == "predict" and not any(isinstance(c, BasePredictionWriter) for c in callbacks):
+            callbacks = [*callbacks, SampleWriter()]  # Without a writer, no sample would be kept.
+        if self.subcommand == "fit":
+            given = {type(callback) for callback in callbacks}
+            callbacks = [*callbacks, *(made() for made in (RunRecord, StepCost) if made not in given)]
+        if self.subcommand in ("fit", "validate") and options["enable_autolog_hparams"] is not False:
+            # Lightning's own logging of hyperparameters knows neither estimator nor net.
+            callbacks = [*callbacks, Hyperparameters(as_dict(self.config)[self.subcommand])]
+            kwargs = {"enable_autolog_hparams": False, **kwargs}
+        try:
+            trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
+        except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
+            raise InputError(explain(error, options)) from error
+        check_processes(trainer)
+        if self.subcommand not in (None, "plan", "best"):
+            self._place(trainer)
+        return trainer
+
+    def _place(self, trainer: Any) -> None:
+        """Give the run its folder."""
+        model = as_dict(self._get(self.config, "model"))
+        resumed_from = self._get(self.config, "ckpt_path")
+        fits = self.subcommand == "fit"
+        parent = folder_of_name(as_dict(self._get(self.config, "trainer")))
+        missing = [path for path in (parent, *parent.parents) if not path.exists()]
+        folder = choose_folder(parent, trainer.loggers, model, resumed_from if fits else None)
+        if folder.is_dir() and not any(folder.iterdir()):
+            self._folders = [folder, *missing]
+        trainer.write_into(folder, appends=not fits or resumed_from is not None)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run the command; one that is refused before its first step leaves no folder."""
+        try:
+            super()._run_subcommand(subcommand)
+        except InputError:
+            if self._folders and self.trainer.global_step == 0:
+                remove_unused(self._folders)
+            raise
+
+
+class SaveConfig(SaveConfigCallback):
+    """Saves `config.yaml` in the run's folder; that of an earlier part of the run there becomes `config_N.yaml`.
+
+    A command that measures in the folder of a run saves `config_validate.yaml` or `config_predict.yaml` instead.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Save the configuration; one that says the same as the earlier one replaces it."""
+        folder = str(trainer.log_dir)  # Every rank must read `log_dir`, because reading it is a collective operation.
+        saves, earlier = not self.already_saved and trainer.is_global_zero, None
+        if stage != "fit" and Path(folder, CONFIG_NAME).is_file():
+            self.config_filename = f"config_{trainer.state.fn.value}.yaml"  # type: ignore[union-attr]
+        elif saves:
+            earlier = keep_earlier_config(folder)
+        super().setup(trainer, pl_module, stage)
+        if earlier is not None and earlier.read_bytes() == Path(folder, CONFIG_NAME).read_bytes():
+            earlier.unlink()
+
+
+def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
+    """Parse a command line and run it, or only instantiate model, data and trainer.
+
+    Args:
+        args: subcommand and options; only options if `run` is False; `sys.argv` if None.
+        run: False instantiates only.
+    """
+    # `main` prints the error in one line.
+    raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
+    description = (
+        "Train and evaluate diffusion models. `lit-knn report RUN...` puts training runs side by side; `lit-knn "
+        "average RUN --ema LENGTH...` makes averages of the weights of a run, after it; `lit-knn export RUN FOLDER` "
+        "writes a trained model for others."
+    )
+    given = sys.argv[1:] if args is None else list(args)
+    return CLI(
+        pl.LightningModule,
+        pl.LightningDataModule,
+        called=given[0] if run and given and given[0] in CLI.subcommands() else None,
+        trainer_class=Trainer,
+        parser_class=Parser,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        trainer_defaults={"default_root_dir": "runs"},
+        save_config_callback=SaveConfig,
+        save_config_kwargs={"overwrite": True},
+        parser_kwargs={
+            **raising,
+            "description": description,
+            **({name: dict(raising) for name in CLI.subcommands()} if run else {}),
+        },
+        args=None if args is None else list(args),
+        run=run,
+    )
+
+
+def with_config_of_run(args: Sequence[str]) -> list[str]:
+    """Insert the configuration of the run into the command line `best --run RUN …`, before the other options.
+
+    Raises:
+        InputError: the run's folder has no configuration of a training run.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--run")
+    run = parser.parse_known_args(list(args[1:]))[0].run if args and args[0] == "best" else None
+    if run is None:
+        return list(args)
+    config = {name: value for name, value in config_of_run(run).items() if name in PARTS_OF_A_RUN}
+    return ["best", "-c", yaml.safe_dump(config), *args[1:]]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command line; bad input ends it with one line and exit status 2, after a traceback with `--debug`."""
+    args, debug = without_debug(sys.argv[1:] if args is None else args)
+    # With their current folder in `sys.path`, users can name classes from its files.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    lit_knn.common.startup.finish()
+    try:
+        if args and args[0] in FILE_COMMANDS:
+            FILE_COMMANDS[args[0]](args[1:])
+        else:
+            with quiet_threads(), quiet():
+                make_cli(args)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        raise interrupted(stop, args) from None
+    except Exception as error:
+        told = message_of(error)
+        if told is None:  # This is a fault of the program.
+            raise
+        if debug:
+            traceback.print_exc()
+        message = printable(told)
+        sys.stdout.flush()  # Progress bars end their line there.
+        rank = rank_zero_only.rank  # type: ignore[attr-defined]
+        if rank == 0:
+            print(f"error: {message}", file=sys.stderr)
+        # Other ranks print, too: each machine has its own files, each rank its own loss, and rank 0 may be lost.
+        elif _is_first_of_machine() or isinstance(error, ALWAYS_SAID) or is_lost(error) or _is_first_alive():
+            print(f"error: rank {rank}: {message}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def _is_first_of_machine() -> bool:
+    """Tell whether this process is the first that torchrun or SLURM started on its machine."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
+
+
+def _is_first_alive() -> bool:
+    """Tell whether the first process still runs a second after this one failed. If so, this process prints its error.
+
+    If the first process failed too, it has printed the error. Torchrun then ends this process; with Lightning, the
+    first process was the parent of this one, so the parent changes.
+    """
+    parent = os.getppid()
+    time.sleep(1)
+    return os.getppid() == parent
+
+
+def _seed(value: Any) -> int:
+    if value is None or value is True or not 0 <= value <= LARGEST_SEED:
+        raise InputError(f"--seed_everything must be a number from 0 to {LARGEST_SEED}, got {value}")
+    return int(value)

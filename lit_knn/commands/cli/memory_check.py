@@ -1,0 +1,59 @@
+"""Refuses a run whose data and estimators do not fit into the memory, and warns of large images."""
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lit_knn.commands.plan import GB, Plan, data_parts, device_memory, estimators_of
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import machine_bytes
+from lit_knn.data import ReferenceDataModule
+
+# The largest published runs of these methods have images of 64 x 64 pixels.
+LARGEST_SIDE = 128
+
+
+def warn_of_large_images(datamodule: pl.LightningDataModule | None) -> None:
+    """Warn before long work of images that are larger than 128 pixels a side, and name what makes them smaller."""
+    try:
+        stored = datamodule.stored() if isinstance(datamodule, ReferenceDataModule) else None
+    except InputError:
+        return  # What cannot be read is told where it is loaded.
+    if stored is not None and len(stored.shape) == 4 and max(stored.shape[2:]) > LARGEST_SIDE:
+        height, width = stored.shape[2:]
+        rank_zero_warn(
+            f"the images have {height} x {width} pixels: above {LARGEST_SIDE} a side, steps are slow and take much "
+            "memory, and the nets here are untried; `lit-knn prepare SOURCE OUT.npy --center-crop --size 64` makes "
+            "smaller ones (`lit-knn prepare` from a checkout)"
+        )
+
+
+def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:
+    """Refuse a run whose images and arrays of estimators exceed the memory, before anything is loaded.
+
+    Only sizes that are known count, so that a run is refused only if it cannot work. `plan` also counts the others.
+
+    Raises:
+        InputError: they do not fit.
+    """
+    if not isinstance(datamodule, ReferenceDataModule):
+        return
+    device = trainer.strategy.root_device
+    try:
+        stored = datamodule.stored()
+        if stored is None:
+            return
+        _, loaded, on_device, held, building = data_parts(trainer, model, datamodule, stored, device)
+    except InputError:
+        return  # What cannot be read, or does not fit the set, is told where it is loaded or bound.
+    parts = [part for part in (loaded if device.type == "cpu" else on_device, *held) if not part.about]
+    host = [part for part in (loaded, *building) if not part.passing]
+    ranks = trainer.world_size // trainer.num_nodes
+    plan = Plan(device, parts, host, device_memory(device), machine_bytes(), ranks)
+    for counted, (where, needed, there) in zip((parts, host), plan.needed, strict=False):
+        if there is not None and needed > there:
+            told = ", ".join(f"{part.name} {part.bytes / GB:.4g} GB" for part in counted if part.bytes)
+            names = ", ".join(dict.fromkeys(type(e).__name__ for e in estimators_of(trainer, model)))
+            raise InputError(
+                f"{names or type(datamodule).__name__}: the set does not fit: {told} for each of {ranks} rank(s), more "
+                f"than the {there / GB:.4g} GB of {where}; `lit-knn plan` shows what a run needs"
+            )

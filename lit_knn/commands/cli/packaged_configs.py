@@ -1,0 +1,76 @@
+"""Finds the configs of the project by name, so that `-c demo` works without a checkout. A file on the disk wins."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+CONFIG_OPTIONS = ("-c", "--config")
+SUFFIX = ".yaml"
+# These folders hold parts of runs. A run's file names them; `-c` cannot take them.
+PARTS = ("data", "models", "estimators", "trainer")
+# A file that a value in braces names: {class_path: Network, init_args: {net: configs/models/unet.yaml}}.
+NAMED_FILE = re.compile(r"[\w./-]+\.yaml")
+
+
+def folder() -> Path:
+    """Return the folder of the configs: in the package if it was installed from a wheel, else in the checkout."""
+    return (Path(__file__).parents[2] / "configs").resolve()
+
+
+def names() -> list[str]:
+    """Return the names of all configs, parts included, such as `demo` and `estimators/knn`."""
+    found = (path.relative_to(folder()).with_suffix("") for path in folder().rglob(f"*{SUFFIX}"))
+    return sorted(path.as_posix() for path in found)
+
+
+def with_packaged_configs(args: Sequence[str]) -> list[str]:
+    """Replace names of the project's configs by their paths.
+
+    After `-c`, `demo`, `demo.yaml` and `configs/demo.yaml` name the same file. Other options take names with the suffix
+    alone (`--model.net models/unet.yaml`), because they also take classes.
+    """
+    found: list[str] = []
+    for i, arg in enumerate(args):
+        option, equals, value = arg.partition("=")
+        if equals and option.startswith("-"):
+            found.append(f"{option}={_path(option, value)}")
+        else:
+            found.append(_path(args[i - 1], arg) if i > 0 and args[i - 1].startswith("-") else arg)
+    return found
+
+
+def hint(name: str) -> str:
+    """Return what to add to the message that a config is missing: the names that there are."""
+    asked = _name(name)
+    if Path(name).suffix and asked == name.removesuffix(SUFFIX):
+        return ""  # This is a file of the user's own.
+    runs = [known for known in names() if known.partition("/")[0] not in PARTS]
+    near = difflib.get_close_matches(asked, runs, n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; the configs of lit_knn are {', '.join(runs)}"
+
+
+def hint_of_part(name: str) -> str:
+    """Return what to add to the message that a part of a config, such as an estimator, is missing: the nearest one."""
+    parts = {Path(known).name: known for known in names() if known.partition("/")[0] in PARTS}
+    near = difflib.get_close_matches(Path(name).stem, parts, n=1)
+    return f"; did you mean {parts[near[0]]}{SUFFIX}?" if near else ""
+
+
+def _path(option: str, value: str) -> str:
+    if value.startswith(("{", "[")):
+        return NAMED_FILE.sub(lambda match: _packaged(match[0]), value)
+    return _packaged(value) if option in CONFIG_OPTIONS or value.endswith(SUFFIX) else value
+
+
+def _packaged(value: str) -> str:
+    """Return the path of the config of this name; the value itself if there is such a file, or no such config."""
+    try:
+        is_file = Path(value).is_file()
+    except (OSError, ValueError):  # YAML instead of a path may be too long, or hold a null character.
+        return value
+    return value if is_file or _name(value) not in names() else str(folder() / f"{_name(value)}{SUFFIX}")
+
+
+def _name(value: str) -> str:
+    return value.removeprefix("./").removeprefix("configs/").removesuffix(SUFFIX)

@@ -1,0 +1,118 @@
+"""Checks of the trainer's options, whose faults Lightning finds late, takes silently, or meets with a traceback."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
+
+from lit_knn.common.errors import InputError
+
+# Smallest value of options that count, and another value that switches the limit off.
+COUNTS: dict[str, tuple[int, int | None]] = {
+    "accumulate_grad_batches": (1, None),
+    "check_val_every_n_epoch": (1, None),
+    "log_every_n_steps": (1, None),
+    "max_epochs": (1, -1),
+    "max_steps": (1, -1),
+    "min_epochs": (1, None),
+    "min_steps": (1, None),
+    "num_nodes": (1, None),
+    "num_sanity_val_steps": (0, -1),
+    "reload_dataloaders_every_n_epochs": (0, None),
+}
+# An integer counts batches, and a fraction is a part of an epoch.
+SHARES = (
+    *("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"),
+    *("overfit_batches", "val_check_interval"),
+)
+# With 0 for these, the command would do nothing.
+WORK = {"fit": "limit_train_batches", "validate": "limit_val_batches", "predict": "limit_predict_batches"}
+PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
+PROCESSES_PER_CORE = 2
+# A plan may be for the processes of another machine.
+MOST_PLANNED = 1024
+
+
+def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
+    """Raise InputError for the first option of the trainer that is out of its range for `command`."""
+    for name, (least, off) in COUNTS.items():
+        value = options.get(name)
+        if value is not None and value < least and value != off:
+            unless = "" if off is None else f", or {off} for no limit"
+            raise InputError(f"trainer.{name} must be at least {least}{unless}, got {value}")
+    for name in SHARES:
+        _check_share(name, options.get(name), may_be_zero=name not in ("val_check_interval", WORK.get(command)))
+    clip = options.get("gradient_clip_val")
+    if clip is not None and clip < 0:
+        raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
+    precision = options.get("precision")
+    if precision is not None and str(precision) not in PRECISIONS:
+        raise InputError(
+            f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed: the weights stay in float32"
+        )
+    _check_number_of_devices(options.get("devices"), starts=command != "plan")
+
+
+def _check_share(name: str, value: Any, may_be_zero: bool) -> None:
+    if value is None or isinstance(value, (str, dict, timedelta)):  # Lightning reads these as times, and checks them.
+        return
+    # Lightning takes 3.0 for 3 batches.
+    if value < 0 or (value > 1 and value != int(value)) or (value == 0 and not may_be_zero):
+        zero = ", or 0 for none" if may_be_zero else ""
+        raise InputError(
+            f"trainer.{name} must be a number of batches of at least 1, or a share of an epoch above 0.0 and up to "
+            f"1.0{zero}, got {value}"
+        )
+
+
+def _check_number_of_devices(devices: Any, starts: bool) -> None:
+    """Refuse more processes than the machine can run, before Lightning makes a list of that length."""
+    here = max(PROCESSES_PER_CORE * (os.cpu_count() or 1), torch.cuda.device_count())
+    most = here if starts else MOST_PLANNED
+    number = int(devices) if str(devices).isdecimal() else 0  # The parser gives `99` as a text.
+    if number > most and not torch.distributed.is_torchelastic_launched():
+        raise InputError(
+            f"trainer.devices={devices} must be at most {most} here: more processes would only wait for each other"
+        )
+
+
+def check_processes(trainer: pl.Trainer) -> None:
+    """Refuse options with which each process of a launcher would train its own model, or wait for others for ever."""
+    asked = trainer.num_devices * trainer.num_nodes
+    if torch.distributed.is_torchelastic_launched():
+        launcher, started = "torchrun", int(os.environ["WORLD_SIZE"])
+        fits = started == asked and trainer.num_devices == int(os.environ["LOCAL_WORLD_SIZE"])
+    elif SLURMEnvironment.detect():
+        launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
+        fits = started == asked
+    else:
+        _check_nodes(trainer)
+        return
+    if not fits:
+        raise InputError(
+            f"{launcher} has started {started} processes, but trainer.num_nodes={trainer.num_nodes} and "
+            f"trainer.devices={trainer.num_devices} ask for {asked}: give the machines and the processes of each"
+        )
+
+
+def _check_nodes(trainer: pl.Trainer) -> None:
+    """Refuse several machines if nothing says which of them this is."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    told = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
+    if trainer.num_nodes > 1 and not told and isinstance(environment, LightningEnvironment | None):
+        raise InputError(
+            f"trainer.num_nodes={trainer.num_nodes} needs a launcher, torchrun or srun, or MASTER_ADDR and NODE_RANK "
+            "in the environment of each machine"
+        )
+
+
+def explain(error: Exception, options: Mapping[str, Any]) -> str:
+    """Return Lightning's reason for refusing options of the trainer, with the options that say where it runs."""
+    names = ("accelerator", "devices", "strategy", "precision")
+    given = [f"trainer.{name}={options.get(name)}" for name in names if options.get(name) not in (None, "auto")]
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"trainer: {reason} ({', '.join(given)})" if given else f"trainer: {reason}"

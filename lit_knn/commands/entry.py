@@ -1,0 +1,68 @@
+"""The command `lit-knn`: finds the module of a subcommand, and imports no other one."""
+
+import lit_knn.common.startup  # isort: skip  # First, because the other imports take seconds, in which one may press Ctrl-C.
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from lit_knn.commands.cli.packaged_configs import with_packaged_configs
+from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.extras import told
+
+# These modules have parsers of their own, and print their errors. `prepare` imports no torch.
+ALONE = {
+    "prepare": "lit_knn.commands.prepare",
+    "convert": "lit_knn.sampling.loading",
+    "referee": "lit_knn.referee.__main__",
+}
+# `cli` parses the other commands, or hands them on.
+COMMANDS = {
+    "fit": "train a model",
+    "validate": "measure a checkpoint, or estimators without any training",
+    "predict": "draw samples",
+    "plan": "tell what a run needs, and whether it fits, before it starts",
+    "best": "measure all kept checkpoints of a run, and name the best",
+    "report": "put training runs side by side",
+    "average": "make averages of a run's weights, after the run",
+    "export": "write a trained model for others",
+    "prepare": "make one file of many images",
+    "convert": "convert a published EDM network to safetensors",
+    "referee": "measure estimators on frozen cases",
+}
+EPILOG = """Configs: `-c demo` is configs/demo.yaml of lit_knn, `-c my.yaml` a file of yours.
+More about a command: lit-knn COMMAND --help. --debug: also show the traceback of an error."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command line; bad input ends it with one line and exit status 2, after a traceback with `--debug`."""
+    given = list(sys.argv[1:] if args is None else args)
+    name = given[0] if given else ""
+    if name in ("-h", "--help", "--version"):
+        _parser().parse_args(given[:1])
+    elif name in ALONE:
+        with told_in_one_line(), told():
+            command = importlib.import_module(ALONE[name]).main
+            lit_knn.common.startup.finish()
+            command(with_packaged_configs(given[1:]))
+    elif name and not name.startswith("-") and name not in COMMANDS:
+        with told_in_one_line():
+            raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+    else:
+        with told_in_one_line(), told():
+            from lit_knn.commands.cli import cli
+        cli.main(given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {name:9}  {what}" for name, what in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="lit-knn",
+        usage="lit-knn COMMAND [-c CONFIG] [--OPTION VALUE ...]",
+        description=f"Train and evaluate diffusion models whose score estimator is a plug-in.\n\ncommands:\n{lines}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"lit_knn {lit_knn.__version__}")
+    return parser

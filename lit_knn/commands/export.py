@@ -1,0 +1,74 @@
+"""`lit-knn export RUN FOLDER` writes the model of a run for others: safetensors, configuration, model card."""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import nn
+
+from lit_knn.commands.model_card import model_card
+from lit_knn.commands.run_facts import collect
+from lit_knn.common.checkpoint_file import read_checkpoint_file
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.files import written_whole
+from lit_knn.sampling import GenerativeModel
+from lit_knn.sampling.loading import FORMAT, VERSION, WEIGHTS_NAME, find_file, load, write_exported
+
+CONFIG_NAME, CARD_NAME = "config.json", "README.md"
+
+
+def export(
+    source: str | os.PathLike[str], folder: str | os.PathLike[str], net: nn.Module | None = None
+) -> GenerativeModel:
+    """Write the model of a run into a folder that `lit_knn.load` reads: weights, configuration and model card.
+
+    Args:
+        source: the folder of a training run, or a checkpoint. The averaged weights are written.
+        folder: where the three files go; it is made if needed. No file is overwritten.
+        net: the raw network, if it is not from `lit_knn.nets`; whoever loads the folder needs it, too.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: `source` is missing, damaged or of another kind; a file is there already, or cannot be written.
+    """
+    source, folder = Path(source), Path(folder)
+    for name in (WEIGHTS_NAME, CONFIG_NAME, CARD_NAME):
+        if (folder / name).exists():
+            raise InputError(f"export: {folder / name} is there already; nothing is overwritten, use another folder")
+    file = find_file(source)
+    if file.suffix != ".ckpt":
+        raise InputError(f"export: {source} must be the folder of a training run or a checkpoint (.ckpt)")
+    model = load(file, net)
+    checkpoint = read_checkpoint_file(file, mmap=True)
+    with prefixed(os.fspath(file)):
+        facts = collect(checkpoint, file.resolve().parent.parent)
+    card = model_card(folder.resolve().name, model, facts)
+    config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}
+    # The largest file comes first: if the disk is full, nothing is left behind.
+    write_exported(folder / WEIGHTS_NAME, model)
+    for name, text in ((CONFIG_NAME, json.dumps({**config, "training": asdict(facts)}, indent=2)), (CARD_NAME, card)):
+        with written_whole(folder / name) as partial:
+            partial.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    return model
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Export the run on the command line.
+
+    Raises:
+        InputError: as `export`.
+    """
+    parser = argparse.ArgumentParser(
+        prog="lit-knn export",
+        description="Write a trained model for others: weights as safetensors, a configuration and a model card.",
+    )
+    parser.add_argument("source", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0, or a .ckpt")
+    parser.add_argument("folder", metavar="FOLDER", help="folder of the three files; none of them is overwritten")
+    options = parser.parse_args(args)
+    model = export(options.source, options.folder)
+    print(f"{model!r}\nWritten: {options.folder}/{{{WEIGHTS_NAME}, {CONFIG_NAME}, {CARD_NAME}}}")

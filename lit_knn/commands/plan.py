@@ -1,0 +1,315 @@
+"""Predict the memory of a run, and whether it fits, before the run starts: `lit-knn plan -c …`.
+
+The plan counts data, index, coordinates, weights and optimiser. It does not count activations, which only a run shows.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import machine_bytes, process_bytes, tensor_bytes
+from lit_knn.data import ReferenceDataModule, Stored
+from lit_knn.estimators import Estimator, Holdings
+from lit_knn.index import exact_index
+from lit_knn.modules.base import EstimatorTraining
+from lit_knn.reference.streaming import work_bytes
+
+# Memory of a CUDA context with the kernels of PyTorch and its libraries.
+CUDA_CONTEXT_BYTES = 600 * 2**20
+GB = 1e9
+# Number of copies of each parameter that the state of an optimiser holds.
+OPTIMISER_STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "RAdam": 2, "NAdam": 2, "Adamax": 2, "RMSprop": 1, "Adagrad": 1}
+# Number of work arrays of bounded size that an estimator may hold at the same time.
+WORK_ARRAYS = 4
+
+
+class Part(NamedTuple):
+    """One line of a plan.
+
+    Attributes:
+        name: the thing that takes memory.
+        bytes: bytes on one rank.
+        note: further information.
+        passing: whether it is held only while the run starts.
+        shared: whether the ranks of a machine hold it once, together.
+        known: whether its size is known; otherwise it is not counted.
+        about: whether its size is an estimate.
+    """
+
+    name: str
+    bytes: int
+    note: str
+    passing: bool = False
+    shared: bool = False
+    known: bool = True
+    about: bool = False
+
+    def __str__(self) -> str:
+        return f"  {self.name:26}{self.bytes / 1e9:8.3f} GB  {self.note}".rstrip()
+
+
+class Plan(NamedTuple):
+    """The planned memory of one rank.
+
+    Attributes:
+        device: device of the run.
+        parts: memory parts on that device.
+        host: parts that a run on a GPU holds in the machine's memory while it starts.
+        device_memory: memory of the device in bytes, None if unknown.
+        host_memory: memory of the machine in bytes, None if unknown.
+        ranks: number of processes that share the machine.
+        elsewhere: whether the device belongs to another machine, as the user described it.
+        image_shape: shape of one image.
+    """
+
+    device: torch.device
+    parts: list[Part]
+    host: list[Part]
+    device_memory: float | None
+    host_memory: float | None
+    ranks: int
+    elsewhere: bool = False
+    image_shape: tuple[int, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Total bytes of one rank on its device."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def needed(self) -> list[tuple[str, float, float | None]]:
+        """For each memory, return its name, the bytes needed and the bytes available."""
+        if self.device.type == "cpu":
+            return [("the machine", self.of_all_ranks(self.parts), self.host_memory)]
+        host = self.of_all_ranks(self.host)
+        return [("each device", self.total, self.device_memory), ("the machine", host, self.host_memory)]
+
+    def of_all_ranks(self, parts: list[Part]) -> int:
+        """Return the bytes of parts in the memory of a machine. Its ranks hold each shared part once."""
+        return sum(part.bytes * (1 if part.shared else self.ranks) for part in parts)
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether everything fits, as far as it is known."""
+        return all(there is None or needed <= there for _, needed, there in self.needed)
+
+    def __str__(self) -> str:
+        given = f"a GPU of {(self.device_memory or 0) / GB:g} GB that is given, not found here"
+        lines = [f"Each of {self.ranks} rank(s) of a machine, on {given if self.elsewhere else self.device.type}:"]
+        lines += [str(part) for part in self.parts]
+        lines.append(f"  {'total':26}{self.total / GB:8.3f} GB")
+        if self.device.type != "cpu":
+            lines += ["  and in the memory of the machine, until it is on the device:", *map(str, self.host)]
+        lines.append("Not counted: activations of the network, which grow with the batch.")
+        fits = ": fits" if all(part.known for part in self.parts) else ": fits, apart from what is NOT KNOWN"
+        for name, needed, there in self.needed:
+            has = "whose memory is not known" if there is None else f"which has {there / GB:.2f} GB"
+            verdict = "" if there is None else (fits if needed <= there else ": DOES NOT FIT")
+            lines.append(f"{needed / GB:.2f} GB on {name}, {has}{verdict}")
+        return "\n".join(lines)
+
+
+def make_plan(
+    trainer: pl.Trainer,
+    model: pl.LightningModule,
+    datamodule: ReferenceDataModule | None,
+    images: int | None = None,
+    image_shape: list[int] | None = None,
+    gpu_gb: float | None = None,
+    machine_gb: float | None = None,
+) -> Plan:
+    """Plan a fit. The arguments are those of `Trainer.plan`."""
+    if image_shape == []:
+        raise InputError("plan: image_shape=[] is empty; give for example [3, 64, 64]")
+    given = {"images": images, "image_shape": min(image_shape or [1]), "gpu_gb": gpu_gb, "machine_gb": machine_gb}
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise InputError(f"plan: {name} must be above 0, got {value}")
+    device = trainer.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)
+    assert datamodule is not None
+    stored = _stored(datamodule, images, image_shape)
+    N = stored.shape[0]
+    network = network_parts(model, trainer)
+    base = process_bytes() - (network[0].bytes if network else 0)
+    stored, loaded, on_device, held, building = data_parts(trainer, model, datamodule, stored, device)
+    if datamodule.sharded and not stored.mapped:
+        others = (N - stored.shape[0]) * on_device.bytes // stored.shape[0]
+        building.append(Part("images of others", others, "until this rank has chosen its share", passing=True))
+    order = Part("order of an epoch", 8 * N * (1 + datamodule.hflip), "")
+    program = Part("program", max(base, 0), "Python, PyTorch, Lightning: this process now")
+    host = [loaded, order, *building, program]
+    if device.type != "cpu":
+        parts = [on_device, *held, *network, Part("CUDA context", CUDA_CONTEXT_BYTES, "about")]
+    else:
+        parts = [loaded, order, *held, *network, program]
+        # The index is built before there are gradients, so only the excess over the needs of training counts.
+        later = sum(part.bytes for part in network[1:])
+        sample = sum(part.bytes for part in building if part.passing)
+        parts.append(Part("building the index", max(sample - later, 0), "beyond what training needs later"))
+    ranks = trainer.world_size // trainer.num_nodes
+    this = machine_bytes() if gpu_gb is None else None
+    machine = this if machine_gb is None else machine_gb * GB
+    shape = tuple(stored.shape[1:])
+    return Plan(device, parts, host, device_memory(device, gpu_gb), machine, ranks, gpu_gb is not None, shape)
+
+
+def data_parts(
+    trainer: pl.Trainer,
+    model: pl.LightningModule,
+    datamodule: ReferenceDataModule,
+    stored: Stored,
+    device: torch.device,
+) -> tuple[Stored, Part, Part, list[Part], list[Part]]:
+    """Plan the data of one rank: what it stores, its images as loaded and on `device`, then as `estimator_parts`."""
+    split = trainer.world_size if datamodule.sharded else 1
+    stored = stored._replace(shape=(-(-stored.shape[0] // split), *stored.shape[1:]))
+    estimators = estimators_of(trainer, model)
+    held, building = estimator_parts(estimators, datamodule, stored, device, split)
+    loaded, on_device = _image_parts(stored)
+    if getattr(model, "conditioning", None) and not stored.by_class and any(e.needs_reference for e in estimators):
+        held.insert(0, Part("images by class", on_device.bytes, "copies; none of data sorted by class"))
+    return stored, loaded, on_device, held, building
+
+
+def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None) -> Stored:
+    try:
+        known = None if images is not None and image_shape is not None else datamodule.stored()
+    except InputError as error:
+        raise InputError(f"plan: {error}; without the data give --images and --image_shape") from error
+    if known is None and (images is None or image_shape is None):
+        raise InputError(
+            f"plan: {type(datamodule).__name__} does not tell its size before it is loaded; give --images and "
+            "--image_shape"
+        )
+    shape = (images or known.shape[0], *(image_shape or known.shape[1:]))  # type: ignore[union-attr]
+    return Stored(shape, mapped=datamodule.mapped) if known is None else known._replace(shape=shape)
+
+
+def _image_parts(stored: Stored) -> tuple[Part, Part]:
+    """Plan the images as they are loaded, and on a device."""
+    N, *shape = stored.shape
+    what = f"{N:,} x {'x'.join(map(str, shape))} {'uint8' if stored.value_bytes == 1 else 'float32'}"
+    place = "mapped from the disk, shared, given up when short" if stored.mapped else "in memory"
+    size = math.prod(stored.shape) * stored.value_bytes
+    loaded = Part("images", 0 if stored.mapped else size, f"{what}, {place}")
+    return loaded, Part("images", size, f"{what}, copied to the device")
+
+
+def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
+    """Return the estimators of the model and of the callbacks that measure estimators."""
+    found = [getattr(model, "estimator", None)]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        measured = getattr(callback, "estimators", None)
+        found += [getattr(callback, "network", None), *(measured.values() if isinstance(measured, dict) else ())]
+    return [estimator for estimator in found if isinstance(estimator, Estimator)]
+
+
+def device_memory(device: torch.device, gpu_gb: float | None = None) -> float | None:
+    """Return the bytes of memory of a GPU, or of one that is given in GB; None for a CPU."""
+    if gpu_gb is not None:
+        return gpu_gb * GB
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def estimator_parts(
+    estimators: Sequence[Estimator], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
+) -> tuple[list[Part], list[Part]]:
+    """Plan the memory of estimators besides the images: on `device`, and on the machine while they are bound.
+
+    `data` is the data module of the run, `stored` the images of one rank; all images are split over `ranks` ranks.
+    """
+    N, d = stored.shape[0], math.prod(stored.shape[1:])
+    # Each rank holds the coordinates of the images of all ranks.
+    all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1
+    told = [(e, _holdings(e, all_images, d, pixels, device)) for e in estimators]
+    needing = [(e, holdings) for e, holdings in told if e.needs_reference]
+    # An estimator that does not tell its needs may search for neighbours.
+    neighbours = max((1 if holdings is None else holdings.neighbours for _, holdings in needing), default=0)
+    held, building = _index_parts(data, N, d, neighbours, device, ranks) if neighbours else ([], [])
+    arrays: dict[str, int] = {}
+    for name, size in (array for _, holdings in told if holdings for array in holdings.arrays.items()):
+        arrays[name] = max(size, arrays.get(name, 0))
+    held += [Part(name, size, "") for name, size in sorted(arrays.items())]
+    if needing:
+        held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about", about=True))
+    silent = "does not tell what else it holds: NOT KNOWN, not counted"
+    held += [Part(type(e).__name__, 0, silent, known=False) for e, holdings in told if holdings is None]
+    return held, building
+
+
+def _holdings(estimator: Estimator, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
+    told = estimator.holds(N, d, pixels, device)
+    if told is None or isinstance(told, Holdings):
+        return told
+    raise InputError(f"plan: {type(estimator).__name__}.holds must return Holdings or None, got {told!r}")
+
+
+def _index_parts(
+    data: ReferenceDataModule, N: int, d: int, neighbours: int, device: torch.device, ranks: int
+) -> tuple[list[Part], list[Part]]:
+    """Plan the index of N images on `device`, and the machine's memory during its build."""
+    index = exact_index() if data.index is None else data.index
+    index.check(N, d, device, min(neighbours, N))
+    shared = index.shared and ranks == 1  # With shards, each rank has its own index.
+    size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
+    told = [value for name, value in index.settings().items() if isinstance(value, str) and name != "cache_dir"]
+    note = " ".join([type(index).__name__, *told])
+    note += "" if size is not None else ": size NOT KNOWN, not counted"
+    held = Part("index", size or 0, note, shared=shared and device.type == "cpu", known=size is not None)
+    # Some indexes are built in the memory of the machine, whatever the device.
+    if index.built_on_cpu or device.type == "cpu":
+        built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
+    else:
+        built = Part("index", 0, f"{note}, built on the device")
+    return [held], [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
+
+
+def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
+    """Plan the network and what its training needs, except activations. Without training, plan only the network."""
+    modules = _networks(model, trainer)
+    count = sum(p.numel() for m in modules for p in m.parameters())
+    weights = tensor_bytes(p for m in modules for p in m.parameters())
+    if not count:
+        return []
+    parts = [Part("network", weights, f"{count:,} parameters")]
+    if not isinstance(model, EstimatorTraining):
+        return parts
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    gradients = trained * 4
+    name, states = _optimiser(model)
+    parts.append(Part("gradients", gradients, f"{trained:,} of them trained"))
+    parts.append(Part("optimiser", states * gradients, name))
+    parts.append(Part("averaged weights", weights, ""))
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    lengths = sum(getattr(callback, "copies_of_weights", 0) for callback in callbacks)
+    if lengths:
+        parts.append(Part("power-function averages", lengths * weights, f"{lengths} lengths"))
+    if trainer.world_size > 1:
+        parts.append(Part("gradient exchange", gradients, "buckets of DDP"))
+    return parts
+
+
+def _optimiser(model: pl.LightningModule) -> tuple[str, int]:
+    optimiser = model.configure_optimizers()
+    name = type(optimiser).__name__
+    known = name in OPTIMISER_STATES
+    return name if known else f"{name}: 2 copies assumed", OPTIMISER_STATES.get(name, 2)
+
+
+def _networks(model: pl.LightningModule, trainer: pl.Trainer) -> list[nn.Module]:
+    """Return the module and the networks inside estimators. Those networks are measured, not trained."""
+    held = [value for estimator in estimators_of(trainer, model) for value in _attributes(estimator)]
+    return [model, *(value for value in held if isinstance(value, nn.Module))]
+
+
+def _attributes(estimator: Estimator) -> Iterator[Any]:
+    """Yield the attributes of an estimator and of the estimators among them."""
+    for value in vars(estimator).values():
+        yield value
+        if isinstance(value, Estimator):
+            yield from _attributes(value)

@@ -1,0 +1,216 @@
+"""Lightning's trainer with safe checkpoints and two more subcommands, `plan` and `best`."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytorch_lightning as pl
+from jsonargparse.typing import restricted_number_type
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
+from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from pytorch_lightning.plugins.environments import SLURMEnvironment
+
+from lit_knn.commands.best import BestCheckpoint, MeasuresSamples
+from lit_knn.commands.plan import Plan, make_plan
+from lit_knn.common.checkpoint_file import CHECKPOINTS
+from lit_knn.common.errors import InputError
+from lit_knn.data import ReferenceDataModule
+from lit_knn.modules.base import EstimatorTraining
+from lit_knn.modules.first_try import planned_step
+from lit_knn.runs.checkpoint_io import WholeCheckpointIO, read_training
+from lit_knn.runs.fit_loop import EpochLoop, ResumingFitLoop
+from lit_knn.runs.interruption import end_at_sigterm
+from lit_knn.runs.place import set_version
+from lit_knn.runs.resumption import check_same_run, describe_run
+
+# Lightning's type is Union[int, float]. Python may give it an earlier Union[float, int] for that, and then the parser
+# reads one batch, `1`, as the whole epoch, `1.0`. No other union has this type.
+Share: Any = float if TYPE_CHECKING else restricted_number_type("Share", float, ("<", math.inf))
+Batches: TypeAlias = int | Share
+
+
+class Trainer(pl.Trainer):
+    """Lightning's trainer; it can also plan a run, and measure the kept checkpoints of a run.
+
+    Its checkpoints are whole files, checked when read. Before a fit begins any work, it checks that the checkpoint to
+    resume from fits the options, and that no longer run would be overwritten.
+
+    Args:
+        limit_train_batches: how much of each training epoch to use: `10` is 10 batches, and `0.1` a tenth.
+        limit_val_batches: how much of each validation to use, likewise: `1` is one batch, and `1.0` is all.
+        limit_test_batches: not used by our commands.
+        limit_predict_batches: how many of the batches of samples to draw, likewise.
+        overfit_batches: train and validate on the same first batches, this number or share of them; 0 trains on all.
+        kwargs: see Lightning's trainer.
+    """
+
+    _run_folder: Path | None = None
+
+    def __init__(
+        self,
+        *,
+        limit_train_batches: Batches | None = None,
+        limit_val_batches: Batches | None = None,
+        limit_test_batches: Batches | None = None,
+        limit_predict_batches: Batches | None = None,
+        overfit_batches: Batches = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            limit_predict_batches=limit_predict_batches,
+            overfit_batches=overfit_batches,
+            **kwargs,
+        )
+        if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.strategy.checkpoint_io = WholeCheckpointIO()
+        loop = ResumingFitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
+        loop.epoch_loop = EpochLoop(self, self.fit_loop.epoch_loop.min_steps, self.fit_loop.epoch_loop.max_steps)
+        self.fit_loop = loop
+
+    def write_into(self, folder: Path, appends: bool = False) -> None:
+        """Make this folder, NAME/VERSION, that of the run, for every logger; call it before the run begins.
+
+        Args:
+            folder: the folder of config.yaml, checkpoints, tables and pictures.
+            appends: the folder may be that of an earlier part of the run, whose rows a CSV logger then keeps.
+        """
+        self._run_folder = folder
+        for logger in self.loggers:
+            set_version(logger, folder.name, appends)
+        for callback in self.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(folder / CHECKPOINTS)
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the run, the same on every process; every process must read it."""
+        if self._run_folder is None:
+            return super().log_dir
+        return self.strategy.broadcast(str(self._run_folder))
+
+    def _run_stage(self) -> Any:
+        """Let SIGTERM end a validation or a prediction at once; Lightning would only note it."""
+        if self.state.fn != "fit":
+            end_at_sigterm(self)
+        return super()._run_stage()
+
+    def check_fit(
+        self,
+        model: pl.LightningModule,
+        datamodule: Any,
+        ckpt_path: str | None,
+        checkpoint: dict[str, Any] | None,
+    ) -> None:
+        """Check what a fit starts from and what it would overwrite.
+
+        Args:
+            model: the module.
+            datamodule: the data.
+            ckpt_path: the checkpoint to resume from, or None.
+            checkpoint: its content.
+
+        Raises:
+            InputError: the checkpoint is of a run with other options that its counts depend on, or has more than
+                `max_steps` steps; or this run would overwrite a longer one.
+        """
+        step = 0
+        requeued = ckpt_path is None and SLURMEnvironment.detect() and self._checkpoint_connector._hpc_resume_path
+        if requeued:  # SLURM has queued the job again, so Lightning resumes from the checkpoint it saved for that.
+            ckpt_path, checkpoint = requeued, read_training(requeued, to_resume=True, mmap=True)
+        if checkpoint is not None:
+            step = checkpoint["global_step"]
+            try:
+                check_same_run(checkpoint, describe_run(self, model, datamodule))
+            except InputError as error:
+                raise InputError(f"--ckpt_path {ckpt_path}: {error}") from error
+            if 0 <= self.max_steps < step:
+                raise InputError(
+                    f"--trainer.max_steps {self.max_steps}: {ckpt_path} has {step} steps already; give more"
+                )
+        if self.is_global_zero and not requeued:  # A requeued run only repeats its own last steps.
+            for callback in self.checkpoint_callbacks:
+                check = getattr(callback, "check_overwrites", None)
+                if check is not None:
+                    check(self, step)
+
+    def plan(
+        self,
+        model: pl.LightningModule,
+        datamodule: ReferenceDataModule | None = None,
+        images: int | None = None,
+        image_shape: list[int] | None = None,
+        gpu_gb: float | None = None,
+        machine_gb: float | None = None,
+    ) -> Plan:
+        """Show how much memory each rank of a fit needs, whether that is available, and the time of a step.
+
+        Nothing is loaded or built: the time is that of the network, tried on blank images.
+
+        Args:
+            model: the module.
+            datamodule: the data.
+            images: plan for this number of images instead of the data's.
+            image_shape: plan for this image shape, such as [3, 64, 64], instead of the data's.
+            gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
+            machine_gb: plan for a machine with this many GB; by default this machine's, but unknown with `gpu_gb`.
+
+        Raises:
+            InputError: the size of the data is not given, and is not known before loading.
+            SystemExit: with status 1, if the run does not fit.
+        """
+        plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
+        print(plan)
+        if not plan.fits:
+            raise SystemExit(1)
+        if isinstance(model, EstimatorTraining):
+            assert datamodule is not None
+            elsewhere = "The time of a step is not known: the GPU that is described is not here."
+            shape = plan.image_shape
+            print(elsewhere if plan.elsewhere else planned_step(model, self, shape, datamodule.batch_size))
+        return plan
+
+    def best(
+        self,
+        model: pl.LightningModule,
+        run: str,
+        datamodule: ReferenceDataModule | None = None,
+        checkpoints: str | None = None,
+    ) -> None:
+        """Measure all kept checkpoints of a run and name the best; an interrupted measurement continues.
+
+        Model, data and trainer come from RUN/config.yaml. Add a metric with `-c configs/evaluate/fid.yaml`; without it
+        the run's own `Fidelity` measures. RUN/checkpoints_fid.csv (named after the metric) gets one row per checkpoint;
+        `python -m lit_knn.figures.figure4` reads it. The curve goes to the .png and .pdf beside it. The devices,
+        `--trainer.devices`, share the samples of each checkpoint.
+
+        Args:
+            model: the module.
+            run: folder of the training run, such as runs/table1/knn_0, with its config.yaml; rows and picture go
+                there. For a resumed training give the last folder: earlier ones are found. If the run has no
+                lit_knn.callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
+            datamodule: the data.
+            checkpoints: folder of the checkpoints, if it is not RUN/checkpoints. Of the averages that `lit-knn average`
+                made, RUN/averages, it tells the best length; their rows and picture go there.
+
+        Raises:
+            InputError: there is no metric or no kept checkpoint, or the table is from other settings; at the end, if
+                checkpoints were damaged.
+        """
+        callbacks: list[pl.Callback] = self.callbacks  # type: ignore[has-type]
+        measures = [callback for callback in callbacks if isinstance(callback, MeasuresSamples)]
+        if not measures:
+            raise InputError("best: the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml")
+        best = BestCheckpoint(measures[-1], run, checkpoints)
+        bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
+        for bar in bars:
+            bar.disable()  # One bar over all checkpoints replaces this bar.
+        self.callbacks, self.loggers = [best, *bars], []
+        assert datamodule is not None
+        # `predict` itself draws one sample on each rank, as a trial before the long work.
+        datamodule.predict_samples, self.limit_predict_batches = self.world_size, 1
+        self.predict(model, datamodule=datamodule, return_predictions=False)
+        if best.damaged:
+            raise InputError(f"{len(best.damaged)} checkpoint(s) are not measured: {'; '.join(best.damaged)}")

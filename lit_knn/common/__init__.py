@@ -1,0 +1,1 @@
+"""What every other room uses: errors, random streams, files, ranks, memory."""

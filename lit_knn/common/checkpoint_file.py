@@ -1,0 +1,102 @@
+"""Finds and reads checkpoint files: every byte is checked before it is used, and no code of a file is run."""
+
+import os
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_knn.common.errors import InputError, first_line
+
+MODEL_KEY = "generative_model"
+"""A checkpoint has here its model's description, with the prefix of its network's weights in `state_dict`."""
+ZIP_START = b"PK\x03\x04"
+CHECKPOINTS = "checkpoints"
+LAST_NAME = "last.ckpt"
+# `CheckpointByImages` gives its files these names. Lightning adds -v1 if a name is taken.
+KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
+
+
+def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> dict[Any, Any]:
+    """Read a file that `torch.save` wrote, onto the CPU.
+
+    Args:
+        path: the file.
+        mmap: leave the tensors on the disk until they are used.
+
+    Raises:
+        InputError: the file is missing, cannot be read, is damaged, is another kind of file, needs code to be read, or
+            holds no dict.
+    """
+    path = Path(path)
+    _check_zip(path)
+    try:
+        # Only plain values and tensors are loaded. Everything else could run code.
+        content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
+    except Exception as error:  # A hostile file can raise any exception.
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        problem = f"names the global {refused[1]}, which is refused" if refused else "is damaged, or no checkpoint"
+        raise InputError(f"{path} {problem}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is no checkpoint: it holds {type(content).__name__}, not a dict")
+    return content
+
+
+def _check_zip(path: Path) -> None:
+    """Raise InputError if the file is not an undamaged zip of `torch.save`. PyTorch itself checks no checksum."""
+    # Opening a pipe would wait for somebody to write to it.
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no file, but a folder, a pipe, a socket or a device")
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(ZIP_START))
+        if start != ZIP_START:
+            raise InputError(f"{path} is damaged, or not a checkpoint: it does not begin as a zip file")
+        with zipfile.ZipFile(path) as archive:
+            _check_parts(path, archive)
+            damaged = archive.testzip()
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {first_line(error)}") from error
+    except InputError:
+        raise
+    except Exception as error:  # Damaged headers can raise any exception.
+        raise InputError(f"{path} is damaged: {first_line(error)}") from error
+    if damaged is not None:
+        raise InputError(f"{path} is damaged: the checksum of its part {damaged!r} is wrong")
+
+
+def _check_parts(path: Path, archive: zipfile.ZipFile) -> None:
+    parts = archive.infolist()
+    names = {part.filename.partition("/")[2] for part in parts}
+    if "constants.pkl" in names:
+        raise InputError(f"{path} is a TorchScript program, not a checkpoint")
+    if "data.pkl" not in names:
+        raise InputError(f"{path} is a zip file, but not a checkpoint")
+    # PyTorch compresses nothing. A compressed part could be larger than the memory.
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise InputError(f"{path} is not a checkpoint: it is compressed")
+
+
+def kept_in(folder: Path) -> dict[int, Path]:
+    """Find the checkpoints in a folder that `CheckpointByImages` kept, by the number of images seen."""
+    matches = ((KEPT_NAME.fullmatch(path.name), path) for path in sorted(folder.glob("*.ckpt")))
+    return {int(match[1]): path for match, path in matches if match}
+
+
+def last_checkpoint(run: str | Path) -> Path:
+    """Find the checkpoint that stands for a run: `checkpoints/last.ckpt`, or else the kept one of the most images.
+
+    Raises:
+        InputError: the folder has neither.
+    """
+    folder = Path(run) / CHECKPOINTS
+    if (folder / LAST_NAME).is_file():
+        return folder / LAST_NAME
+    kept = kept_in(folder)
+    if not kept:
+        raise InputError(f"{run} has neither {CHECKPOINTS}/{LAST_NAME} nor a kept checkpoint (images_seen=N.ckpt)")
+    return kept[max(kept)]

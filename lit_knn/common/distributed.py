@@ -1,0 +1,257 @@
+"""Distributed runs: processes work in turn or together, and ranks exchange tensors."""
+
+import math
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lit_knn.common.errors import InputError, LostProcessError, first_line
+from lit_knn.common.memory import moved
+
+T = TypeVar("T")
+
+# Building an index takes long. Long waits are safe, because the others notice at once if a connected process dies.
+PATIENCE = timedelta(days=7)
+# A process may die before it connects, for instance if its data are missing. The others notice only after this time.
+ARRIVAL = timedelta(minutes=30)
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks: (0, 1) without a distributed run."""
+    distributed = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+
+
+def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
+    """Split the numbers 0 to num − 1 into batches, the same for any number of ranks. Yields this rank's batches.
+
+    Yields:
+        The batch's index, and its numbers; only the last batch has fewer than `batch_size`.
+    """
+    rank, size = rank_and_size()
+    for batch in range(rank, -(-num // batch_size), size):
+        yield batch, range(batch * batch_size, min((batch + 1) * batch_size, num))
+
+
+def broadcast(value: T) -> T:
+    """Return the first rank's value, which must be picklable, on every rank. All ranks must call this."""
+    values = [value]
+    if not _is_alone():
+        dist.broadcast_object_list(values)
+    return values[0]
+
+
+def on_first_rank(work: Callable[[], T]) -> T:
+    """Run `work` on the first rank and return its result on every rank. All ranks must call this.
+
+    If `work` raises an InputError or an OSError, every rank raises an InputError.
+    """
+    result, problem = None, None
+    if rank_and_size()[0] == 0:
+        try:
+            result = work()
+        except (InputError, OSError) as error:
+            problem = str(error)
+    result, problem = broadcast((result, problem))
+    if problem is not None:
+        raise InputError(problem)
+    return cast(T, result)
+
+
+def warn_on_first_rank(message: str) -> None:
+    """Warn on the first rank only."""
+    if rank_and_size()[0] == 0:
+        warnings.warn(message, stacklevel=3)
+
+
+def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
+    """Run `lead` in the first process of each machine, and then `follow` with its result in the others.
+
+    Every process of a distributed run must call it; outside one it only calls `lead()`. The result must be picklable.
+    Errors are those of `in_every_process`.
+    """
+    if _is_alone():
+        lead()
+        return
+    with _patient_group() as group:
+        machines, rank = _together(machine_name, group), dist.get_rank()
+        leader = machines.index(machines[rank])
+        given = _together(lambda: lead() if rank == leader else None, group)[leader]
+        _together(lambda: None if rank == leader else follow(given), group)
+
+
+def in_every_process(work: Callable[[], T]) -> list[T]:
+    """Run `work` in every process and wait for all. Every process must call this.
+
+    Returns:
+        The result of each process, which must be picklable, in the order of the ranks.
+
+    Raises:
+        InputError: another process failed; the message names the lowest such rank.
+        LostProcessError: another process was killed.
+        Exception: the exception that `work` raised in this process.
+    """
+    if _is_alone():
+        return [work()]
+    with _patient_group() as group:
+        return _together(work, group)
+
+
+def _together(work: Callable[[], T], group: Any) -> list[Any]:
+    """Run `work`, wait for the other processes, and return the result of each process."""
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as raised:
+        error = raised
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    with _losing_no_process():
+        told = None if error is None else f"{type(error).__name__}: {error}"
+        dist.all_gather_object(outcomes, (result, told), group=group)
+    if error is not None:
+        raise error
+    for rank, (_, message) in enumerate(outcomes):
+        if message is not None:
+            raise InputError(f"rank {rank} failed while the reference set was made ready: {message}")
+    return [result for result, _ in outcomes]
+
+
+@contextmanager
+def _patient_group() -> Iterator[Any]:
+    """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
+    with _losing_no_process():
+        # The first group checks that all processes have arrived, the second waits for their work. Both stay open until
+        # the end, because a process that closes a group while another process joins it looks lost.
+        groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
+    try:
+        yield groups[1]
+    finally:
+        for group in groups:
+            dist.destroy_process_group(group)
+
+
+@contextmanager
+def _losing_no_process() -> Iterator[None]:
+    """Raise LostProcessError if the other processes cannot be reached."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = first_line(error).partition(". ")[0]
+        raise LostProcessError(f"another process ended while the reference set was made ready ({reason})") from error
+
+
+def machine_name() -> str:
+    """Return a name that the processes of one machine or container share, and that no other process has."""
+    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+    return f"{socket.gethostname()} {boot}"
+
+
+def cpu_group() -> Any:
+    """Make a group of all processes that exchanges numbers of the CPU, so that no GPU waits. All must call this.
+
+    Returns:
+        The group for `largest`; None for the default group, or without a distributed run.
+    """
+    if _is_alone() or dist.get_backend() == "gloo":
+        return None
+    return dist.new_group(backend="gloo")
+
+
+def largest(values: Sequence[int], group: Any) -> list[int]:
+    """Return the largest of each value over all processes. All must call this, with a group of `cpu_group`."""
+    if _is_alone():
+        return list(values)
+    each = torch.tensor(values)
+    dist.all_reduce(each, dist.ReduceOp.MAX, group)
+    return each.tolist()
+
+
+def leave(group: Any) -> None:
+    """Close a group of `cpu_group`. A process that ends with an open group may abort."""
+    if group is not None and dist.is_initialized():
+        dist.destroy_process_group(group)
+
+
+def _is_alone() -> bool:
+    return rank_and_size()[1] == 1
+
+
+class Exchange:
+    """Collective operations on tensors. Only the first dimension may differ between ranks.
+
+    Every rank must call them in the same order, with tensors on the device of the torch.distributed backend
+    (gloo: CPU; NCCL: GPU). Without a distributed run there is one rank, and it sends nothing.
+
+    Attributes:
+        rank: the rank of this process.
+        size: number of ranks.
+        bytes_sent: bytes sent from this rank to others so far, without the row counts (8 bytes per rank and call).
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size = rank_and_size()
+        self.bytes_sent = 0
+
+    def agree_on_rows(self, sent: Tensor) -> tuple[list[int], list[int]]:
+        """Tell each rank how many rows it gets: sent (size,) int64. Returns the rows sent to and got from each rank.
+
+        This is one collective, and waits for the device once.
+        """
+        received = sent.clone()
+        if self.size > 1:
+            dist.all_to_all_single(received, sent)
+        sent_rows, received_rows = torch.stack([sent, received]).tolist()
+        return sent_rows, received_rows
+
+    def move(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Send rows, in the order of their ranks, and return those received, in one collective. Waits for no device.
+
+        Args:
+            rows: (sum of `sent`, ...).
+            sent: number of rows for each rank.
+            received: number of rows from each rank.
+        """
+        if self.size == 1:
+            return rows
+        self.bytes_sent += (len(rows) - sent[self.rank]) * rows[:1].numel() * rows.element_size()
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(out, rows.contiguous(), received, sent)
+        return out
+
+    def all_gather(self, rows: Tensor) -> list[Tensor]:
+        """Return the rows of each rank, in the order of the ranks."""
+        if self.size == 1:
+            return [rows]
+        sent, received = self.agree_on_rows(moved(torch.full((self.size,), len(rows)), rows.device))
+        return list(self.move(torch.cat([rows] * self.size), sent, received).split(received))
+
+    def of_first(self, values: Tensor) -> Tensor:
+        """Return the first rank's values on every rank. All ranks must give tensors of one shape."""
+        return self.all_gather(values if self.rank == 0 else values[:0])[0]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum tensors of one shape over the ranks. The result is the same on each rank, bit for bit."""
+        return torch.stack(self.all_gather(values.unsqueeze(0))).sum(0).squeeze(0)
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors (B, ...) of any types to bytes (B, b), uint8, so that one collective sends them all."""
+    rows = [tensor.reshape(len(tensor), math.prod(tensor.shape[1:])).contiguous() for tensor in tensors]
+    return torch.cat([row.view(torch.uint8) for row in rows], dim=1)
+
+
+def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Undo `packed`: rows (B, b) become tensors (B, ...) with the types and the other dimensions of `like`."""
+    sizes = [math.prod(tensor.shape[1:]) * tensor.element_size() for tensor in like]
+    # A copy begins at an address where every type may begin.
+    parts = [part.clone(memory_format=torch.contiguous_format) for part in rows.split(sizes, dim=1)]
+    return [part.view(t.dtype).reshape(len(rows), *t.shape[1:]) for part, t in zip(parts, like, strict=True)]

@@ -1,0 +1,48 @@
+"""The progress bar of long work."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from lit_knn.common.distributed import rank_and_size
+
+if TYPE_CHECKING:  # The library needs torch and NumPy alone.
+    from tqdm import tqdm
+
+# In a log file, each refresh of the progress bar adds a line, so the bar is refreshed rarely.
+SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
+
+Bar = Callable[[int | None, str, str], "tqdm"]
+"""(total, description, unit) -> a bar, like `progress_bar`."""
+
+
+def progress_bar(
+    total: int | None, description: str, unit: str, leave: bool = False, shown: bool | None = None, delay: float = 0.0
+) -> "tqdm":
+    """Make a bar that shows the time left on the first rank. If `total` is None, nothing is shown.
+
+    `unit` starts with a space. `leave` keeps the bar after the work. By default the bar is shown only on a terminal.
+    With `delay`, work that takes fewer seconds shows none.
+    """
+    from tqdm import tqdm
+
+    shown = sys.stderr.isatty() if shown is None else shown
+    shown = shown and rank_and_size()[0] == 0 and total is not None
+    between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
+    options = {"desc": description, "unit": unit, "unit_scale": True, "mininterval": between, "leave": leave}
+    return tqdm(total=total, disable=not shown, delay=delay, **options)
+
+
+def with_progress(pieces: Iterable[Tensor], total: int, description: str) -> Iterator[Tensor]:
+    """Yield the pieces while a bar on a terminal counts their rows, which are images. Without tqdm there is no bar."""
+    try:
+        bar = progress_bar(total, description, " images", delay=1.0)
+    except ModuleNotFoundError:
+        yield from pieces
+        return
+    with bar:
+        for piece in pieces:
+            yield piece
+            bar.update(len(piece))

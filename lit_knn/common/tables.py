@@ -1,0 +1,106 @@
+"""Tables of results in CSV files: each is written completely or not at all, and the next run reads it."""
+
+import csv
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
+
+# Names of the files in a run's folder.
+FIDELITY_CSV = "fidelity.csv"
+AVERAGES_PREFIX = "averages_"
+"""`averages_<metric>.csv` lists the measured averages in a folder."""
+CHECKPOINTS_PREFIX = "checkpoints_"
+"""`checkpoints_<metric>.csv` lists the measured checkpoints of a run."""
+TITLES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
+"""Names of metrics for people; other metrics are shown by their names in logs."""
+
+Row = dict[str, str | int | float]
+
+
+def keep_aside(path: Path, reason: str) -> None:
+    """Rename a damaged file, and warn with its new name."""
+    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in range(1, 10_000))
+    aside = next(name for name in names if not name.exists())
+    path.replace(aside)
+    warnings.warn(f"{path} is damaged ({reason}): kept as {aside}, and what it had is measured again", stacklevel=2)
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a CSV file completely or not at all. It has a column for every key of any row, in order of appearance."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with written_whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def text_table(rows: Sequence[Mapping[str, Any]], formats: Mapping[str, str]) -> str:
+    """Write columns of rows as a table for people; `formats` has the format of the values of each column."""
+    lines = [[*formats], *([format(row[name], spec) for name, spec in formats.items()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read a file of `write_rows`.
+
+    Raises:
+        InputError: a row has more or fewer fields than the header, for instance in a truncated file.
+    """
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise InputError(f"{path}: line {number} has not the fields of the header; the file is damaged")
+    return rows
+
+
+class ResultsTable:
+    """Rows in a CSV file with key columns. Each new row rewrites the file, completely or not at all.
+
+    Args:
+        path: the file; it need not exist.
+        columns: name and type of each column.
+        key: the columns that identify a row.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], columns: Mapping[str, type], key: tuple[str, ...]) -> None:
+        self.path = Path(path)
+        self.columns = dict(columns)
+        self.key = key
+
+    def load(self) -> list[Row]:
+        """Load the finished rows; only one rank may call this.
+
+        If the file is not a table of these columns, it is renamed with a warning, and the table starts empty.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        if not self.path.exists():
+            return []
+        try:
+            rows = read_rows(self.path)
+            if rows and list(rows[0]) != list(self.columns):
+                raise ValueError("it has other columns")
+            return [{name: kind(row[name]) for name, kind in self.columns.items()} for row in rows]
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
+        except (ValueError, csv.Error) as error:  # InputError and UnicodeDecodeError are ValueErrors.
+            keep_aside(self.path, str(error))
+            return []
+
+    def append(self, row: Row) -> None:
+        """Add a finished row to the file; only one rank may call this."""
+        write_rows(self.path, [*self.load(), {name: row[name] for name in self.columns}])
+
+    def find(self, rows: list[Row], **key: str | int | float) -> Row | None:
+        """Return the last of `rows` with this key, or None."""
+        found = [row for row in rows if all(row[name] == key[name] for name in self.key)]
+        return found[-1] if found else None

@@ -1,0 +1,44 @@
+"""What a result depends on besides the code that made it: package versions, the checkout's revision, the processor."""
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+# The packages whose versions can change the numbers of a run.
+PACKAGES = (
+    *("lit-knn", "torch", "torchvision", "pytorch-lightning", "numpy", "faiss-gpu", "faiss-cpu", "torchmetrics"),
+    *("torch-fidelity", "jsonargparse"),
+)
+
+
+def package_versions() -> dict[str, str]:
+    """Return the version of each installed package of `PACKAGES`."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def revision() -> str | None:
+    """Return the Git revision of the program's checkout, with `-dirty` if files were changed; None without Git."""
+    checkout = Path(__file__).parents[2]
+    # A folder of packages may lie inside a checkout of something else.
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def processor_name() -> str:
+    """Return the name of the processor, or of its architecture if the system does not tell."""
+    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

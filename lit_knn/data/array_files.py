@@ -1,0 +1,196 @@
+"""Read images, latents or vectors from NumPy files: `.npy` and `.npz`."""
+
+import io
+import math
+import os
+import zipfile
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from lit_knn.common.errors import InputError, first_line, printable
+from lit_knn.data.image_files import DAMAGED, check_entry, check_memory, existing
+
+# NumPy's headers are shorter. A longer one would be read into memory at once.
+HEADER_BYTES = 2**14
+# Values are read in pieces, because a zip unpacks each piece in memory.
+PIECE_BYTES = 2**20
+HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+NUMBER_KINDS = "buifc"
+
+
+def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read images, latents or vectors from one NumPy file.
+
+    uint8 arrays are images of 1 or 3 channels, (N, C, H, W). An array (N, H, W, C) is moved to this layout if its last
+    axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) become float32, and are never rescaled or rearranged.
+
+    Args:
+        path: an .npy file; or an .npz file with the array under `images`, `arr_0` or, for a single array, any name,
+            and optionally `labels`, (N,) integers.
+        floats_as_is: also accept floats that look like images by mistake: 4-D with 1 or 3 channels, and with values
+            outside [-1, 1] or with the channels last.
+
+    Returns:
+        `array` (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
+
+    Raises:
+        InputError: a path that does not exist, a damaged file, pickled objects, no usable key, another dtype or shape,
+            floats that are not finite or look like images by mistake, labels that do not match.
+    """
+    path = existing(path)
+    array, labels = _load_arrays(path)
+    if array.ndim < 2 or 0 in array.shape:
+        raise InputError(f"{path}: the array must be (N, *shape) and not empty, got shape {array.shape}")
+    if array.dtype == np.uint8:
+        array = _channels_first(path, array)
+    elif np.issubdtype(array.dtype, np.floating):
+        array = _checked_floats(path, array, floats_as_is)
+    else:
+        raise InputError(f"{path}: the array must be uint8 or float, got {array.dtype}")
+    return array, None if labels is None else _checked_labels(path, labels, len(array))
+
+
+def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int]:
+    """Return the shape that `read_array_file` gives for an .npy file, and the bytes of each value, without reading any.
+
+    Raises:
+        InputError: a path that does not exist, or a damaged file.
+    """
+    path = existing(path)
+    try:
+        with path.open("rb") as file:
+            shape, _, dtype, _ = _read_header(file, path.stat().st_size)
+    except DAMAGED as error:
+        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error):.300}") from error
+    if dtype != np.uint8:
+        return shape, 4
+    channels_last = len(shape) == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3)
+    return (shape[0], shape[3], *shape[1:3]) if channels_last else shape, 1
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    begun: bytes
+    """The values that were read together with the header."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    if path.suffix.lower() not in (".npy", ".npz"):
+        raise InputError(f"{path} is neither an .npy nor an .npz file")
+    try:
+        with path.open("rb") as file:
+            if path.suffix.lower() == ".npy":
+                return _read_array(path, file, path.stat().st_size), None
+            with zipfile.ZipFile(file) as archive:
+                sizes = {e.filename.removesuffix(".npy"): e for e in archive.infolist() if e.filename.endswith(".npy")}
+                key, found = _array_key(path, list(sizes)), []
+                for name in (key, "labels") if "labels" in sizes else (key,):
+                    check_entry(archive, sizes[name])
+                    with archive.open(sizes[name]) as entry:
+                        found.append(_read_array(path, entry, sizes[name].file_size))
+                return found[0], found[1] if len(found) > 1 else None
+    except InputError:
+        raise
+    except DAMAGED as error:
+        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error):.300}") from error
+
+
+def _read_header(file: IO[bytes], size: int) -> _Header:
+    """Read the header of an array in the first bytes of `file`, which has `size` bytes.
+
+    Raises:
+        ValueError: a damaged header, objects, or values that do not fill the file.
+    """
+    head = io.BytesIO(file.read(min(HEADER_BYTES, size)))
+    version = np.lib.format.read_magic(head)
+    if version not in HEADER_READERS:
+        raise ValueError(f"version {version} of the format is not for numbers")
+    shape, fortran, dtype = HEADER_READERS[version](head)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects")
+    if dtype.kind not in NUMBER_KINDS or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"an array of {dtype!s:.80} and shape {shape!s:.80} holds no numbers")
+    header = _Header(shape, fortran, dtype, head.read())
+    there = size - head.tell() + len(header.begun)
+    if header.nbytes != there:
+        raise ValueError(f"shape {shape!s:.80} of {dtype} takes other than the {there:,} bytes that are there")
+    return header
+
+
+def _read_array(path: Path, file: IO[bytes], size: int) -> np.ndarray:
+    header = _read_header(file, size)
+    as_float32 = 0 if header.dtype.kind in "bui" else 4 * math.prod(header.shape)
+    check_memory(path, header.nbytes + as_float32, f"values of shape {header.shape} and type {header.dtype}")
+    values = np.empty(header.nbytes, np.uint8)
+    values[: len(header.begun)] = np.frombuffer(header.begun, np.uint8)
+    left = values.data[len(header.begun) :]
+    while left:
+        piece = file.read(min(len(left), PIECE_BYTES))
+        if not piece:
+            raise EOFError("the file ends early")
+        left[: len(piece)] = piece
+        left = left[len(piece) :]
+    array = values.view(header.dtype)
+    return array.reshape(header.shape[::-1]).T if header.fortran else array.reshape(header.shape)
+
+
+def _array_key(path: Path, keys: list[str]) -> str:
+    others = [key for key in keys if key != "labels"]
+    for key in ("images", "arr_0"):
+        if key in others:
+            return key
+    if len(others) != 1:
+        found = ", ".join(map(printable, keys)) or "nothing"
+        raise InputError(f"{path} must hold the array under the key images, arr_0 or as the only array, found: {found}")
+    return others[0]
+
+
+def _channels_first(path: Path, array: np.ndarray) -> np.ndarray:
+    if array.ndim == 4 and array.shape[1] in (1, 3):
+        return array
+    if array.ndim == 4 and array.shape[3] in (1, 3):
+        return np.ascontiguousarray(np.moveaxis(array, 3, 1))
+    raise InputError(f"{path}: uint8 images must be (N, C, H, W) with 1 or 3 channels, got shape {array.shape}")
+
+
+def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, np.float32)
+    low, high = array.min(), array.max()
+    if not (np.isfinite(low) and np.isfinite(high)):
+        row = next(i for i, item in enumerate(array) if not np.isfinite(item).all())
+        raise InputError(f"{path}: the array holds a value that is not a finite float32 (first in item {row})")
+    if as_is or array.ndim != 4:
+        return array
+    if array.shape[1] in (1, 3):
+        if low < -1 or high > 1:
+            raise InputError(
+                f"{path}: float images with values from {low:g} to {high:g}; floats are never rescaled: give uint8, "
+                "or floats in [-1, 1], or set floats_as_is if these values are meant"
+            )
+    elif array.shape[3] in (1, 3):
+        raise InputError(
+            f"{path}: float array of shape {array.shape} looks like images with the channels last; floats are never "
+            "rearranged: give (N, C, H, W), or set floats_as_is if this shape is meant"
+        )
+    return array
+
+
+def _checked_labels(path: Path, labels: np.ndarray, N: int) -> np.ndarray:
+    if labels.shape != (N,) or not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(
+            f"{path}: labels must be {N} integers, one for each image, got {labels.dtype} of shape {labels.shape}"
+        )
+    if labels.min() < 0 or labels.max() >= 2**31:
+        bad = labels[(labels < 0) | (labels >= 2**31)][0]
+        raise InputError(f"{path}: labels must be from 0 to {2**31 - 1}, got {bad}")
+    return labels.astype(np.int64)

@@ -1,0 +1,85 @@
+"""Autoencoders: maps from images to latents and back, for training on latents and seeing images."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+from lit_knn.linalg.pca import PrincipalComponents, principal_components, sample_size
+from lit_knn.linalg.precision import full_float32
+
+
+class Autoencoder(ABC):
+    """Maps images to latents and back. A subclass implements `encode` and `decode`, which draw no random numbers.
+
+    Latents should have about the standard deviation that the model expects, `sigma_data` of `LitEDM`: multiply them by
+    a constant in `encode`, and divide by it in `decode`.
+    """
+
+    def fit(self, images: Tensor) -> None:
+        """Learn from images (N, *shape), float32 in model space, before the first `encode`. The default learns nothing.
+
+        It must learn the same in every process. Large data sets give only a part of their images.
+        """
+        return
+
+    @abstractmethod
+    def encode(self, images: Tensor) -> Tensor:
+        """Map images (B, *shape), float32 in model space, on the CPU, to latents (B, *latent_shape), on any device."""
+
+    @abstractmethod
+    def decode(self, latents: Tensor) -> Tensor:
+        """Map latents (B, *latent_shape), float32, to images (B, *shape) in model space; both may be on any device."""
+
+
+class PCA(Autoencoder):
+    """Principal components as a linear autoencoder. With as many components as pixels nothing is lost but rounding.
+
+    Args:
+        latent_shape: shape of the latents; their number of values is the number of components.
+        scale: factor of the latents.
+    """
+
+    def __init__(self, latent_shape: Sequence[int], scale: float = 1.0) -> None:
+        if not latent_shape or not all(type(side) is int and side > 0 for side in latent_shape):
+            raise InputError(f"PCA: latent_shape must be positive integers, got {list(latent_shape)}")
+        if not scale > 0:
+            raise InputError(f"PCA: scale must be above 0, got {scale}")
+        self.latent_shape = tuple(latent_shape)
+        self.scale = scale
+        self._components: PrincipalComponents | None = None
+        self._shape: tuple[int, ...] = ()
+
+    def fit(self, images: Tensor) -> None:
+        flat, r = images.flatten(1), prod(self.latent_shape)
+        if r > min(flat.shape):
+            raise InputError(
+                f"latent_shape={list(self.latent_shape)} has {r} components, but there are {len(flat)} images of "
+                f"{flat.shape[1]} values"
+            )
+        self._components = principal_components(flat, flat.mean(0), r)
+        self._shape = tuple(images.shape[1:])
+
+    @full_float32()
+    def encode(self, images: Tensor) -> Tensor:
+        latents = self._fitted().to(images.device).project(images)
+        return self.scale * latents.reshape(-1, *self.latent_shape)
+
+    @full_float32()
+    def decode(self, latents: Tensor) -> Tensor:
+        components = self._fitted().to(latents.device)
+        return (components.expand(latents.flatten(1) / self.scale) + components.mean).reshape(-1, *self._shape)
+
+    def _fitted(self) -> PrincipalComponents:
+        if self._components is None:
+            raise InputError("PCA: encode and decode need fit(images) first")
+        return self._components
+
+
+def fit_sample(N: int, d: int) -> Tensor:
+    """Return the rows of the images that `Autoencoder.fit` gets: all, or so many evenly spaced ones as 128 MB hold."""
+    m = sample_size(N, d, min(N, d))
+    return torch.linspace(0, N - 1, m).long()

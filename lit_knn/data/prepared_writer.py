@@ -1,0 +1,243 @@
+"""Write prepared images in blocks, so that a run can be interrupted; the result appears only when it is complete."""
+
+import errno
+import fcntl
+import io
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lit_knn.common.errors import InputError, printable
+from lit_knn.common.files import remove_partial, written_whole
+from lit_knn.data.checksums import PixelSums
+from lit_knn.data.image_files import describe_size
+from lit_knn.data.image_source import Options, Source, open_source
+from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, npy_path, read_description
+
+# Images are written and recorded in blocks of this many bytes. An interruption loses at most one block.
+BLOCK_BYTES = 8 * 2**20
+# A block has an image for each thread, unless this takes more bytes.
+LARGEST_BLOCK_BYTES = 256 * 2**20
+# In a log file, each refresh of the progress bar adds a line, so the bar is refreshed rarely.
+SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
+
+
+def prepare(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    options: Options | None = None,
+    workers: int | None = None,
+    block_images: int | None = None,
+) -> Description:
+    """Write the images of `source` to an `.npy` file for `read_prepared`, and their description to a `.json` beside it.
+
+    Finished blocks go to `OUT.partial`, and their number to `OUT.partial.json`. An interrupted preparation continues
+    from there. The result is the same, byte for byte.
+
+    Args:
+        source: see `open_source`.
+        out: the `.npy` file. If it exists and was made from the same images with the same options, nothing is done.
+        options: the changes made to each image.
+        workers: threads that decode; None for one per CPU.
+        block_images: images written and recorded at a time; None for 8 MiB of them.
+
+    Returns:
+        The content of the `.json` file.
+
+    Raises:
+        InputError: a bad source or image; a source that changes meanwhile; images that differ in size or channels; an
+            `out` that does not end in .npy, or that holds something else; another process that prepares `out`; a full
+            disk.
+    """
+    out = npy_path(out)
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
+    with open_source(source, options or Options()) as images:
+        return write_prepared(images, out, workers, block_images)
+
+
+def write_prepared(
+    images: Source, out: str | os.PathLike[str], workers: int | None = None, block_images: int | None = None
+) -> Description:
+    """Write the images of any source; the arguments are those of `prepare`."""
+    out, workers = npy_path(out), workers or os.cpu_count() or 1
+    labels = None if images.labels is None else images.labels.tolist()
+    planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels)
+    if out.exists():
+        return _finished(out, planned)
+    header, image_bytes = _npy_header(planned.shape), math.prod(planned.shape[1:])
+    at_once = min(workers, LARGEST_BLOCK_BYTES // image_bytes)
+    block = block_images or max(BLOCK_BYTES // image_bytes, at_once, 1)
+    with _named_errors(out), _partial_file(out) as file:
+        sums, done = _resume(out, file, header, planned)
+        _check_space(out, file, len(header) + math.prod(planned.shape))
+        file.seek(0)
+        file.write(header)
+        for start, pixels in _blocks(images, planned.shape, done, block, workers):
+            file.seek(len(header) + start * image_bytes)
+            file.write(pixels)
+            _to_disk(file)
+            sums.update(pixels)
+            _write_json(_record_file(out), {"origin": images.origin, "done": start + len(pixels) // image_bytes})
+        file.truncate(len(header) + math.prod(planned.shape))
+        _to_disk(file)
+        if images.changed():
+            raise InputError(
+                f"{images.origin['source']} was changed while it was prepared: give the same command again"
+            )
+        description = planned._replace(sha256=sums.sha256, crc32=sums.crc32)
+        # The .json comes first, so that a finished .npy file always has its description.
+        _write_json(out.with_suffix(".json"), description._asdict())
+        os.replace(_partial_path(out), out)
+        _forget(out)
+        return description
+
+
+def _npy_header(shape: tuple[int, ...]) -> bytes:
+    file, dtype = io.BytesIO(), np.lib.format.dtype_to_descr(np.dtype(np.uint8))
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def _same(found: Any, planned: dict[str, Any]) -> bool:
+    """Tell whether two origins have the same images and options; the name of the source may differ."""
+    return isinstance(found, dict) and found | {"source": ""} == planned | {"source": ""}
+
+
+def _finished(out: Path, planned: Description) -> Description:
+    found = read_description(out)
+    if found.shape != planned.shape or not _same(found.origin, planned.origin):
+        raise InputError(
+            f"{out} is there already, made of other images or in another way: delete both files, or name another"
+        )
+    _forget(out)
+    return found
+
+
+def _partial_path(out: Path) -> Path:
+    return out.with_name(out.name + PARTIAL_SUFFIX)
+
+
+def _record_file(out: Path) -> Path:
+    return out.with_name(f"{out.name}{PARTIAL_SUFFIX}.json")
+
+
+@contextmanager
+def _partial_file(out: Path) -> Iterator[BinaryIO]:
+    """Open the file that becomes `out`, locked for this process."""
+    path = _partial_path(out)
+    if out.with_suffix(".json").exists() and not path.exists():
+        raise InputError(f"{out.with_suffix('.json')} is there already: delete it, or name another .npy file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The system frees the lock when a process dies.
+        except BlockingIOError as error:
+            raise InputError(f"{out} is being prepared by another process") from error
+        if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:
+            raise InputError(f"{out} has just been prepared by another process")
+        for written in (_record_file(out), out.with_suffix(".json")):
+            remove_partial(written)
+        yield file
+
+
+@contextmanager
+def _named_errors(out: Path) -> Iterator[None]:
+    """Turn a write error into a message that tells the user what to do."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        kept = "; what is done is kept: make room and give the same command again" if full else ""
+        raise InputError(f"{out} cannot be written: {error.strerror}{kept}") from error
+
+
+def _forget(out: Path) -> None:
+    _record_file(out).unlink(missing_ok=True)
+    remove_partial(_record_file(out))
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _resume(out: Path, file: BinaryIO, header: bytes, planned: Description) -> tuple[PixelSums, int]:
+    """Return the sums and the number of the images that an earlier run has written."""
+    sums, image_bytes = PixelSums(), math.prod(planned.shape[1:])
+    try:
+        record = json.loads(_record_file(out).read_text(encoding="utf-8"))
+        same, done = _same(record["origin"], planned.origin), int(record["done"])
+    except FileNotFoundError:
+        return sums, 0
+    except (ValueError, KeyError, TypeError):
+        say(f"{_record_file(out)} is damaged: starting again")
+        return sums, 0
+    length = os.fstat(file.fileno()).st_size
+    possible = 0 <= done <= planned.shape[0] and len(header) + done * image_bytes <= length
+    if not same or file.read(len(header)) != header or not possible:
+        say(f"{out} was begun with other images or in another way: starting again")
+        return sums, 0
+    say(f"{out}: going on after {done:,} images")
+    left = done * image_bytes
+    while left:
+        piece = file.read(min(left, BLOCK_BYTES))
+        if not piece:
+            raise InputError(f"{_partial_path(out)} was cut while it was read: give the same command again")
+        sums.update(piece)
+        left -= len(piece)
+    return sums, done
+
+
+def _check_space(out: Path, file: BinaryIO, size: int) -> None:
+    missing = size - 512 * os.fstat(file.fileno()).st_blocks
+    free = shutil.disk_usage(out.parent).free
+    if missing > free:
+        raise InputError(f"{out} needs {missing / 1e9:.2f} GB more, its disk has {free / 1e9:.2f} GB free")
+
+
+def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, workers: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the first image number and the pixels of each missing block."""
+    from tqdm import tqdm
+
+    def read(i: int) -> np.ndarray:
+        image = images.read(i)
+        if image.shape != shape[1:]:
+            first = describe_size(np.empty(shape[1:]))
+            hint = "" if image.shape[1:] != shape[2:] else "; --rgb makes them all RGB"
+            raise InputError(
+                f"all images must have one size and number of channels, but {printable(images.names[0])} is {first} "
+                f"and {printable(images.names[i])} is {describe_size(image)}{hint}"
+            )
+        return image
+
+    between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
+    with (
+        ThreadPoolExecutor(workers) as pool,
+        tqdm(total=shape[0], initial=done, desc="Preparing", unit=" images", mininterval=between) as bar,
+    ):
+        for start in range(done, shape[0], block):
+            pixels = bytearray()
+            for image in pool.map(read, range(start, min(start + block, shape[0]))):
+                pixels += image.tobytes()
+                bar.update()
+            yield start, bytes(pixels)
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def say(line: str) -> None:
+    """Print a line to standard error, beside the progress bar."""
+    print(line, file=sys.stderr)

@@ -1,0 +1,9 @@
+"""The Lightning modules, each of which trains or measures one kind of generative model."""
+
+from lit_knn.modules.ect import LitECT
+from lit_knn.modules.edm import LitEDM
+from lit_knn.modules.estimator import LitEstimator
+from lit_knn.modules.flow import LitFlow
+from lit_knn.modules.ict import LitICT
+
+__all__ = ["LitECT", "LitEDM", "LitEstimator", "LitFlow", "LitICT"]

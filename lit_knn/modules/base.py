@@ -1,0 +1,451 @@
+"""The base of all training modules: it binds the estimator, averages weights, logs and writes checkpoints."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lit_knn.common.checkpoint_file import MODEL_KEY
+from lit_knn.common.deferred_checks import DeferredChecks, first_of, refuse
+from lit_knn.common.distributed import in_every_process
+from lit_knn.common.errors import InputError, NonFiniteLossError, first_line, prefixed
+from lit_knn.common.memory import is_out_of_memory
+from lit_knn.common.rng import Stream, keyed_default_rng
+from lit_knn.estimators import DrawingEstimator, Estimator, class_conditional
+from lit_knn.modules.averaging import Averaging
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.reference import ReferenceSet
+from lit_knn.runs.interruption import Interruption
+from lit_knn.runs.monitor import TrainingMonitor
+from lit_knn.runs.resumption import (
+    RUN_KEY,
+    Bookkeeping,
+    check_same_run,
+    describe_run,
+    finished_batches,
+    repair_progress,
+)
+from lit_knn.runs.run import find_reference
+from lit_knn.runs.times import TrainingTime, hardware_name
+from lit_knn.sampling import GenerativeModel
+from lit_knn.sampling.loading import prefix_of
+from lit_knn.sampling.schedules import LevelRange, NoiseGrid
+from lit_knn.sampling.solvers import PosteriorMean
+
+
+class EstimatorTraining(pl.LightningModule):
+    """Trains a network on targets from an estimator; subclasses define the loss and the sampler.
+
+    Every random draw is a function of (seed, rank, batch number), so a resumed run repeats the uninterrupted one.
+    Subclasses call `save_hyperparameters` with at least `seed`, and implement `losses`, `network`, `evaluate_network`,
+    `generative_model` and `average_decay`.
+
+    Args:
+        estimator: score estimator; `setup` binds it to the data module's reference set.
+        grid: the noise levels; losses are logged by the bands into which it divides them.
+        conditioning: says whether network and estimator get class labels; if so, the estimator averages by class.
+    """
+
+    hparams: Any
+
+    def __init__(self, estimator: Estimator, grid: LevelRange, conditioning: Conditioning) -> None:
+        super().__init__()
+        with prefixed(type(self).__name__):
+            estimator.check_levels(*grid.noise_range())
+        # Each target is then a mean over the images of one class, or of all images for an item without a class.
+        unlabelled = conditioning.label_dropout > 0
+        self.estimator = class_conditional(estimator, unlabelled) if conditioning else estimator
+        self.grid = grid
+        self.conditioning = conditioning
+        self.image_shape: tuple[int, ...] | None = None
+        self.images_seen = 0
+        self.batches_done = 0
+        self.validation_due = False
+        self._images_of_open_batch = 0
+        self._images_before_step = 0
+        self.checks = DeferredChecks()
+        self._given_options: list[dict[str, Any]] = []
+        self._last_step = 0
+        self._loaded_step = 0
+        self._time_before_resuming = TrainingTime()
+
+    # Subclasses define these
+
+    @abstractmethod
+    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Compute the loss of each item, (B,), and its noise level, (B,) float64.
+
+        Args:
+            x: (B, *shape), clean images.
+            class_label: (B,) int64; None unless class-conditional.
+            key: the key of all random draws.
+        """
+
+    def objective(self, loss: Tensor, x: Tensor) -> Tensor:
+        """Return the scalar to minimise, from losses (B,) and items x (B, *shape). The default is the mean loss."""
+        return loss.mean()
+
+    @property
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """The raw network, without its preconditioning or its parameterisation."""
+
+    @abstractmethod
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """Evaluate the network at z (B, *shape) and noise level t = σ (B,); returns (B, *shape)."""
+
+    @abstractmethod
+    def generative_model(self) -> GenerativeModel:
+        """Return the model that samples, in plain PyTorch; it shares the network of this module."""
+
+    @abstractmethod
+    def average_decay(self) -> float:
+        """Decay of the averaged weights at the current step."""
+
+    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
+        """Draw one image per seed: (B, *shape), float32, model space.
+
+        Image i depends only on seeds[i], not on the batch. Its class is `sampling_class` or drawn from the seed.
+
+        Args:
+            seeds: (B,), non-negative integers.
+            num_steps: sampling steps; None for the module's default.
+        """
+        return self.generative_model().sample(seeds, num_steps)
+
+    # Setting up
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Average the weights during training; validation and checkpoints use the averaged weights.
+
+        The other two callbacks count the batches, and end the run between two batches if it is interrupted.
+        """
+        if self.trainer.state.fn != "fit":
+            return []
+
+        averaging = Averaging(self.trainer.strategy.root_device, self.average_decay)
+        return [averaging, Bookkeeping(), Interruption()]
+
+    def setup(self, stage: str) -> None:
+        """Bind the estimator to the data's reference set, on the device of the run, and try the net on one image.
+
+        With class labels it binds one estimator to each class. `predict` needs no estimator, so it builds no index.
+        """
+        device = self.trainer.strategy.root_device
+        check_device(device)
+        self.monitor = TrainingMonitor(self.grid, device)
+        # A trainer that goes on counts on; the count of a checkpoint is loaded later.
+        self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
+        reference = self.data_reference()
+        if reference is not None:
+            self.conditioning.check_data(reference)
+            if stage != "predict":
+                reference.to(device)
+                if self.estimator.needs_reference:
+                    self._bind(reference)
+            self._set_image_shape(reference.shape)
+        elif stage != "predict" and self.estimator.needs_reference:
+            self._set_image_shape(self.estimator.reference.shape)
+
+    def _bind(self, reference: ReferenceSet) -> None:
+        own = self.estimator
+        if isinstance(own, DrawingEstimator) and own.n > reference.N:
+            raise InputError(
+                f"{type(own).__name__}: n={own.n} is more than the {reference.N} images: the exact mean, "
+                "lit_knn.estimators.Exact, costs less"
+            )
+        if not self.conditioning:
+            self.estimator.bind(reference)
+            return
+        # If binding fails in one process, the other processes must not start to train.
+        in_every_process(lambda: self.estimator.bind(reference) and None)
+
+    def data_reference(self) -> ReferenceSet | None:
+        """Return the data module's reference set, or None if the data module has none."""
+        return find_reference(self.trainer)
+
+    def _set_image_shape(self, shape: tuple[int, ...]) -> None:
+        self._check_image_shape(shape)
+        device = next(self.parameters()).device
+        trial = torch.zeros(1, *shape, device=device)
+        try:
+            # A compiled net would take minutes for one image, and later take batches for tensors of varying size.
+            with torch.no_grad(), keyed_default_rng(device, 0), torch.compiler.set_stance("force_eager"):
+                output = self.evaluate_network(trial, torch.ones(1, device=device))
+        except InputError:
+            raise
+        except Exception as error:  # The net may be a user's.
+            if is_out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise InputError(f"the net does not accept images of shape {shape}: {reason}") from error
+        got = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+        if got != tuple(shape):
+            raise InputError(f"the net maps images of shape {shape} to {got}")
+
+    def _check_image_shape(self, shape: tuple[int, ...]) -> None:
+        """Store the image shape. If both the data and a checkpoint give a shape, the two must be equal."""
+        shape = tuple(shape)
+        if self.image_shape not in (None, shape):
+            raise InputError(
+                f"the images of the checkpoint and of the data differ in shape: {self.image_shape}, {shape}"
+            )
+        self.image_shape = shape
+
+    # Training
+
+    @property
+    def step(self) -> int:
+        """Number of optimiser steps taken. Outside a fit, this is the number in the loaded checkpoint."""
+        return max(self.trainer.global_step, self._loaded_step)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Do one step. `batch` is x (B, *shape) or (x, class_label).
+
+        Raises:
+            NonFiniteLossError: the loss is not finite, and the last checkpoint is good. On the CPU the weights have not
+                changed. On a GPU the error comes at the next log, validation or checkpoint, which is then not written.
+        """
+        x, class_label = self._unpack(batch)
+        key = (self.hparams.seed, self.global_rank, self.batches_done, Stream.TRAIN)
+        with self.checks.collect(self.trainer.global_step):
+            loss, t = self.losses(x, class_label, key)
+            self._check_finite(loss, t)
+        self._images_of_open_batch = len(x) * self.trainer.world_size
+        self.images_seen += self._images_of_open_batch
+        self.monitor.update(loss.detach(), t, self._images_of_open_batch)
+        # Lightning reads what is in its progress bar after each batch, and would wait for the device.
+        self.log("train/loss", loss.mean())
+        # Lightning would copy a number to the device.
+        seen = torch.tensor(float(self.images_seen))
+        self.log("train/images_seen", seen)
+        self.log("images_seen", seen, logger=False)  # The names of kept checkpoints have it.
+        return self.checked_objective(loss, x)
+
+    def checked_objective(self, loss: Tensor, x: Tensor) -> Tensor:
+        """Return `objective`, a scalar tensor; raise InputError if it is none."""
+        minimised = self.objective(loss, x)
+        # If the objective were None, Lightning would skip the batch and train nothing.
+        if not isinstance(minimised, Tensor) or minimised.numel() != 1:
+            got = tuple(minimised.shape) if isinstance(minimised, Tensor) else minimised
+            raise InputError(f"{type(self).__name__}: objective must return a scalar tensor, got {got}")
+        return minimised
+
+    def finish_batch(self) -> None:
+        """Count a batch whose step, if any, is done. Checkpoints hold it from now on."""
+        self.batches_done += 1
+        self._images_of_open_batch = 0
+        self.validation_due = True
+
+    def _check_finite(self, loss: Tensor, t: Tensor) -> None:
+        bad, step = ~loss.isfinite(), self.trainer.global_step
+
+        def failure(check: int, level: float, where: str) -> NonFiniteLossError:
+            return NonFiniteLossError(
+                f"the loss is not finite{where or f' at step {step}'}, first at noise level "
+                f"t={level:.4g}; the last checkpoint is from before it"
+            )
+
+        refuse("loss", bad.any().reshape(1), lambda: first_of(t, bad).reshape(1), failure)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the training loss of the averaged weights; the noise is the same at every validation."""
+        x, class_label = self._unpack(batch)
+        loss, _ = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_idx, Stream.VALIDATION))
+        self.log("val/loss", loss.mean(), batch_size=len(loss), sync_dist=True, prog_bar=True)
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Draw samples for a batch of seeds (B,)."""
+        return self.sample(batch)
+
+    def _unpack(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        x, class_label = (
+            (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1] if len(batch) > 1 else None)
+        )
+        return x, self.conditioning.labels(class_label)
+
+    def posterior_mean(self, x_source: Tensor, class_label: Tensor | None, generator: torch.Generator) -> PosteriorMean:
+        """Return the estimator as a function of (z, t); the monitor measures the time of each call."""
+
+        def measured(z: Tensor, t: Tensor) -> Tensor:
+            with self.monitor.estimator_watch.measure():
+                return self.estimator.posterior_mean(z, t, x_source, generator, class_label)
+
+        return measured
+
+    @property
+    def images_of_step(self) -> int:
+        """Number of images in the latest optimiser step, over all ranks and accumulated batches."""
+        return self.images_seen - self._images_before_step
+
+    # Logging
+
+    def on_fit_start(self) -> None:
+        """Start the clock. Note the optimiser's options before Lightning loads those of a checkpoint."""
+        self.monitor.restart()
+        self.checks = DeferredChecks()
+        self._given_options = [
+            {name: value for name, value in group.items() if name != "params"}
+            for optimizer in self.trainer.optimizers
+            for group in optimizer.param_groups
+        ]
+
+    def on_train_start(self) -> None:
+        """Give the optimiser the options of this run; a checkpoint has those of the interrupted one.
+
+        With a scheduler the learning rate is part of the state, so it stays as in the checkpoint. Warn if the last step
+        of an epoch has fewer batches, because its gradients are then smaller.
+        """
+        if not self.trainer.lr_scheduler_configs:
+            groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+            for group, given in zip(groups, self._given_options, strict=True):
+                group.update(given)
+        self._last_step = self.trainer.global_step
+        batches, accumulated = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        if batches % accumulated:
+            rank_zero_warn(
+                f"an epoch of {batches} batches is no multiple of trainer.accumulate_grad_batches={accumulated}: "
+                "its last step has fewer; set trainer.limit_train_batches to a multiple"
+            )
+
+    def on_validation_start(self) -> None:
+        """Read the checks, and keep the time of a validation out of the training throughput."""
+        self.checks.raise_first()
+        self.monitor.pause()
+
+    def on_validation_end(self) -> None:
+        """Start the clock again."""
+        self.monitor.restart()
+
+    def training_time(self) -> TrainingTime:
+        """Return how long training took so far, including the time before it was resumed. Call this after `setup`."""
+        now = self.monitor.elapsed()
+        name = hardware_name(self.trainer.strategy.root_device, self.trainer.world_size)
+        return self._time_before_resuming + (replace(now, hardware=(name,)) if now.seconds else now)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log averages since the last log, every `log_every_n_steps` optimiser steps."""
+        step = self.trainer.global_step
+        if step == self._last_step:
+            return  # the batch was only accumulated
+        if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self.checks.raise_first()
+            lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+            self.log_dict({"train/lr": lr, **self.interval_metrics(), **self.monitor.read()})
+        # Callbacks run before this hook, and the weight averaging still needs the old numbers for `images_of_step`.
+        self._last_step, self._images_before_step = step, self.images_seen
+
+    def on_train_end(self) -> None:
+        """Read the checks of the last steps."""
+        self.checks.raise_first()
+
+    def interval_metrics(self) -> dict[str, float]:
+        """Return more values to log beside the averages. Subclasses define these values."""
+        return {}
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the counters, image shape and times that a resumed run and sampling need.
+
+        Raises:
+            NonFiniteLossError: a loss since the last log was not finite; the checkpoint is then not written.
+            InputError: a check of the estimator has failed since the last log.
+        """
+        self.checks.raise_first()
+        # A resumed run repeats an interrupted batch, so its images must not count twice.
+        checkpoint["images_seen"] = self.images_seen - self._images_of_open_batch
+        checkpoint["batches_done"] = self.batches_done
+        checkpoint["validation_due"] = self.validation_due
+        checkpoint["image_shape"] = self.image_shape
+        checkpoint["training_time"] = asdict(self.training_time())
+        checkpoint[RUN_KEY] = describe_run(self.trainer, self)
+        if self.image_shape is not None:
+            model = self.generative_model()
+            checkpoint[MODEL_KEY] = {**model.description(), "prefix": prefix_of(self, model.net)}
+
+    def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Check that the weights of a checkpoint mean the same in this module; nothing is loaded.
+
+        Raises:
+            InputError: the checkpoint is of another architecture; in subclasses, also of another parameterisation.
+        """
+        told = checkpoint.get(MODEL_KEY)
+        kind = told.get("kind") if isinstance(told, Mapping) else None
+        _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), kind)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Load the counters. Refuse a checkpoint as `check_checkpoint` does, before its weights are loaded."""
+        self.check_checkpoint(checkpoint)
+        trains = self._trainer is not None and self.trainer.state.fn == "fit"
+        self.conditioning.take_over(checkpoint.get(MODEL_KEY), trains)
+        self.conditioning.check_guidance(self.hparams.get("guidance", 1.0))
+        self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
+        self._loaded_step = checkpoint.get("global_step", 0)
+        before = checkpoint.get("training_time", {})
+        try:
+            self._time_before_resuming = TrainingTime(**{**before, "hardware": tuple(before.get("hardware", ()))})
+        except TypeError as error:
+            raise InputError(f"the checkpoint's training_time is not readable: {first_line(error)}") from error
+        if checkpoint.get("image_shape") is not None:
+            self._check_image_shape(checkpoint["image_shape"])
+        if trains:
+            check_same_run(checkpoint, describe_run(self.trainer, self))
+            self.batches_done = finished_batches(checkpoint)
+            repair_progress(checkpoint)
+
+    def known_image_shape(self) -> tuple[int, ...]:
+        """Return the shape of one image. Raises InputError if neither data nor a checkpoint gave the shape."""
+        if self.image_shape is None:
+            raise InputError("sample: the image shape is not known before setup or a loaded checkpoint")
+        return self.image_shape
+
+
+def check_device(device: torch.device) -> None:
+    """Raise InputError if the estimators cannot run on the device."""
+    if device.type == "mps":
+        raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
+
+
+def check_positive(owner: str, **options: float) -> None:
+    """Raise InputError for the first option that is not above 0. NaN is refused too."""
+    for name, value in options.items():
+        if not value > 0:
+            raise InputError(f"{owner}: {name} must be above 0, got {value}")
+
+
+def checked_grid(owner: str, sigma_min: float, sigma_max: float, rho: float) -> NoiseGrid:
+    """Make the noise grid from a module's options; an error names the module."""
+    try:
+        return NoiseGrid(sigma_min, sigma_max, rho)
+    except InputError as error:
+        raise InputError(f"{owner}: {error}") from error
+
+
+def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) -> None:
+    """Raise InputError for the first value that differs from the one among a checkpoint's options, if it is there."""
+    for name, ours in own.items():
+        if saved.get(name, ours) != ours:
+            raise InputError(
+                f"the checkpoint is of another preconditioning: {name} is {saved[name]} in the checkpoint, {ours} in "
+                f"{owner}"
+            )
+
+
+def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor], kind: str | None) -> None:
+    """Raise InputError for the first parameter that is missing, unexpected or of another shape."""
+    for name in [*own, *saved]:
+        if name in own and is_lazy(own[name]):
+            continue  # It gets its shape from the first batch.
+        ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
+        if ours != theirs:
+            raise InputError(
+                f"the checkpoint is of another architecture: {name} is {theirs} in the checkpoint, {ours} in the model"
+                + ("" if kind is None else f"; the checkpoint is of a {kind} model")
+            )

@@ -1,0 +1,134 @@
+"""What the consistency models share: the loss between two noise levels, the optimiser and few-step sampling."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.memory import moved
+from lit_knn.common.rng import Stream, drawn_so_far, keyed_default_rng, keyed_generator
+from lit_knn.estimators import Estimator
+from lit_knn.modules.base import EstimatorTraining, check_positive, check_preconditioning
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.plug_ins import check_net, check_solver
+from lit_knn.nets.precond import ConsistencyFunction
+from lit_knn.sampling import ConsistencyModel
+from lit_knn.sampling.samplers import check_sampling_sigmas
+from lit_knn.sampling.schedules import Metric, NoiseGrid, consistency_weight
+from lit_knn.theory.noise import forward_noise
+
+
+class ConsistencyTraining(EstimatorTraining):
+    """Consistency matching, Eq. 7 (eq:CM), with the score of any estimator.
+
+    The student is evaluated at (z, t). The stop-gradient teacher has the same weights and dropout mask and is evaluated
+    at (ẑ, r), r < t; ẑ is one solver step down the PF-ODE from z.
+
+    Subclasses call `save_hyperparameters` with at least lr, ema_decay, sigma_data, sampling_sigmas, predict_steps,
+    sampling_class and seed, and then `check_shared_options`. They implement `draw_levels`.
+
+    Args:
+        net: any module `net(z_scaled, noise_label, class_label=None)`.
+        estimator: score estimator; `setup` binds it to the data module's reference set.
+        solver: `lit_knn.sampling.solvers.euler_step` or `lit_knn.sampling.solvers.heun_step`.
+        metric: distance of student and teacher.
+        grid: the noise levels; losses are logged by level between its ends.
+        conditioning: says whether network and estimator get class labels.
+        sigma_data: standard deviation of the data.
+        sigma_min: noise level at which the consistency function is the identity; 0 gives EDM's preconditioning.
+    """
+
+    grid: NoiseGrid
+
+    def __init__(
+        self,
+        net: nn.Module,
+        estimator: Estimator,
+        solver: Callable,
+        metric: Metric,
+        grid: NoiseGrid,
+        conditioning: Conditioning,
+        sigma_data: float,
+        sigma_min: float,
+    ) -> None:
+        super().__init__(estimator, grid, conditioning)
+        self.owner = conditioning.owner
+        self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
+        self.solver = solver
+        self.metric = metric
+        check_net(self.owner, net, "class_label")
+        check_solver(self.owner, solver)
+
+    @abstractmethod
+    def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw the student's levels t and the teacher's r < t, (size,) float64 each, on the generator's device."""
+
+    def check_shared_options(self) -> None:
+        """Raise InputError for the first option that is out of its range."""
+        h = self.hparams
+        check_positive(self.owner, lr=h.lr, P_std=h.P_std, sigma_data=h.sigma_data)
+        if not 0 <= h.ema_decay < 1:
+            raise InputError(f"{self.owner}: ema_decay must be in [0, 1), got {h.ema_decay}")
+        if not 1 <= h.predict_steps <= len(h.sampling_sigmas):
+            raise InputError(
+                f"{self.owner}: predict_steps={h.predict_steps} must be between 1 and the number of sampling_sigmas, "
+                f"{len(h.sampling_sigmas)}"
+            )
+        with prefixed(self.owner):
+            check_sampling_sigmas(h.sampling_sigmas, self.consistency_function.sigma_min)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Use RAdam, as iCT and ECT do."""
+        return torch.optim.RAdam(self.parameters(), lr=self.hparams.lr)
+
+    def average_decay(self) -> float:
+        """The option `ema_decay`; iCT and ECT keep it constant."""
+        return self.hparams.ema_decay
+
+    @property
+    def network(self) -> nn.Module:
+        """The network inside the consistency function."""
+        return self.consistency_function.net
+
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """Evaluate the consistency function."""
+        return self.consistency_function(z, t)
+
+    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Compute Eq. 7 (eq:CM), d(f(z, t), f⁻(ẑ, r)) / (t − r), for each item, (B,), and t, (B,) float64."""
+        generator = keyed_generator(x.device, *key)
+        t, r = self.draw_levels(len(x), generator)
+        z = forward_noise(x, t, torch.randn(x.shape, device=x.device, generator=generator))
+        z_hat = self.solver(z, t, r, self.posterior_mean(x, class_label, generator))
+        if class_label is not None:
+            class_label = moved(class_label, x.device)
+        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
+            student = self.consistency_function(z, t, class_label)
+            drawn = drawn_so_far(x.device)
+        with torch.no_grad(), keyed_default_rng(x.device, *key, Stream.DROPOUT):
+            teacher = self.consistency_function(z_hat, r, class_label)
+            if drawn_so_far(x.device) != drawn:
+                raise InputError(
+                    f"{self.owner}: the net draws other random numbers with gradients than without, so student and "
+                    "teacher cannot share dropout masks; if it is compiled, torch.compile has given up on one of the "
+                    "two"
+                )
+        return consistency_weight(t, r).float() * self.metric(student, teacher), t
+
+    def generative_model(self) -> ConsistencyModel:
+        h, shape = self.hparams, self.known_image_shape()
+        return ConsistencyModel(
+            self.consistency_function, shape, list(h.sampling_sigmas), h.predict_steps, h.sampling_class
+        )
+
+    def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Also refuses another preconditioning."""
+        super().check_checkpoint(checkpoint)
+        saved = checkpoint.get("hyper_parameters", {})
+        # Modules whose function is the identity at 0 have no option sigma_min.
+        saved = {"sigma_min": 0.0, **saved} if "sigma_data" in saved else {}
+        function = self.consistency_function
+        check_preconditioning(self.owner, saved, sigma_min=function.sigma_min, sigma_data=function.sigma_data)

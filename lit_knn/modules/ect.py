@@ -1,0 +1,148 @@
+"""Consistency tuning (ECT, arXiv 2406.14548): turns a trained EDM network into a consistency model."""
+
+from collections.abc import Callable, Sequence
+from os import PathLike, fspath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.estimators import Estimator
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.consistency import ConsistencyTraining
+from lit_knn.modules.plug_ins import check_metric
+from lit_knn.sampling.loading import load_network_to_tune
+from lit_knn.sampling.samplers import EDM_GRID
+from lit_knn.sampling.schedules import TuningSchedule, check_log_normal, euclidean, log_normal_sigmas
+from lit_knn.sampling.solvers import heun_step
+
+
+class LitECT(ConsistencyTraining):
+    """Consistency tuning of a trained EDM network, with the score of any estimator. Defaults are ECT's for CIFAR-10.
+
+    The student is evaluated at (z, t), ln t ~ N(P_mean, P_std²). The stop-gradient teacher is evaluated at (ẑ, r); ẑ is
+    one solver step down the PF-ODE from z. In the first stages r is 0 at small t, where the target is the estimated
+    posterior mean itself, as in the training of the EDM network; from stage to stage r approaches t
+    (`lit_knn.sampling.schedules.TuningSchedule`).
+
+    With `OneSample` this is ECT: then ẑ = x + rε. A better estimate of the score has less variance; SCT (arXiv
+    2410.18958) takes the one of `STF`.
+
+    The preconditioning is EDM's, so that the first step starts with f = D. It is the consistency function with
+    sigma_min = 0, where f(z, 0) = z.
+
+    Args:
+        estimator: score estimator; `setup` binds it to the data module's reference set.
+        start: the trained network: a published `.pkl` (none of its code is run), a `.safetensors` that `lit-knn
+            convert` or `export` wrote, a `.ckpt` of `LitEDM` (its averaged weights), or the folder of such a run. Null
+            only with `--ckpt_path`, whose weights then count: so a tuned model needs no file but its own checkpoint,
+            and `net`.
+        net: the architecture, for instance with another dropout; it gets the weights of `start`. Its `augment_dim` must
+            be 0: there is no augmentation here, and the file's layer for augmentation labels is left out. Null builds
+            the architecture that the file stores.
+        solver: `lit_knn.sampling.solvers.euler_step` or `lit_knn.sampling.solvers.heun_step`.
+        metric: distance of student and teacher: `lit_knn.sampling.schedules.euclidean`, ECT's adaptive weighting with
+            c = 0, or `lit_knn.sampling.schedules.PseudoHuber`, that with another c.
+        class_conditional: give the net and the estimator class labels, so that an item follows the probability flow of
+            its class; the net's `num_classes` must fit the data.
+        lr: learning rate of RAdam.
+        ema_decay: decay of the averaged weights; validation, sampling and checkpoints use these weights.
+        q: factor by which the gap between t and r shrinks from one stage to the next.
+        k: widens the gap at small t, to 1 + k/2 times its size at large t.
+        b: how fast this widening falls with t.
+        stage_steps: training steps of a stage.
+        stages: number of stages; the last one has no end.
+        P_mean: mean of ln t.
+        P_std: standard deviation of ln t.
+        sigma_data: standard deviation of the data; that of `start`.
+        sampling_sigmas: noise levels of multi-step sampling; an m-step sample uses the first m.
+        predict_steps: sampling steps of `predict`.
+        sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        seed: first part of the key of every random draw.
+
+    Raises:
+        InputError: an option is out of its range; `start` cannot be read, is no EDM network, or does not fit `net` or
+            `sigma_data`; at `setup`, the data has no reference set or does not fit the net, or a fit has no start.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        start: str | PathLike[str] | None = None,
+        net: nn.Module | None = None,
+        solver: Callable = heun_step,
+        metric: Callable = euclidean,
+        class_conditional: bool = False,
+        lr: float = 1e-4,
+        ema_decay: float = 0.9999,
+        q: float = 2.0,
+        k: float = 8.0,
+        b: float = 1.0,
+        stage_steps: int = 25_000,
+        stages: int = 8,
+        P_mean: float = -1.1,
+        P_std: float = 2.0,
+        sigma_data: float = 0.5,
+        sampling_sigmas: Sequence[float] = (80.0, 0.821),
+        predict_steps: int = 1,
+        sampling_class: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        with prefixed("LitECT"):
+            schedule = TuningSchedule(q, k, b, stage_steps, stages)
+            schedule.check_reaches(EDM_GRID.sigma_max)
+            check_log_normal(P_mean, P_std)
+        check_metric("LitECT", metric)
+        net = _started_network(start, net, sigma_data)
+        conditioning = Conditioning("LitECT", net, class_conditional, sampling_class)
+        super().__init__(net, estimator, solver, metric, EDM_GRID, conditioning, sigma_data, 0.0)
+        # A path object among the options would make a checkpoint that no safe reader opens.
+        self.save_hyperparameters(ignore=["net", "estimator", "start", "solver", "metric"])
+        self.schedule = schedule
+        self._has_weights = start is not None
+        self.check_shared_options()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._has_weights = True
+
+    def on_fit_start(self) -> None:
+        """Also refuses to train from random weights."""
+        if not self._has_weights:
+            raise InputError("LitECT: start=null has no trained network: give a start, or --ckpt_path to go on")
+        super().on_fit_start()
+
+    @property
+    def stage(self) -> int:
+        """Stage a of the schedule at the current step, from 1."""
+        return self.schedule.stage(self.step)
+
+    def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw t from the log-normal distribution, and map it to r; each is (size,) float64."""
+        t = log_normal_sigmas(size, self.hparams.P_mean, self.hparams.P_std, generator)
+        return t, self.schedule.teacher_level(t, self.stage)
+
+    def interval_metrics(self) -> dict[str, float]:
+        """Return the stage of the schedule, for the log."""
+        return {"train/stage": float(self.stage)}
+
+
+def _started_network(start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float) -> nn.Module:
+    """Return `net` with the weights of `start`, or the architecture that this file stores; see `LitECT`."""
+    augment_dim = getattr(net, "augment_dim", 0)
+    if augment_dim:
+        raise InputError(f"LitECT: the net has augment_dim={augment_dim}, but tuning has no augmentation: set it to 0")
+    if start is None:
+        if net is None:
+            raise InputError("LitECT: start=null needs net, the architecture of the checkpoint")
+        return net
+    try:
+        denoiser = load_network_to_tune(start, net)
+    except InputError as error:
+        raise InputError(f"LitECT: start={error}") from error
+    if denoiser.sigma_data != sigma_data:
+        raise InputError(
+            f"LitECT: start={fspath(start)} was trained with sigma_data={denoiser.sigma_data}, not {sigma_data}"
+        )
+    return denoiser.model

@@ -1,0 +1,162 @@
+"""Flow matching (Lipman et al. 2022) trained towards the velocity of any estimator."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.estimators import Estimator
+from lit_knn.modules.augmentation import GeometricAugmentation
+from lit_knn.modules.base import check_positive
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.plug_ins import check_solver
+from lit_knn.modules.regression import PosteriorRegression
+from lit_knn.modules.time_distributions import TimeDistribution, UniformTimes
+from lit_knn.nets.flow import OUTPUTS, FlowNetwork, VelocityOutput
+from lit_knn.sampling import FlowModel
+from lit_knn.sampling.flow_model import check_flow_process
+from lit_knn.sampling.flow_times import FixedSteps
+from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per_item
+
+# Place of the parameterisation in a checkpoint.
+FLOW_KEY = "flow"
+
+
+class LitFlow(PosteriorRegression):
+    """Flow matching: v(z, τ) is fitted to E[ε − x | z] = (z − μ̂)/τ, where z = (1 − τ)x + τε, or to that of a `process`.
+
+    μ̂ is the estimator's posterior mean at z/(1 − τ) and noise level σ = τ/(1 − τ). With `OneSample` this is plain
+    conditional flow matching (arXiv 2210.02747), whose target is ε − x. With `STF` and `Exact` it is the empirical and
+    the closed-form flow matching of arXiv 2506.03719. These three have the same minimiser. An estimator with a bias,
+    such as `UniformSNIS`, has another one.
+
+    The loss is the squared error of the velocity, averaged over pixels and items, whatever the network puts out.
+    `LitEDM` tells how augmented items get their target. `TimeDistribution` has the rule for τ → 0 and τ → 1.
+
+    Defaults are those of torchcfm's CIFAR-10 runs (Tong et al. 2023, arXiv 2302.00482; examples/images/cifar10 of
+    github.com/atong01/conditional-flow-matching): Adam at 2e-4, 5,000 steps of warm-up and an EMA decay of 0.9999, all
+    at a batch of 128.
+
+    Args:
+        net: any module `net(z, noise_label, class_label=None, augment_label=None)`; `lit_knn.nets.flow.FlowNetwork` has
+            the noise label. `augment_label` is given only with `augmentation`.
+        estimator: score estimator; `setup` binds it to the data module's reference set.
+        output: what the net puts out, a class of `lit_knn.nets.flow`: `VelocityOutput`, `DataOutput`, `NoiseOutput`, or
+            `EDMOutput`, EDM's preconditioned denoiser.
+        times: distribution of the times of training; `lit_knn.modules.time_distributions`.
+        augmentation: `lit_knn.modules.augmentation.GeometricAugmentation`, or null for none.
+        warped: target of warped items: `posterior`, the mean over the warped reference set, or `source`, the item
+            itself, as with `OneSample`.
+        class_conditional: give the net and the estimator class labels; the net's `num_classes` must fit the data.
+        label_dropout: probability of training an item without its class, for `guidance`; its target is then the mean
+            over all images. EDM's networks have an option of this name, whose target stays the mean over the class.
+        lr: learning rate of Adam.
+        lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
+        ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
+        sampler: `lit_knn.sampling.flow_times.FixedSteps`, for pictures and `predict`; null for its Heun steps.
+        sampling_steps: steps of the sampler.
+        sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        guidance: weight w of classifier-free guidance in sampling, see `lit_knn.sampling.guidance.guided`. 1 is the
+            class-conditional model, 0 the unconditional one; others than 1 need `label_dropout`.
+        process: noise process z = s(τ)(x + σ(τ)ε) with times between 0 and 1: `lit_knn.theory.noise.LinearInterpolant`,
+            the straight path, or `VP`; null for the straight path. The velocity of every process is
+            (ṡ/s)z + (σ̇/σ)(z − sμ̂), Eq. 4 of Karras et al. 2022 (eq:general_pfode).
+        measure_target: at validation, log `val/target_mse`: the squared error per dimension of μ̂, against the exact
+            posterior mean. This costs one call of `Exact` per batch.
+        seed: first part of the key of every random draw.
+
+    Raises:
+        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net; a
+            checkpoint has another parameterisation.
+    """
+
+    grid: TimeDistribution
+
+    def __init__(
+        self,
+        net: nn.Module,
+        estimator: Estimator,
+        output: Callable[[nn.Module], FlowNetwork] = VelocityOutput,
+        times: TimeDistribution | None = None,
+        augmentation: GeometricAugmentation | None = None,
+        warped: Literal["posterior", "source"] = "posterior",
+        class_conditional: bool = False,
+        label_dropout: float = 0.0,
+        lr: float = 2e-4,
+        lr_ramp_up_images: int = 640_000,
+        ema_half_life_images: int = 887_000,
+        sampler: FixedSteps | None = None,
+        sampling_steps: int = 50,
+        sampling_class: int | None = None,
+        guidance: float = 1.0,
+        process: Process | None = None,
+        measure_target: bool = True,
+        seed: int = 0,
+    ) -> None:
+        conditioning = Conditioning("LitFlow", net, class_conditional, sampling_class, label_dropout)
+        times = UniformTimes() if times is None else copy.copy(times)
+        process = LINEAR_PROCESS if process is None else process
+        with prefixed("LitFlow"):
+            check_flow_process(process, times)
+        times.process = process
+        super().__init__(net, estimator, times, conditioning, augmentation, warped)
+        self.save_hyperparameters(ignore=["net", "estimator", "output", "times", "augmentation", "sampler", "process"])
+        self.process = process
+        self.flow = output(net)
+        if not isinstance(self.flow, FlowNetwork):
+            made = type(self.flow).__name__
+            raise InputError(f"LitFlow: output={output.__name__} makes {made}, not a FlowNetwork of lit_knn.nets.flow")
+        if type(self.flow) not in OUTPUTS.values() and type(process) is not LinearInterpolant:
+            raise InputError(f"LitFlow: process={type(process).__name__} needs an output of lit_knn.nets.flow")
+        self.flow.process = process
+        self.sampler = FixedSteps() if sampler is None else sampler
+        check_solver("LitFlow", self.sampler.solver, self.process)
+        self.check_training_options()
+        check_positive("LitFlow", sampling_steps=sampling_steps)
+        with prefixed("LitFlow"):
+            conditioning.check_guidance(guidance)
+            self.grid.descending(sampling_steps)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network inside the flow network."""
+        return self.flow.model
+
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """Evaluate the velocity at noise level t = σ."""
+        return self.flow(z, self.process.t_of_sigma(t.double()))
+
+    def draw_times(self, size: int, generator: torch.Generator) -> Tensor:
+        """Draw times τ from `times`."""
+        return self.grid.draw(size, generator)
+
+    def item_losses(
+        self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
+    ) -> Tensor:
+        """Compute ‖v(z, τ) − v̂‖²/d of each item, (B,); v̂ is (z − μ̂)/τ on the straight path."""
+        velocity = self.process.velocity(z, per_item(t, z), target).to(z.dtype)
+        return (self.flow(z, t, class_label, augment_label) - velocity).square().flatten(1).mean(1)
+
+    def generative_model(self) -> FlowModel:
+        h = self.hparams
+        options = (self.grid, self.sampler, h.sampling_steps, h.sampling_class, h.guidance)
+        return FlowModel(self.flow, self.known_image_shape(), *options, self.conditioning.drops_labels)
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Also saves what the network puts out."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[FLOW_KEY] = self.flow.description()
+
+    def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Also refuses another parameterisation."""
+        own, saved = self.flow.description(), checkpoint.get(FLOW_KEY)
+        if saved is None:
+            raise InputError("the checkpoint is not of LitFlow: it does not tell the parameterisation of a flow")
+        if saved != own:
+            raise InputError(f"the checkpoint is of another parameterisation: {saved}, but the model has {own}")
+        super().check_checkpoint(checkpoint)

@@ -1,0 +1,120 @@
+"""Improved consistency training (iCT) with a plug-in score estimator: Eq. 7 (eq:CM)."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.memory import moved
+from lit_knn.estimators import Estimator
+from lit_knn.modules.base import checked_grid
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.consistency import ConsistencyTraining
+from lit_knn.sampling.schedules import ict_num_steps, lognormal_step_probs, pseudo_huber
+from lit_knn.sampling.solvers import heun_step
+
+
+class LitICT(ConsistencyTraining):
+    """Consistency matching with the score of any estimator. Defaults are the paper's (tab:hyperparams).
+
+    The student is evaluated at (z, t_i). The stop-gradient teacher has the same weights and dropout mask and is
+    evaluated at (ẑ, t_{i−1}); ẑ is one solver step down the PF-ODE from z. Every random draw is a function of (seed,
+    rank, batch number), so a resumed run repeats the uninterrupted one.
+
+    Args:
+        net: any module `net(z_scaled, noise_label, class_label=None)`.
+        estimator: score estimator; `setup` binds it to the data module's reference set.
+        solver: `lit_knn.sampling.solvers.euler_step` or `lit_knn.sampling.solvers.heun_step`.
+        class_conditional: give the net and the estimator class labels, so that an item follows the probability flow of
+            its class; the net's `num_classes` must fit the data.
+        lr: learning rate of RAdam.
+        ema_decay: decay of the averaged weights; validation, sampling and checkpoints use these weights.
+        total_steps: K of the discretisation schedule N(k); the paper's number of training iterations.
+        s0: number of discretisation intervals at the start.
+        s1: number of discretisation intervals at the end.
+        P_mean: mean of ln t in the discretised log-normal p(i).
+        P_std: standard deviation of ln t in p(i).
+        sigma_data: standard deviation of the data.
+        sigma_min: smallest noise level t_min.
+        sigma_max: largest noise level T.
+        rho: exponent of the noise-level grid.
+        huber_c: c of the pseudo-Huber metric; None for 0.00054·sqrt(d).
+        sampling_sigmas: noise levels of multi-step sampling; an m-step sample uses the first m.
+        predict_steps: sampling steps of `predict`.
+        sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        seed: first part of the key of every random draw.
+
+    Raises:
+        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        estimator: Estimator,
+        solver: Callable = heun_step,
+        class_conditional: bool = False,
+        lr: float = 1e-4,
+        ema_decay: float = 0.99993,
+        total_steps: int = 400_000,
+        s0: int = 10,
+        s1: int = 1280,
+        P_mean: float = -1.1,
+        P_std: float = 2.0,
+        sigma_data: float = 0.5,
+        sigma_min: float = 0.002,
+        sigma_max: float = 80.0,
+        rho: float = 7.0,
+        huber_c: float | None = None,
+        sampling_sigmas: Sequence[float] = (80.0, 0.821),
+        predict_steps: int = 1,
+        sampling_class: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        grid = checked_grid("LitICT", sigma_min, sigma_max, rho)
+        conditioning = Conditioning("LitICT", net, class_conditional, sampling_class)
+        metric = partial(pseudo_huber, c=huber_c)
+        super().__init__(net, estimator, solver, metric, grid, conditioning, sigma_data, sigma_min)
+        self.save_hyperparameters(ignore=["net", "estimator", "solver"])
+        self._levels_of: tuple[int, torch.device] | None = None
+        self._kept_levels: tuple[Tensor, Tensor]
+        self.check_shared_options()
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        h = self.hparams
+        if h.huber_c is not None and not h.huber_c > 0:
+            raise InputError(f"LitICT: huber_c must be above 0, or null for 0.00054·sqrt(d), got {h.huber_c}")
+        with prefixed("LitICT"):
+            ict_num_steps(0, h.total_steps, h.s0, h.s1)
+            self.grid.ascending(h.s1 + 1)
+        sigmas = self.grid.ascending(h.s0 + 1)
+        if not lognormal_step_probs(sigmas, h.P_mean, h.P_std).isfinite().all():
+            raise InputError(f"LitICT: P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability")
+
+    @property
+    def num_steps(self) -> int:
+        """Number of grid points N(k) at the current iteration."""
+        h = self.hparams
+        return ict_num_steps(self.step, h.total_steps, h.s0, h.s1)
+
+    def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw t_i and t_{i−1} for `size` items from p(i); each is (size,) float64."""
+        sigmas, probs = self._levels(self.num_steps)
+        lower = torch.multinomial(probs, size, replacement=True, generator=generator)
+        return sigmas[lower + 1], sigmas[lower]
+
+    def _levels(self, num_steps: int) -> tuple[Tensor, Tensor]:
+        """Return the grid and p(i) on the module's device. They are copied only when N(k) grows."""
+        if self._levels_of != (num_steps, self.device):
+            h, sigmas = self.hparams, self.grid.ascending(num_steps)
+            probs = lognormal_step_probs(sigmas, h.P_mean, h.P_std)
+            self._kept_levels = moved(sigmas, self.device), moved(probs, self.device)
+            self._levels_of = num_steps, self.device
+        return self._kept_levels
+
+    def interval_metrics(self) -> dict[str, float]:
+        """Return the number of grid points N(k), for the log."""
+        return {"train/num_steps": float(self.num_steps)}

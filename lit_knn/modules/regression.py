@@ -1,0 +1,198 @@
+"""Regression to the posterior mean: what training modules share whose network is fitted to an estimator's answer."""
+
+from abc import abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import moved
+from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
+from lit_knn.estimators import ByClass, Estimator, Exact
+from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
+from lit_knn.modules.base import EstimatorTraining, check_positive
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.plug_ins import check_net
+from lit_knn.runs.run import data_autoencoder
+from lit_knn.sampling.schedules import LevelRange
+from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise, under_process
+from lit_knn.theory.warp import flip
+
+# Early in training EDM limits the half-life of the average to this share of the images seen.
+AVERAGE_RAMP_UP = 0.05
+
+
+class PosteriorRegression(EstimatorTraining):
+    """Fits a network to the estimator's posterior mean, in any noise process. Subclasses define levels and loss.
+
+    Subclasses call `save_hyperparameters` with at least `seed`, `lr`, `lr_ramp_up_images`, `ema_half_life_images`,
+    `warped` and `measure_target`, then `check_training_options`. They implement `draw_times`, `item_losses`, `network`,
+    `evaluate_network` and `generative_model`.
+
+    Args:
+        net: the raw network; `augment_label` is given only with `augmentation`, and its `augment_dim` must fit.
+        estimator: score estimator; `setup` binds it to the data module's reference set.
+        levels: the range of noise levels; losses are logged by level between its ends.
+        conditioning: says whether network and estimator get class labels.
+        augmentation: changes the items of training; None for none.
+        warped: target of warped items, `posterior` or `source`; see `LitEDM`.
+    """
+
+    process: Process = EDM_PROCESS
+    """The noise process. Its time t is the noise level that the losses are logged by."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        estimator: Estimator,
+        levels: LevelRange,
+        conditioning: Conditioning,
+        augmentation: GeometricAugmentation | None,
+        warped: Literal["posterior", "source"],
+    ) -> None:
+        super().__init__(estimator, levels, conditioning)
+        self.augmentation = augmentation
+        owner = conditioning.owner
+        check_net(owner, net, "class_label", *(() if augmentation is None else ("augment_label",)))
+        if warped not in ("posterior", "source"):
+            raise InputError(f"{owner}: warped={warped!r} must be posterior or source")
+        if augmentation is not None and warped == "posterior" and not estimator.can_warp:
+            raise InputError(
+                f"{owner}: {type(estimator).__name__} cannot estimate the posterior of warped images: set warped to "
+                "source, whose target is the item itself, or augmentation to null"
+            )
+        given, taken = getattr(augmentation, "label_dim", 0), getattr(net, "augment_dim", 0)
+        if given != taken:
+            raise InputError(
+                f"{owner}: augmentation={type(augmentation).__name__} gives {given} labels, but the net has "
+                f"augment_dim={taken}"
+            )
+
+    def check_training_options(self) -> None:
+        """Raise InputError for an option of the optimiser or of the average that is out of its range."""
+        h, owner = self.hparams, self.conditioning.owner
+        check_positive(owner, lr=h.lr, ema_half_life_images=h.ema_half_life_images)
+        if h.lr_ramp_up_images < 0:
+            raise InputError(f"{owner}: lr_ramp_up_images must be at least 0, got {h.lr_ramp_up_images}")
+
+    def setup(self, stage: str) -> None:
+        """Refuses to warp latents."""
+        if stage == "fit" and self.augmentation is not None and data_autoencoder(self.trainer) is not None:
+            raise InputError(f"{self.conditioning.owner}: augmentation would warp latents, not images: set it to null")
+        super().setup(stage)
+
+    # Subclasses define these
+
+    @abstractmethod
+    def draw_times(self, size: int, generator: torch.Generator) -> Tensor:
+        """Draw the times t of `process` for `size` items, (size,) float64, on the generator's device."""
+
+    @abstractmethod
+    def item_losses(
+        self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
+    ) -> Tensor:
+        """Compute the loss of each item, (B,), as a mean over pixels.
+
+        Args:
+            z: (B, *shape), latents of `process`.
+            t: (B,) float64, their times.
+            target: (B, *shape), the estimated posterior mean E[x|z].
+            class_label: (B,) int64, `NO_CLASS` for an item without a class, or None.
+            augment_label: (B, label_dim), or None.
+        """
+
+    # The optimiser and the average
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Use Adam, as EDM and flow matching do."""
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr, betas=(0.9, 0.999), eps=1e-8)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the learning rate. It grows linearly with the images seen, including this step's, so it is never 0.
+
+        A schedule sets it alone.
+        """
+        if self.trainer.lr_scheduler_configs:
+            return
+        ramp = self.hparams.lr_ramp_up_images
+        for group in optimizer.param_groups:
+            group["lr"] = self.hparams.lr * (min(self.images_seen / ramp, 1.0) if ramp else 1.0)
+
+    def average_decay(self) -> float:
+        """EDM's decay; the half-life is `ema_half_life_images` or 5 % of the images seen, whichever is less."""
+        half_life = min(self.hparams.ema_half_life_images, AVERAGE_RAMP_UP * self.images_seen)
+        return 0.5 ** (self.images_of_step / max(half_life, 1e-8))
+
+    def interval_metrics(self) -> dict[str, float]:
+        """Return the decay of the averaged weights, for the log."""
+        return {"train/ema_decay": self.average_decay()}
+
+    # The loss
+
+    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Compute `item_losses` at drawn times with the estimator's target; also return the times, (B,) float64."""
+        generator = keyed_generator(x.device, *key)
+        if key[-1] == Stream.TRAIN:
+            class_label = self.conditioning.dropped(class_label, *key, Stream.LABEL)
+        t = self.draw_times(len(x), generator)
+        augmented = None
+        if self.augmentation is not None and key[-1] == Stream.TRAIN:
+            # With draws of the CPU, a GPU run knows which items are warped without waiting.
+            on_cpu = x.device.type == "cpu"
+            augmented = self.augmentation(x, generator if on_cpu else keyed_generator("cpu", *key, Stream.AUGMENTATION))
+            self.log("train/augmented", augmented.warped.float().mean())
+        clean = x if augmented is None else augmented.images
+        z = forward_noise(clean, t, torch.randn(x.shape, device=x.device, generator=generator), self.process)
+        target = under_process(self.target, self.process)(z, t, x, class_label, augmented, generator)
+        if self.trainer.validating and self.hparams.measure_target:
+            under_process(self._log_target_error, self.process)(z, t, class_label, target)
+        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
+            augment_label = None if augmented is None else augmented.labels
+            class_label = None if class_label is None else moved(class_label, x.device)
+            return self.item_losses(z, t, target, class_label, augment_label), t
+
+    def target(
+        self,
+        z: Tensor,
+        sigma: Tensor,
+        x: Tensor,
+        class_label: Tensor | None,
+        augmented: Augmented | None,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return each item's posterior mean over the reference set, augmented like the item, in the EDM process.
+
+        Args:
+            z: (B, *shape), latents of the EDM process.
+            sigma: (B,) float64, their noise levels.
+            x: (B, *shape), clean items before augmentation.
+            class_label: (B,) int64, or None.
+            augmented: the augmented items, or None.
+            generator: source of the estimator's draws.
+        """
+        if augmented is None:
+            return self.posterior_mean(x, class_label, generator)(z, sigma)
+        target = augmented.images
+        # Both estimates run even for zero items, because a sharded reference set needs all ranks in each call.
+        places = [each.nonzero()[:, 0] for each in (~augmented.warped, augmented.warped)]
+        plain, rows = (moved(each, z.device) for each in places)
+        own = [None if class_label is None else class_label[each.to(class_label.device)] for each in places]
+        flips = augmented.warp.flips[plain]
+        mean = self.posterior_mean(x[plain], own[0], generator)(flip(z[plain], flips), sigma[plain])
+        target = target.index_copy(0, plain, flip(mean, flips))
+        if self.hparams.warped == "source":
+            return target
+        with self.monitor.estimator_watch.measure():
+            mean = self.estimator.warped_mean(
+                z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, own[1]
+            )
+        return target.index_copy(0, rows, mean)
+
+    def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> Tensor:
+        reference = self.data_reference()
+        if reference is not None:
+            exact = Exact() if class_label is None else ByClass(Exact())
+            mu = exact.bind(reference).posterior_mean(z, sigma, labels=class_label)
+            self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
+        return target

@@ -1,0 +1,96 @@
+"""Writes and reads the checkpoints of a training: whole files, checked before they are used."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
+from torch import Tensor
+
+from lit_knn.common.checkpoint_file import read_checkpoint_file
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.files import remove_partial, written_whole
+
+# `global_step` and the version are in every checkpoint of Lightning; only a `fit` needs the rest.
+NEEDED = ("state_dict", "global_step", "pytorch-lightning_version")
+NEEDED_BY_FIT = ("optimizer_states", "lr_schedulers", "loops")
+# What a module reads of a checkpoint that has it.
+PLAIN_PARTS = {"global_step": int, "images_seen": int, "batches_done": int, "hyper_parameters": dict}
+PLAIN_PARTS |= {"training_time": dict, "run": dict}
+# `lit-knn average` writes this into its checkpoints.
+AVERAGE_KEY = "power_average"
+BATCH_PROGRESS = "epoch_loop.batch_progress"
+
+
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Replaces a checkpoint only when the new one is complete on the disk, and reads only undamaged ones."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write a checkpoint beside its target, then rename it.
+
+        Raises:
+            InputError: the file cannot be written, for instance to a full disk; an old one stays as it was.
+        """
+        path = Path(path)
+        # `torch.save` to a full disk raises an error without its reason, so the bytes are written here.
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        try:
+            remove_partial(path)  # A run that was killed may have left one. Only the first rank writes.
+            with written_whole(path) as partial:
+                partial.write_bytes(content.getbuffer())
+        except OSError as error:
+            kept = "; the one from before is kept" if path.is_file() else ""
+            raise InputError(f"{path} cannot be written: {first_line(error)}{kept}") from error
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        """Read a checkpoint onto the CPU; `weights_only` is always true. Raises InputError as `read_training`."""
+        return read_training(path)
+
+
+def read_training(path: str | Path, to_resume: bool = False, mmap: bool = False) -> dict[str, Any]:
+    """Read the checkpoint of a training.
+
+    Args:
+        path: the file.
+        to_resume: also ask for what a resumed training needs.
+        mmap: leave the tensors on the disk until they are used.
+
+    Raises:
+        InputError: the file is damaged, is not a checkpoint of a training, or has weights that are not finite.
+    """
+    checkpoint = read_checkpoint_file(path, mmap)
+    needed = (*NEEDED, *(NEEDED_BY_FIT if to_resume else ()))
+    if to_resume and AVERAGE_KEY in checkpoint:
+        raise InputError(f"{path} cannot be resumed from: it is an average that was made after a training")
+    missing = [name for name in needed if name not in checkpoint]
+    if missing:
+        what = "be resumed from" if to_resume and not set(missing) & set(NEEDED) else "be used"
+        raise InputError(f"{path} cannot {what}: the checkpoint has no {' and no '.join(missing)}")
+    weights = checkpoint["state_dict"]
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise InputError(f"{path} is no checkpoint of a training: its state_dict is not one of tensors")
+    if not _has_plain_parts(checkpoint) or (to_resume and not _has_loops_and_optimizer(checkpoint)):
+        raise InputError(f"{path} is no checkpoint of a training: its counts or its optimiser are not readable")
+    for name, value in weights.items():
+        if not value.isfinite().all():
+            raise InputError(f"{path} has weights that are not finite: {name}")
+    return checkpoint
+
+
+def _has_plain_parts(checkpoint: dict[str, Any]) -> bool:
+    return all(isinstance(checkpoint[name], kind) for name, kind in PLAIN_PARTS.items() if name in checkpoint)
+
+
+def _has_loops_and_optimizer(checkpoint: dict[str, Any]) -> bool:
+    states = checkpoint["optimizer_states"]
+    whole = isinstance(states, list) and all(
+        isinstance(s, dict) and {"state", "param_groups"} <= set(s) for s in states
+    )
+    try:
+        progress = checkpoint["loops"]["fit_loop"][BATCH_PROGRESS]
+        counts = [progress[part][name] for part in ("total", "current") for name in ("processed", "completed")]
+    except (KeyError, TypeError, IndexError):
+        return False
+    return whole and bool(states) and all(isinstance(count, int) for count in counts)

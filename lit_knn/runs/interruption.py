@@ -1,0 +1,152 @@
+"""Stops a training between two batches when it is asked to by Ctrl-C or SIGTERM."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.plugins.environments import SLURMEnvironment
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from lit_knn.common.distributed import cpu_group, largest, leave
+
+# A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close together are one.
+SECONDS_BETWEEN_TWO = 1.0
+
+
+class RunInterrupted(SystemExit):
+    """A signal has ended the run. The exit status is the shell's: 130 for Ctrl-C, 143 for SIGTERM.
+
+    Attributes:
+        signum: the signal.
+        step: optimiser steps that are done.
+        checkpoint: the checkpoint that this run saved last, or None.
+    """
+
+    def __init__(self, signum: int, step: int, checkpoint: str | None) -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
+        self.step = step
+        self.checkpoint = checkpoint
+
+
+class Interruption(pl.Callback):
+    """Notes signals in training, and ends the run after the batch, when checkpoints are saved.
+
+    Inside a batch, an end could leave an optimiser step half done. A validation changes no weights, so the run ends at
+    once there. A second Ctrl-C ends the process at once, too. SLURM's signal to requeue waits for the end of the batch.
+
+    Attributes:
+        stops: the signal that ends the run after this batch, or 0; the same on all ranks.
+    """
+
+    def __init__(self) -> None:
+        self.stops = 0
+        self._noted, self._noted_at, self._requeue_noted = 0, 0.0, 0
+        self._requeue: Callable[[int, Any], Any] | None = None
+        self._ends_at_once = False
+        self._group: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take over the signals. Lightning gives them back when the run ends."""
+        self.stops = self._requeue_noted = 0
+        self._noted = signal.SIGTERM if trainer.received_sigterm else 0
+        self._trainer = trainer
+        self._group = cpu_group()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._note)
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            signum = environment.requeue_signal or signal.SIGUSR1
+            handler = signal.getsignal(signum)
+            if callable(handler):
+                self._requeue = handler
+                signal.signal(signum, self._note_requeue)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Close the group of processes that agree on signals."""
+        self._close_group()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Close the group, too, if the run fails or is interrupted."""
+        self._close_group()
+
+    def _close_group(self) -> None:
+        group, self._group = self._group, None
+        leave(group)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Agree with the other ranks whether to stop. Callbacks that save checkpoints come after this one."""
+        if trainer.fit_loop._should_accumulate():
+            return  # Gradients without their step would be lost.
+        self.stops, requeue = largest([self._noted, self._requeue_noted], self._group)
+        if requeue and self._requeue is not None:
+            self._requeue_noted = 0
+            self._requeue(requeue, None)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """End the run if a signal has come in the batch before."""
+        if self.stops:
+            raise self._interrupted(self.stops)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End the run before a validation. The resumed run does that validation first."""
+        if self.stops:
+            raise self._interrupted(self.stops)
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let a signal end the run at once from now on, because the checkpoint before the validation is saved."""
+        self._ends_at_once = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if self._ends_at_once and self._noted:
+            raise self._interrupted(self._noted)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let a signal wait again, because checkpoints are saved now, and then training goes on."""
+        self._ends_at_once = False
+
+    def _interrupted(self, signum: int) -> RunInterrupted:
+        saved = (getattr(callback, "last_saved", None) for callback in self._trainer.checkpoint_callbacks)
+        return RunInterrupted(signum, self._trainer.global_step, next((path for path in saved if path), None))
+
+    def _note(self, signum: int, frame: Any) -> None:
+        launcher, now = self._trainer.strategy.launcher, time.monotonic()
+        if self._noted:
+            if signum == signal.SIGINT and now - self._noted_at > SECONDS_BETWEEN_TWO:
+                if launcher is not None:
+                    launcher.kill(signal.SIGKILL)
+                os._exit(128 + signum)
+            return
+        self._noted, self._noted_at = signum, now
+        if self._trainer.is_global_zero:
+            # The signal may have come inside a print, which cannot be entered twice.
+            os.write(2, f"\n{signal.Signals(signum).name}: stopping after this batch; Ctrl-C ends at once\n".encode())
+        if launcher is not None:
+            launcher.kill(signum)
+        if self._ends_at_once:
+            raise self._interrupted(signum)
+
+    def _note_requeue(self, signum: int, frame: Any) -> None:
+        self._requeue_noted = signum
+
+
+def stop_signal(trainer: pl.Trainer) -> int:
+    """Return the signal that ends the run after this batch, or 0."""
+    return next((each.stops for each in trainer.callbacks if isinstance(each, Interruption)), 0)  # type: ignore[attr-defined]
+
+
+def end_at_sigterm(trainer: pl.Trainer) -> None:
+    """Make SIGTERM raise `SIGTERMException`. Lightning gives the signal back when the trainer's work ends."""
+
+    def end(signum: int, frame: Any) -> None:
+        signal.signal(signum, signal.SIG_IGN)  # A launcher may send it twice.
+        if trainer.strategy.launcher is not None:
+            trainer.strategy.launcher.kill(signum)
+        raise SIGTERMException
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)

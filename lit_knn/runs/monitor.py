@@ -1,0 +1,73 @@
+"""Measures training: the loss by noise level, the images per second and the estimator's share of the time."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.stopwatch import Stopwatch
+from lit_knn.runs.times import TrainingTime
+from lit_knn.sampling.schedules import LevelRange
+
+NOISE_BANDS = 4
+
+
+class TrainingMonitor:
+    """Computes averages over the steps since the last `read`. Call `restart` first. Sums stay on the device.
+
+    Args:
+        levels: the noise levels, which it divides into bands.
+        device: the device of the losses.
+    """
+
+    def __init__(self, levels: LevelRange, device: torch.device) -> None:
+        self.band_edges = levels.bands(NOISE_BANDS).to(device)
+        self.estimator_watch = Stopwatch(device)
+        self._before = TrainingTime()  # total time of the earlier intervals
+        self._forget()
+
+    def _forget(self) -> None:
+        self._started: float | None = None
+        self._images, self._estimator_seconds = 0, 0.0
+        self._band_sum, self._band_count = torch.zeros(2, NOISE_BANDS, device=self.band_edges.device)
+        self.estimator_watch.read_and_reset()
+
+    def restart(self) -> None:
+        """Begin a new interval with empty averages, for instance after a validation."""
+        self.pause()
+        self._started = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop the clock until `restart`, for instance for a validation."""
+        self._before = self.elapsed()
+        self._forget()
+
+    def elapsed(self) -> TrainingTime:
+        """Return the total time of all intervals, including the current one. This waits for the device."""
+        return self._before if self._started is None else self._before + self._interval()
+
+    def _interval(self) -> TrainingTime:
+        assert self._started is not None
+        self._estimator_seconds += self.estimator_watch.read_and_reset()
+        return TrainingTime(time.perf_counter() - self._started, self._images, self._estimator_seconds)
+
+    def update(self, loss: Tensor, t: Tensor, images: int) -> None:
+        """Add one batch: losses (B,), noise levels t (B,) float64, and the batch's number of images over all ranks."""
+        band = torch.bucketize(t, self.band_edges[1:-1])
+        self._band_sum.index_add_(0, band, loss)
+        self._band_count.index_add_(0, band, torch.ones_like(loss))
+        self._images += images
+
+    def read(self) -> dict[str, float]:
+        """Return the averages by name, without those of empty bands, and call `restart`."""
+        interval = self._interval()
+        values = {
+            "train/images_per_s": interval.images_per_second,
+            "estimator/share_of_time": interval.estimator_share,
+        }
+        edges = self.band_edges.tolist()
+        for band, (total, count) in enumerate(zip(self._band_sum.tolist(), self._band_count.tolist(), strict=True)):
+            if count > 0:
+                values[f"train/loss_t_{edges[band]:.3g}_to_{edges[band + 1]:.3g}"] = total / count
+        self.restart()
+        return values

@@ -1,0 +1,101 @@
+"""The record of a training run, `run.json` in its folder: what ran, on which data and machine, and how long."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
+from lit_knn.common.memory import process_bytes
+from lit_knn.common.versions import package_versions, revision
+from lit_knn.runs.times import TrainingTime
+
+RECORD_NAME = "run.json"
+# What a record keeps of an earlier part of the run.
+OF_A_PART = ("command", "status", "started", "wall_seconds", "revision", "step")
+
+
+@dataclass
+class Record:
+    """The record of a training run.
+
+    Attributes:
+        command: the command line.
+        status: `running`, `finished`, or how the run ended. A killed run stays `running`.
+        started: start of this part of the run, ISO 8601, UTC.
+        wall_seconds: time since `started`, with validations, without the parts before a resume.
+        resumed_from: the checkpoint in another folder that the run started from, or None.
+        revision: revision of the program's checkout, with `-dirty` if files were changed; None without Git.
+        python: version of Python.
+        packages: version of each installed package of `PACKAGES`.
+        data: class of the data module; `images`, `shape`, `hflip` and `fingerprint` of its reference set.
+        processes: number of processes.
+        time: time of the training steps; it includes the parts before a resume.
+        images_seen: number of training images since the beginning, over all processes.
+        step: number of optimiser steps since the beginning.
+        memory_gb: peak memory of the first process in this part of the run, on the machine, in GB of 10⁹ bytes.
+        gpu_memory_gb: peak memory of its tensors on the GPU, in GB; 0 without a GPU.
+        earlier: the parts of the run before this one in the same folder, the first one first: `OF_A_PART` of each.
+    """
+
+    command: str = field(default_factory=lambda: shlex.join(sys.argv))
+    status: str = "running"
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    wall_seconds: float = 0.0
+    resumed_from: str | None = None
+    revision: str | None = field(default_factory=revision)
+    python: str = field(default_factory=platform.python_version)
+    packages: dict[str, str] = field(default_factory=package_versions)
+    data: dict[str, Any] = field(default_factory=dict)
+    processes: int = 1
+    time: TrainingTime = field(default_factory=TrainingTime)
+    images_seen: int = 0
+    step: int = 0
+    memory_gb: float = 0.0
+    gpu_memory_gb: float = 0.0
+    earlier: list[dict[str, Any]] = field(default_factory=list)
+
+    def follow(self, before: "Record") -> None:
+        """Keep the record of the part of the run that this one goes on from, in the same folder."""
+        self.resumed_from = before.resumed_from
+        self.earlier = [*before.earlier, {name: getattr(before, name) for name in OF_A_PART}]
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Write `run.json` into the folder of the run."""
+        self.wall_seconds = (datetime.now(UTC) - datetime.fromisoformat(self.started)).total_seconds()
+        self.memory_gb = process_bytes("VmHWM") / 1e9
+        self.gpu_memory_gb = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
+        with written_whole(Path(folder) / RECORD_NAME) as partial:
+            partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def read_record(folder: str | os.PathLike[str]) -> Record:
+    """Read `run.json` from the folder of a run.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    path = Path(folder) / RECORD_NAME
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; lit_knn.callbacks.RunRecord writes it, which `lit-knn fit` always has")
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        record = Record(**{known.name: said[known.name] for known in fields(Record) if known.name != "earlier"})
+        record.time = TrainingTime(**{**said["time"], "hardware": tuple(map(str, said["time"]["hardware"]))})
+        record.earlier = [dict(part) for part in said.get("earlier", [])]  # Older records have no such key.
+        # A value of another type would fail in the middle of a report.
+        numbers = (record.time.seconds, record.time.images, record.time.estimator_seconds, record.images_seen)
+        for number in (*numbers, record.step, record.wall_seconds, record.memory_gb, record.gpu_memory_gb):
+            float(number)
+        dict(record.packages), dict(record.data), str(record.status)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} is damaged: {error!r}") from error
+    return record

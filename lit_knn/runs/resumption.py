@@ -1,0 +1,108 @@
+"""Checks that a resumed training has the data and options of its checkpoint, and repairs the checkpoint's counts."""
+
+import hashlib
+from typing import Any
+
+import pytorch_lightning as pl
+
+from lit_knn.common.errors import InputError
+from lit_knn.runs.checkpoint_io import BATCH_PROGRESS
+from lit_knn.runs.run import find_reference
+
+RUN_KEY = "run"
+VALIDATION_PROGRESS = "epoch_loop.val_loop.batch_progress"
+# The count of batches means other images and other noise if one of these changes.
+MUST_AGREE = {
+    "ranks": "ranks (trainer.devices times trainer.num_nodes)",
+    "seed": "--seed_everything",
+    "batch_size": "--data.batch_size",
+    "accumulate_grad_batches": "--trainer.accumulate_grad_batches",
+    "images": "number of images of the data",
+    "data": "images with the hash",
+    "shards": "images with the hash",
+    "labels": "class labels with the hash",
+}
+# So many digits tell data sets apart.
+HASH_DIGITS = 16
+
+
+class Bookkeeping(pl.Callback):
+    """Tells the module when a batch is done, and whether the validation after it is still to come.
+
+    It runs after callbacks that measure and before those that save checkpoints.
+    """
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Note that no validation is left from before this batch."""
+        pl_module.validation_due = False
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Count the batch, and note that a validation may follow."""
+        pl_module.finish_batch()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Note that the validation is done."""
+        pl_module.validation_due = False
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Note that no validation is left at the end of an epoch."""
+        pl_module.validation_due = False
+
+
+def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) -> dict[str, int | str]:
+    """Return what must stay the same when the run is resumed, as far as it is known; all ranks get the same.
+
+    Every rank must call it, because the hash of a sharded set is made of the hashes of all ranks.
+    """
+    datamodule = getattr(trainer, "datamodule", None) if datamodule is None else datamodule
+    reference = find_reference(trainer)
+    known: dict[str, int | str | None] = {
+        "ranks": trainer.world_size,
+        "seed": getattr(pl_module.hparams, "seed", None),
+        "batch_size": getattr(datamodule, "batch_size", None),
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+    }
+    if reference is not None:
+        # A set in shards has another hash, and a run may go on with it.
+        hashed = "shards" if reference.sharded else "data"
+        known |= {"images": reference.N, hashed: reference.fingerprint()[:HASH_DIGITS]}
+        if getattr(pl_module, "conditioning", None) and reference.labels is not None:
+            known["labels"] = hashlib.sha256(reference.labels.cpu().numpy().tobytes()).hexdigest()[:HASH_DIGITS]
+    return {name: v if isinstance(v, str) else int(v) for name, v in known.items() if v is not None}
+
+
+def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> None:
+    """Raise InputError for the first option that changes the meaning of the checkpoint's counts.
+
+    Noise is keyed by rank, and the order of the images by the size of all ranks' batches. So a run on another number
+    of ranks cannot repeat the uninterrupted one.
+    """
+    before = checkpoint.get(RUN_KEY, {})
+    for name, what in MUST_AGREE.items():
+        if name in before and name in now and before[name] != now[name]:
+            raise InputError(
+                f"the checkpoint is of a run with {what} {before[name]}, not {now[name]}; with another value its "
+                "batches and noise would not continue: give the same, or start a new run"
+            )
+
+
+def finished_batches(checkpoint: dict[str, Any]) -> int:
+    """Return the number of batches that are done; checkpoints of earlier versions have it in Lightning's counts."""
+    return checkpoint.get("batches_done", checkpoint["loops"]["fit_loop"][BATCH_PROGRESS]["total"]["processed"])
+
+
+def repair_progress(checkpoint: dict[str, Any]) -> None:
+    """Bring Lightning's counts in a checkpoint, in place, to a state between two batches.
+
+    After a batch that an error cut short, Lightning's total counts stay one ahead for good. And Lightning would never
+    repeat a validation that was interrupted: a batch that is processed, but not completed, makes it do so.
+    """
+    loops = checkpoint["loops"]["fit_loop"]
+    progress = loops[BATCH_PROGRESS]
+    due = bool(checkpoint.get("validation_due", progress["total"]["completed"] != progress["total"]["processed"]))
+    for counts in (progress["total"], progress["current"]):
+        done = counts["processed"]
+        counts.update(ready=done, started=done, completed=done - due)
+    if VALIDATION_PROGRESS in loops:
+        for counts in (loops[VALIDATION_PROGRESS]["total"], loops[VALIDATION_PROGRESS]["current"]):
+            counts.update(ready=int(due), started=int(due), processed=0, completed=0)

@@ -1,0 +1,101 @@
+"""Diffusion models: a denoiser, whose probability flow maps noise to an image."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError
+from lit_knn.nets.precond import EDMPrecond
+from lit_knn.sampling.model import GenerativeModel, check_positive
+from lit_knn.sampling.processes import named_process, process_of
+from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.theory.noise import EDM, EDM_PROCESS, Process
+
+
+class DiffusionModel(GenerativeModel):
+    """A diffusion model: a denoiser whose probability flow EDM's Heun sampler integrates (Karras et al. 2022).
+
+    Args:
+        network: the denoiser.
+        image_shape: shape of one image.
+        grid: noise levels of the sampler.
+        process: the noise process whose probability flow the sampler integrates.
+        num_steps, sampling_class, guidance, drops_labels: see `GenerativeModel`.
+    """
+
+    kind = "diffusion"
+    network: EDMPrecond
+
+    def __init__(
+        self,
+        network: EDMPrecond,
+        image_shape: Sequence[int],
+        grid: NoiseGrid = EDM_GRID,
+        num_steps: int = 18,
+        sampling_class: int | None = None,
+        process: Process = EDM_PROCESS,
+        guidance: float = 1.0,
+        drops_labels: bool = True,
+    ) -> None:
+        super().__init__(network, image_shape, num_steps, sampling_class, guidance, drops_labels)
+        check_positive(sigma_data=network.sigma_data)
+        self.grid = grid
+        self.check_steps(num_steps)
+        self.process = process
+        check_process(process, grid)
+
+    @classmethod
+    def around(
+        cls,
+        net: nn.Module,
+        image_shape: Sequence[int],
+        sigma_data: float = 0.5,
+        sigma_min: float = 0.002,
+        sigma_max: float = 80.0,
+        rho: float = 7.0,
+        process: object = None,
+        **options: Any,
+    ) -> "DiffusionModel":
+        grid = NoiseGrid(sigma_min, sigma_max, rho)
+        made = EDM_PROCESS if process is None else process_of(process)
+        return cls(EDMPrecond(net, sigma_data), image_shape, grid, process=made, **options)
+
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "sigma_data": self.network.sigma_data,
+            "sigma_min": self.grid.sigma_min,
+            "sigma_max": self.grid.sigma_max,
+            "rho": self.grid.rho,
+            "num_steps": self.num_steps,
+            "sampling_class": self.sampling_class,
+        }
+        if type(self.process) is not EDM:
+            options["process"] = named_process(self.process)
+        return options | self.guidance_options()
+
+    @property
+    def net(self) -> nn.Module:
+        return self.network.model
+
+    def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
+        """Return the denoised E[x|z,σ] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
+        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
+        return self.network(z, sigma, class_label)
+
+    def check_steps(self, num_steps: int) -> None:
+        self.grid.descending(num_steps)
+
+    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
+        noise = seeded_noise(seeds, self.image_shape, device=self.device)
+        return heun_sampler(self.guided_network(labels, guidance), noise, num_steps, self.grid, process=self.process)
+
+
+def check_process(process: Process, grid: NoiseGrid) -> None:
+    """Raise InputError if the process does not have the noise levels of the grid."""
+    levels = torch.tensor(grid.noise_range(), dtype=torch.float64)
+    times = process.t_of_sigma(levels)
+    if not torch.allclose(process.sigma(times), levels, rtol=1e-6) or not process.scale(times).isfinite().all():
+        raise InputError(f"process={type(process).__name__} does not reach the noise levels {levels.tolist()}")

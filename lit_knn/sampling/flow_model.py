@@ -1,0 +1,120 @@
+"""Flow models: a velocity, whose flow maps noise to an image."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError
+from lit_knn.nets.flow import OUTPUTS, FlowDenoiser, FlowNetwork
+from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
+from lit_knn.sampling.model import GenerativeModel
+from lit_knn.sampling.processes import named, named_process, process_of
+from lit_knn.sampling.samplers import seeded_noise
+from lit_knn.sampling.solvers import euler_step, heun_step
+from lit_knn.theory.noise import LinearInterpolant, Process
+
+# A file can name these solvers alone.
+SOLVERS = {solver.__name__: solver for solver in (euler_step, heun_step)}
+
+
+class FlowModel(GenerativeModel):
+    """A flow model: a sampler integrates its velocity from noise to an image (Lipman et al. 2022).
+
+    Args:
+        network: the flow network.
+        image_shape: shape of one image.
+        times: the range of times.
+        sampler: integrates the velocity; `FixedSteps()` by default.
+        num_steps, sampling_class, guidance, drops_labels: see `GenerativeModel`.
+    """
+
+    kind = "flow"
+    network: FlowNetwork
+
+    def __init__(
+        self,
+        network: FlowNetwork,
+        image_shape: Sequence[int],
+        times: TimeSpan,
+        sampler: FixedSteps | None = None,
+        num_steps: int = 50,
+        sampling_class: int | None = None,
+        guidance: float = 1.0,
+        drops_labels: bool = True,
+    ) -> None:
+        super().__init__(network, image_shape, num_steps, sampling_class, guidance, drops_labels)
+        check_flow_process(network.process, times)
+        self.times = times
+        self.sampler = FixedSteps() if sampler is None else sampler
+        self.check_steps(num_steps)
+
+    @classmethod
+    def around(
+        cls,
+        net: nn.Module,
+        image_shape: Sequence[int],
+        output: object = None,
+        times: Any = None,
+        sampler: object = None,
+        process: object = None,
+        **options: Any,
+    ) -> "FlowModel":
+        """A file that names no process has the straight path."""
+        name, given = named("output", output, OUTPUTS)
+        network = OUTPUTS[name](net, **given)
+        if process is not None:
+            network.process = process_of(process)
+        _, given = named("sampler", sampler, {"FixedSteps": FixedSteps})
+        if given.get("solver") not in SOLVERS:
+            raise InputError(f"solver must be one of {', '.join(SOLVERS)}, got {given.get('solver')!r:.80}")
+        made = FixedSteps(**{**given, "solver": SOLVERS[given["solver"]]})
+        return cls(network, image_shape, TimeSpan(**times), made, **options)
+
+    def options(self) -> dict[str, Any]:
+        """A user's own class or solver is None, because no file can name it."""
+        own = {name: value for name, value in self.network.description().items() if name not in ("output", "process")}
+        process, sampler = self.network.process, self.sampler
+        solver = next((name for name, solver in SOLVERS.items() if solver is sampler.solver), None)
+        return {
+            "output": {"class": type(self.network).__name__, **own} if type(self.network) in OUTPUTS.values() else None,
+            "times": {"low": self.times.low, "high": self.times.high},
+            "sampler": {"class": "FixedSteps", "solver": solver} if type(sampler) is FixedSteps else None,
+            "num_steps": self.num_steps,
+            "sampling_class": self.sampling_class,
+            **({} if type(process) is LinearInterpolant else {"process": named_process(process)}),
+            **self.guidance_options(),
+        }
+
+    @property
+    def net(self) -> nn.Module:
+        return self.network.model
+
+    def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
+        """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
+        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
+        return FlowDenoiser(self.network)(z, sigma, class_label)
+
+    def check_steps(self, num_steps: int) -> None:
+        self.times.descending(num_steps)
+
+    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
+        noise = seeded_noise(seeds, self.image_shape, device=self.device)
+        velocity = self.guided_network(labels, guidance)
+        return self.sampler(velocity, noise, self.times, num_steps, self.network.process)
+
+
+def check_flow_process(process: Process, times: TimeSpan) -> None:
+    """Raise InputError if a flow cannot have this process: at `times.high`, where it begins, noise must outweigh x.
+
+    So processes whose times are noise levels, such as EDM's, do not fit.
+    """
+    ends = torch.tensor([times.low, times.high], dtype=torch.float64)
+    (low, high), scale = process.sigma(ends).tolist(), process.scale(ends)
+    if not (0 < low < high < math.inf and high > 1) or not (scale > 0).all():
+        raise InputError(
+            f"process={type(process).__name__} has the noise levels {low:g} to {high:g} at the times {times.low:g} to "
+            f"{times.high:g}, but a flow begins above 1: use LinearInterpolant or VP"
+        )

@@ -1,0 +1,73 @@
+"""The sampler of flows, by equal steps of Euler or Heun."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+from lit_knn.sampling.schedules import check_num_steps
+from lit_knn.sampling.solvers import heun_step
+from lit_knn.theory.noise import LINEAR_PROCESS, Process, per_item
+
+Velocity = Callable[[Tensor, Tensor], Tensor]
+"""(z (B, *shape), tau (B,) float64) -> dz/dtau (B, *shape)."""
+
+
+class TimeSpan:
+    """Times τ of a flow from low to high; on the straight path the noise level at τ is τ/(1 − τ).
+
+    Args:
+        low: smallest time that a sampler evaluates, above 0.
+        high: time at which a sampler starts, below 1.
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        if not 0 < low < high < 1:
+            raise InputError(f"{type(self).__name__}: need 0 < low < high < 1, got low={low} and high={high}")
+        self.low = low
+        self.high = high
+
+    def descending(self, num_steps: int) -> Tensor:
+        """Times of a sampler: `num_steps` equal steps from `high` to 0, without the times below `low`; float64."""
+        check_num_steps(num_steps)
+        times = torch.linspace(self.high, 0, num_steps + 1, dtype=torch.float64)[:-1]
+        return times[times >= self.low]
+
+
+class FixedSteps:
+    """Equal steps in τ. Heun's steps need 2·num_steps − 1 evaluations and have order 2, Euler's num_steps and order 1.
+
+    The sampler integrates dz/dτ = v(z, τ) in float64 from noise at τ = high to data at τ = 0. It starts with the noise
+    of z at `high`, which leaves out s(high)·x: on the straight path z = high·ε without (1 − high)·x. It ends with the
+    posterior mean of the last time, as EDM's sampler does.
+
+    Args:
+        solver: `lit_knn.sampling.solvers.heun_step` or `lit_knn.sampling.solvers.euler_step`.
+    """
+
+    def __init__(self, solver: Callable = heun_step) -> None:
+        self.solver = solver
+
+    def __call__(
+        self, velocity: Velocity, noise: Tensor, times: TimeSpan, num_steps: int, process: Process = LINEAR_PROCESS
+    ) -> Tensor:
+        """Draw one image per item of `noise`, with its shape and dtype.
+
+        Args:
+            velocity: called with the dtype of `noise`.
+            noise: (B, *shape), standard normal.
+            times: the range of times.
+            num_steps: number of steps.
+            process: the noise process of the flow.
+        """
+
+        def mean(z: Tensor, tau: Tensor) -> Tensor:
+            return process.mean_of_velocity(z, per_item(tau, z), velocity(z.to(noise.dtype), tau).double())
+
+        levels = times.descending(num_steps)
+        z = process.noise_std(levels[0]).item() * noise.double()
+        for tau, tau_next in pairwise(levels):
+            z = self.solver(z, tau, tau_next, mean, process)
+        return mean(z, levels[-1].to(z.device).expand(len(z))).to(noise.dtype)

@@ -1,0 +1,41 @@
+"""Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598): a class-conditional sample away from the average."""
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+
+Denoiser = Callable[[Tensor, Tensor], Tensor]
+"""(z (B, *shape), t (B,)) -> (B, *shape): a denoiser, a score, a velocity or predicted noise."""
+
+
+def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> Denoiser:
+    """Return D_w = D(z; none) + w·(D(z; class) − D(z; none)).
+
+    w = 1 is the conditional function itself, w = 0 the unconditional one, and w > 1 moves further away from the average
+    of all classes. Ho & Salimans write 1 + w for this w. A guided denoiser, score and velocity are the same guidance,
+    because at a given z and t each is an affine function of the others, whatever the class.
+    """
+    if guidance == 1:
+        return conditional
+    if guidance == 0:
+        return unconditional
+
+    def mix(z: Tensor, t: Tensor) -> Tensor:
+        without = unconditional(z, t)
+        return without + guidance * (conditional(z, t) - without)
+
+    return mix
+
+
+def check_guidance(guidance: float, num_classes: int, drops_labels: bool) -> float:
+    """Return w; only w = 1 is allowed for a network without classes, or one that was never trained without them."""
+    if not 0 <= guidance < math.inf:
+        raise InputError(f"guidance must be a finite number of at least 0, got {guidance}")
+    if guidance != 1 and num_classes == 0:
+        raise InputError(f"guidance={guidance} needs a class-conditional network, but the net has num_classes=0")
+    if guidance != 1 and not drops_labels:
+        raise InputError(f"guidance={guidance} needs a network that was trained without classes, too (label_dropout)")
+    return float(guidance)

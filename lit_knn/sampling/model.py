@@ -1,0 +1,167 @@
+"""The base of the generative models: a network under its preconditioning, seeds, classes and a description."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError
+from lit_knn.nets.architecture import architecture_of
+from lit_knn.sampling.guidance import Denoiser, check_guidance, guided
+from lit_knn.sampling.samplers import seeded_classes
+
+
+class GenerativeModel(nn.Module):
+    """A network under its preconditioning, and all that its sampler needs. Subclasses define the sampler.
+
+    An image depends on its seed, its class and the number of steps, not on the other images of its batch, except for
+    rounding. The constructors check all values, because files hold them.
+
+    Args:
+        network: the preconditioned network (z (B, *shape), t (B,), class_label (B,) or None) -> (B, *shape).
+        image_shape: shape of one image.
+        num_steps: sampling steps, if a call of `sample` gives none. Subclasses check it.
+        sampling_class: class of all images of a class-conditional network, if a call gives none; None draws the class
+            of each image from its seed.
+        guidance: weight w of classifier-free guidance, if a call gives none; see `lit_knn.sampling.guidance.guided`.
+        drops_labels: whether the network was trained without classes, too (`label_dropout`); guidance needs it. Of
+            files by others, what they tell; set the attribute if you know better.
+    """
+
+    kind: ClassVar[str]
+    """Name of the kind of model in files."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        image_shape: Sequence[int],
+        num_steps: int,
+        sampling_class: int | None = None,
+        guidance: float = 1.0,
+        drops_labels: bool = True,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.image_shape = tuple(image_shape)
+        if not self.image_shape or any(type(side) is not int or side < 1 for side in self.image_shape):
+            raise InputError(f"image_shape must be a list of positive integers, got {image_shape!r:.80}")
+        self.num_steps = num_steps
+        self.drops_labels = drops_labels
+        if sampling_class is not None:
+            self._check_class("sampling_class", sampling_class)
+        self.sampling_class = sampling_class
+        self.guidance = check_guidance(guidance, self.num_classes, drops_labels)
+
+    @classmethod
+    @abstractmethod
+    def around(cls, net: nn.Module, image_shape: Sequence[int], **options: Any) -> "GenerativeModel":
+        """Make the model of a raw network and the values that `options` returned."""
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """Return what the model needs beside the network and the shape of its images, as plain values."""
+
+    @abstractmethod
+    def check_steps(self, num_steps: int) -> None:
+        """Raise InputError if the sampler cannot take this number of steps."""
+
+    @abstractmethod
+    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
+        """Draw one image per seed, see `sample`."""
+
+    @property
+    @abstractmethod
+    def net(self) -> nn.Module:
+        """The raw network under the preconditioning."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, 0 if the network is unconditional."""
+        return int(getattr(self.net, "num_classes", 0))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights, on which the images are made."""
+        return next(self.parameters()).device
+
+    def forward(self, z: Tensor, t: Tensor, class_label: Tensor | None = None) -> Tensor:
+        """Evaluate the preconditioned network at z (B, *shape) and t (B,); returns (B, *shape)."""
+        return self.network(z, t, class_label)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        seeds: Sequence[int] | Tensor,
+        num_steps: int | None = None,
+        class_label: int | Sequence[int] | Tensor | None = None,
+        guidance: float | None = None,
+    ) -> Tensor:
+        """Draw one image per seed: (B, *shape), float32, model space, on the device of the weights.
+
+        Args:
+            seeds: (B,), non-negative integers. `lit-knn predict` uses 0, 1, 2, …
+            num_steps: sampling steps; None for the model's own number.
+            class_label: one class for all images, or (B,) classes; None for `sampling_class`, or classes drawn from the
+                seeds.
+            guidance: w of D(z; none) + w·(D(z; class) − D(z; none)); None for the model's own. 1 is the conditional
+                model, 0 the unconditional one; others evaluate the network twice. All but 1 need a network that was
+                trained with `label_dropout` (`drops_labels`).
+        """
+        steps = self.num_steps if num_steps is None else num_steps
+        given = self.guidance if guidance is None else guidance
+        weight = check_guidance(given, self.num_classes, self.drops_labels)
+        return self.draw(seeds, steps, self.labels(seeds, class_label), weight)
+
+    def labels(self, seeds: Sequence[int] | Tensor, class_label: int | Sequence[int] | Tensor | None) -> Tensor | None:
+        """Return the class of each image, (B,) int64, or None for an unconditional model; see `sample`."""
+        chosen = self.sampling_class if class_label is None else class_label
+        if chosen is None:
+            return seeded_classes(seeds, self.num_classes, self.device) if self.num_classes else None
+        labels = torch.as_tensor(chosen, device=self.device)
+        if labels.shape not in ((), (len(seeds),)) or labels.is_floating_point():
+            raise InputError(f"class_label must be an integer, or one for each of {len(seeds)} seeds")
+        for label in labels.aminmax():
+            self._check_class("class_label", label.item())
+        return labels.expand(len(seeds))
+
+    def _check_class(self, name: str, label: object) -> None:
+        if type(label) is not int or not 0 <= label < self.num_classes:
+            raise InputError(f"{name}={label!r:.80}, but the network has num_classes={self.num_classes}")
+
+    def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:
+        """Return the preconditioned network as a function of (z, t), with classes (B,) or None, and guidance."""
+        return guided(partial(self.network, class_label=class_label), self.network, guidance)
+
+    def guidance_options(self) -> dict[str, Any]:
+        """Return the options of guidance that are not the defaults."""
+        options: dict[str, Any] = {} if self.guidance == 1 else {"guidance": self.guidance}
+        return options if self.drops_labels or not self.num_classes else {**options, "drops_labels": False}
+
+    def description(self) -> dict[str, Any]:
+        """Describe the model without its weights, as plain values; `architecture` is None if the net is a user's."""
+        return {
+            "kind": self.kind,
+            "image_shape": list(self.image_shape),
+            "options": self.options(),
+            "architecture": architecture_of(self.net),
+        }
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.image_shape))
+        classes = f"{self.num_classes} classes" if self.num_classes else "unconditional"
+        count = sum(parameter.numel() for parameter in self.net.parameters())
+        steps = f"{self.num_steps} step{'s' * (self.num_steps > 1)}"
+        net = type(self.net).__name__
+        return f"{type(self).__name__}({net}, {shape} images, {classes}, {count:,} parameters, {steps})"
+
+
+def check_positive(**options: float) -> None:
+    """Raise InputError for the first option that is not a positive finite number."""
+    for name, value in options.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
+            raise InputError(f"{name} must be a positive number, got {value!r:.80}")

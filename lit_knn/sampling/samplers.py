@@ -1,0 +1,229 @@
+"""EDM's sampler, the hybrid sampler, the consistency sampler, and noise that depends only on its seed."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import Stream, keyed_generator, seed_from_key
+from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.solvers import PosteriorMean, heun_step
+from lit_knn.theory.noise import EDM_PROCESS, Process, under_process
+
+EDM_GRID = NoiseGrid()
+
+
+@dataclass(frozen=True)
+class Churn:
+    """Settings of the noise that EDM's sampler adds between steps: Karras et al. 2022, Algorithm 2.
+
+    Attributes:
+        S_churn: amount of noise added over the whole run; each step raises σ by at most a factor √2.
+        S_min: smallest noise level at which noise is added.
+        S_max: largest noise level at which noise is added.
+        S_noise: standard deviation of the added noise.
+    """
+
+    S_churn: float = 0.0
+    S_min: float = 0.0
+    S_max: float = math.inf
+    S_noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.S_churn >= 0:
+            raise InputError(f"S_churn must be at least 0, got {self.S_churn}")
+        if not 0 <= self.S_min <= self.S_max:
+            raise InputError(f"need 0 <= S_min <= S_max, got S_min={self.S_min} and S_max={self.S_max}")
+        if not 0 <= self.S_noise < math.inf:
+            raise InputError(f"S_noise must be at least 0 and finite, got {self.S_noise}")
+
+
+NO_CHURN = Churn()
+
+
+def seeded_noise(
+    seeds: Sequence[int] | Tensor, shape: Sequence[int], draw: int = 0, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Draw standard normal noise, (B, *shape) float32. Item i depends only on (seeds[i], draw).
+
+    Args:
+        seeds: (B,), non-negative integers, at least one.
+        shape: shape of one item.
+        draw: number of the draw, for samplers that need noise more than once.
+        device: where the result goes. The numbers are always drawn on the CPU, so they do not depend on it.
+    """
+    noise = [torch.randn(*shape, generator=keyed_generator("cpu", seed, draw)) for seed in _integers(seeds)]
+    return torch.stack(noise).to(device)
+
+
+def seeded_classes(seeds: Sequence[int] | Tensor, num_classes: int, device: torch.device | str = "cpu") -> Tensor:
+    """Draw one of `num_classes` classes for each seed, (B,) int64. Item i depends only on seeds[i]."""
+    # The key has three parts, so it differs from the keys (seed, draw) of seeded_noise.
+    draws = [seed_from_key(seed, Stream.CLASS, 0) % num_classes for seed in _integers(seeds)]
+    return torch.tensor(draws, device=device)
+
+
+def _integers(seeds: Sequence[int] | Tensor) -> list[int]:
+    found = seeds.tolist() if isinstance(seeds, Tensor) else seeds
+    numbers = list(found) if isinstance(found, Iterable) else []
+    # Python would round 1.9 down, which is another seed.
+    if not numbers or not all(isinstance(seed, Integral) and int(seed) >= 0 for seed in numbers):
+        raise InputError(f"seeds must be non-negative integers, at least one, got {seeds!r:.80}")
+    return [int(seed) for seed in numbers]
+
+
+def consistency_sampler(
+    consistency_function: Callable[[Tensor, Tensor], Tensor],
+    noise: Tensor,
+    sigmas: Sequence[float] = (80.0,),
+    sigma_min: float = 0.002,
+) -> Tensor:
+    """Multi-step consistency sampling (Song et al. 2023, Algorithm 1): (B, *shape), model space.
+
+    Each step after the first adds noise of size sqrt(σ² − σ_min²), because the consistency function returns data at
+    noise level σ_min.
+
+    Args:
+        consistency_function: (z (B, *shape), t (B,)) -> (B, *shape).
+        noise: (len(sigmas), B, *shape), standard normal, one draw per step.
+        sigmas: noise levels, descending, above sigma_min; the first is the prior's.
+        sigma_min: noise level at which the consistency function is the identity.
+    """
+    check_sampling_sigmas(sigmas, sigma_min)
+    if len(noise) != len(sigmas):
+        raise InputError(f"need one draw of noise for each of {len(sigmas)} sigmas, got {len(noise)}")
+    x = torch.zeros_like(noise[0])
+    for step, sigma in enumerate(sigmas):
+        spread = sigma if step == 0 else (sigma**2 - sigma_min**2) ** 0.5
+        z = x + spread * noise[step]
+        x = consistency_function(z, torch.full((len(z),), sigma, dtype=torch.float64, device=z.device))
+    return x
+
+
+def check_sampling_sigmas(sigmas: Sequence[float], sigma_min: float) -> None:
+    """Raise InputError if the levels of a consistency sampler are not finite, descending and above sigma_min."""
+    if not sigmas or not all(high > low for high, low in pairwise([math.inf, *sigmas, sigma_min])):
+        raise InputError(f"sampling_sigmas={list(sigmas)!r:.80} must descend and stay above sigma_min={sigma_min}")
+
+
+@torch.no_grad()
+def heun_sampler(
+    denoiser: PosteriorMean,
+    latents: Tensor,
+    num_steps: int = 18,
+    grid: NoiseGrid = EDM_GRID,
+    churn: Churn = NO_CHURN,
+    seeds: Sequence[int] | Tensor | None = None,
+    process: Process = EDM_PROCESS,
+) -> Tensor:
+    """EDM's sampler (Karras et al. 2022): Algorithm 1, or Algorithm 2 with churn. Needs 2·num_steps − 1 evaluations.
+
+    It takes Heun steps in float64 through the noise levels of their Eq. 5, which `process` turns into times. Churn adds
+    noise to z / s(t). The last step, to t = 0, gives the posterior mean at σ_min. In the EDM and flow-matching
+    processes this equals Algorithm 1's Euler step. In the VP process, where σ ∝ √t near 0, an Euler step in t would
+    leave noise.
+
+    Args:
+        denoiser: (y (B, *shape), sigma (B,) float64) -> E[x | x + σε = y], for any process: `estimator.posterior_mean`
+            or a network. It gets the dtype of `latents`. If it draws random numbers, an image depends on its batch.
+        latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`. The result has their dtype.
+        num_steps: number of noise levels, at least 1.
+        grid: the grid of noise levels.
+        churn: noise added between steps.
+        seeds: (B,), seeds of the added noise, needed if S_churn > 0. The noise of item i depends only on
+            (seeds[i], step), and is independent of `seeded_noise(seeds, shape)`.
+        process: the noise process whose PF-ODE is integrated; every process ends in model space at t = 0.
+    """
+    sigmas = grid.descending(num_steps)
+    seeds = () if seeds is None else seeds
+    if churn.S_churn > 0 and len(seeds) != len(latents):
+        raise InputError(f"heun_sampler: S_churn > 0 needs a seed for each of {len(latents)} items, got {len(seeds)}")
+    times = process.t_of_sigma(sigmas)
+    growth = min(churn.S_churn / num_steps, math.sqrt(2) - 1)
+
+    def churned(z: Tensor, t: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Raise the noise level of z to σ·(1 + growth) (Algorithm 2, lines 4-6); returns the new z and its time."""
+        if growth == 0 or not churn.S_min <= sigmas[step] <= churn.S_max:
+            return z, t
+        noise = churn.S_noise * seeded_noise(seeds, latents.shape[1:], step + 1, latents.device).double()
+        sigma_hat = (1 + growth) * sigmas[step]
+        t_hat = process.t_of_sigma(sigma_hat)
+        spread = (sigma_hat.square() - process.sigma(t).square()).sqrt().item()
+        scale, scale_hat = process.scale(t).item(), process.scale(t_hat).item()
+        return scale_hat * (z / scale + spread * noise), t_hat
+
+    z = process.noise_std(times[0]).item() * latents.double()
+    times = torch.cat([times, times.new_zeros(1)])
+    return integrate_flow(denoiser, z, times, latents.dtype, process, churned).to(latents.dtype)
+
+
+@torch.no_grad()
+def hybrid_sampler(
+    estimator_mean: PosteriorMean,
+    network_mean: PosteriorMean,
+    latents: Tensor,
+    t_switch: float,
+    num_steps: int = 18,
+    grid: NoiseGrid = EDM_GRID,
+) -> Tensor:
+    """EDM's sampler with one posterior mean above t_switch and another below (Figure 5), in the EDM process (t is σ).
+
+    Args:
+        estimator_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t], for t >= t_switch. It gets the dtype of `latents`.
+        network_mean: the same for t <= t_switch.
+        latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`. The result has their dtype.
+        t_switch: noise level between both ends of the grid, where both means are evaluated.
+        num_steps: number of noise levels without t_switch, at least 1.
+        grid: the grid of noise levels.
+    """
+    above, below = hybrid_sigmas(t_switch, num_steps, grid)
+    z = integrate_flow(estimator_mean, above[0].item() * latents.double(), above, latents.dtype)
+    return integrate_flow(network_mean, z, below, latents.dtype).to(latents.dtype)
+
+
+def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GRID) -> tuple[Tensor, Tensor]:
+    """Cut EDM's grid in two at t_switch: sigma_max … t_switch, and t_switch … sigma_min, 0; descending, float64.
+
+    The levels below t_switch stay the same as in the whole grid. So the lower part costs no more than in EDM's sampler,
+    and it is the same for all runs that start at t_switch. The arguments are those of `hybrid_sampler`.
+    """
+    sigmas = grid.descending(num_steps)
+    if not grid.sigma_min < t_switch < grid.sigma_max:
+        raise InputError(
+            f"t_switch={t_switch} must be between sigma_min={grid.sigma_min} and sigma_max={grid.sigma_max}, both "
+            "excluded"
+        )
+    switch = torch.tensor([t_switch], dtype=torch.float64)
+    return torch.cat([sigmas[sigmas > switch], switch]), torch.cat([switch, sigmas[sigmas < switch], switch * 0])
+
+
+@torch.no_grad()
+def integrate_flow(
+    posterior_mean: PosteriorMean,
+    z: Tensor,
+    times: Tensor,
+    dtype: torch.dtype = torch.float32,
+    process: Process = EDM_PROCESS,
+    churned: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None = None,
+) -> Tensor:
+    """Integrate the PF-ODE, Eq. 3 (eq:pfode, eq:general_pfode), by Heun steps through `times`: (B, *shape), float64.
+
+    Args:
+        posterior_mean: (y (B, *shape), sigma (B,) float64) -> E[x | x + σε = y], for any process.
+        z: (B, *shape), at times[0].
+        times: (L,), descending, on the CPU. Only the last may be 0; the step to 0 gives the posterior mean.
+        dtype: type of y in calls of `posterior_mean`.
+        process: the noise process.
+        churned: (z, t, number of the step) -> the z and t at which the step begins.
+    """
+    mean = under_process(lambda y, sigma: posterior_mean(y.to(dtype), sigma).double(), process)
+    z = z.double()
+    for step, (t, t_next) in enumerate(pairwise(times)):
+        z, t = (z, t) if churned is None else churned(z, t, step)
+        z = heun_step(z, t, t_next, mean, process) if t_next > 0 else mean(z, t.expand(len(z)))
+    return z

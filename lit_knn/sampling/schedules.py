@@ -1,0 +1,280 @@
+"""Noise levels: the Karras grid, EDM's training distribution, the schedules, weights and metrics of iCT and ECT.
+
+iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+
+# `torch.multinomial` chooses among at most so many levels.
+MOST_LEVELS = 2**24
+# Networks compute in float32. In a smaller relative gap, t and r would be the same number to them.
+SMALLEST_GAP = 2.0**-23
+# Draws of a standard normal distribution are nearer to 0: beyond it there is a probability of 2e-19.
+FARTHEST_DRAW = 9
+
+Metric = Callable[[Tensor, Tensor], Tensor]
+"""(a (B, *shape), b (B, *shape)) -> distance of each item (B,)."""
+
+
+class LevelRange(Protocol):
+    """A range of noise levels, or of times, that a training divides into bands for its log."""
+
+    def bands(self, count: int) -> Tensor:
+        """Return the count + 1 edges of the bands, ascending, float64."""
+
+    def noise_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest noise level σ."""
+
+
+@dataclass(frozen=True)
+class NoiseGrid:
+    """Noise levels for training and sampling, Karras et al. 2022, Eq. 5.
+
+    Attributes:
+        sigma_min: smallest noise level.
+        sigma_max: largest noise level.
+        rho: exponent; larger puts more levels at small noise.
+    """
+
+    sigma_min: float = 0.002
+    sigma_max: float = 80.0
+    rho: float = 7.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_min < self.sigma_max < math.inf:
+            raise InputError(f"need 0 < sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}")
+        if not 0 < self.rho < math.inf:
+            raise InputError(f"rho must be above 0, got {self.rho}")
+
+    def noise_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest noise level σ."""
+        return self.sigma_min, self.sigma_max
+
+    def ascending(self, num_steps: int) -> Tensor:
+        """Levels for training, as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max, (num_steps,) float64."""
+        check_num_steps(num_steps, least=2)
+        ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
+        low, high = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64) ** (1 / self.rho)
+        sigmas = (low + ramp * (high - low)) ** self.rho
+        # The powers have rounding errors, but f(x, t_min) = x needs the exact ends.
+        sigmas[0], sigmas[-1] = self.sigma_min, self.sigma_max
+        if not (sigmas.diff() > 0).all():
+            between = f"between {self.sigma_min} and {self.sigma_max} are not distinct with rho={self.rho}"
+            raise InputError(f"{num_steps} levels {between}")
+        return sigmas
+
+    def descending(self, num_steps: int) -> Tensor:
+        """Levels for a sampler, (num_steps,) float64. A single level is sigma_max."""
+        check_num_steps(num_steps)
+        return self.ascending(max(num_steps, 2)).flip(0)[:num_steps]
+
+    def bands(self, count: int) -> Tensor:
+        """Divide the range into bands that are equal in ln t: their edges, (count + 1,) float64."""
+        return torch.linspace(math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64).exp()
+
+
+def check_num_steps(num_steps: int, least: int = 1) -> None:
+    """Raise InputError if a number of noise levels or of steps is not an integer from `least` to `MOST_LEVELS`."""
+    if type(num_steps) is not int or not least <= num_steps <= MOST_LEVELS:
+        raise InputError(f"num_steps must be an integer from {least} to {MOST_LEVELS}, got {num_steps!r:.80}")
+
+
+def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
+    """`NoiseGrid.ascending` in one call: the `num_steps` levels of Karras et al. 2022, Eq. 5, (num_steps,) float64."""
+    return NoiseGrid(sigma_min, sigma_max, rho).ascending(num_steps)
+
+
+def log_normal_sigmas(
+    size: int | Sequence[int],
+    P_mean: float = -1.2,
+    P_std: float = 1.2,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Draw EDM's training noise levels, ln σ ~ N(P_mean, P_std²), in float64 (Karras et al. 2022, Table 1).
+
+    Args:
+        size: number of levels, or the shape of the result.
+        P_mean: mean of ln σ.
+        P_std: standard deviation of ln σ.
+        generator: source of randomness, on `device`; by default PyTorch's own.
+        device: where to draw; by default the device of `generator`, or the CPU.
+    """
+    if device is None and generator is not None:
+        device = generator.device
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    normal = torch.randn(shape, dtype=torch.float64, generator=generator, device=device)
+    return (P_mean + P_std * normal).exp()
+
+
+def check_log_normal(P_mean: float, P_std: float) -> None:
+    """Raise InputError if `log_normal_sigmas` could draw a level that float32, and so no network, can hold."""
+    limits, reach = torch.finfo(torch.float32), FARTHEST_DRAW * abs(P_std)
+    if not math.log(limits.tiny) <= P_mean - reach <= P_mean + reach <= math.log(limits.max):
+        raise InputError(
+            f"P_mean={P_mean} and P_std={P_std} draw noise levels beyond the range of float32: P_mean ± "
+            f"{FARTHEST_DRAW}·P_std must be within {math.ceil(math.log(limits.tiny))} and "
+            f"{math.floor(math.log(limits.max))}"
+        )
+
+
+def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
+    """iCT's number of grid points N(k), from s0 + 1 to s1 + 1. It is one more than the number of intervals.
+
+    The number of intervals starts at s0 and doubles every K/(log2⌊s1/s0⌋ + 1) iterations, up to s1.
+
+    Args:
+        step: training iteration k, from 0.
+        total_steps: training iterations K.
+        s0: intervals at the start.
+        s1: intervals at the end.
+    """
+    period, doublings = _ict_doubling(total_steps, s0, s1)
+    return min(s0 * 2 ** min(step // period, doublings), s1) + 1
+
+
+def ict_doublings(total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> list[int]:
+    """Return the training iterations k at which `ict_num_steps` grows, ascending."""
+    period, doublings = _ict_doubling(total_steps, s0, s1)
+    return [period * number for number in range(1, doublings + 1) if period * number < total_steps]
+
+
+def _ict_doubling(total_steps: int, s0: int, s1: int) -> tuple[int, int]:
+    """Return the iterations from one doubling to the next, and the number of doublings."""
+    if not 1 <= s0 <= s1:
+        raise InputError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
+    if total_steps < 1:
+        raise InputError(f"total_steps must be at least 1, got {total_steps}")
+    period = math.floor(total_steps / (math.log2(s1 // s0) + 1))
+    return max(period, 1), math.ceil(math.log2(s1 / s0))
+
+
+def lognormal_step_probs(sigmas: Tensor, P_mean: float = -1.1, P_std: float = 2.0) -> Tensor:
+    """iCT's discretised log-normal p(i) over the intervals of a grid.
+
+    p(i) ∝ erf((ln t_i − P_mean) / (√2·P_std)) − erf((ln t_{i−1} − P_mean) / (√2·P_std)).
+
+    Args:
+        sigmas: (N,), ascending noise levels t_1 … t_N.
+        P_mean: mean of ln t.
+        P_std: standard deviation of ln t.
+
+    Returns:
+        (N − 1,), float64, sums to 1. Entry j belongs to the pair (sigmas[j], sigmas[j + 1]), which the paper counts as
+        (t_{j+1}, t_{j+2}).
+    """
+    cdf = torch.erf((sigmas.double().log() - P_mean) / (math.sqrt(2) * P_std))
+    mass = cdf.diff()
+    return mass / mass.sum()
+
+
+@dataclass(frozen=True)
+class TuningSchedule:
+    """ECT's map from the student's level t to the teacher's r < t, which approaches t from stage to stage.
+
+    r = t·(1 − n(t)/q^a) with n(t) = 1 + k·sigmoid(−b·t) in stage a = 1, 2, …; where this is negative, r = 0, as in
+    arXiv 2406.14548 and `t_to_r_sigmoid` of github.com/locuslab/ect. At r = 0 the teacher is the target of denoising.
+
+    Attributes:
+        q: factor by which the gap 1 − r/t shrinks from one stage to the next.
+        k: widens the gap at small t, to 1 + k/2 times its size at large t.
+        b: how fast this widening falls with t.
+        steps: steps of a stage, d in the paper.
+        stages: number of stages; the last one has no end. The paper has no last one.
+    """
+
+    q: float = 2.0
+    k: float = 8.0
+    b: float = 1.0
+    steps: int = 25_000
+    stages: int = 8
+
+    def __post_init__(self) -> None:
+        if not 1 < self.q < math.inf:
+            raise InputError(f"q must be above 1 and finite, because the gap shrinks by q in each stage, got {self.q}")
+        for name, value in (("k", self.k), ("b", self.b)):
+            if not 0 <= value < math.inf:
+                raise InputError(f"{name} must be at least 0 and finite, got {value}")
+        if min(self.steps, self.stages) < 1:
+            raise InputError(f"stage_steps and stages must be at least 1, got {self.steps} and {self.stages}")
+        if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):
+            raise InputError(
+                f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in the last stage: "
+                f"q^stages must be at most {1 / SMALLEST_GAP:.0f}"
+            )
+
+    def stage(self, step: int) -> int:
+        """Return the stage a of a training step, which counts from 0."""
+        return min(step // self.steps + 1, self.stages)
+
+    def check_reaches(self, highest: float) -> None:
+        """Raise InputError if r = 0 at all t up to `highest`, even in the last stage: r would never approach t."""
+        if not self.teacher_level(torch.tensor([highest], dtype=torch.float64), self.stages).item() > 0:
+            raise InputError(
+                f"q={self.q}, k={self.k}, b={self.b} and stages={self.stages} leave r = 0 at all t up to "
+                f"{highest:g} in the last stage, so r never approaches t: raise q or stages, or lower k"
+            )
+
+    def teacher_level(self, t: Tensor, stage: int) -> Tensor:
+        """Return r for t (B,) float64, 0 <= r < t, in a stage."""
+        n = 1 + self.k * torch.sigmoid(-self.b * t)
+        return (t * (1 - n / self.q**stage)).clamp(min=0)
+
+
+def consistency_weight(t: Tensor, t_prev: Tensor) -> Tensor:
+    """The loss weight of iCT and ECT, λ(t_i) = 1 / (t_i − t_{i−1}); (B,) each."""
+    return 1 / (t - t_prev)
+
+
+def pseudo_huber(a: Tensor, b: Tensor, c: float | None = None) -> Tensor:
+    """iCT's metric d(a, b) = sqrt(‖a − b‖² + c²) − c over the whole vector of each item, (B,).
+
+    Args:
+        a: (B, *shape).
+        b: (B, *shape).
+        c: smoothing, c > 0; by default 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
+    """
+    difference = (a - b).flatten(1)
+    c = 0.00054 * math.sqrt(difference.shape[1]) if c is None else c
+    sq_norm = difference.square().sum(1)
+    # sqrt(s + c²) − c would lose digits for small s. This form keeps them.
+    return sq_norm / (torch.sqrt(sq_norm + c * c) + c)
+
+
+@dataclass(frozen=True)
+class PseudoHuber:
+    """`pseudo_huber` with its c as an option.
+
+    Attributes:
+        c: smoothing, c > 0; None for 0.00054·sqrt(d).
+    """
+
+    c: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.c is not None and not 0 < self.c < math.inf:
+            raise InputError(f"PseudoHuber: c must be above 0, or null for 0.00054·sqrt(d), got {self.c}")
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the distance of each item, (B,)."""
+        return pseudo_huber(a, b, self.c)
+
+
+def euclidean(a: Tensor, b: Tensor) -> Tensor:
+    """ECT's metric d(a, b) = ‖a − b‖ over the whole vector of each item, (B,): its adaptive weight with c = 0.
+
+    It is the limit c → 0 of `pseudo_huber`. Its gradient has length 1; at a = b, where there is none, it is 0.
+
+    Args:
+        a: (B, *shape).
+        b: (B, *shape).
+    """
+    return torch.linalg.vector_norm((a - b).flatten(1), dim=1)
