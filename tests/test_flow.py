@@ -299,11 +299,11 @@ def test_a_checkpoint_is_an_estimator_and_a_flow(trained):
 
 def test_the_example_of_the_page_runs(trained, monkeypatch):
     monkeypatch.chdir(trained[1].parent)
-    page = (ROOT / "docs" / "flow.md").read_text()
+    page = (ROOT / "docs" / "training_targets.md").read_text()
     (snippet,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     names = {"z": torch.randn(3, 1, 8, 8), "tau": torch.full((3,), 0.5)}
     names |= {"y": 2 * names["z"], "sigma": torch.ones(3)}
-    exec(compile(snippet, "flow.md", "exec"), names)
+    exec(compile(snippet, "training_targets.md", "exec"), names)
     # At σ = 1 the time is 1/2, and E[x|z] = z − τv.
     torch.testing.assert_close(names["denoised"], names["z"] - 0.5 * names["velocity"])
 
