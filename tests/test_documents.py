@@ -72,10 +72,11 @@ def test_the_snippets_of_all_other_pages_are_python(page):
 
 
 def commands(text):
-    """The arguments of main.py in indented lines; a line that ends with a backslash is joined with the next."""
+    """The arguments of lit-knn in indented lines; a line that ends with a backslash is joined with the next."""
     lines = "\n".join(re.findall(r"^    (.*)$", text, flags=re.MULTILINE))
     lines = re.sub(r"\\\n\s*", " ", lines).replace("$seed", "0").replace("$estimator", "stf").splitlines()
-    return [line.partition("main.py ")[2].partition("  #")[0].strip() for line in lines if "main.py " in line]
+    found = [re.search(r"(?:^|\s)(?:lit-knn|main\.py) (.*)", line.partition("  #")[0]) for line in lines]
+    return [match[1].strip() for match in found if match]
 
 
 def is_plain(command):
@@ -175,11 +176,23 @@ def test_the_site_lists_every_page_of_docs():
     assert sorted(f"docs/{name}" for name in listed) == sorted(pages + notebooks)
 
 
-def test_the_readme_names_every_page_and_is_short():
-    text = TEXTS["README.md"]
-    below = [page for page in TEXTS if page.startswith("docs/") and page.count("/") == 1]
-    assert [page for page in below if f"]({page})" not in text] == []
-    assert len(text.splitlines()) <= 150
+def test_the_readme_is_short_and_links_lead_to_every_page():
+    assert len(TEXTS["README.md"].splitlines()) <= 150
+    reached, queue = set(), [ROOT / "README.md"]
+    while queue:
+        if (page := queue.pop().resolve()) not in reached:
+            reached.add(page)
+            links = re.findall(r"\]\((?!\w+:)([^)#\s]+\.md)", page.read_text())
+            queue += [page.parent / link for link in links]
+    assert {page for page in PAGES if "docs" in page.parts} <= reached
+
+
+def test_the_map_of_the_house_names_every_room_and_no_file_that_is_gone():
+    page = TEXTS["docs/architecture.md"]
+    rooms = {path.name for path in (ROOT / "lit_knn").iterdir() if not path.name.startswith("__pycache__")}
+    assert {name for name in rooms if not re.search(rf"^\|.*`{name}/?`", page, re.MULTILINE)} == {"__init__.py"}
+    named = re.findall(r"`(\w+/[\w/]+\.py)`", page)
+    assert [name for name in named if not any((ROOT / top / name).exists() for top in ("", "lit_knn"))] == []
 
 
 @pytest.mark.slow
