@@ -2,7 +2,7 @@
 
     python -m benchmarks.adapters CHECKOUTS [--data images.npy] [--images 2000] [--latents 128] [--entries STF ...]
 
-CHECKOUTS is the folder of the checkouts, with their names (see docs/referee_adapters.md). Each row of the table is an
+CHECKOUTS is the folder of the checkouts, with their names (see docs/referee.md). Each row of the table is an
 estimator at a batch size, each column a noise level: the squared error per dimension of the posterior mean against
 `Exact`, with its standard error over the latents. A failure is written in the row. The data are scikit-learn's
 digits, or the first images of a file.

@@ -3,7 +3,7 @@
     python -m benchmarks.analytic CHECKOUTS --data cifar10.npy [--images 1000] [--batch 8] [--entries PCALocality ...]
     python -m benchmarks.analytic --memory --data cifar10.npy --batch 32 --entries PCALocality
 
-CHECKOUTS is the folder of the checkouts, with their names (see docs/referee_adapters.md). Both run in one process on
+CHECKOUTS is the folder of the checkouts, with their names (see docs/referee.md). Both run in one process on
 one thread, one after the other in turns, on the same latents. The fastest turn of each counts, in seconds of processor
 time. What is computed from the images alone, such as a covariance, is done before. The difference is the largest of all
 values of both means; where the public code estimates something else, the note says what. `--memory` measures our

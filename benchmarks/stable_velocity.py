@@ -5,7 +5,7 @@
 It measures on the digits, against the exact mean over each latent's class, and once more over all images. The x that z
 was made from is kept over the repeats ("fixed", as in Figure 3), or drawn from its posterior for each repeat
 ("resampled", as in training). STEM.csv has the rows of `lit_knn.metrics.ErrorCurve`, STEM.md a table of variances;
-STEM_fixed.png and STEM_resampled.png show the curves with classes. docs/stable_velocity.md reads them.
+STEM_fixed.png and STEM_resampled.png show the curves with classes. docs/training_targets.md reads them.
 """
 
 import argparse

@@ -26,7 +26,7 @@ class PowerAverages(pl.Callback):
 
     `lit-knn average RUN --ema 0.07` makes a checkpoint of another length from the snapshots. A snapshot is
     written each time the images seen pass a multiple of `every_n_images`, and at the end of the training. Between two
-    snapshots no step waits for a GPU. See docs/averages.md.
+    snapshots no step waits for a GPU. See docs/training.md.
 
     Args:
         lengths: relative lengths of the tracked averages: the standard deviation of an average's profile, as a share of

@@ -1,4 +1,4 @@
-"""Diffusion generative models with plug-in score estimators. `docs/architecture.md` draws the rooms.
+"""Diffusion generative models with plug-in score estimators. `docs/architecture.md` maps the rooms.
 
 Each room imports from the rooms above it in this list alone; `tests/test_layers.py` holds that.
 

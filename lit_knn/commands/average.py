@@ -208,7 +208,7 @@ def parse(args: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="lit-knn average",
         description="Make averages of the weights of a run after its training, of any length, from the snapshots that "
-        "lit_knn.callbacks.PowerAverages stored. `validate` and `predict --ckpt_path` take them. See docs/averages.md.",
+        "lit_knn.callbacks.PowerAverages stored. `validate` and `predict --ckpt_path` take them. See docs/training.md.",
     )
     parser.add_argument(
         "run", metavar="RUN", help="folder of a training run; of a resumed one the last, earlier ones are found"

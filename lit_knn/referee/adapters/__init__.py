@@ -1,6 +1,6 @@
 """Other people's estimators, run from checkouts that the user names. No line of their code is here.
 
-`docs/referee_adapters.md` tells which versions they need and what they really compute.
+`docs/referee.md` tells which versions they need and what they really compute.
 """
 
 from lit_knn.referee.adapters.adapter import Adapter
