@@ -18,12 +18,13 @@ from lit_knn.theory.noise import EDM, EDM_PROCESS, Process
 class DiffusionModel(GenerativeModel):
     """A diffusion model: a denoiser whose probability flow EDM's Heun sampler integrates (Karras et al. 2022).
 
+    `num_steps`, `sampling_class`, `guidance` and `drops_labels` are those of `GenerativeModel`.
+
     Args:
         network: the denoiser.
         image_shape: shape of one image.
         grid: noise levels of the sampler.
         process: the noise process whose probability flow the sampler integrates.
-        num_steps, sampling_class, guidance, drops_labels: see `GenerativeModel`.
     """
 
     kind = "diffusion"

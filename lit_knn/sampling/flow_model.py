@@ -23,12 +23,13 @@ SOLVERS = {solver.__name__: solver for solver in (euler_step, heun_step)}
 class FlowModel(GenerativeModel):
     """A flow model: a sampler integrates its velocity from noise to an image (Lipman et al. 2022).
 
+    `num_steps`, `sampling_class`, `guidance` and `drops_labels` are those of `GenerativeModel`.
+
     Args:
         network: the flow network.
         image_shape: shape of one image.
         times: the range of times.
         sampler: integrates the velocity; `FixedSteps()` by default.
-        num_steps, sampling_class, guidance, drops_labels: see `GenerativeModel`.
     """
 
     kind = "flow"
