@@ -71,11 +71,15 @@ def test_the_snippets_of_all_other_pages_are_python(page):
 # Commands
 
 
+PARSED = ("fit", "validate", "predict", "plan", "best", *FILE_COMMANDS)
+
+
 def commands(text):
-    """The arguments of main.py in indented lines; a line that ends with a backslash is joined with the next."""
+    """The arguments of lit-knn and main.py in indented lines; a line that ends with a backslash continues."""
     lines = "\n".join(re.findall(r"^    (.*)$", text, flags=re.MULTILINE))
     lines = re.sub(r"\\\n\s*", " ", lines).replace("$seed", "0").replace("$estimator", "stf").splitlines()
-    return [line.partition("main.py ")[2].partition("  #")[0].strip() for line in lines if "main.py " in line]
+    found = (re.search(rf"(?:lit-knn|main\.py) ((?:{'|'.join(PARSED)}) .*?)(?:  #|$)", line) for line in lines)
+    return [command[1].strip() for command in found if command]
 
 
 def is_plain(command):

@@ -20,9 +20,16 @@ from tests.ranks import run_main
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 SNIPPETS = re.findall(r'^```python(?: title="(\S+)")?\n(.*?)^```', PAGE, flags=re.DOTALL | re.MULTILINE)
-COMMANDS = re.findall(r"^    python main.py (.*)$", PAGE.replace("\\\n", ""), flags=re.MULTILINE)
+COMMANDS = re.findall(r"^    lit-knn (.*)$", PAGE.replace("\\\n", ""), flags=re.MULTILINE)
 TINY = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
-SHORT = ["--trainer.max_steps", "2", "--trainer.callbacks", "callbacks.LastCheckpoint", "--data.batch_size", "16"]
+SHORT = [
+    "--trainer.max_steps",
+    "2",
+    "--trainer.callbacks",
+    "lit_knn.callbacks.LastCheckpoint",
+    "--data.batch_size",
+    "16",
+]
 SHORT += ["--trainer.val_check_interval", "2", "--data.val_images", "16"]
 FEW = {"num_z": "4", "repeats": "2", "noise_levels": "3"}
 

@@ -176,7 +176,7 @@ def test_data_without_labels_are_refused():
 def test_the_callback_measures_with_classes(tmp_path):
     estimators = {"exact": {"class_path": "Exact"}, "one": {"class_path": "OneSample"}}
     options = {"estimators": estimators, "noise_levels": [2.0], "num_z": 8, "repeats": 2, "class_conditional": True}
-    callback = {"class_path": "callbacks.EstimatorError", "init_args": options}
+    callback = {"class_path": "lit_knn.callbacks.EstimatorError", "init_args": options}
     trainer = {"accelerator": "cpu", "enable_progress_bar": False, "limit_val_batches": 1, "callbacks": [callback]}
     trainer["logger"] = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": str(tmp_path), "name": "run"}}
     config = tmp_path / "error.yaml"
