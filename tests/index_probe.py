@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lit_knn import distributed
+from lit_knn.common import distributed
 from lit_knn.common.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet

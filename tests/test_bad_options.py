@@ -99,7 +99,7 @@ FILES = [
     (b"trianer: {}\n", "bad.yaml, line 1: there is no option trianer"),
     (b"trainer:\n  max_stepz: {}\n", "bad.yaml, line 2: there is no option trainer.max_stepz"),
     (b"model:\n  init_args:\n    net:\n      init_args: {chan: {}}\n", "no option model.init_args.net.init_args.chan"),
-    (b"trainer: {callbacks: [{class_path: callbacks.RunSummary, init_args: {foo: {}}}]}\n", "RunSummary: got an unex"),
+    (b"trainer: {callbacks: [{class_path: lit_knn.callbacks.RunSummary, init_args: {foo: {}}}]}\n", "RunSummary: got"),
     (b"trainer: {callbacks: [{class_path: lit_knn.callbacks.SampleGrid, init_args: {num_sampls: 3}}, "
      b"{class_path: lit_knn.callbacks.LastCheckpoint}]}\n",
      "--trainer.callbacks: SampleGrid: Option 'num_sampls' is not accepted; did you mean num_samples? (given: ["),

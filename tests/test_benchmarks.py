@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import exact, generate_images, ivf_bias, scale, sharded, soak, warped
+from benchmarks import exact, generate_images, scale, sharded
 from benchmarks.common import Entry, load, prepared_set
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import measure, measure_truth, recall
@@ -14,7 +14,6 @@ from lit_knn.data.prepared import read_prepared
 from lit_knn.data.prepared_writer import write_prepared
 from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex
-from lit_knn.index.base import Vectors
 from tests.image_files import encoded, labels_json, pixels, write_zip
 
 
@@ -150,75 +149,6 @@ def test_scale_runs_each_entry_in_a_process_of_its_own(prepared, tmp_path, capsy
     assert "nothing is overwritten" in capsys.readouterr().err
 
 
-def test_ivf_bias_ends_with_the_number_of_lists_that_is_enough(prepared, tmp_path, capsys):
-    output = tmp_path / "out" / "bias"
-    arguments = ["--data", str(prepared), "--output", str(output), "--t", "1", "3", "9", "--num-z", "8"]
-    ivf_bias.main([*arguments, "--repeats", "4", "--k", "32", "--n", "16", "--r", "8", "--shares", "69", "1"])
-    text = capsys.readouterr().out
-    assert "c = 69 lists" in text
-    # If all lists are searched, the search is exact and has no bias.
-    (plain,) = [line for line in text.splitlines() if line.startswith("KNN: smallest p")]
-    assert plain.split()[-1] in ("1", "69")
-    assert "KNN with source: smallest p" in text
-    assert sorted(path.suffix for path in output.parent.iterdir()) == [".csv", ".md", ".pdf", ".png"]
-    rows = list(csv.DictReader(output.with_suffix(".csv").open()))
-    same = {row["t"]: float(row["mse"]) for row in rows if row["method"] == "KNN, exact search"}
-    for row in rows:
-        if row["nprobe"] == "69":
-            assert float(row["recall"]) == 1
-            assert float(row["mse"]) == pytest.approx(same[row["t"]], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("--repeats", "1"), ("--num-z", "1"), ("--shares", "0.5"), ("--r", "999")]
-)
-def test_ivf_bias_refuses_at_once_what_cannot_work(prepared, tmp_path, capsys, option, value):
-    with pytest.raises(SystemExit, match="2"):
-        ivf_bias.main(["--data", str(prepared), "--output", str(tmp_path / "x"), option, value])
-    error = capsys.readouterr().err.strip()
-    assert error.startswith(f"error: {option}")
-    assert value in error
-
-
-def test_a_bias_counts_only_where_it_can_be_told_from_none():
-    def row(method, nprobe, t, bias, variance=0.0):
-        return {
-            "method": method,
-            "nprobe": nprobe,
-            "t": t,
-            "bias_sq_corrected": bias,
-            "variance": variance,
-            "repeats": 10,
-        }
-
-    rows = [row("STF", "", 1, 0.0), row("STF", "", 5, 1e-2), row("STF", "", 80, 0.0)]
-    few, many, mended = "KNN, IVF99, p=3", "KNN, IVF99, p=9", "KNN with source, IVF99, p=3"
-    rows += [row(few, 3, 1, 1e-3), row(few, 3, 5, 1e-3), row(few, 3, 80, 0.0)]
-    rows += [row(many, 9, 1, 1e-12), row(many, 9, 5, 2e-2), row(many, 9, 80, 1e-6, variance=1e-3)]
-    rows += [row(mended, 3, 1, 0.0), row(mended, 3, 5, 0.0), row(mended, 3, 80, 0.0)]
-    # Rows with and without the source in the proposal are compared separately.
-    assert ivf_bias.above(rows) == {"KNN": {3: [1], 9: [5]}, "KNN with source": {3: []}}
-
-
-def test_a_remembered_search_is_made_once():
-    class Counting(FaissIndex):
-        searches = 0
-
-        def search(self, queries, k):
-            self.searches += 1
-            return super().search(queries, k)
-
-    index = Counting()
-    remembered = ivf_bias.RememberedSearch(index)
-    x = torch.randn(50, 4)
-    remembered.build(Vectors(lambda: [x], lambda m: x[:m], 50, str))
-    first = remembered.search(x[:3], 5)
-    assert all(torch.equal(a, b) for a, b in zip(remembered.search(x[:3].clone(), 5), first, strict=True))
-    assert index.searches == 1
-    assert remembered.search(x[:3], 6)[1].shape == (3, 6)
-    assert remembered.search(x[1:4], 6)[1][:, 0].tolist() == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -234,35 +164,6 @@ def test_sharded_refuses_at_once_what_cannot_work(options, words, tmp_path, monk
         sharded.main(["--data", "none.npy", *options])
     assert words in capsys.readouterr().err
     assert (tmp_path / "x.md").read_text() == "earlier results"
-
-
-def test_warped_measures_targets_of_warped_items(tmp_path, capsys):
-    images = torch.randint(0, 256, (600, 3, 16, 16), dtype=torch.uint8)
-    np.save(tmp_path / "images.npy", images.numpy())
-    arguments = ["--data", str(tmp_path / "images.npy"), "--t", "0.1", "30", "--items", "4", "--batch", "16"]
-    warped.main([*arguments, "--k", "20", "--n", "10", "--repeats", "1", "--output", str(tmp_path / "warped")])
-    printed = capsys.readouterr().out
-    assert (tmp_path / "warped.md").read_text() == printed
-    low, high = ([float(cell.split("±")[0]) for cell in line.split("|")[2:-1]] for line in printed.splitlines()[4:6])
-    # At small noise every target is the item. At large noise the item is by far the worst target.
-    assert max(low) < 1e-9
-    assert high[0] > 4 * max(high[1:])
-
-
-def test_growth_leaves_out_the_warm_up_and_finds_a_leak():
-    minutes = np.linspace(0, 100, 501)
-    warm = np.minimum(minutes / 15, 1) * 1e9
-    assert soak.growth(list(zip(minutes, warm, strict=True))) == 0
-    # A leak of 0.1 % of the memory per minute; the middles of both parts are 64 minutes apart.
-    leaking = warm * (1 + minutes / 1000)
-    assert soak.growth(list(zip(minutes, leaking, strict=True))) == pytest.approx(0.064 / 1.028, rel=0.01)
-
-
-@pytest.mark.slow
-def test_soak_trains_and_writes_table_and_picture(tmp_path, capsys):
-    soak.main(["--minutes", "0.4", "--output", str(tmp_path / "memory")])
-    assert "growth after the warm-up" in capsys.readouterr().out
-    assert {path.name for path in tmp_path.iterdir()} == {"memory.csv", "memory.png", "memory.pdf"}
 
 
 def test_exact_is_timed_and_compared_with_three_lines(prepared, capsys):

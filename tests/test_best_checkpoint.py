@@ -31,9 +31,9 @@ STEPS, BATCH, EVERY = 11, 32, 96
 # Training keeps a checkpoint at each multiple of 96 images, and its end.
 KEPT = [96, 192, 288, 352]
 callbacks = [
-    {"class_path": "callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70, "batch_size": 16}},
-    {"class_path": "callbacks.CheckpointByImages", "init_args": {"every_n_images": EVERY}},
-    {"class_path": "callbacks.LastCheckpoint"},
+    {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70, "batch_size": 16}},
+    {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": EVERY}},
+    {"class_path": "lit_knn.callbacks.LastCheckpoint"},
 ]
 SMALL = {
     "trainer": {"callbacks": callbacks, "enable_progress_bar": False, "enable_model_summary": False},
@@ -233,7 +233,7 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
         ({"mirrored": True}, "mirrored=False, not True"),
     ):
         options = {"num_samples": 70, "extractor": {"class_path": "lit_knn.metrics.Pixels"}, **options}
-        other = {"trainer": {"callbacks": [{"class_path": "callbacks.Fidelity", "init_args": options}]}}
+        other = {"trainer": {"callbacks": [{"class_path": "lit_knn.callbacks.Fidelity", "init_args": options}]}}
         Path("other.yaml").write_text(yaml.safe_dump(other))
         assert f"{RUN}/{TABLE} has results with {words}" in complaint(capsys, "-c", "other.yaml")
     assert "model.predict_steps=1, not 2" in complaint(capsys, "--model.predict_steps", "2")
@@ -267,7 +267,7 @@ class Scored(Pixels):
 def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
     options = {"num_samples": 60, "extractor": {"class_path": "tests.test_best_checkpoint.Scored"}, "cache_dir": None}
     options |= {"extra_metrics": ["kid", "recall"], "kid_subset_size": 30}
-    callback = {"class_path": "callbacks.Fidelity", "init_args": options}
+    callback = {"class_path": "lit_knn.callbacks.Fidelity", "init_args": options}
     Path("fid.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks+": [callback]}}))
     best("-c", "fid.yaml")
     table = rows(name="checkpoints_fid.csv")
@@ -285,7 +285,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(run, capsys):
     with pytest.raises(SystemExit):
         main(["best"])
     assert "run" in capsys.readouterr().err
-    line = complaint(capsys, "--trainer.callbacks", "callbacks.LastCheckpoint")
+    line = complaint(capsys, "--trainer.callbacks", "lit_knn.callbacks.LastCheckpoint")
     assert "the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml" in line
     other = complaint(capsys, "--model.net.channels", "16")
     assert "the checkpoint is of another architecture" in other

@@ -106,7 +106,7 @@ def test_predict_writes_samples_of_the_averaged_weights(capsys):
 
     config = Path("npz.yaml")
     config.write_text(
-        "trainer:\n  callbacks:\n    - {class_path: callbacks.SampleWriter, init_args: {format: npz, folder: out}}\n"
+        "trainer: {callbacks: [{class_path: lit_knn.callbacks.SampleWriter, init_args: {format: npz, folder: out}}]}"
     )
     more = ["-c", str(config), "--data.predict_samples", "70", "--data.batch_size", "16"]
     main(["predict", "-c", DEMO, *TINY, *more, "--ckpt_path", checkpoint])
@@ -143,7 +143,7 @@ def test_options_of_the_command_line_win_over_those_saved_in_a_checkpoint():
     for folder, steps in (("one", "1"), ("two", "2")):
         Path("writer.yaml").write_text(
             "trainer:\n  callbacks:\n"
-            f"    - {{class_path: callbacks.SampleWriter, init_args: {{format: npz, folder: {folder}}}}}\n"
+            f"    - {{class_path: lit_knn.callbacks.SampleWriter, init_args: {{format: npz, folder: {folder}}}}}\n"
         )
         main(["predict", "-c", DEMO, *TINY, "-c", "writer.yaml", "--ckpt_path", LAST, "--model.predict_steps", steps])
     one, two = (np.load(f"{folder}/samples.npz")["images"].astype(int) for folder in ("one", "two"))
@@ -188,8 +188,8 @@ def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
     args += ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
     Path("often.yaml").write_text(
         "trainer:\n  callbacks:\n"
-        "    - {class_path: callbacks.CheckpointByImages, init_args: {every_n_images: 32}}\n"
-        "    - {class_path: callbacks.LastCheckpoint}\n"
+        "    - {class_path: lit_knn.callbacks.CheckpointByImages, init_args: {every_n_images: 32}}\n"
+        "    - {class_path: lit_knn.callbacks.LastCheckpoint}\n"
     )
     main(["fit", "-c", ICT_KNN, "-c", "often.yaml", *args, "--trainer.max_steps", "5"])
     folder = Path("runs/table1/knn_0/checkpoints")

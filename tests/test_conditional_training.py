@@ -221,7 +221,9 @@ def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
     folder = Path("runs") / f"{name}_digits_conditional"
     checkpoint = folder / "knn_0" / "checkpoints" / "last.ckpt"
     assert list((folder / "knn_0" / "samples").glob("*.png"))
-    Path("npz.yaml").write_text("trainer: {callbacks: {class_path: callbacks.SampleWriter, init_args: {format: npz}}}")
+    Path("npz.yaml").write_text(
+        "trainer: {callbacks: {class_path: lit_knn.callbacks.SampleWriter, init_args: {format: npz}}}"
+    )
     written = []
     for number, more in enumerate((["--model.sampling_class", "3"], []), start=1):
         options = ["--ckpt_path", str(checkpoint), "--data.predict_samples", "24", *more]
@@ -272,7 +274,7 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
     options += ["--trainer.precision", "32-true"]
     options += ["--trainer.limit_train_batches", "1", "--trainer.val_check_interval", "1"]
     options += ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
-    options += ["--trainer.callbacks", "callbacks.LastCheckpoint"]
+    options += ["--trainer.callbacks", "lit_knn.callbacks.LastCheckpoint"]
     run_config = str(ROOT / "configs" / "imagenet64" / "ict_knn_conditional.yaml")
     seen = []
     bound = ByClass.bind
@@ -291,7 +293,7 @@ def test_two_processes_train_a_conditional_model(tmp_path):
     probe = tmp_path / "probe.yaml"
     probe.write_text(
         "trainer:\n  callbacks:\n"
-        "    - {class_path: callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
+        "    - {class_path: lit_knn.callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
         f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {tmp_path}}}}}\n"
     )
     command = ["fit", "-c", CONFIGS["table1"], *TINY, "-c", probe, "--trainer.max_steps", "4"]

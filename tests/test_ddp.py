@@ -27,8 +27,8 @@ def run_demo(folder, devices, batch_size, *options, launched=False, steps=4):
     probe = folder / "probe.yaml"
     probe.write_text(
         "trainer:\n  callbacks:\n"
-        "    - {class_path: callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
-        "    - {class_path: callbacks.LastCheckpoint}\n"
+        "    - {class_path: lit_knn.callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
+        "    - {class_path: lit_knn.callbacks.LastCheckpoint}\n"
         "    - class_path: pytorch_lightning.callbacks.ModelCheckpoint\n"
         "      init_args: {monitor: fd_pixels, mode: min, filename: best}\n"
         f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {folder}}}}}\n"
@@ -200,7 +200,7 @@ def test_an_error_on_one_rank_ends_the_run(tmp_path):
     failing = tmp_path / "failing.yaml"
     failing.write_text(
         "trainer:\n  callbacks:\n"
-        "    - {class_path: callbacks.LastCheckpoint}\n"
+        "    - {class_path: lit_knn.callbacks.LastCheckpoint}\n"
         "    - {class_path: tests.ddp_probe.FailingRank}\n"
     )
     command = ["fit", "-c", ROOT / "configs/demo.yaml", "-c", ROOT / "tests/tiny.yaml", "-c", failing]

@@ -50,7 +50,7 @@ def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(star
 def test_two_ranks_keep_the_same_weights(start, tmp_path):
     probe = tmp_path / "probe.yaml"
     callback = {"class_path": "tests.ddp_probe.DDPProbe", "init_args": {"folder": str(tmp_path)}}
-    measured = {"class_path": "callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70}}
+    measured = {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70}}
     probe.write_text(json.dumps({"trainer": {"callbacks": [measured, callback]}}))
     run_main(["fit", *SMALL, "-c", probe, "--model.start", start, "--trainer.max_steps", "2",
               "--trainer.val_check_interval", "2"], 2)  # fmt: skip

@@ -241,7 +241,7 @@ SMALL = {"estimators": ESTIMATORS, "noise_levels": [0.5, 5.0], "num_z": 20, "rep
 
 def command(folder, logger="TensorBoardLogger", **options):
     """Run `validate` on the digits with one callback."""
-    callback = {"class_path": "callbacks.EstimatorError", "init_args": {**SMALL, **options}}
+    callback = {"class_path": "lit_knn.callbacks.EstimatorError", "init_args": {**SMALL, **options}}
     config = folder / "error.yaml"
     trainer = {"accelerator": "cpu", "enable_progress_bar": False, "limit_val_batches": 1, "callbacks": [callback]}
     trainer["logger"] = {"class_path": logger, "init_args": {"save_dir": str(folder), "name": "run"}}

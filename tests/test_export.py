@@ -79,7 +79,7 @@ def test_the_card_tells_of_network_training_data_and_metrics(run, tmp_path):
     told = cells(text)
     assert told["class"] == ["UNet"]
     assert told["sampling_sigmas"] == ["[80.0, 0.821]"]
-    assert told["trained by"] == ["lit_knn.modules.ict.LitICT"]
+    assert told["trained by"] == ["lit_knn.modules.LitICT"]
     assert told["target estimated by"] == ["lit_knn.estimators.KNN"]
     assert told["optimiser steps"] == ["1"]
     assert told["images seen"] == ["32"]

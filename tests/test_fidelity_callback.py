@@ -9,8 +9,8 @@ import torch_fidelity
 import yaml
 from PIL import Image
 
-from lit_knn import lit_estimator
 from lit_knn.common.tables import read_rows
+from lit_knn.modules import LitEstimator
 from main import main
 from tests.inception import blobs
 from tests.ranks import run_main
@@ -36,7 +36,7 @@ def quick(*args, **callback):
     return quick_on("Arrays", "--data.path", "images.npy", *args, **callback)
 
 
-def quick_on(data, *args, class_path="callbacks.Fidelity", **options):
+def quick_on(data, *args, class_path="lit_knn.callbacks.Fidelity", **options):
     options = {"num_samples": 30, "batch_size": 7, **options}
     callback = {"class_path": class_path, "init_args": options}
     Path("fidelity.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
@@ -78,7 +78,7 @@ def test_scores_are_those_of_torch_fidelity_on_the_files_of_predict(random_weigh
             kid_subset_size=11,
         )
     Path("writer.yaml").write_text(
-        "trainer:\n  callbacks:\n    - {class_path: callbacks.SampleWriter, init_args: {folder: out}}\n"
+        "trainer:\n  callbacks:\n    - {class_path: lit_knn.callbacks.SampleWriter, init_args: {folder: out}}\n"
     )
     main(["predict", "--data", *data, *QUICK, "-c", "writer.yaml", "--data.batch_size", "5"])
     Path("out/grid.png").unlink()
@@ -146,7 +146,7 @@ def test_a_published_network_is_measured(small_network):
     np.save("images.npy", np.random.default_rng(0).integers(0, 256, (20, 3, 16, 16), dtype=np.uint8))
     args = ["-c", str(ROOT / "configs" / "table2" / "published.yaml"), "--model.estimator.path", small_network]
     args += ["--data", "Arrays", "--data.path", "images.npy", "--trainer.accelerator", "cpu"]
-    Path("pixels.yaml").write_text("trainer:\n  callbacks:\n    - {class_path: callbacks.PixelFrechetDistance}\n")
+    Path("pixels.yaml").write_text("trainer: {callbacks: [{class_path: lit_knn.callbacks.PixelFrechetDistance}]}")
     main(
         ["validate", *args, "-c", "pixels.yaml", "--trainer.callbacks.num_samples", "4", "--model.sampling_steps", "3"]
     )
@@ -158,7 +158,7 @@ def test_a_published_network_is_measured(small_network):
 
 def test_two_callbacks_share_a_row_of_the_table():
     both = [
-        {"class_path": "callbacks.Fidelity", "init_args": {"num_samples": 20, "extractor": extractor(name)}}
+        {"class_path": "lit_knn.callbacks.Fidelity", "init_args": {"num_samples": 20, "extractor": extractor(name)}}
         for name in ("Pixels", "EfficientNetLite0")
     ]
     np.save("images.npy", np.random.default_rng(0).integers(0, 256, (12, 3, 8, 8), dtype=np.uint8))
@@ -172,13 +172,13 @@ def test_two_callbacks_share_a_row_of_the_table():
 
 def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation(capsys):
     callbacks = [
-        {"class_path": "callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70}},
+        {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70}},
         {
             "class_path": "pytorch_lightning.callbacks.ModelCheckpoint",
             "init_args": {"monitor": "fd_pixels", "mode": "min", "filename": "best"},
         },
-        {"class_path": "callbacks.LastCheckpoint"},
-        {"class_path": "callbacks.RunSummary"},
+        {"class_path": "lit_knn.callbacks.LastCheckpoint"},
+        {"class_path": "lit_knn.callbacks.RunSummary"},
     ]
     Path("best.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
     steps = ["--trainer.max_steps", "12", "--trainer.val_check_interval", "3", "--model.ema_decay", "0.5"]
@@ -208,9 +208,9 @@ def test_two_ranks_measure_what_one_does(tmp_path):
     options = {"num_samples": 70, "batch_size": 16, "extractor": extractor("Pixels")}
     options |= {"extra_metrics": ["kid", "precision", "recall"], "kid_subset_size": 50, "cache_dir": str(tmp_path)}
     callbacks = [
-        {"class_path": "callbacks.Fidelity", "init_args": options},
+        {"class_path": "lit_knn.callbacks.Fidelity", "init_args": options},
         # There is only one batch, so the second rank has no work.
-        {"class_path": "callbacks.PixelFrechetDistance", "init_args": {"num_samples": 66, "batch_size": 100}},
+        {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 66, "batch_size": 100}},
     ]
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
     two, one = (validate_on_ranks(tmp_path / str(ranks), ranks) for ranks in (2, 1))
@@ -237,7 +237,7 @@ def test_two_ranks_measure_what_one_does(tmp_path):
     ids=lambda value: str(value)[:50],
 )
 def test_bad_input_ends_in_one_line_before_any_sampling(options, words, capsys, monkeypatch):
-    monkeypatch.setattr(lit_estimator.LitEstimator, "sample", None)
+    monkeypatch.setattr(LitEstimator, "sample", None)
     if options.get("extractor") == "Pixels":
         options = {**options, "extractor": extractor("Pixels")}
     with pytest.raises(SystemExit) as stop:
@@ -253,7 +253,7 @@ def test_latents_are_for_pixels_alone(capsys):
     with pytest.raises(SystemExit):
         quick_on(*data, extractor=extractor("EfficientNetLite0"))
     assert "EfficientNetLite0: needs images of 1 or 3 channels" in capsys.readouterr().err
-    _, (row,) = quick_on(*data, class_path="callbacks.PixelFrechetDistance")
+    _, (row,) = quick_on(*data, class_path="lit_knn.callbacks.PixelFrechetDistance")
     assert float(row["fd_pixels"]) > 0
 
 

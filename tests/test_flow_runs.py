@@ -44,7 +44,7 @@ def weights(folder):
 @pytest.mark.slow  # Two ranks train with half of the images in test_ddp.py, too.
 def test_two_ranks_train_with_half_of_the_images_each(tmp_path):
     # tests/test_ddp.py compares half of the images on each rank with all images on both.
-    kept = ["--trainer.callbacks", "callbacks.LastCheckpoint", "--model.augmentation.p", "0.4"]
+    kept = ["--trainer.callbacks", "lit_knn.callbacks.LastCheckpoint", "--model.augmentation.p", "0.4"]
     run_main(["fit", *TINY, *kept, "--data.sharded", "true", "--trainer.logger.save_dir", tmp_path], ranks=2)
     checkpoint = weights(tmp_path)[1]
     assert checkpoint["images_seen"] == 2 * 2 * 32
@@ -54,10 +54,10 @@ def test_two_ranks_train_with_half_of_the_images_each(tmp_path):
 def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
     main(["plan", *TINY])
     assert "network" in capsys.readouterr().out
-    callbacks = ["--trainer.callbacks+", "callbacks.Memorisation", "--trainer.callbacks.num_samples", "70"]
-    callbacks += ["--trainer.callbacks+", "callbacks.Fidelity", "--trainer.callbacks.num_samples", "70"]
+    callbacks = ["--trainer.callbacks+", "lit_knn.callbacks.Memorisation", "--trainer.callbacks.num_samples", "70"]
+    callbacks += ["--trainer.callbacks+", "lit_knn.callbacks.Fidelity", "--trainer.callbacks.num_samples", "70"]
     callbacks += ["--trainer.callbacks.extractor", "lit_knn.metrics.Pixels", "--trainer.callbacks.cache_dir", "null"]
-    callbacks += ["--trainer.callbacks+", "callbacks.NetworkSpeed", "--trainer.callbacks.compile", "false"]
+    callbacks += ["--trainer.callbacks+", "lit_knn.callbacks.NetworkSpeed", "--trainer.callbacks.compile", "false"]
     logged = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs", "--trainer.log_every_n_steps", "1"]
     main(["fit", *TINY, *callbacks, *logged, "--trainer.precision", "bf16-mixed"])
     (log,) = Path("runs").rglob("metrics.csv")

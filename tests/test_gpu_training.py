@@ -26,11 +26,11 @@ SMALL = [
     "32",
 ]
 KNN = ["--model.estimator.k", "32", "--model.estimator.n", "8"]
-WRITER = {"class_path": "callbacks.SampleWriter", "init_args": {"format": "npz", "folder": "samples"}}
+WRITER = {"class_path": "lit_knn.callbacks.SampleWriter", "init_args": {"format": "npz", "folder": "samples"}}
 CALLBACKS = [
-    {"class_path": "callbacks.LastCheckpoint"},
-    {"class_path": "callbacks.CheckpointByImages", "init_args": {"every_n_images": 64}},
-    {"class_path": "callbacks.PixelFrechetDistance", "init_args": {"num_samples": 20, "batch_size": 10}},
+    {"class_path": "lit_knn.callbacks.LastCheckpoint"},
+    {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": 64}},
+    {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 20, "batch_size": 10}},
 ]
 # Consistency training, denoising with every kind of target, and both by class in half precision.
 RUNS = {

@@ -143,7 +143,7 @@ def test_more_images_than_the_memory_holds_are_refused_with_both_sizes(tmp_path,
     monkeypatch.setattr(files, "machine_bytes", lambda: 1199)
     message = refusal(read_image_files, folder)
     assert "4 images of 10x10 with 3 channels" in message
-    assert "lit_knn.commands.prepare" in message
+    assert "lit-knn prepare" in message
     monkeypatch.setattr(files, "machine_bytes", lambda: 1200)
     assert read_image_files(folder)[0].nbytes == 1200
 
@@ -174,7 +174,7 @@ def test_a_large_array_in_a_small_npz_is_refused_with_its_size(tmp_path):
         entry.file_size = len(npy_header(shape)) + 3 * 2**41
     message = refusal(read_array_file, path)
     assert "need 6597.1 GB of memory, this machine has" in message
-    assert "lit_knn.commands.prepare" in message
+    assert "lit-knn prepare" in message
 
 
 def test_a_sparse_npy_beyond_the_memory_is_refused_with_its_size(tmp_path):

@@ -48,7 +48,7 @@ def arguments(estimators=("KNN", "STF"), network="network.ckpt", net=NET, traine
         "KNN9": {"class_path": "lit_knn.estimators.KNN", "init_args": {"k": 9999, "n": 8}},
     }
     callback = {
-        "class_path": "callbacks.HybridSampling",
+        "class_path": "lit_knn.callbacks.HybridSampling",
         "init_args": {
             "network": {"class_path": "lit_knn.estimators.Network", "init_args": {"path": network, "net": net}},
             "estimators": {name: parts[name] for name in estimators},
@@ -253,7 +253,7 @@ def test_bad_input_ends_in_one_line_before_sampling(options, words, drawn, capsy
     assert not RESULTS.exists()
 
 
-MEMORISATION = {"class_path": "callbacks.Memorisation"}
+MEMORISATION = {"class_path": "lit_knn.callbacks.Memorisation"}
 MEMORISATION["init_args"] = {"num_samples": 60, "batch_size": 15, "num_pairs": 12}
 
 

@@ -29,9 +29,9 @@ def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def configure(*callbacks):
-    last = {"class_path": "callbacks.LastCheckpoint"}
+    last = {"class_path": "lit_knn.callbacks.LastCheckpoint"}
     trainer = {"enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
-    trainer["callbacks"] = [last, {"class_path": "callbacks.RunSummary"}, *callbacks]
+    trainer["callbacks"] = [last, {"class_path": "lit_knn.callbacks.RunSummary"}, *callbacks]
     config = {"trainer": trainer, "data": {"init_args": {"batch_size": 32, "val_images": 32}}}
     Path("small.yaml").write_text(yaml.safe_dump(config))
 
@@ -197,7 +197,7 @@ def test_folders_that_cannot_be_written_end_in_one_line(capsys):
 
 def test_a_folder_of_checkpoints_that_cannot_be_made_is_refused_before_training(capsys):
     # This callback saves its first checkpoint after many steps.
-    configure({"class_path": "callbacks.CheckpointByImages", "init_args": {"dirpath": "/dev/null/kept"}})
+    configure({"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"dirpath": "/dev/null/kept"}})
     with pytest.raises(SystemExit) as stop:
         fit(1)
     assert stop.value.code == 2

@@ -180,7 +180,7 @@ def test_what_a_decoder_returns_is_checked_before_training():
 def test_a_training_on_latents_shows_images(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     root = Path(__file__).parents[1]
-    grid = {"class_path": "callbacks.SampleGrid", "init_args": {"num_samples": 4, "num_steps": [2]}}
+    grid = {"class_path": "lit_knn.callbacks.SampleGrid", "init_args": {"num_samples": 4, "num_steps": [2]}}
     Path("grid.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [grid], "enable_progress_bar": False}}))
     data = ["--data", str(root / "configs/data/digits_latents.yaml"), "--data.val_images", "9"]
     small = ["-c", "grid.yaml", *data, "--model.net.channels", "8"]

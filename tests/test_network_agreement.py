@@ -125,7 +125,7 @@ def test_samples_do_not_depend_on_their_number_and_start_from_the_noise_of_their
 
 
 def arguments(held_out=20, trainer=None, **options):
-    callback = {"class_path": "callbacks.NetworkAgreement", "init_args": {**SMALL, **options}}
+    callback = {"class_path": "lit_knn.callbacks.NetworkAgreement", "init_args": {**SMALL, **options}}
     config = {"trainer": {"enable_progress_bar": False, "callbacks": [callback], **(trainer or {})}}
     Path("small.yaml").write_text(yaml.safe_dump(config))
     data = ["--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "20", "--data.index", "TorchIndex"]

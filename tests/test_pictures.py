@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_said_in_one_line(config, options, message, tmp_pat
 def test_fit_is_refused(tmp_path, capsys):
     picture = tmp_path / "picture.yaml"
     picture.write_text(
-        "trainer:\n  callbacks:\n    - class_path: callbacks.MeanPicture\n"
+        "trainer:\n  callbacks:\n    - class_path: lit_knn.callbacks.MeanPicture\n"
         "      init_args: {estimators: {a: {class_path: Exact}}}\n"
     )
     with pytest.raises(SystemExit):

@@ -27,8 +27,8 @@ BATCH, STEPS, EVERY = 32, 24, 64
 DIGITS = ["-c", str(ROOT / "configs" / "table2" / "digits.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml")]
 NET = ["--model.net.channels", "8", "--model.net.multipliers", "[1]", "--model.measure_target", "false"]
 NET += ["--model.lr", "0.01", "--model.lr_ramp_up_images", "0"]
-SAVED = ["--trainer.callbacks+", "callbacks.CheckpointByImages", "--trainer.callbacks.every_n_images", "1"]
-TRACKED = ["--trainer.callbacks+", "callbacks.PowerAverages", "--trainer.callbacks.every_n_images", str(EVERY)]
+SAVED = ["--trainer.callbacks+", "lit_knn.callbacks.CheckpointByImages", "--trainer.callbacks.every_n_images", "1"]
+TRACKED = ["--trainer.callbacks+", "lit_knn.callbacks.PowerAverages", "--trainer.callbacks.every_n_images", str(EVERY)]
 RUN = Path("runs/table2_digits/knn_0")
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import adapters as benchmark
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Exact
 from lit_knn.referee.adapters import (
@@ -271,13 +270,6 @@ def test_images_that_the_code_cannot_take_are_refused(tmp_path):
             score(str(tmp_path / "k"), size)
 
 
-def test_the_benchmark_refuses_a_folder_without_checkouts_and_unknown_entries(tmp_path):
-    with pytest.raises(InputError, match=f"checkout={tmp_path}/GoldDiff is no folder"):
-        benchmark.main([str(tmp_path), "--images", "20", "--latents", "2", "--levels", "1", "--entries", "GoldDiff"])
-    with pytest.raises(InputError, match="--entries: Nobody is none of KNN, "):
-        benchmark.main([str(tmp_path), "--entries", "Nobody"])
-
-
 def theirs(adapter, **arguments):
     return adapter(str(Path(CHECKOUTS) / FOLDERS[adapter]), **ARGUMENTS.get(adapter, {}) | arguments)
 
@@ -345,16 +337,6 @@ def test_their_sampling_estimators_err_as_ours_do():
         own_stf = errors(STF(32), own, t).mean()
         assert errors(theirs(KNNScoreSTF, n=32, shared=False), own, t).mean() == pytest.approx(own_stf, rel=0.5)
         assert errors(theirs(STFTarget, n=64), own, t).mean() < 2 * own_stf
-
-
-@needs_checkouts
-def test_the_benchmark_tells_failures_in_the_table(capsys):
-    arguments = ["--images", "40", "--latents", "3", "--levels", "0.5", "2", "--entries", "KNN"]
-    benchmark.main([CHECKOUTS, *arguments])
-    told = capsys.readouterr().out
-    assert "N=40, d=64, 3 latents" in told
-    assert told.count("| 1 |") == 2
-    assert "k=1 | 3 | RuntimeError: invalid multinomial" in told
 
 
 @needs_checkouts

@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_said_in_one_line(damage, tmp_path, monkeypatch, 
     (tmp_path / "a" / "run.json").write_text(damage)
     assert "run.json is damaged" in refusal(capsys, run)
     (tmp_path / "a" / "run.json").unlink()
-    assert "callbacks.RunRecord writes it" in refusal(capsys, run)
+    assert "lit_knn.callbacks.RunRecord writes it" in refusal(capsys, run)
 
 
 def test_folders_of_other_commands_are_left_out_with_a_line(tmp_path, monkeypatch, capsys):

@@ -108,7 +108,7 @@ def test_bad_sizes_are_refused(estimator, sizes, words):
 
 
 def arguments(**options):
-    callback = {"class_path": "callbacks.SizeCalibration", "init_args": {**SMALL, **options}}
+    callback = {"class_path": "lit_knn.callbacks.SizeCalibration", "init_args": {**SMALL, **options}}
     Path("small.yaml").write_text(yaml.safe_dump({"trainer": {"enable_progress_bar": False, "callbacks": [callback]}}))
     data = ["--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "10", "--data.index", "TorchIndex"]
     return ["validate", "-c", RUN, "-c", "small.yaml", "--model.sampling_steps", "4", *data]

@@ -3,18 +3,15 @@
 import csv
 import itertools
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from scipy.stats import chisquare
 
-from benchmarks import stable_velocity
-from benchmarks.stable_velocity import DistinctBank
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
-from lit_knn.estimators import STF, ByClass, Exact, OneSample, Switched, class_conditional
+from lit_knn.estimators import STF, Exact, OneSample, Switched, class_conditional
 from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import posterior_source
@@ -86,22 +83,16 @@ def test_a_bank_of_independent_draws_has_the_law_of_stf_and_one_without_repetiti
     assert variances[1] < 0.6 * variances[0]
 
 
-@pytest.mark.parametrize(
-    ("above", "law"),
-    [(STF, law_of_stf), (DistinctBank, lambda x: law_of_banks(x, WITHOUT))],
-    ids=["configs/estimators/stable_velocity.yaml", "distinct"],
-)
-def test_drawn_targets_have_the_enumerated_law(above, law):
+def test_drawn_targets_have_the_enumerated_law():
     data = reference()
     made = every_estimator(n=n)["stable_velocity"]()
     assert describe(made) == describe(Switched(OneSample(), STF(n), 1.0))
-    estimator = made if above is STF else Switched(OneSample(), above(n), 1.0)
     x, generator = data.images[:N], torch.Generator().manual_seed(5)
     sources = torch.multinomial(likelihoods(x), DRAWS, replacement=True, generator=generator)
     z, labels = Z.float().expand(DRAWS, 2), torch.zeros(DRAWS, dtype=torch.int64)
-    bound = class_conditional(estimator).bind(data)
+    bound = class_conditional(made).bind(data)
     mean = bound.posterior_mean(z, T, x[sources], generator, labels)
-    expected = law(x)
+    expected = law_of_stf(x)
     atoms = torch.stack([target(x, bank) for bank in expected])
     distance, nearest = torch.cdist(mean.double(), atoms).min(1)
     assert distance.max() < 1e-5
@@ -111,22 +102,14 @@ def test_drawn_targets_have_the_enumerated_law(above, law):
     assert torch.equal(bound.posterior_mean(z, 0.999, x[sources], generator, labels), x[sources])
 
 
-def test_the_published_bank_is_the_exact_mean_of_a_class_that_it_holds():
-    data = ReferenceSet(pixels(40, (1, 4, 4)), labels=torch.arange(40) % 2)
-    z, x, labels = torch.randn(6, 1, 4, 4), data.gather(torch.arange(6)), data.labels[:6]
-    mean = ByClass(DistinctBank(20)).bind(data).posterior_mean(z, 2.0, x, labels=labels)
-    torch.testing.assert_close(mean.double(), enumerate_class_mean(data, z, 2.0, labels), rtol=0, atol=1e-6)
-
-
-def test_at_large_noise_the_variances_are_those_of_survey_sampling():
-    # With equal weights the mean of n images has the variance V/n, and V/n·(N − n)/(N − 1) without repetition.
+def test_at_large_noise_the_variance_is_that_of_survey_sampling():
+    # With equal weights the mean of n images has the variance V/n.
     data = ReferenceSet(torch.randn(20, 3, generator=torch.Generator().manual_seed(0)))
     spread = data.images.var(0, unbiased=False).mean().item()
     z = 1e4 * torch.randn(4000, 3, generator=torch.Generator().manual_seed(1))
     source = data.images[torch.randint(20, (4000,), generator=torch.Generator().manual_seed(2))]
-    for kind, factor in ((STF, 1.0), (DistinctBank, (20 - 8) / 19)):
-        mean = kind(8).bind(data).posterior_mean(z, 1e4, source, torch.Generator().manual_seed(3))
-        assert mean.var(0).mean().item() == pytest.approx(spread / 8 * factor, rel=0.05)
+    mean = STF(8).bind(data).posterior_mean(z, 1e4, source, torch.Generator().manual_seed(3))
+    assert mean.var(0).mean().item() == pytest.approx(spread / 8, rel=0.05)
 
 
 # The measurement with classes
@@ -176,7 +159,7 @@ def test_data_without_labels_are_refused():
 def test_the_callback_measures_with_classes(tmp_path):
     estimators = {"exact": {"class_path": "Exact"}, "one": {"class_path": "OneSample"}}
     options = {"estimators": estimators, "noise_levels": [2.0], "num_z": 8, "repeats": 2, "class_conditional": True}
-    callback = {"class_path": "callbacks.EstimatorError", "init_args": options}
+    callback = {"class_path": "lit_knn.callbacks.EstimatorError", "init_args": options}
     trainer = {"accelerator": "cpu", "enable_progress_bar": False, "limit_val_batches": 1, "callbacks": [callback]}
     trainer["logger"] = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": str(tmp_path), "name": "run"}}
     config = tmp_path / "error.yaml"
@@ -187,17 +170,3 @@ def test_the_callback_measures_with_classes(tmp_path):
     assert float(exact["mu_mse"]) < 1e-9
     # One class of the digits varies less than all of them.
     assert 0.05 < float(one["mu_mse"]) < 0.2
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_the_benchmark_writes_rows_tables_and_pictures(tmp_path, monkeypatch, capsys):
-    output = tmp_path / "sv"
-    options = ["--num_z", "6", "--repeats", "2", "--n", "4", "--levels", "2", "--output", str(output)]
-    monkeypatch.setattr("sys.argv", ["stable_velocity", *options])
-    stable_velocity.main()
-    with output.with_suffix(".csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 2 * 2 * len(stable_velocity.estimators(4))
-    assert "variance over the images of the class, resampled source" in capsys.readouterr().out
-    for source in ("fixed", "resampled"):
-        assert Path(f"{output}_{source}.png").exists()

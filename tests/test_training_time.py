@@ -9,8 +9,9 @@ import torch
 from lit_knn.callbacks import LastCheckpoint, RunRecord
 from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
-from lit_knn.modules import LitICT, monitor
+from lit_knn.modules import LitICT
 from lit_knn.nets import UNet
+from lit_knn.runs import monitor
 from lit_knn.runs.monitor import TrainingMonitor
 from lit_knn.runs.times import TrainingTime, hardware_name
 from lit_knn.sampling.schedules import NoiseGrid

@@ -44,7 +44,6 @@ class Consistency(Kind):
         return consistency_weight(t, lower).float() * module.metric(student, teacher)
 
     def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
-        """See `Kind.errors`."""
         return (module.consistency_function(latents.z, latents.t) - wanted).square().flatten(1).mean(1)
 
     @abstractmethod
@@ -62,7 +61,6 @@ class ICT(Consistency):
     def make(
         self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
     ) -> EstimatorTraining:
-        """See `Kind.make`."""
         return LitICT(net, estimator, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -73,7 +71,6 @@ class ICT(Consistency):
         return sigmas[lower + 1], sigmas[lower]
 
     def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
-        """See `Consistency.exact_output`."""
         return flow_end(latents.z, latents.t, exact.posterior_mean)
 
 
@@ -90,7 +87,6 @@ class ECT(Consistency):
     def make(
         self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
     ) -> EstimatorTraining:
-        """See `Kind.make`."""
         return LitECT(estimator, start, net, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -19,16 +19,13 @@ class Regression(Kind):
     """A module whose exact target is the posterior mean, Eq. 8 (eq:posterior_mean). Its error has the loss's weight."""
 
     def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
-        """See `Kind.losses`."""
         mean = under_process(module.estimator.posterior_mean, self.process)
         return self.errors(module, latents, mean(latents.z, latents.t, source, generator))
 
     def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
-        """See `Kind.exact_output`."""
         return under_process(exact.posterior_mean, self.process)(latents.z, latents.t)
 
     def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
-        """See `Kind.errors`."""
         return module.item_losses(latents.z, latents.t, wanted, None, None)
 
 
@@ -42,7 +39,6 @@ class EDM(Regression):
     def make(
         self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
     ) -> EstimatorTraining:
-        """See `Kind.make`."""
         return LitEDM(net, estimator, measure_target=False, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -65,10 +61,8 @@ class Flow(Regression):
     def make(
         self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
     ) -> EstimatorTraining:
-        """See `Kind.make`."""
         return LitFlow(net, estimator, measure_target=False, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See `Kind.levels`."""
         t = UniformTimes().draw(size, generator)
         return t, t

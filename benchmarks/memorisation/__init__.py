@@ -1,1 +1,0 @@
-"""Memorisation over training time against the number of images N: when a network begins to copy."""
