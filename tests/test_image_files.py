@@ -1,3 +1,4 @@
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -268,3 +269,13 @@ def test_npz_without_a_usable_key_is_refused(tmp_path):
 def test_npz_labels_that_do_not_match_are_refused(tmp_path, labels):
     np.savez(tmp_path / "a.npz", images=pixels(4, 3, 2, 2), labels=labels)
     assert "labels must be 4 integers" in refusal(read_array_file, tmp_path / "a.npz")
+
+
+def test_of_several_arrays_images_come_first_and_other_entries_do_not_count(tmp_path):
+    images = pixels(2, 3, 4, 4)
+    np.savez(tmp_path / "a.npz", arr_0=images // 2, images=images, more=images)
+    np.testing.assert_array_equal(read_array_file(tmp_path / "a.npz")[0], images)
+    np.savez(tmp_path / "b.npz", only=images)
+    with zipfile.ZipFile(tmp_path / "b.npz", "a") as archive:
+        archive.writestr("readme.txt", "two images")
+    np.testing.assert_array_equal(read_array_file(tmp_path / "b.npz")[0], images)

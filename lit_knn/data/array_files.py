@@ -5,17 +5,15 @@ import math
 import os
 import zipfile
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
 from lit_knn.common.errors import InputError, first_line, printable
 from lit_knn.data.image_files import DAMAGED, check_entry, check_memory, existing
 
-# NumPy's headers are shorter. A longer one would be read into memory at once.
+# NumPy's headers are shorter. NumPy itself would read a longer one into memory before it refuses it.
 HEADER_BYTES = 2**14
-# Values are read in pieces, because a zip unpacks each piece in memory.
-PIECE_BYTES = 2**20
 HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 NUMBER_KINDS = "buifc"
 
@@ -44,7 +42,9 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
     if array.ndim < 2 or 0 in array.shape:
         raise InputError(f"{path}: the array must be (N, *shape) and not empty, got shape {array.shape}")
     if array.dtype == np.uint8:
-        array = _channels_first(path, array)
+        array = np.ascontiguousarray(np.moveaxis(array, 3, 1) if _channels_last(array.shape) else array)
+        if array.ndim != 4 or array.shape[1] not in (1, 3):
+            raise InputError(f"{path}: uint8 images must be (N, C, H, W) with 1 or 3 channels, got shape {array.shape}")
     elif np.issubdtype(array.dtype, np.floating):
         array = _checked_floats(path, array, floats_as_is)
     else:
@@ -61,26 +61,16 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
     path = existing(path)
     try:
         with path.open("rb") as file:
-            shape, _, dtype, _ = _read_header(file, path.stat().st_size)
+            shape, dtype = _read_header(file, path.stat().st_size)
     except DAMAGED as error:
-        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error):.300}") from error
+        raise _unreadable(path, error) from error
     if dtype != np.uint8:
         return shape, 4
-    channels_last = len(shape) == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3)
-    return (shape[0], shape[3], *shape[1:3]) if channels_last else shape, 1
+    return (shape[0], shape[3], *shape[1:3]) if _channels_last(shape) else shape, 1
 
 
-class _Header(NamedTuple):
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype[Any]
-    begun: bytes
-    """The values that were read together with the header."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all values."""
-        return math.prod(self.shape) * self.dtype.itemsize
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} cannot be read as NumPy arrays: {first_line(error):.300}")
 
 
 def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -91,21 +81,22 @@ def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             if path.suffix.lower() == ".npy":
                 return _read_array(path, file, path.stat().st_size), None
             with zipfile.ZipFile(file) as archive:
-                sizes = {e.filename.removesuffix(".npy"): e for e in archive.infolist() if e.filename.endswith(".npy")}
-                key, found = _array_key(path, list(sizes)), []
-                for name in (key, "labels") if "labels" in sizes else (key,):
-                    check_entry(archive, sizes[name])
-                    with archive.open(sizes[name]) as entry:
-                        found.append(_read_array(path, entry, sizes[name].file_size))
+                names = [name for name in archive.namelist() if name.endswith(".npy")]
+                entries = {name.removesuffix(".npy"): archive.getinfo(name) for name in names}
+                found = []
+                for key in _array_keys(path, list(entries)):
+                    check_entry(archive, entries[key])
+                    with archive.open(entries[key]) as entry:
+                        found.append(_read_array(path, entry, entries[key].file_size))
                 return found[0], found[1] if len(found) > 1 else None
     except InputError:
         raise
     except DAMAGED as error:
-        raise InputError(f"{path} cannot be read as NumPy arrays: {first_line(error):.300}") from error
+        raise _unreadable(path, error) from error
 
 
-def _read_header(file: IO[bytes], size: int) -> _Header:
-    """Read the header of an array in the first bytes of `file`, which has `size` bytes.
+def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Read the shape and type of an array at the start of `file`, which has `size` bytes.
 
     Raises:
         ValueError: a damaged header, objects, or values that do not fill the file.
@@ -114,52 +105,37 @@ def _read_header(file: IO[bytes], size: int) -> _Header:
     version = np.lib.format.read_magic(head)
     if version not in HEADER_READERS:
         raise ValueError(f"version {version} of the format is not for numbers")
-    shape, fortran, dtype = HEADER_READERS[version](head)
-    if dtype.hasobject:
-        raise ValueError("it holds pickled objects")
-    if dtype.kind not in NUMBER_KINDS or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"an array of {dtype!s:.80} and shape {shape!s:.80} holds no numbers")
-    header = _Header(shape, fortran, dtype, head.read())
-    there = size - head.tell() + len(header.begun)
-    if header.nbytes != there:
-        raise ValueError(f"shape {shape!s:.80} of {dtype} takes other than the {there:,} bytes that are there")
-    return header
+    shape, _, dtype = HEADER_READERS[version](head)
+    if dtype.kind not in NUMBER_KINDS:
+        raise ValueError(f"{dtype!s:.80} are no numbers, but pickled objects, text or records")
+    if math.prod(shape) * dtype.itemsize != size - head.tell():
+        raise ValueError(f"shape {shape!s:.80} of {dtype} takes other than the {size - head.tell():,} bytes there")
+    return shape, dtype
 
 
 def _read_array(path: Path, file: IO[bytes], size: int) -> np.ndarray:
-    header = _read_header(file, size)
-    as_float32 = 0 if header.dtype.kind in "bui" else 4 * math.prod(header.shape)
-    check_memory(path, header.nbytes + as_float32, f"values of shape {header.shape} and type {header.dtype}")
-    values = np.empty(header.nbytes, np.uint8)
-    values[: len(header.begun)] = np.frombuffer(header.begun, np.uint8)
-    left = values.data[len(header.begun) :]
-    while left:
-        piece = file.read(min(len(left), PIECE_BYTES))
-        if not piece:
-            raise EOFError("the file ends early")
-        left[: len(piece)] = piece
-        left = left[len(piece) :]
-    array = values.view(header.dtype)
-    return array.reshape(header.shape[::-1]).T if header.fortran else array.reshape(header.shape)
+    # NumPy reserves what a header promises, so the header is checked first.
+    shape, dtype = _read_header(file, size)
+    as_float32 = 0 if dtype.kind in "bui" else 4 * math.prod(shape)
+    needed = math.prod(shape) * dtype.itemsize + as_float32
+    check_memory(path, needed, f"values of shape {shape} and type {dtype}")
+    file.seek(0)
+    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
-def _array_key(path: Path, keys: list[str]) -> str:
+def _array_keys(path: Path, keys: list[str]) -> list[str]:
+    """Return the key of the array and, if there are labels, that of the labels."""
     others = [key for key in keys if key != "labels"]
-    for key in ("images", "arr_0"):
-        if key in others:
-            return key
-    if len(others) != 1:
+    chosen = [key for key in ("images", "arr_0") if key in others][:1] or others
+    if len(chosen) != 1:
         found = ", ".join(map(printable, keys)) or "nothing"
         raise InputError(f"{path} must hold the array under the key images, arr_0 or as the only array, found: {found}")
-    return others[0]
+    return [*chosen, *(key for key in keys if key == "labels")]
 
 
-def _channels_first(path: Path, array: np.ndarray) -> np.ndarray:
-    if array.ndim == 4 and array.shape[1] in (1, 3):
-        return array
-    if array.ndim == 4 and array.shape[3] in (1, 3):
-        return np.ascontiguousarray(np.moveaxis(array, 3, 1))
-    raise InputError(f"{path}: uint8 images must be (N, C, H, W) with 1 or 3 channels, got shape {array.shape}")
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3)
 
 
 def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
@@ -169,18 +145,15 @@ def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
     if not (np.isfinite(low) and np.isfinite(high)):
         row = next(i for i, item in enumerate(array) if not np.isfinite(item).all())
         raise InputError(f"{path}: the array holds a value that is not a finite float32 (first in item {row})")
-    if as_is or array.ndim != 4:
-        return array
-    if array.shape[1] in (1, 3):
-        if low < -1 or high > 1:
-            raise InputError(
-                f"{path}: float images with values from {low:g} to {high:g}; floats are never rescaled: give uint8, "
-                "or floats in [-1, 1], or set floats_as_is if these values are meant"
-            )
-    elif array.shape[3] in (1, 3):
+    if not as_is and _channels_last(array.shape):
         raise InputError(
             f"{path}: float array of shape {array.shape} looks like images with the channels last; floats are never "
             "rearranged: give (N, C, H, W), or set floats_as_is if this shape is meant"
+        )
+    if not as_is and array.ndim == 4 and array.shape[1] in (1, 3) and (low < -1 or high > 1):
+        raise InputError(
+            f"{path}: float images with values from {low:g} to {high:g}; floats are never rescaled: give uint8, "
+            "or floats in [-1, 1], or set floats_as_is if these values are meant"
         )
     return array
 
