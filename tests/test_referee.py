@@ -370,8 +370,8 @@ def test_the_printed_command_repeats_a_row(tmp_path, cache, monkeypatch):
     main([*given.split(), "--no_memory", "--cache", str(cache), "--output", str(first)])
     ((entry,),) = (results.entries for results in read_results([first]))
     words = shlex.split(command(entry))
-    assert words[:4] == ["python", "-m", "lit_knn.referee", "run"]
-    main([*words[3:], "--no_memory", "--cache", str(cache), "--output", str(second)])
+    assert words[:3] == ["lit-knn", "referee", "run"]
+    main([*words[2:], "--no_memory", "--cache", str(cache), "--output", str(second)])
     same = ("name", "settings", "t", "mse", "bias_sq", "variance", "mse_ratio", "latents", "batch")
     assert [[row[name] for name in same] for row in table_of(second)] == [
         [row[name] for name in same] for row in table_of(first)

@@ -17,7 +17,7 @@ def command(entry: Entry) -> str | None:
         return None
     if not _is_class(settings):
         return None
-    words = ["python", "-m", "lit_knn.referee", "run", "--case", facts["case"], *_options("--estimator", settings)]
+    words = ["lit-knn", "referee", "run", "--case", facts["case"], *_options("--estimator", settings)]
     words += _options("--index", settings["index"]) if _is_class(settings.get("index")) else []
     words += [word for name in ("batch", "repeats", "threads") if facts[name] for word in (f"--{name}", facts[name])]
     case = CASES.get(facts["case"])

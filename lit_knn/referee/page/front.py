@@ -55,7 +55,8 @@ def ranked(results: Results) -> list[Ranked]:
     points = [overall(entry, results) for entry in entries]
     front = {t: pareto_front([(e.value(t, "time_ratio"), counted(e.value(t, "mse"))) for e in entries]) for t in levels}
     places = _places(points)
-    order = sorted(range(len(entries)), key=lambda i: (places[i] or math.inf, _last(points[i][0]), points[i][1]))
+    # Without a place there is no time to sort by.
+    order = sorted(range(len(entries)), key=lambda i: (places[i] or math.inf, points[i] if places[i] else ()))
     return [
         Ranked(number, entries[i], places[i], *points[i], frozenset(t for t in levels if front[t][i]))
         for number, i in enumerate(order, start=1)
@@ -71,12 +72,9 @@ def overall(entry: Entry, results: Results) -> Point:
     errors = [counted_ratio(entry, t, results) for t in results.levels]
     if any(map(math.isnan, times + errors)):
         return math.nan, math.nan
-    told = [
-        error
-        for t, error in zip(results.levels, errors, strict=True)
-        if max(entry.value(t, "mse"), reference_mse(entry, t, results)) > ROUNDING
-    ]
-    return sum(times) / len(times), max(told, default=1.0)
+    counting = [max(entry.value(t, "mse"), reference_mse(entry, t, results)) > ROUNDING for t in results.levels]
+    worst = max((error for error, counts in zip(errors, counting, strict=True) if counts), default=1.0)
+    return sum(times) / len(times), worst
 
 
 def counted(mse: float) -> float:
@@ -92,17 +90,19 @@ def counted_ratio(entry: Entry, t: float, results: Results) -> float:
 def reference_mse(entry: Entry, t: float, results: Results) -> float:
     """Return the reference estimator's error beside this entry, from the entry's error and ratio.
 
-    A ratio of 0 does not tell it. Then the median of what the entries tell is taken, or 0 if there is none. It is also
-    taken where the error is rounding, so that the last digits of the ratio do not order entries that count as equal.
+    A ratio of 0 gives none. Then it is the median over the other entries, or 0 if these give none either. It is also
+    the median where the error is rounding, so that the last digits of the ratio do not order entries that count as
+    equal.
     """
-    told = _told(entry, t) if entry.value(t, "mse") > ROUNDING else math.nan
-    others = [value for other in results.entries if not math.isnan(value := _told(other, t))]
-    return told if not math.isnan(told) else median(others) if others else 0.0
 
+    def given_by(one: Entry) -> float:
+        share = one.value(t, "mse_ratio")
+        return one.value(t, "mse") / share if share > 0 else math.nan
 
-def _told(entry: Entry, t: float) -> float:
-    share = entry.value(t, "mse_ratio")
-    return entry.value(t, "mse") / share if share > 0 else math.nan
+    if entry.value(t, "mse") > ROUNDING and not math.isnan(own := given_by(entry)):
+        return own
+    known = [value for one in results.entries if not math.isnan(value := given_by(one))]
+    return median(known) if known else 0.0
 
 
 def _places(points: Sequence[Point]) -> list[int | None]:
@@ -117,7 +117,3 @@ def _places(points: Sequence[Point]) -> list[int | None]:
                 rest.remove(i)
         place += 1
     return places
-
-
-def _last(value: float) -> float:
-    return math.inf if math.isnan(value) else value

@@ -1,17 +1,12 @@
-"""Write a page as Markdown for GitHub."""
+"""Pieces of Markdown for GitHub and the site: escaped text, tables and code."""
 
 import re
 from collections.abc import Sequence
 
-from lit_knn.referee.page.blocks import Block, Cell, Code, Details, Heading, Items, Paragraph, Picture, Table
-
 # A backslash takes the meaning from each of these. A name such as lit_knn needs none within the word.
 SPECIAL = re.compile(r"[\\`*\[\]<>|~&$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-
-
-def markdown(blocks: Sequence[Block]) -> str:
-    """Return the page as text."""
-    return "\n\n".join(map(_block, blocks)) + "\n"
+# Columns of text. The others hold numbers, which are set to the right.
+LEFT = ("estimator", "what is unusual", "what it computes")
 
 
 def escaped(text: str) -> str:
@@ -19,37 +14,19 @@ def escaped(text: str) -> str:
     return SPECIAL.sub(lambda found: f"\\{found[0]}", " ".join(text.split()))
 
 
-def _block(block: Block) -> str:
-    match block:
-        case Heading(level, text):
-            return f"{'#' * level} {escaped(text)}"
-        case Paragraph(text):
-            return escaped(text)
-        case Items(items):
-            return "\n".join(f"- **{escaped(name)}** {escaped(text)}" for name, text in items)
-        case Table():
-            return _table(block)
-        case Code(text):
-            return _fenced(text)
-        case Picture(alt, file, _):
-            return f"![{escaped(alt)}]({file})"
-        case Details(summary, blocks):
-            # Without the empty lines GitHub would not read the inside as Markdown.
-            return f"<details>\n<summary>{escaped(summary)}</summary>\n\n{markdown(blocks)}\n</details>"
+def cell(text: str, small: str = "", strong: bool = False) -> str:
+    """Write a cell of a table, with a second line in small letters, such as the standard error."""
+    text = f"**{escaped(text)}**" if strong else escaped(text)
+    return f"{text}<br><sub>{escaped(small)}</sub>" if small else text
 
 
-def _table(table: Table) -> str:
-    rule = ["---" if name in table.left else "---:" for name in table.header]
-    rows = [[escaped(name) for name in table.header], rule, *([_cell(cell) for cell in row] for row in table.rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table from the texts of its header and the finished cells of its rows."""
+    rule = ["---" if name in LEFT else "---:" for name in header]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (map(escaped, header), rule, *rows))
 
 
-def _cell(cell: Cell) -> str:
-    text = f"**{escaped(cell.text)}**" if cell.strong and cell.text else escaped(cell.text)
-    return f"{text}<br><sub>{escaped(cell.small)}</sub>" if cell.small else text
-
-
-def _fenced(text: str) -> str:
-    """Fence code with more backticks than it has itself."""
+def fenced(text: str) -> str:
+    """Write code. Its fence has more backticks than the code itself."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"

@@ -17,27 +17,15 @@ def error(value: float) -> str:
 
 def ratio(value: float) -> str:
     """Format a ratio with two digits, and without an exponent from 0.01 to 999."""
-    if math.isnan(value) or value == 0 or math.isinf(value):
+    rounded = float(f"{value:.1e}")
+    if not 0.01 <= abs(rounded) < 1000:
         return error(value)
-    rounded = abs(float(f"{value:.1e}"))
-    if not 0.01 <= rounded < 1000:
-        return error(value)
-    return f"{float(f'{value:.1e}'):.{max(0, 1 - math.floor(math.log10(rounded)))}f}"
-
-
-def whole(value: float) -> str:
-    """Format a number without decimals, with commas."""
-    return MISSING if math.isnan(value) else f"{value:,.0f}"
+    return f"{rounded:.0f}" if abs(rounded) >= 10 else f"{rounded:#.2g}"
 
 
 def seconds(value: float) -> str:
     """Format a duration."""
-    return MISSING if math.isnan(value) else f"{0.0 if value == 0 else value:.{0 if value >= 10 else 1}f} s"
-
-
-def level(t: float) -> str:
-    """Format a noise level."""
-    return f"{t:g}"
+    return MISSING if math.isnan(value) else f"{value:.{0 if value >= 10 else 1}f} s"
 
 
 def upper_limit(value: float, standard_error: float, sure: float = 1.0) -> float | None:

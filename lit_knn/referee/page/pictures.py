@@ -1,52 +1,64 @@
 """The pictures of a page: error against time at each noise level, and the error ratio of each entry over t."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from lit_knn.figures.style import COLOURS, dress, look
-from lit_knn.referee.page import numbers
+from lit_knn.figures.style import dress, look
 from lit_knn.referee.page.front import ROUNDING, Ranked, counted, counted_ratio, pareto_front, reference_mse
-from lit_knn.referee.page.labels import label_points
 from lit_knn.referee.page.results import Results
 
-WIDTH = 10.0
-COLUMNS = 3
-SPOTLIGHT_COLUMNS = 4
+WIDTH, COLUMNS, SPOTLIGHT_COLUMNS = 10.0, 3, 4
 ORIGINS = {"lit_knn": "lit_knn", "own file": "own file", "adapter": "others' code, by an adapter"}
 # Curves leave the panels above this ratio. Otherwise the worst entry would press the others together.
 HIGHEST_RATIO = 1e4
 FRONT_COLOUR = "#8c8c8c"
-# A point of a picture: number, time, its range, error, its standard error, origin.
-Point = tuple[int, float, tuple[float, float], float, float, str]
+# Points above or below their entry where its number stands: entries of about the same time take turns.
+HEIGHTS = (3, -8)
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
+
+
+class Point(NamedTuple):
+    """An entry in a panel: its number and origin, its time with its range, its error with its standard error."""
+
+    number: int
+    origin: str
+    time: float
+    low: float
+    high: float
+    error: float
+    standard_error: float
 
 
 def error_against_time(results: Results, entries: Sequence[Ranked]) -> Figure:
     """Draw a panel over all noise levels and one for each, with error bars and the Pareto front as steps."""
-    levels = results.levels
-    rows = math.ceil((len(levels) + 1) / COLUMNS)
-    legend_rows = math.ceil(len(entries) / COLUMNS)
+    panels = {"all noise levels": _overall_points(results, entries)}
+    panels |= {f"t = {t:g}": _points(entries, t) for t in results.levels}
+    overall, *at_levels = panels.values()
+    times = _limits((bound for own in panels.values() for p in own for bound in (p.time, p.low, p.high)), 1.8)
+    errors = _limits((p.error for own in at_levels for p in own), 8)
+    rows, legend_rows = math.ceil(len(panels) / COLUMNS), math.ceil(len(entries) / COLUMNS)
     figure = Figure(figsize=(WIDTH, 2.75 * rows + 0.17 * legend_rows + 0.5), layout="constrained")
-    panels = figure.subplots(rows, COLUMNS, squeeze=False).flat
-    first, *rest = panels
-    overall = _overall_points(results, entries)
-    _draw_panel(first, overall, "all noise levels", "worst error, of the reference's")
-    at_levels = [_points(entries, t) for t in levels]
-    for axes, t, points in zip(rest, levels, at_levels, strict=False):
-        _draw_panel(axes, points, f"t = {numbers.level(t)}", "mean squared error")
-    for axes in rest[len(levels) :]:
+    grid = figure.subplots(rows, COLUMNS, squeeze=False).flat
+    for axes, (title, points) in zip(grid, panels.items(), strict=False):
+        first = points is overall
+        dress(axes, "xy", xlim=times, ylim=_limits((p.error for p in points), 8) if first else errors)
+        axes.set_xlabel("time, of the reference's", fontsize=8)
+        axes.set_ylabel("worst error, of the reference's" if first else "mean squared error", fontsize=8)
+        axes.set_title(title, fontsize=10)
+        axes.tick_params(labelsize=7.5)
+        axes.minorticks_off()
+        _draw_front(axes, points)
+        for place, point in enumerate(sorted(points, key=lambda point: point.time)):
+            _draw_point(axes, point, HEIGHTS[place % len(HEIGHTS)])
+    for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    used = [first, *rest[: len(levels)]]
-    _same_limits(used, [overall, *at_levels])
     _legends(figure, entries)
-    figure.draw_without_rendering()
-    figure.set_layout_engine(None)
-    for axes, points in zip(used, [overall, *at_levels], strict=True):
-        label_points(axes, [(time, error, str(number), _colour(kind)) for number, time, _, error, _, kind in points])
     return figure
 
 
@@ -55,20 +67,21 @@ def ratio_over_t(results: Results, entries: Sequence[Ranked]) -> Figure:
     rows = math.ceil(len(entries) / SPOTLIGHT_COLUMNS)
     figure = Figure(figsize=(WIDTH, 1.95 * rows + 0.4), layout="constrained")
     panels = figure.subplots(rows, SPOTLIGHT_COLUMNS, squeeze=False, sharex=True, sharey=True)
-    curves = [_curve(results, ranked) for ranked in entries]
+    shares = {r.number: [counted_ratio(r.entry, t, results) for t in results.levels] for r in entries}
     # One line with gaps is far quicker to draw than one for each entry.
-    others = [[value for curve in curves for value in (*curve[part], math.nan)] for part in (0, 1)]
-    for axes, ranked, own in zip(panels.flat, entries, curves, strict=False):
-        axes.plot(*others, color="0.87", linewidth=0.7, zorder=1)
-        t, share, low, high = own
-        style = look(list(ORIGINS).index(_kind(ranked)))
-        axes.fill_between(t, low, high, color=style["color"], alpha=0.25, linewidth=0, zorder=2)
-        axes.plot(t, share, **style, zorder=3)
-        dress(axes, log="xy")
+    others_t = [*results.levels, math.nan] * len(entries)
+    others = [value for share in shares.values() for value in (*share, math.nan)]
+    for axes, ranked in zip(panels.flat, entries, strict=False):
+        axes.plot(others_t, others, color="0.87", linewidth=0.7, zorder=1)
+        share, style = np.array(shares[ranked.number]), _look(ranked.entry.facts["origin"])
+        reach = np.nan_to_num([ranked.entry.value(t, "mse_ratio_se") for t in results.levels])
+        low = np.maximum(share - reach, 0.1 * share)
+        axes.fill_between(results.levels, low, share + reach, color=style["color"], alpha=0.25, linewidth=0, zorder=2)
+        axes.plot(results.levels, share, **style, zorder=3)
+        dress(axes, "xy")
         axes.axhline(1, color="0.4", linewidth=0.7, linestyle=":", zorder=1)
-        axes.set_title(_shortened(f"{ranked.number}  {ranked.entry.name}"), fontsize=8, loc="left")
-        axes.xaxis.set_major_locator(FixedLocator(_spread_levels(results.levels)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.level(value)))
+        axes.set_title(_shortened(f"{ranked.number}  {ranked.entry.name}", 36), fontsize=8, loc="left")
+        axes.set_xticks(results.levels, [f"{t:g}" for t in results.levels])
         axes.tick_params(labelsize=7)
         axes.minorticks_off()
     for axes in panels.flat[len(entries) :]:
@@ -84,10 +97,10 @@ def _points(entries: Sequence[Ranked], t: float) -> list[Point]:
     """List the points at one noise level, without entries whose time or error is unknown."""
     points = []
     for ranked in entries:
-        time, mse, standard_error = (ranked.entry.value(t, name) for name in ("time_ratio", "mse", "mse_se"))
-        if time > 0 and not math.isnan(mse):
-            spread = (ranked.entry.value(t, "time_ratio_low"), ranked.entry.value(t, "time_ratio_high"))
-            points.append((ranked.number, time, spread, counted(mse), standard_error, _kind(ranked)))
+        facts, value = ranked.entry.facts, ranked.entry.value
+        time, low, high = (value(t, f"time_ratio{end}") for end in ("", "_low", "_high"))
+        if time > 0 and not math.isnan(mse := counted(value(t, "mse"))):
+            points.append(Point(ranked.number, facts["origin"], time, low, high, mse, value(t, "mse_se")))
     return points
 
 
@@ -95,60 +108,36 @@ def _overall_points(results: Results, entries: Sequence[Ranked]) -> list[Point]:
     """List mean time and worst error ratio, with the standard error of the ratio at the noise level of the worst."""
     points = []
     for ranked in entries:
-        entry = ranked.entry
-        if ranked.time > 0 and not math.isnan(ranked.error):
-            worst = min(results.levels, key=lambda t: abs(counted_ratio(entry, t, results) - ranked.error))
-            spread = (entry.mean("time_ratio_low"), entry.mean("time_ratio_high"))
+        entry, time, error = ranked.entry, ranked.time, ranked.error
+        if time > 0 and not math.isnan(error):
+            worst = min(results.levels, key=lambda t: abs(counted_ratio(entry, t, results) - error))
             standard_error = entry.value(worst, "mse_se") / counted(reference_mse(entry, worst, results))
-            points.append((ranked.number, ranked.time, spread, ranked.error, standard_error, _kind(ranked)))
+            low, high = entry.mean("time_ratio_low"), entry.mean("time_ratio_high")
+            points.append(Point(ranked.number, entry.facts["origin"], time, low, high, error, standard_error))
     return points
 
 
-def _draw_panel(axes: Axes, points: Sequence[Point], title: str, ylabel: str) -> None:
-    dress(axes, log="xy", xlabel="time, of the reference's", ylabel=ylabel)
-    axes.set_title(title, fontsize=10)
-    axes.xaxis.label.set_fontsize(8)
-    axes.yaxis.label.set_fontsize(8)
-    axes.tick_params(labelsize=7.5)
-    axes.minorticks_off()
-    # The limits are set later. Before that, a single point would make them equal.
-    axes.autoscale(False)
-    for _, time, (low, high), error, standard_error, kind in points:
-        axes.errorbar(
-            time,
-            error,
-            xerr=[[_reach(time - low)], [_reach(high - time)]],
-            # On a logarithmic axis a bar that reaches 0 would have no end. It is cut at a tenth of the mean.
-            yerr=[[min(_reach(standard_error), 0.9 * error)], [_reach(standard_error)]],
-            color=_colour(kind),
-            marker=look(list(ORIGINS).index(kind))["marker"],
-            markersize=3.2,
-            elinewidth=0.8,
-            linestyle="none",
-            zorder=3,
-        )
+def _limits(values: Iterable[float], room: float) -> tuple[float | None, float | None]:
+    """Return the limits of an axis that shows these values, with a factor of `room` at both ends."""
+    shown = [value for value in values if value > 0]
+    return (min(shown) / room, max(shown) * room) if shown else (None, None)
 
 
-def _reach(length: float) -> float:
-    """Return the length of an error bar; nothing if it is unknown."""
-    return 0.0 if math.isnan(length) else max(0.0, length)
-
-
-def _same_limits(panels: Sequence[Axes], points: Sequence[Sequence[Point]]) -> None:
-    """Give all panels the same times, and all but the first the same errors. Then draw the fronts up to the edges."""
-    times = [bound for own in points for point in own for bound in (point[1], *point[2]) if bound > 0]
-    errors = [point[3] for own in points[1:] for point in own]
-    for number, (axes, own) in enumerate(zip(panels, points, strict=True)):
-        if times:
-            axes.set_xlim(min(times) / 1.8, max(times) * 1.8)
-        shown = errors if number else [point[3] for point in own]
-        if shown:
-            axes.set_ylim(min(shown) / 8, max(shown) * 8)
-        _draw_front(axes, own)
+def _draw_point(axes: Axes, point: Point, height: float) -> None:
+    """Draw an entry with its error bars, and its number at this height."""
+    style = _look(point.origin) | {"markersize": 3.2, "linestyle": "none"}
+    # `max` with 0 first also turns an unknown length into 0.
+    left, right = max(0.0, point.time - point.low), max(0.0, point.high - point.time)
+    up = max(0.0, point.standard_error)
+    # On a logarithmic axis a bar that reaches 0 would have no end. It is cut at a tenth of the mean.
+    bars: dict[str, Any] = {"xerr": [[left], [right]], "yerr": [[min(up, 0.9 * point.error)], [up]]}
+    axes.errorbar(point.time, point.error, **bars, **style, elinewidth=0.8, zorder=3)
+    place, at = (point.time, point.error), (2, height)
+    axes.annotate(str(point.number), place, at, textcoords="offset points", fontsize=6.5, color=style["color"])
 
 
 def _draw_front(axes: Axes, points: Sequence[Point]) -> None:
-    corners = [(point[1], point[3]) for point in points]
+    corners = [(point.time, point.error) for point in points]
     front = sorted(corner for corner, on in zip(corners, pareto_front(corners), strict=True) if on)
     if front:
         # From the top above the fastest entry to the right of the most accurate one.
@@ -159,74 +148,32 @@ def _draw_front(axes: Axes, points: Sequence[Point]) -> None:
 
 def _legends(figure: Figure, entries: Sequence[Ranked]) -> None:
     """Name the numbers, and the origins by colour and marker."""
-    kinds = [kind for kind in ORIGINS if any(_kind(ranked) == kind for ranked in entries)]
+    looks = {ranked.number: _look(ranked.entry.facts["origin"]) for ranked in entries}
     names = [
         Line2D(
             [],
             [],
             linestyle="none",
-            label=_shortened(f"{ranked.number}  {ranked.entry.name}", 48),
-            color=_colour(_kind(ranked)),
+            color=looks[r.number]["color"],
+            label=_shortened(f"{r.number}  {r.entry.name}", 48),
         )
-        for ranked in entries
+        for r in entries
     ]
-    origins = [
-        Line2D([], [], **look(list(ORIGINS).index(kind)) | {"linestyle": "none"}, label=ORIGINS[kind]) for kind in kinds
-    ]
+    used = [origin for origin in ORIGINS if _look(origin) in looks.values()]
+    origins = [Line2D([], [], **_look(origin) | {"linestyle": "none"}, label=ORIGINS[origin]) for origin in used]
     origins.append(Line2D([], [], color=FRONT_COLOUR, label="Pareto front"))
-    if any(
-        entry.value(t, "mse") < ROUNDING
-        for ranked in entries
-        for t, entry in ((t, ranked.entry) for t in ranked.entry.rows)
-    ):
+    if any(mse < ROUNDING for ranked in entries for mse in ranked.entry.values("mse")):
         origins.append(Line2D([], [], linestyle="none", label=f"errors below {ROUNDING:g} are drawn at {ROUNDING:g}"))
-    common = {"frameon": False, "fontsize": 8}
-    figure.legend(handles=origins, loc="outside upper center", ncols=len(origins), **common)
-    figure.legend(
-        handles=names,
-        loc="outside lower center",
-        ncols=COLUMNS,
-        labelcolor="linecolor",
-        handlelength=0,
-        handletextpad=0,
-        **common,
-    )
+    figure.legend(handles=origins, loc="outside upper center", ncols=len(origins), **LEGEND)
+    plain: dict[str, Any] = {"labelcolor": "linecolor", "handlelength": 0, "handletextpad": 0}
+    figure.legend(handles=names, loc="outside lower center", ncols=COLUMNS, **plain, **LEGEND)
 
 
-def _curve(results: Results, ranked: Ranked) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return t, the counted error ratio, and the ends of its band."""
-    rows = []
-    for t in results.levels:
-        share = counted_ratio(ranked.entry, t, results)
-        if math.isnan(share):
-            continue
-        reach = _reach(ranked.entry.value(t, "mse_ratio_se"))
-        rows.append((t, share, max(share - reach, 0.1 * share), share + reach))
-    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], [row[3] for row in rows]
+def _look(origin: str) -> dict[str, Any]:
+    return look(list(ORIGINS).index(origin if origin in ORIGINS else "own file"))
 
 
-def _spread_levels(levels: Sequence[float]) -> list[float]:
-    """Leave out levels whose numbers would meet on a logarithmic axis."""
-    if len(levels) < 2:
-        return list(levels)
-    room = (math.log(levels[-1]) - math.log(levels[0])) / 7
-    kept: list[float] = []
-    for t in levels:
-        if not kept or math.log(t / kept[-1]) >= room:
-            kept.append(t)
-    return kept
-
-
-def _kind(ranked: Ranked) -> str:
-    origin = ranked.entry.facts["origin"]
-    return origin if origin in ORIGINS else "own file"
-
-
-def _colour(kind: str) -> str:
-    return COLOURS[list(ORIGINS).index(kind)]
-
-
-def _shortened(text: str, length: int = 36) -> str:
+def _shortened(text: str, length: int) -> str:
     # A dollar sign would start a formula.
     text = " ".join(text.split()).replace("$", r"\$")
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -37,9 +37,13 @@ class Entry:
         text = self.rows.get(t, {}).get(column, "")
         return float(text) if text else math.nan
 
+    def values(self, column: str) -> list[float]:
+        """Return the numbers of a column at the noise levels where it was measured."""
+        return [value for t in self.rows if not math.isnan(value := self.value(t, column))]
+
     def mean(self, column: str) -> float:
         """Return the mean of a column over the noise levels where it was measured; NaN if there is none."""
-        values = [value for t in self.rows if not math.isnan(value := self.value(t, column))]
+        values = self.values(column)
         return sum(values) / len(values) if values else math.nan
 
     @property
@@ -78,6 +82,10 @@ class Results:
     def machines(self) -> list[tuple[str, ...]]:
         """All machines, in order of appearance."""
         return list(dict.fromkeys(entry.machine for entry in self.entries))
+
+    def values(self, column: str) -> list[float]:
+        """Return the numbers of a column of all entries."""
+        return [value for entry in self.entries for value in entry.values(column)]
 
     def distinct(self, column: str) -> list[str]:
         """Return the values of a column in all rows, without repetitions and empty ones."""

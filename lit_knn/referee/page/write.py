@@ -1,28 +1,23 @@
-"""Write the page of tables of results: Markdown and HTML with pictures."""
+"""Write the page of tables of results: Markdown with pictures."""
 
-import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
-from lit_knn.referee.page.blocks import Block, Picture
-from lit_knn.referee.page.content import section, title
+from lit_knn.referee.page.content import page
 from lit_knn.referee.page.front import ranked
-from lit_knn.referee.page.html import html
-from lit_knn.referee.page.markdown import markdown
 from lit_knn.referee.page.pictures import error_against_time, ratio_over_t
 from lit_knn.referee.page.results import Results, read_results
 
-PNG_DPI = 150
+DPI = 150
 
 
 def write_page(results: Sequence[Path], stem: Path) -> list[Path]:
-    """Write STEM.md, STEM.html, STEM.png and STEM_over_t.png; return the paths. Earlier files are replaced.
+    """Write STEM.md, STEM.png and STEM_over_t.png; return the paths. Earlier files are replaced.
 
     With several cases, each has pictures of its own, STEM_<case>.png and STEM_<case>_over_t.png.
 
@@ -37,19 +32,16 @@ def write_page(results: Sequence[Path], stem: Path) -> list[Path]:
     if not stem.name:
         raise InputError(f"--output {str(stem)!r} is no name of a file")
     all_results = read_results(results)
-    blocks: list[Block] = [title(all_results)]
-    written = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "html")]
-    for own, name in zip(all_results, _picture_names(all_results, stem.name), strict=True):
-        entries = ranked(own)
-        pictures = [
-            _save(error_against_time(own, entries), stem.with_name(f"{name}.png"), f"Error against time, {own.case}"),
-            _save(ratio_over_t(own, entries), stem.with_name(f"{name}_over_t.png"), f"Error ratio over t, {own.case}"),
+    names = _picture_names(all_results, stem.name)
+    parts = [(own, ranked(own), name) for own, name in zip(all_results, names, strict=True)]
+    written = [stem.with_name(f"{stem.name}.md")]
+    for own, entries, name in parts:
+        written += [
+            _save(error_against_time(own, entries), stem.with_name(f"{name}.png")),
+            _save(ratio_over_t(own, entries), stem.with_name(f"{name}_over_t.png")),
         ]
-        written += [stem.with_name(picture.file) for picture in pictures]
-        blocks += section(own, entries, pictures)
-    for path, text in zip(written, (markdown(blocks), html(blocks)), strict=False):
-        with written_whole(path) as partial:
-            partial.write_text(text, encoding="utf-8")
+    with written_whole(written[0]) as partial:
+        partial.write_text(page(parts), encoding="utf-8")
     return written
 
 
@@ -61,13 +53,7 @@ def _picture_names(all_results: Sequence[Results], stem: str) -> list[str]:
     return [f"{stem}_{case}" + (f"_{n + 1}" if cases.count(case) > 1 else "") for n, case in enumerate(cases)]
 
 
-def _save(figure: Figure, path: Path, alt: str) -> Picture:
-    """Save a figure as PNG, and return it with its SVG. Neither has the date, so that a page can be made again."""
-    svg = io.BytesIO()
-    # Identifiers in an SVG would be random without a salt.
-    with mpl.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.set_layout_engine(None)
+def _save(figure: Figure, path: Path) -> Path:
     with written_whole(path) as partial:
-        figure.savefig(partial, dpi=PNG_DPI)
-    return Picture(alt, path.name, svg.getvalue())
+        figure.savefig(partial, dpi=DPI)
+    return path
