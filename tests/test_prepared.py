@@ -20,7 +20,7 @@ from lit_knn.data import ImageFiles, Prepared
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.image_files import read_image_files
 from lit_knn.data.image_source import Options
-from lit_knn.data.prepared import read_description, read_prepared
+from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.index import TorchIndex
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
@@ -165,6 +165,7 @@ def test_a_preparation_killed_at_random_goes_on_and_gives_the_same_file(tmp_path
     assert len(set(done)) > 1
     assert out.read_bytes() == whole.read_bytes()
     assert out.with_suffix(".json").read_bytes() == whole.with_suffix(".json").read_bytes()
+    verify(out)
     prepare(source, out)
     assert not list(tmp_path.glob("*.partial*"))
 
@@ -269,7 +270,7 @@ def test_files_that_are_not_whole_prepared_files_are_refused(whole):
         assert "is not what bad.json says" in refusal(read_prepared, path)
     np.save(path, np.asfortranarray(np.load(whole)))
     assert "is not what bad.json says" in refusal(read_prepared, path)
-    assert "is no file" in refusal(read_description, whole.with_name("absent.npy"))
+    assert "is no file" in refusal(read_prepared, whole.with_name("absent.npy"))
     with pytest.raises(InputError, match=r"data\.path=.*bad"):
         Prepared(str(path)).setup()
 
@@ -284,6 +285,8 @@ def test_files_that_are_not_whole_prepared_files_are_refused(whole):
         ({"labels": [1, 2]}, "not one label for each image"),
         ({"labels": [0.5] * 20}, "not one label for each image"),
         ({"labels": 3}, "not one label for each image"),
+        ({"labels": [0] * 19 + [-1]}, "has a label outside"),
+        ({"labels": [0] * 19 + [2**31]}, "has a label outside"),
     ],
 )
 def test_a_json_that_does_not_fit_is_refused(whole, change, words):
@@ -323,13 +326,9 @@ def test_nothing_that_is_there_is_overwritten(whole):
     assert not whole.exists()
 
 
-def test_a_file_of_the_old_format_and_other_names_are_refused(tmp_path):
-    old = tmp_path / "x.images"
-    old.write_bytes(b'lit_knn images\n{"shape": [1, 1, 1, 1]}'.ljust(4096) + b"0")
-    assert "earlier version: prepare it again" in refusal(read_prepared, old)
-    old.write_bytes(b"something else")
-    assert "x.images must end in .npy" in refusal(read_prepared, old)
-    assert "x.images must end in .npy" in refusal(prepare, image_folder(tmp_path / "source"), old)
+def test_files_of_other_names_are_refused(tmp_path):
+    assert "x.images must end in .npy" in refusal(read_prepared, tmp_path / "x.images")
+    assert "x.images must end in .npy" in refusal(prepare, image_folder(tmp_path / "source"), tmp_path / "x.images")
 
 
 def test_the_command(tmp_path, capsys):

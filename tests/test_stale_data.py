@@ -10,7 +10,6 @@ import torch
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
 from lit_knn.data import Prepared
-from lit_knn.data.image_source import Options
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.estimators import Exact, Wiener
 from lit_knn.index import FaissIndex
@@ -57,19 +56,15 @@ def shard(path, rank, ranks):
     return data.reference.local
 
 
-def test_shards_of_a_prepared_file_have_fingerprints_of_their_own(tmp_path):
-    prepare(square_images(tmp_path / "source"), tmp_path / "x.npy")
-    shards = [shard(tmp_path / "x.npy", rank, ranks) for rank, ranks in ((0, 2), (1, 2), (0, 1), (0, 5), (4, 5))]
-    assert len({part.fingerprint() for part in shards}) == len(shards)
-    assert shard(tmp_path / "x.npy", 1, 2).fingerprint() == shards[1].fingerprint()
-
-
-def test_shards_of_a_prepared_file_have_labels_of_their_own(tmp_path):
+def test_shards_of_a_prepared_file_have_images_labels_and_fingerprints_of_their_own(tmp_path):
     labels = [[f"{i:04d}.png", i % 4] for i in range(10)]
     write_folder(square_images(tmp_path / "source"), labels_json(labels))
     prepare(tmp_path / "source", tmp_path / "x.npy")
-    for rank, expected in enumerate(([0, 1, 2], [3, 0, 1], [2, 3, 0, 1])):
-        assert shard(tmp_path / "x.npy", rank, 3).labels.tolist() == expected
+    shards = [shard(tmp_path / "x.npy", rank, ranks) for rank, ranks in ((0, 3), (1, 3), (2, 3), (0, 1), (0, 2))]
+    assert [part.labels.tolist() for part in shards[:3]] == [[0, 1, 2], [3, 0, 1], [2, 3, 0, 1]]
+    assert torch.equal(torch.cat([part.images for part in shards[:3]]), shards[3].images)
+    assert len({part.fingerprint() for part in shards}) == len(shards)
+    assert shard(tmp_path / "x.npy", 1, 3).fingerprint() == shards[1].fingerprint()
 
 
 def test_a_prepared_file_is_named_by_the_hash_in_its_description(tmp_path):
@@ -127,14 +122,6 @@ def test_cached_statistics_without_features_do_not_serve_a_run_with_kid(tmp_path
 
 
 # Prepared files
-
-
-def test_a_prepared_file_of_other_options_is_not_taken(tmp_path):
-    source = square_images(tmp_path / "source")
-    prepare(source, tmp_path / "x.npy")
-    # These options leave the pictures as they are, but other pictures would differ.
-    for options in (Options(center_crop=True), Options(size=6), Options(rgb=True)):
-        assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", options)
 
 
 def test_a_prepared_file_of_other_images_or_labels_is_not_taken(tmp_path):

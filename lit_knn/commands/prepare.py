@@ -14,8 +14,7 @@ SOURCE is a .zip file or a folder of PNG and JPEG files, in subfolders too, in t
 labels in dataset.json at the root if there is one (the layout of EDM's data sets); or a folder that has
 cifar-10-batches-py. Only one block of images is in memory at a time. After an interruption the same command goes on
 where it stopped. OUT appears when it is complete: pixels, uint8 (N, C, H, W), which every tool reads, and beside it a
-.json with the labels, the origin, a hash of all pixels, and a checksum of each MiB. A run checks a few MiB at its
-start; --verify FILE checks all.
+.json with the labels, the origin and a hash of all pixels. A run does not read them all; --verify FILE does.
 
 recipes:
   CelebA, 202,599 images (img_align_celeba.zip of the data set's own page, as it is or unpacked), 2.5 GB:

@@ -4,25 +4,23 @@ Use them for data that does not fit into memory or that the ranks of a run share
 them. The `.npy` file is uint8 (N, C, H, W), which every tool reads.
 """
 
+import hashlib
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from lit_knn.common.errors import InputError, first_line
-from lit_knn.data.checksums import BLOCK_BYTES, PixelSums, wrong_block
 
 if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
 
 PARTIAL_SUFFIX = ".partial"
-# The first bytes of files that versions before 0.1 wrote.
-OLD_MAGIC = b"lit_knn images\n"
+PIECE_BYTES = 2**20
 AGAIN = "delete the .npy and the .json, and prepare them again"
 
 
@@ -34,14 +32,12 @@ class Description(NamedTuple):
         sha256: hash of the pixels, 64 hexadecimal digits.
         origin: the source of the images and the options; anything that JSON can write.
         labels: one integer for each image, or None.
-        crc32: checksum of each MiB of the pixels, see `checksums`; None in files of earlier versions.
     """
 
     shape: tuple[int, ...]
     sha256: str
     origin: dict[str, Any]
     labels: list[int] | None
-    crc32: list[int] | None = None
 
 
 class PreparedImages(NamedTuple):
@@ -69,28 +65,16 @@ def npy_path(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def read_description(path: str | os.PathLike[str]) -> Description:
-    """Read the description of prepared images, and check that it fits the .npy file, without reading the pixels.
-
-    Raises:
-        InputError: a path that does not exist, an unfinished preparation, another kind of file, a missing or damaged
-            `.json`, or a file whose length differs from the described one.
-    """
-    return open_prepared(path)[1]
-
-
 def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
-    """Open prepared images; they stay on the disk. A few blocks of pixels are compared with their checksums.
+    """Open prepared images; they stay on the disk, and no pixel is read.
 
     Raises:
-        InputError: as `read_description`; a block has other pixels.
+        InputError: as `open_prepared`.
     """
     import torch
 
-    path = Path(path).expanduser()
+    path = npy_path(path)
     pixels, description = open_prepared(path)
-    if (wrong := wrong_block(path, pixels.offset, description.crc32 or [])) is not None:
-        raise _damaged(path, description, wrong)
     labels = None if description.labels is None else np.array(description.labels, np.int64)
     with warnings.catch_warnings():
         # A writable mapping would reserve as much memory as the size of the file.
@@ -102,35 +86,28 @@ def verify(path: str | os.PathLike[str]) -> Description:
     """Read all pixels of prepared images with a progress bar, and compare them with the hash in the `.json`.
 
     Raises:
-        InputError: as `read_description`; other pixels. The message names the images of the first wrong block.
+        InputError: as `open_prepared`; other pixels.
     """
-    from tqdm import tqdm
-
-    path = Path(path).expanduser()
+    path = npy_path(path)
     pixels, description = open_prepared(path)
-    found = PixelSums()
-    with path.open("rb") as file, tqdm(total=pixels.nbytes, desc="Verifying", unit="B", unit_scale=True) as bar:
+    with path.open("rb") as file:
         file.seek(pixels.offset)
-        while piece := file.read(BLOCK_BYTES):
-            found.update(piece)
-            bar.update(len(piece))
-    then = found.crc32 if description.crc32 is None else description.crc32
-    wrong = next(
-        (number for number, sums in enumerate(zip(found.crc32, then, strict=True)) if len(set(sums)) > 1), None
-    )
-    if wrong is not None or found.sha256 != description.sha256:
-        raise _damaged(path, description, wrong)
+        if hash_of_next(pixels.nbytes, file, "Verifying").hexdigest() != description.sha256:
+            raise InputError(f"{path} is damaged: its pixels are not what was prepared: {AGAIN}")
     return description
 
 
-def _damaged(path: Path, description: Description, block: int | None) -> InputError:
-    """Make the error for pixels that are wrong, in a known block or somewhere."""
-    image_bytes, last = math.prod(description.shape[1:]), description.shape[0] - 1
-    where = "its pixels"
-    if block is not None:
-        ends = block * BLOCK_BYTES // image_bytes, min(((block + 1) * BLOCK_BYTES - 1) // image_bytes, last)
-        where = f"pixels among images {ends[0]} to {ends[1]}"
-    return InputError(f"{path} is damaged: {where} are not what was prepared: {AGAIN}")
+def hash_of_next(size: int, file: BinaryIO, what: str) -> "hashlib._Hash":
+    """Return the SHA-256 hash of the next `size` bytes of a file; a bar shows what is done."""
+    from tqdm import tqdm
+
+    digest = hashlib.sha256()
+    with tqdm(total=size, desc=what, unit="B", unit_scale=True, disable=size == 0) as bar:
+        for start in range(0, size, PIECE_BYTES):
+            piece = file.read(min(size - start, PIECE_BYTES))
+            digest.update(piece)
+            bar.update(len(piece))
+    return digest
 
 
 def _length_check(path: Path) -> Callable[[], None]:
@@ -146,20 +123,19 @@ def _length_check(path: Path) -> Callable[[], None]:
     return check
 
 
-def open_prepared(path: str | os.PathLike[str]) -> tuple[np.memmap, Description]:
-    """Map the pixels of prepared images and read their description; raises InputError like `read_description`."""
-    path = Path(path).expanduser()
+def open_prepared(path: Path) -> tuple[np.memmap, Description]:
+    """Map the pixels of prepared images, read their description, and check that the two fit, without reading pixels.
+
+    Raises:
+        InputError: a path that does not exist, an unfinished preparation, another kind of file, a missing or damaged
+            `.json`, or a file whose length differs from the described one.
+    """
     if not path.is_file():
-        unfinished = path.name and path.with_name(path.name + PARTIAL_SUFFIX).exists()
+        unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists()
         what, how = ("is not finished: run its", " again") if unfinished else ("is no file: make one with", "")
         raise InputError(f"{path} {what} lit-knn prepare{how}")
     try:
-        with path.open("rb") as file:
-            if file.read(len(OLD_MAGIC)) == OLD_MAGIC:
-                raise InputError(f"{path} has the format of an earlier version: prepare it again, as an .npy file")
-        pixels = np.lib.format.open_memmap(npy_path(path), mode="r")
-    except InputError:
-        raise
+        pixels = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
         raise InputError(f"{path} is damaged ({first_line(error)}): {AGAIN}") from error
     description = _read_json(path.with_suffix(".json"))
@@ -176,16 +152,12 @@ def _read_json(path: Path) -> Description:
         fields = json.loads(path.read_text(encoding="utf-8"))
         description = Description(**{**fields, "shape": tuple(fields["shape"])})
         labels = np.array([] if description.labels is None else description.labels)
-        blocks = -(-math.prod(description.shape) // BLOCK_BYTES)
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing, which `lit-knn prepare` writes beside the .npy: {AGAIN}") from error
     except (ValueError, TypeError, KeyError, OSError, RecursionError, OverflowError) as error:
         raise InputError(f"{path} is damaged: {AGAIN}") from error
-    sums = description.crc32
-    if sums is not None and not (isinstance(sums, list) and len(sums) == blocks and all(type(s) is int for s in sums)):
-        raise InputError(f"{path} has not one checksum for each block of pixels: {AGAIN}")
     if description.labels is not None and (labels.dtype != np.int64 or labels.shape != description.shape[:1]):
         raise InputError(f"{path} has not one label for each image: {AGAIN}")
-    if description.labels and not 0 <= min(description.labels) <= max(description.labels) < 2**31:
+    if description.labels and not 0 <= labels.min() <= labels.max() < 2**31:
         raise InputError(f"{path} has a label outside 0 to {2**31 - 1}: {AGAIN}")
     return description

@@ -18,10 +18,9 @@ import numpy as np
 
 from lit_knn.common.errors import InputError, printable
 from lit_knn.common.files import remove_partial, written_whole
-from lit_knn.data.checksums import PixelSums
 from lit_knn.data.image_files import describe_size
 from lit_knn.data.image_source import Options, Source, open_source
-from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, npy_path, read_description
+from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, hash_of_next, npy_path, open_prepared
 
 # Images are written and recorded in blocks of this many bytes. An interruption loses at most one block.
 BLOCK_BYTES = 8 * 2**20
@@ -74,27 +73,27 @@ def write_prepared(
     planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels)
     if out.exists():
         return _finished(out, planned)
-    header, image_bytes = _npy_header(planned.shape), math.prod(planned.shape[1:])
+    image_bytes = math.prod(planned.shape[1:])
     at_once = min(workers, LARGEST_BLOCK_BYTES // image_bytes)
     block = block_images or max(BLOCK_BYTES // image_bytes, at_once, 1)
     with _named_errors(out), _partial_file(out) as file:
-        sums, done = _resume(out, file, header, planned)
+        header = _npy_header(planned.shape)
+        done = _images_done(out, file, len(header), planned)
         _check_space(out, file, len(header) + math.prod(planned.shape))
         file.seek(0)
         file.write(header)
-        for start, pixels in _blocks(images, planned.shape, done, block, workers):
-            file.seek(len(header) + start * image_bytes)
+        digest = hash_of_next(done * image_bytes, file, "Reading what is done")
+        for pixels in _blocks(images, planned.shape, done, block, workers):
             file.write(pixels)
             _to_disk(file)
-            sums.update(pixels)
-            _write_json(_record_file(out), {"origin": images.origin, "done": start + len(pixels) // image_bytes})
-        file.truncate(len(header) + math.prod(planned.shape))
-        _to_disk(file)
+            digest.update(pixels)
+            done += len(pixels) // image_bytes
+            _write_json(_record_file(out), {"origin": images.origin, "done": done})
         if images.changed():
             raise InputError(
                 f"{images.origin['source']} was changed while it was prepared: give the same command again"
             )
-        description = planned._replace(sha256=sums.sha256, crc32=sums.crc32)
+        description = planned._replace(sha256=digest.hexdigest())
         # The .json comes first, so that a finished .npy file always has its description.
         _write_json(out.with_suffix(".json"), description._asdict())
         os.replace(_partial_path(out), out)
@@ -114,7 +113,7 @@ def _same(found: Any, planned: dict[str, Any]) -> bool:
 
 
 def _finished(out: Path, planned: Description) -> Description:
-    found = read_description(out)
+    found = open_prepared(out)[1]
     if found.shape != planned.shape or not _same(found.origin, planned.origin):
         raise InputError(
             f"{out} is there already, made of other images or in another way: delete both files, or name another"
@@ -171,31 +170,27 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def _resume(out: Path, file: BinaryIO, header: bytes, planned: Description) -> tuple[PixelSums, int]:
-    """Return the sums and the number of the images that an earlier run has written."""
-    sums, image_bytes = PixelSums(), math.prod(planned.shape[1:])
-    try:
-        record = json.loads(_record_file(out).read_text(encoding="utf-8"))
-        same, done = _same(record["origin"], planned.origin), int(record["done"])
-    except FileNotFoundError:
-        return sums, 0
-    except (ValueError, KeyError, TypeError):
-        say(f"{_record_file(out)} is damaged: starting again")
-        return sums, 0
-    length = os.fstat(file.fileno()).st_size
-    possible = 0 <= done <= planned.shape[0] and len(header) + done * image_bytes <= length
-    if not same or file.read(len(header)) != header or not possible:
+def _images_done(out: Path, file: BinaryIO, header_bytes: int, planned: Description) -> int:
+    """Return the number of images that an interrupted preparation of the same images has written to `file`.
+
+    If it cannot be continued, the file and its record are emptied. Otherwise an interruption at the first new block
+    would leave this block under the record of the old images.
+    """
+    record_file = _record_file(out)
+    if record_file.exists():
+        try:
+            record = json.loads(record_file.read_text(encoding="utf-8"))
+        except ValueError:
+            record = None
+        done = record.get("done") if isinstance(record, dict) and _same(record.get("origin"), planned.origin) else None
+        there = (os.fstat(file.fileno()).st_size - header_bytes) // math.prod(planned.shape[1:])
+        if type(done) is int and 0 <= done <= min(there, planned.shape[0]):
+            say(f"{out}: going on after {done:,} images")
+            return done
         say(f"{out} was begun with other images or in another way: starting again")
-        return sums, 0
-    say(f"{out}: going on after {done:,} images")
-    left = done * image_bytes
-    while left:
-        piece = file.read(min(left, BLOCK_BYTES))
-        if not piece:
-            raise InputError(f"{_partial_path(out)} was cut while it was read: give the same command again")
-        sums.update(piece)
-        left -= len(piece)
-    return sums, done
+        record_file.unlink()
+    file.truncate(0)
+    return 0
 
 
 def _check_space(out: Path, file: BinaryIO, size: int) -> None:
@@ -205,8 +200,8 @@ def _check_space(out: Path, file: BinaryIO, size: int) -> None:
         raise InputError(f"{out} needs {missing / 1e9:.2f} GB more, its disk has {free / 1e9:.2f} GB free")
 
 
-def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, workers: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the first image number and the pixels of each missing block."""
+def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, workers: int) -> Iterator[bytes]:
+    """Yield the pixels of each missing block."""
     from tqdm import tqdm
 
     def read(i: int) -> np.ndarray:
@@ -230,7 +225,7 @@ def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, worke
             for image in pool.map(read, range(start, min(start + block, shape[0]))):
                 pixels += image.tobytes()
                 bar.update()
-            yield start, bytes(pixels)
+            yield bytes(pixels)
 
 
 def _to_disk(file: BinaryIO) -> None:
