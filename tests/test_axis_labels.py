@@ -16,8 +16,7 @@ from lit_knn.figures import (
     size_calibration,
 )
 from lit_knn.figures.figure3 import PREFIXES, QUANTITIES
-from lit_knn.figures.figure4.curves import Curve
-from lit_knn.figures.run_comparison import ComparedRun, run_comparison
+from lit_knn.figures.training_curves import TrainingCurve, run_comparison
 from lit_knn.reference import ReferenceSet
 
 
@@ -27,8 +26,8 @@ def of_figure1():
 
 
 def of_figure4():
-    points = [(1_000_000, 5.0), (2_000_000, 4.0)]
-    return figure4([Curve("KNN", 64, 8, "fid", points), Curve("OneSample", None, None, "fid", points)], "fid")
+    fid = {"fid": [(1_000_000, 5.0), (2_000_000, 4.0)]}
+    return figure4([TrainingCurve("a", "KNN", 64, 8, fid), TrainingCurve("b", "OneSample", distances=fid)])
 
 
 def of_figure5():
@@ -51,7 +50,9 @@ def of_size_calibration():
 
 
 def of_run_comparison():
-    return run_comparison([ComparedRun("a", (1.0, 2.0), {"fid": [(1000, 5.0), (2000, 4.0)]})])
+    return run_comparison(
+        [TrainingCurve("a", "STF", distances={"fid": [(1000, 5.0), (2000, 4.0)]}, ms_per_image=(1.0, 2.0))]
+    )
 
 
 def of_checkpoints():

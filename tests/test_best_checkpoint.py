@@ -15,8 +15,8 @@ import torch
 import yaml
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
+from lit_knn.commands.report import read_distances
 from lit_knn.common.tables import read_rows
-from lit_knn.figures.figure4.curves import read_curves
 from lit_knn.metrics import FidelityMeasure, Pixels
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.kept_checkpoints import kept_checkpoints
@@ -110,8 +110,9 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
     assert f"  {least['checkpoint']}\n" in printed
     assert (run / "checkpoints_fd_pixels.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "checkpoints_fd_pixels.pdf").read_bytes().startswith(b"%PDF")
-    (curve,) = read_curves([run], "fd_pixels")
-    assert curve.points == [(n, float(row["fd_pixels"])) for n, row in zip(KEPT, table, strict=True)]
+    assert read_distances([run])["fd_pixels"] == [
+        (n, float(row["fd_pixels"])) for n, row in zip(KEPT, table, strict=True)
+    ]
     # `best` makes no new run folder.
     assert sorted(path.name for path in run.parent.iterdir()) == ["knn_0", "knn_1"]
 
@@ -276,7 +277,7 @@ def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
     assert f"Best of 4 checkpoints: {said}" in capsys.readouterr().out
     assert {"inception_score_std", "kid", "kid_std", "recall"} <= set(least)
     assert not (run / TABLE).exists()
-    assert len(read_curves([run], "inception_score")[0].points) == 4
+    assert len(read_distances([run])["inception_score"]) == 4
 
 
 @pytest.mark.usefixtures("blank_figures")

@@ -11,9 +11,9 @@ import yaml
 from PIL import Image
 
 from lit_knn.callbacks import RunRecord
-from lit_knn.commands.report import compared, read_run
+from lit_knn.commands.report import doublings, read_run
 from lit_knn.common.tables import write_rows
-from lit_knn.figures.run_comparison import run_comparison
+from lit_knn.figures import run_comparison
 from lit_knn.runs.record import Record, read_record
 from lit_knn.runs.times import TrainingTime
 from main import main, make_cli
@@ -135,14 +135,14 @@ def test_a_table_without_values_of_a_metric_hides_none(tmp_path):
     run = leave_run(tmp_path / "a", "STF", 1.0)
     write_rows(tmp_path / "a" / "fidelity.csv", [{"images_seen": 100, "fid": 9.0, "kid": 0.1}])
     write_rows(tmp_path / "a" / "checkpoints_fid.csv", [{"images_seen": 100, "fid": 2.5, "kid": ""}])
-    assert read_run(run).distances == {"fid": [(100, 2.5)], "kid": [(100, 0.1)]}
+    assert read_run(run).curve.distances == {"fid": [(100, 2.5)], "kid": [(100, 0.1)]}
 
 
 def test_the_picture_has_the_distances_over_millions_of_images_and_the_time_of_each_part(tmp_path):
     run = leave_run(tmp_path / "a", "STF", 100.0, 20_000, estimator_seconds=40.0)
     points = [{"images_seen": 1_000_000 * i, "fid": 9.0 / i} for i in (1, 2, 3)]
     write_rows(tmp_path / "a" / "fidelity.csv", points)
-    panel, bars = run_comparison([compared(read_run(run))]).axes
+    panel, bars = run_comparison([read_run(run).curve]).axes
     assert panel.get_xlabel() == "Training images seen (millions)"
     (line,) = panel.get_lines()
     assert line.get_xydata().tolist() == [[1, 9], [2, 4.5], [3, 3]]
@@ -269,9 +269,10 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
 def test_the_picture_has_a_line_where_the_steps_of_the_discretisation_double(tmp_path):
     run = read_run(leave_run(tmp_path / "a", "KNN", 10.0, images=900))  # 9 steps of 100 images
     distances = {"fid": [(100, 3.0), (900, 2.0)]}
-    consistency = replace(run, distances=distances, config={"model.total_steps": 12, "model.s0": 2, "model.s1": 8})
-    for found, expected in ((consistency, [400, 800]), (replace(consistency, config={}), [])):
-        panel, _ = run_comparison([compared(found)]).axes
+    options = {"model.total_steps": 12, "model.s0": 2, "model.s1": 8}
+    for config, expected in ((options, [400, 800]), ({}, [])):
+        curve = replace(run.curve, distances=distances, doublings=doublings(config, run.record))
+        panel, _ = run_comparison([curve]).axes
         vertical = [line.get_xdata()[0] for line in panel.get_lines() if line.get_linestyle() == ":"]
         divisor = 900 / panel.get_lines()[0].get_xdata()[-1]
         assert [seen * divisor for seen in vertical] == pytest.approx(expected)

@@ -6,26 +6,26 @@ in another folder has several; the last one stands for all, and earlier ones are
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_knn import estimators
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
-from lit_knn.figures.figure4.curves import HIGHER_IS_BETTER, read_estimator
-from lit_knn.figures.run_comparison import ComparedRun, run_comparison
+from lit_knn.estimators.counts import Count
 from lit_knn.figures.save import save_figure
+from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
 from lit_knn.runs.folder import config_of_run
 from lit_knn.runs.record import RECORD_NAME, Record, read_record
 from lit_knn.sampling.schedules import ict_doublings
 
-Points = list[tuple[int, float]]
 # Options of LitICT that set N(k).
 CURRICULUM = ("total_steps", "s0", "s1")
 # These columns of the tables are no metrics.
-POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint"}
+POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings"}
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,20 @@ class Run:
 
     Attributes:
         folder: as given on the command line.
-        estimator: class name, with k and n if it has them.
         config: all settings, by dotted names.
         record: what ran, where, and how long.
-        distances: (images seen, value) in ascending order, by metric.
+        curve: what the pictures show; its name is that of the folder and the estimator.
     """
 
     folder: str
-    estimator: str
     config: dict[str, Any]
     record: Record
-    distances: dict[str, Points]
+    curve: TrainingCurve
+
+    @property
+    def estimator(self) -> str:
+        """The estimator's class name, with k and n if it has them."""
+        return self.curve.name.removeprefix(f"{self.folder} ")
 
 
 def read_run(folder: str) -> Run:
@@ -53,11 +56,32 @@ def read_run(folder: str) -> Run:
     Raises:
         InputError: a file is missing or damaged.
     """
-    config = config_of_run(folder)
-    name, k, n = read_estimator(Path(folder) / "config.yaml", "report")
+    settings, record = config_of_run(folder), read_record(folder)
+    config, time = flat(settings), record.time
+    estimator, k, n = estimator_of(folder, settings)
     budget = ", ".join(f"{option}={value}" for option, value in (("k", k), ("n", n)) if value is not None)
-    record = read_record(folder)
-    return Run(folder, f"{name} {budget}".strip(), flat(config), record, read_distances(parts_of(folder, record)))
+    seconds = (time.estimator_seconds, time.seconds - time.estimator_seconds)
+    ms = (1000 * seconds[0] / time.images, 1000 * seconds[1] / time.images) if time.images else (0.0, 0.0)
+    name = f"{folder} {estimator} {budget}".strip()
+    distances = read_distances(parts_of(folder, record))
+    return Run(folder, config, record, TrainingCurve(name, estimator, k, n, distances, ms, doublings(config, record)))
+
+
+def estimator_of(folder: str, settings: dict[str, Any]) -> tuple[str, int | None, int | None]:
+    """Return class name, k and n of the estimator of a run's configuration."""
+    try:
+        estimator = settings["model"]["init_args"]["estimator"]
+        options, name = estimator.get("init_args") or {}, estimator["class_path"].rpartition(".")[2]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"report: {folder}/config.yaml has no model.init_args.estimator") from error
+    return name, _count(name, options, "k"), _count(name, options, "n")
+
+
+def _count(estimator: str, options: dict[str, Any], option: str) -> int | None:
+    """Read an option of an estimator: None if it is not given, and the default of its class if it is null."""
+    count = getattr(getattr(estimators, estimator, None), option, None)
+    given = options.get(option)
+    return count.default if given is None and option in options and isinstance(count, Count) else given
 
 
 def parts_of(folder: str, record: Record) -> list[Path]:
@@ -78,7 +102,7 @@ def trainings(folders: Sequence[str]) -> list[str]:
     folders = list(dict.fromkeys(folders))
     recorded = [folder for folder in folders if (Path(folder) / RECORD_NAME).is_file()]
     if not recorded:
-        return folders  # Reading them tells what is missing.
+        return folders  # Reading them reports what is missing.
     for folder in folders:
         if folder not in recorded:
             print(f"left out: {folder} has no {RECORD_NAME}, which every training writes", file=sys.stderr)
@@ -139,69 +163,65 @@ def _number(text: str | None) -> bool:
 
 def markdown(runs: Sequence[Run], baseline: Run) -> str:
     """Make the report: results and circumstances of each run, then the settings that differ."""
-    names = ["run", *(run.folder for run in runs)]
-    results = [[label, *(tell(run) for run in runs)] for label, tell in result_rows(runs, baseline)]
-    lines = ["# Training runs", "", *table([names, *results]), ""]
+    columns = [cells(run, runs, baseline) for run in runs]
+    results = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    lines = ["# Training runs", "", *table(results), ""]
     lines.append(f"Time per image is relative to {baseline.folder} ({baseline.estimator}), without validations.")
     if len(runs) > 1:
-        lines.append("Trainings of other seeds tell how much of a difference between the distances is chance.")
+        lines.append("Trainings of other seeds show how much of a difference between the distances is chance.")
     for run in runs:
         unrecorded = run.record.images_seen - run.record.time.images
         if unrecorded > 0:
             lines.append(f"The time of {run.folder} is without its first {unrecorded:,} images.")
     differing = differences(runs)
     lines += ["", "## Settings that differ", ""]
-    lines += table([["setting", *names[1:]], *differing]) if differing else ["None."]
+    lines += table([["setting", *(run.folder for run in runs)], *differing]) if differing else ["None."]
     return "\n".join(lines) + "\n"
 
 
-def result_rows(runs: Sequence[Run], baseline: Run) -> list[tuple[str, Callable[[Run], str]]]:
-    """List the rows of the first table: a label, and a function from a run to its cell."""
-
-    def best(metric: str) -> Callable[[Run], str]:
-        return lambda run: best_of(run.distances.get(metric, []), metric)
-
-    def relative(run: Run) -> str:
-        own, reference = run.record.time.images_per_second, baseline.record.time.images_per_second
-        return f"{reference / own:.1%}" if own > 0 and reference > 0 else "-"
-
-    metrics = dict.fromkeys(metric for run in runs for metric in run.distances)
-    return [
-        ("estimator", lambda run: run.estimator),
-        ("seed", lambda run: str(run.config.get("seed_everything", "-"))),
-        ("status", lambda run: run.record.status),
-        ("steps", lambda run: f"{run.record.step:,}"),
-        ("images seen", lambda run: f"{run.record.images_seen:,}"),
-        *(row for metric in metrics for row in [(TITLES.get(metric, metric), best(metric)), *level_row(runs, metric)]),
-        ("hours of training", lambda run: f"{run.record.time.seconds / 3600:.3g}"),
-        ("images/s", lambda run: f"{run.record.time.images_per_second:.4g}" if run.record.time.seconds else "-"),
-        ("estimator's share", lambda run: f"{run.record.time.estimator_share:.1%}" if run.record.time.seconds else "-"),
-        ("time per image", relative),
-        ("memory, GPU", lambda run: f"{run.record.memory_gb:.2f} GB, {run.record.gpu_memory_gb:.2f} GB"),
-        ("hardware", lambda run: "; ".join(run.record.time.hardware) or "-"),
-        ("data", lambda run: " ".join(str(value) for value in _data(run.record.data))),
-        ("revision", lambda run: run.record.revision or "-"),
-        ("started", lambda run: run.record.started),
-    ]
+def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
+    """Return the column of a run in the first table, by the labels of the rows, which are those of all `runs`."""
+    record, time, speed = run.record, run.record.time, baseline.record.time.images_per_second
+    relative = f"{speed / time.images_per_second:.1%}" if time.images_per_second > 0 and speed > 0 else "-"
+    return {
+        "run": run.folder,
+        "estimator": run.estimator,
+        "seed": str(run.config.get("seed_everything", "-")),
+        "status": record.status,
+        "steps": f"{record.step:,}",
+        "images seen": f"{record.images_seen:,}",
+        **distance_cells(run, runs),
+        "hours of training": f"{time.seconds / 3600:.3g}",
+        "images/s": f"{time.images_per_second:.4g}" if time.seconds else "-",
+        "estimator's share": f"{time.estimator_share:.1%}" if time.seconds else "-",
+        "time per image": relative,
+        "memory, GPU": f"{record.memory_gb:.2f} GB, {record.gpu_memory_gb:.2f} GB",
+        "hardware": "; ".join(time.hardware) or "-",
+        "data": " ".join(_data(record.data)),
+        "revision": record.revision or "-",
+        "started": record.started,
+    }
 
 
-def level_row(runs: Sequence[Run], metric: str) -> list[tuple[str, Callable[[Run], str]]]:
-    """Compare runs of unequal lengths after the last number of images at which all that have the metric measured it."""
-    measured = [dict(run.distances[metric]) for run in runs if metric in run.distances]
-    shared = set.intersection(*(set(points) for points in measured))
-    if len({max(points) for points in measured}) == 1 or not shared:
-        return []
-    level = max(shared)
+def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:
+    """Return the best and the last value of each metric.
 
-    def value(run: Run) -> str:
-        points = dict(run.distances.get(metric, []))
-        return f"{points[level]:.4g}" if points else "-"
-
-    return [(f"{TITLES.get(metric, metric)} at {level:,} images", value)]
+    Runs of unequal lengths are also compared after the last number of images at which all of them were measured.
+    """
+    found = {}
+    for metric in dict.fromkeys(metric for run in runs for metric in run.curve.distances):
+        title, own = TITLES.get(metric, metric), run.curve.distances.get(metric, [])
+        found[title] = best_of(own, metric)
+        measured = [dict(other.curve.distances[metric]) for other in runs if metric in other.curve.distances]
+        shared = set.intersection(*(set(points) for points in measured))
+        if shared and len({max(points) for points in measured}) > 1:
+            level = max(shared)
+            found[f"{title} at {level:,} images"] = f"{dict(own)[level]:.4g}" if own else "-"
+    return found
 
 
 def _data(data: dict[str, Any]) -> list[str]:
-    """Name the data in a few words; the first 8 digits of the fingerprint tell other images apart."""
+    """Name the data in a few words; the first 8 digits of the fingerprint distinguish other images."""
     words = [str(data.get("class", "-"))]
     if "images" in data:
         words.append(f"{data['images']:,} x {'x'.join(map(str, data['shape']))}{' flipped' if data['hflip'] else ''}")
@@ -209,28 +229,20 @@ def _data(data: dict[str, Any]) -> list[str]:
     return words
 
 
-def compared(run: Run) -> ComparedRun:
-    """Select what the picture shows."""
-    time = run.record.time
-    estimator, rest = time.estimator_seconds, time.seconds - time.estimator_seconds
-    ms = (1000 * estimator / time.images, 1000 * rest / time.images) if time.images else (0.0, 0.0)
-    return ComparedRun(f"{run.folder} {run.estimator}", ms, run.distances, doublings_of(run))
-
-
-def doublings_of(run: Run) -> list[float]:
+def doublings(config: dict[str, Any], record: Record) -> list[float]:
     """Return the images seen where N(k) of a run of LitICT doubled; no numbers for another model."""
-    options = [value for name in CURRICULUM if isinstance(value := run.config.get(f"model.{name}"), int)]
-    if len(options) < len(CURRICULUM) or not run.record.step:
+    options = [value for name in CURRICULUM if isinstance(value := config.get(f"model.{name}"), int)]
+    if len(options) < len(CURRICULUM) or not record.step:
         return []
-    images_per_step = run.record.images_seen / run.record.step
-    return [step * images_per_step for step in ict_doublings(*options) if step <= run.record.step]
+    images_per_step = record.images_seen / record.step
+    return [step * images_per_step for step in ict_doublings(*options) if step <= record.step]
 
 
 def best_of(points: Points, metric: str) -> str:
-    """Tell the best value and when it was reached, and the last one if it differs; "-" without values."""
+    """Say the best value and when it was reached, and the last one if it differs; "-" without values."""
     if not points:
         return "-"
-    best = (max if metric in HIGHER_IS_BETTER else min)(points, key=lambda point: point[1])
+    best = best_point(points, metric)
     last = "" if best == points[-1] else f", at the end {points[-1][1]:.4g}"
     return f"{best[1]:.4g} at {best[0]:,}{last}"
 
@@ -254,7 +266,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Print the report of the runs on the command line, and write it with its picture.
+    """Print the report of the runs on the command line, and write it with its pictures.
 
     Raises:
         InputError: a file of the report is there already without `--overwrite`, or the folder of a run lacks a file or
@@ -262,7 +274,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(
         prog="lit-knn report",
-        description="Put training runs side by side: distances, speed, data, versions, and the settings that differ.",
+        description="Put training runs side by side: distances, speed, data, versions, and the settings that differ. "
+        "Runs that differ in k or n are also drawn as in Figure 4.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0")
     parser.add_argument(
@@ -271,22 +284,35 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", default="report", help="path of the files, without .md, .png and .pdf")
     parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier report")
     options = parser.parse_args(args)
-    if not Path(options.output).name:
-        raise InputError(f"report: --output {options.output!r} is no name of a file")
-    written = [Path(f"{options.output}.{suffix}") for suffix in ("md", "png", "pdf")]
-    taken = next((path for path in written if path.exists()), None)
-    if taken is not None and not options.overwrite:
-        raise InputError(
-            f"report: --output {options.output}: {taken} is there already; give another path or --overwrite"
-        )
-    folder = next((path for path in written if path.is_dir()), None)
-    if folder is not None:
-        raise InputError(f"report: --output {options.output}: {folder} is a folder; give another path")
     runs = [read_run(folder) for folder in trainings(options.runs)]
+    pictures = {options.output: run_comparison}
+    if is_ablation([run.curve for run in runs]):
+        pictures[f"{options.output}_figure4"] = figure4
+    page = Path(f"{options.output}.md")
+    written = [page, *(Path(f"{stem}.{suffix}") for stem in pictures for suffix in ("png", "pdf"))]
+    check_output(options.output, written, options.overwrite)
     plain = [run for run in runs if run.estimator == "OneSample"]
     text = markdown(runs, read_run(options.baseline) if options.baseline else [*plain, *runs][0])
     print(text)
-    with written_whole(written[0]) as partial:
+    with written_whole(page) as partial:
         partial.write_text(text, encoding="utf-8")
-    save_figure(run_comparison([compared(run) for run in runs]), options.output)
+    for stem, draw in pictures.items():
+        save_figure(draw([run.curve for run in runs]), stem)
     print(f"Written: {', '.join(map(str, written))}")
+
+
+def is_ablation(curves: Sequence[TrainingCurve]) -> bool:
+    """Whether measured runs differ in k or n."""
+    measured = [curve for curve in curves if curve.distances]
+    return any(len({(run.k, run.n) for run in varied(measured, option)}) > 1 for option in ("k", "n"))
+
+
+def check_output(output: str, written: Sequence[Path], overwrite: bool) -> None:
+    """Raise InputError if a file of the report cannot be written, or would replace another one unasked."""
+    if not Path(output).name:
+        raise InputError(f"report: --output {output!r} is no name of a file")
+    for path in written:
+        if path.is_dir():
+            raise InputError(f"report: --output {output}: {path} is a folder; give another path")
+        if path.exists() and not overwrite:
+            raise InputError(f"report: --output {output}: {path} is there already; give another path or --overwrite")

@@ -183,7 +183,7 @@ class Trainer(pl.Trainer):
 
         Model, data and trainer come from RUN/config.yaml. Add a metric with `-c configs/evaluate/fid.yaml`; without it
         the run's own `Fidelity` measures. RUN/checkpoints_fid.csv (named after the metric) gets one row per checkpoint;
-        `python -m lit_knn.figures.figure4` reads it. The curve goes to the .png and .pdf beside it. The devices,
+        `lit-knn report` reads it. The curve goes to the .png and .pdf beside it. The devices,
         `--trainer.devices`, share the samples of each checkpoint.
 
         Args:

@@ -4,14 +4,15 @@ from lit_knn.figures.checkpoint_curve import average_curve, checkpoint_curve
 from lit_knn.figures.figure1 import figure1
 from lit_knn.figures.figure2 import figure2
 from lit_knn.figures.figure3 import figure3
-from lit_knn.figures.figure4 import figure4
 from lit_knn.figures.figure5 import figure5
 from lit_knn.figures.image_grid import captioned, image_grid, pair_grid
 from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.figures.save import save_figure
 from lit_knn.figures.size_calibration import size_calibration
+from lit_knn.figures.training_curves import TrainingCurve, figure4, run_comparison
 
 __all__ = [
+    "TrainingCurve",
     "agreement_curves",
     "agreement_grid",
     "average_curve",
@@ -24,6 +25,7 @@ __all__ = [
     "figure5",
     "image_grid",
     "pair_grid",
+    "run_comparison",
     "same_noise_boxes",
     "save_figure",
     "size_calibration",

@@ -1,0 +1,145 @@
+"""Pictures of training runs: distances to the data over the images seen, times, and Figure 4 (fig:ablation)."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lit_knn.common.tables import TITLES
+from lit_knn.figures.style import dress, image_unit, log_values, look
+
+HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
+DOUBLES = "the steps N(k) double"
+
+Points = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class TrainingCurve:
+    """What the pictures show of one run.
+
+    Attributes:
+        name: as in the legend.
+        estimator: class name.
+        k: neighbours searched, or None.
+        n: samples drawn, or None.
+        distances: (images seen, value) in ascending order, by metric.
+        ms_per_image: (estimator, rest): milliseconds of training per image.
+        doublings: images seen where the number of discretisation steps N(k) doubled.
+    """
+
+    name: str
+    estimator: str
+    k: int | None = None
+    n: int | None = None
+    distances: Mapping[str, Points] = field(default_factory=dict)
+    ms_per_image: tuple[float, float] = (0.0, 0.0)
+    doublings: Sequence[float] = ()
+
+
+def best_point(points: Points, metric: str) -> tuple[int, float]:
+    """Return the first point with the best value of the metric."""
+    return (max if metric in HIGHER_IS_BETTER else min)(points, key=lambda point: point[1])
+
+
+def passes(points: Points, baseline: Points, metric: str) -> int | None:
+    """Return the images seen when a curve is first better than the best of `baseline`; None if it never is."""
+    best, sign = best_point(baseline, metric)[1], 1 if metric in HIGHER_IS_BETTER else -1
+    return next((seen for seen, value in points if sign * value > sign * best), None)
+
+
+def run_comparison(runs: Sequence[TrainingCurve]) -> Figure:
+    """Draw one panel per metric over images seen, with a line per run, and bars of the time per image.
+
+    A thin vertical line shows where N(k) doubles in consistency training: the loss and the samples change there.
+    """
+    metrics = _metrics(runs)
+    figure = Figure(figsize=(4.2 * (len(metrics) + 1), 3.8), layout="constrained")
+    *panels, bars = figure.subplots(1, len(metrics) + 1, squeeze=False)[0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        _draw_metric(axes, runs, metric)
+    _draw_times(bars, runs)
+    handles, labels = bars.get_legend_handles_labels()
+    marked = [line for axes in panels for line in axes.lines if line.get_label() == DOUBLES]
+    legend = [*handles, *marked[:1]], [*labels, *([DOUBLES] if marked else [])]
+    figure.legend(*legend, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _metrics(runs: Sequence[TrainingCurve]) -> list[str]:
+    return list(dict.fromkeys(metric for run in runs for metric in run.distances))
+
+
+def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None:
+    points = [point for run in runs for point in run.distances.get(metric, ())]
+    last = max(seen for seen, _ in points)
+    unit, divisor = image_unit(last)
+    for number, run in enumerate(runs):
+        own = run.distances.get(metric, ())
+        axes.plot([seen / divisor for seen, _ in own], [value for _, value in own], **look(number))
+    for seen in sorted({seen for run in runs for seen in run.doublings if seen <= last}):
+        axes.axvline(seen / divisor, color="0.6", linewidth=0.6, linestyle=":", zorder=0, label=DOUBLES)
+    dress(axes, xlabel=f"Training images seen ({unit})", ylabel=TITLES.get(metric, metric))
+    if min(value for _, value in points) > 0:
+        log_values(axes)
+
+
+def _draw_times(axes: Axes, runs: Sequence[TrainingCurve]) -> None:
+    for number, run in enumerate(runs):
+        estimator, rest = run.ms_per_image
+        axes.barh(number, rest, height=0.6, color=look(number)["color"], label=run.name)
+        axes.barh(number, estimator, height=0.6, left=rest, color="0.3")
+    dress(axes, xlabel="ms per image (dark: estimator)")
+    axes.set_yticks([])
+    axes.invert_yaxis()
+
+
+def figure4(runs: Sequence[TrainingCurve]) -> Figure:
+    """Draw Figure 4: a column per metric with two panels, in which k (above) and n (below) vary.
+
+    Both panels also show the baseline, a run of the one-sample estimator, if there is one. Dotted lines show the best
+    value of each curve, dashed lines the point where a curve passes the baseline's best.
+    """
+    metrics = _metrics(runs)
+    figure = Figure(figsize=(6 * len(metrics), 7), layout="constrained")
+    for column, metric in zip(figure.subplots(2, len(metrics), sharex="col", squeeze=False).T, metrics, strict=True):
+        measured = [run for run in runs if metric in run.distances]
+        unit, divisor = image_unit(max(seen for run in measured for seen, _ in run.distances[metric]))
+        for axes, option, title in zip(column, ("k", "n"), ("search size k", "sample size n"), strict=True):
+            dress(axes, ylabel=TITLES.get(metric, metric))
+            axes.set_title(f"Effect of the {title}", fontsize=10)
+            _panel(axes, [*_without_k(measured), *varied(measured, option)], metric, divisor)
+        column[-1].set_xlabel(f"Training images seen ({unit})")
+    return figure
+
+
+def _without_k(runs: Sequence[TrainingCurve]) -> list[TrainingCurve]:
+    return [run for run in runs if run.k is None]
+
+
+def varied(runs: Sequence[TrainingCurve], option: str) -> list[TrainingCurve]:
+    """Select the runs that differ in `option`, "k" or "n", alone.
+
+    The other option has its most common value, the larger one in a tie.
+    """
+    searching = [run for run in runs if run.k is not None]
+    other = "n" if option == "k" else "k"
+    counts = Counter(getattr(run, other) for run in searching)
+    common = max(counts, key=lambda value: (counts[value], value), default=None)
+    return sorted((run for run in searching if getattr(run, other) == common), key=lambda run: getattr(run, option))
+
+
+def _panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor: float) -> None:
+    baseline = next((run for run in runs if run.estimator == "OneSample"), None)
+    for number, run in enumerate(runs):
+        style, points = look(number) | ({"color": "black"} if run is baseline else {}), run.distances[metric]
+        label = run.estimator if run.k is None else f"{run.estimator} k={run.k}, n={run.n}"
+        axes.plot([seen / divisor for seen, _ in points], [value for _, value in points], label=label, **style)
+        axes.axhline(best_point(points, metric)[1], color=style["color"], linestyle=":", linewidth=1)
+        passed = passes(points, baseline.distances[metric], metric) if baseline else None
+        if passed is not None:
+            axes.axvline(passed / divisor, color=style["color"], linestyle="--", linewidth=1)
+    log_values(axes)
+    axes.legend(fontsize=8)
