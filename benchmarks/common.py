@@ -5,18 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import write_rows
-from lit_knn.data.array_files import read_array_file
-from lit_knn.data.image_files import read_image_files
-from lit_knn.data.prepared import read_prepared
 from lit_knn.estimators import Estimator
 from lit_knn.index import Index
-from lit_knn.reference import ReferenceSet
 
 Rows = list[dict[str, Any]]
 
@@ -37,20 +30,6 @@ class Entry(NamedTuple):
     def make_index(self, probe: int | None = None) -> Index | None:
         """Make the index, which searches `probe` lists."""
         return None if self.search is None else self.search(probe)
-
-
-def load(path: Path) -> Tensor:
-    """Load images from a zip, folder, .npy or .npz; prepared images, with a .json beside them, are mapped."""
-    if path.suffix == ".npy" and path.with_suffix(".json").exists():
-        return prepared_set(path).images
-    read = read_array_file if path.suffix in (".npy", ".npz") else read_image_files
-    return torch.as_tensor(read(path)[0])
-
-
-def prepared_set(path: Path, index: Index | None = None) -> ReferenceSet:
-    """Make a reference set from a prepared file, whose images stay mapped on disk."""
-    prepared = read_prepared(path)
-    return ReferenceSet(prepared.images, index=index, labels=prepared.labels, sha256=prepared.sha256)
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

@@ -26,9 +26,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.common import Entry, Output, Rows, cell, load, markdown
+from benchmarks.common import Entry, Output, Rows, cell, markdown
 from lit_knn.common.errors import told_in_one_line
 from lit_knn.common.memory import process_bytes
+from lit_knn.data.reading import reference_from
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -155,7 +156,7 @@ def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
 
 def peak_memory(name: str | None, args: argparse.Namespace) -> int:
     """Call an entry once at B = args.batch, unless `name` is None; return this process's peak resident MiB (Linux)."""
-    images = load(args.data)
+    images = reference_from(args.data).images
     z, x = NoisyLatents(ReferenceSet(images), args.batch, 0).batch(range(args.batch), 10.0)
     if name is not None:
         bound(chosen(args)[name], images).posterior_mean(z, 10.0, x_source=x)
@@ -261,7 +262,7 @@ def main() -> None:
     parser.add_argument("--scaling", type=int, nargs="+", help="numbers of images")
     parser.add_argument("--output", type=Path, help="stem of the files to write")
     args = parser.parse_args()
-    images = load(args.data)
+    images = reference_from(args.data).images
     output = Output(args.output, "csv", "md", "png", "pdf")
     rows = scaling(images, args) if args.scaling else measure(images, args)
     output.write_rows(rows)  # Rows are saved before memory is measured, because that may fail.

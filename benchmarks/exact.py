@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import Output, Rows, load, markdown
+from benchmarks.common import Output, Rows, markdown
 from benchmarks.estimators import ThreeLines
 from lit_knn.common.errors import told_in_one_line
+from lit_knn.data.reading import reference_from
 from lit_knn.estimators import Exact
 from lit_knn.estimators.float_sums import float_sums
 from lit_knn.metrics.latents import NoisyLatents
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="stem of the file to write")
     args = parser.parse_args(argv)
     output = Output(args.output, "md")
-    rows = measure(load(args.data), args)
+    rows = measure(reference_from(args.data).images, args)
     output.tell(f"B = {args.batch}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{table(rows)}")
 
 

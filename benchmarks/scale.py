@@ -25,9 +25,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common import Entry, Output, Rows, markdown, prepared_set
+from benchmarks.common import Entry, Output, Rows, markdown
 from benchmarks.scale_entries import PLAIN, Truth, entries, measure, measure_truth
 from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.data.reading import reference_from
 from lit_knn.referee.child_process import in_own_process
 
 
@@ -45,7 +46,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="entries; default: all")
     parser.add_argument("--cache-dir", type=Path, help="keeps the indexes, and has perhaps kept them; default: removed")
     options = parser.parse_args(args)
-    output, images = Output(options.output, "csv", "md"), prepared_set(options.data)
+    output, images = Output(options.output, "csv", "md"), reference_from(options.data)
     options.k = min(options.k, images.N)
     rows: Rows = []
     with tempfile.TemporaryDirectory(dir=options.output.parent, prefix="scale-") as folder:
@@ -73,7 +74,7 @@ def measure_entry(name: str, options: argparse.Namespace) -> Rows:
 
 def chosen(options: argparse.Namespace) -> dict[str, Entry]:
     """Return the entries to measure, by name."""
-    images = prepared_set(options.data)
+    images = reference_from(options.data)
     known = entries(images.N, images.d, options.k, options.n, str(options.cache_dir))
     unknown = [name for name in options.only or [] if name not in known]
     if unknown:

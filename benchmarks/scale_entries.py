@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import Entry, Rows, prepared_set
+from benchmarks.common import Entry, Rows
 from lit_knn.common.rng import keyed_generator
+from lit_knn.data.reading import reference_from
 from lit_knn.estimators import KNN, STF, Estimator, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.metrics.estimator_error import mean_and_error
@@ -75,7 +76,7 @@ def entries(N: int, d: int, k: int, n: int, cache_dir: str) -> dict[str, Entry]:
 
 def measure_truth(path: Path, levels: Sequence[float], batch: int, k: int) -> Iterator[tuple[float, Truth]]:
     """Compute the truth at each noise level, with the same images and noise at all of them."""
-    reference = prepared_set(path, TorchIndex("float32"))
+    reference = reference_from(path, TorchIndex("float32"))
     exact, latents = Exact().bind(reference), NoisyLatents(reference, batch, seed=0)
     reference.build_index()
     for t in tqdm(levels, desc="exact means and neighbours", unit=" level", disable=None):
@@ -124,7 +125,7 @@ def measure(path: Path, entry: Entry, truth: dict[float, Truth], k: int, calls: 
 def start(path: Path, entry: Entry, probe: int | None) -> tuple[float, Estimator]:
     """Open the file and bind the estimator; return the seconds and the estimator."""
     begin = time.perf_counter()
-    estimator = entry.estimator().bind(prepared_set(path, entry.make_index(probe)))
+    estimator = entry.estimator().bind(reference_from(path, entry.make_index(probe)))
     return time.perf_counter() - begin, estimator
 
 

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import Output, Rows, load, markdown
+from benchmarks.common import Output, Rows, markdown
 from benchmarks.estimators import entries
 from lit_knn.common.errors import InputError, told_in_one_line
 from lit_knn.common.memory import process_bytes
 from lit_knn.common.rng import keyed_generator
+from lit_knn.data.reading import reference_from
 from lit_knn.estimators import Exact
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.reference import ReferenceSet
@@ -52,7 +53,7 @@ def measure(rank: int, size: int, name: str, args: argparse.Namespace, folder: s
     """Run one rank, and write its measurements to its own file."""
     torch.set_num_threads(max(args.threads // size, 1))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    images = load(args.data)
+    images = reference_from(args.data).images
     before = process_bytes("RssAnon")
     peak = Peak()
     peak.start()
@@ -129,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for size in args.ranks:
             rows.append(run(size, name, args))
             print(f"{name}, {size} ranks measured", file=sys.stderr, flush=True)
-    images = load(args.data)
+    images = reference_from(args.data).images
     text = (
         f"N = {len(images)}, d = {images[0].numel()}, {args.batch} latents over all ranks, k = {args.k}, n = {args.n}"
     )

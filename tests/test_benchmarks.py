@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from benchmarks import exact, generate_images, scale, sharded
-from benchmarks.common import Entry, load, prepared_set
+from benchmarks.common import Entry
 from benchmarks.generate_images import generated_source, resizing
 from benchmarks.scale_entries import measure, measure_truth, recall
 from lit_knn.data.prepared import read_prepared
 from lit_knn.data.prepared_writer import write_prepared
+from lit_knn.data.reading import reference_from
 from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex
 from tests.image_files import encoded, labels_json, pixels, write_zip
@@ -99,17 +100,17 @@ def test_options_out_of_range_are_one_line(tmp_path, capsys, option, value):
 
 
 def test_images_are_read_from_prepared_files_arrays_and_folders(prepared, tmp_path):
-    images = load(prepared)
+    images = reference_from(prepared).images
     assert images.shape == (300, 3, 8, 8)
     np.save(tmp_path / "array.npy", images.numpy())
-    assert torch.equal(load(tmp_path / "array.npy"), images)
+    assert torch.equal(reference_from(tmp_path / "array.npy").images, images)
     write_zip(tmp_path / "x.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)})
-    assert torch.equal(load(tmp_path / "x.zip"), images)
+    assert torch.equal(reference_from(tmp_path / "x.zip").images, images)
 
 
 def test_the_truth_is_that_of_enumeration(prepared):
     (level, known), _ = measure_truth(prepared, [0.5, 3.0], 10, 20)
-    reference = prepared_set(prepared)
+    reference = reference_from(prepared)
     sq_dist = torch.cdist(known.z.flatten(1).double(), reference.gather(torch.arange(300)).flatten(1).double()).square()
     nearest = sq_dist.sort(dim=1).indices[:, :20]
     assert level == 0.5

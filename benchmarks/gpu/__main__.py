@@ -23,13 +23,14 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.common import Output, Rows, load
+from benchmarks.common import Output, Rows
 from benchmarks.gpu import checks, estimators, training
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.picture import save_picture
 from benchmarks.gpu.roofline import Roofline, Sizes
 from benchmarks.gpu.timing import FAILED, why
 from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.data.reading import reference_from
 
 # Seconds that a network takes to compile, about. Without them, it is not begun.
 COMPILING = 120.0
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         return time.monotonic() + seconds < end
 
     output = Output(args.output, "csv", "md", "png")
-    given = None if args.data is None else load(args.data)
+    given = None if args.data is None else reference_from(args.data).images
     batch, numbers = args.batch or scale.batch, args.images or scale.images
     _check_numbers(given, numbers)
     results = Results(output)

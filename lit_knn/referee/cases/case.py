@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.data.reading import reference_from
 from lit_knn.index import Index
-from lit_knn.referee.cases.files import reference_from
 from lit_knn.reference import ReferenceSet
 
 
@@ -69,7 +69,7 @@ class Case:
             return ReferenceSet(self.make(), index, self.hflip)
         if data is None:
             raise InputError(f"case {self.name} needs --data PATH: {self.recipe}")
-        reference = reference_from(data.expanduser(), index, self.hflip)
+        reference = reference_from(data, index, self.hflip)
         stored = tuple(reference.images.shape)
         if stored != self.shape or reference.images.dtype != torch.uint8:
             wanted = f"{self.shape} of uint8"
