@@ -186,16 +186,16 @@ def test_pixels_of_two_sources_are_never_mixed(tmp_path, monkeypatch):
 
     def kill_after(source, block):
         """Prepare in blocks of two images, until a kill between a block and its record."""
-        written = []
+        flushed = []
 
-        def to_disk(file):
-            file.flush()
-            written.append(file)
-            if len(written) == block:
+        def fsync(file):
+            # Each block is flushed, and then its record.
+            flushed.append(file)
+            if len(flushed) == 2 * block - 1:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("lit_knn.data.prepared_writer._to_disk", to_disk)
+            patch.setattr(os, "fsync", fsync)
             with pytest.raises(KeyboardInterrupt):
                 prepare(source, out, block_images=2)
 
