@@ -4,6 +4,8 @@ import torch
 from torchvision.datasets import ImageFolder
 
 from lit_knn.data import ImageFiles
+from lit_knn.data.image_source import Options
+from lit_knn.data.prepared_writer import prepare
 from lit_knn.estimators import Exact, class_conditional
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 from tests.toys import enumerate_class_mean
@@ -52,11 +54,10 @@ def test_folders_that_are_no_classes_are_refused(tmp_path):
     def said(name, files):
         folder = write_folder(tmp_path / name, files)
         (folder / ".hidden").mkdir()
-        texts = [
-            refusal(ImageFiles(str(path), labels_from_folders=True).load)
-            for path in (folder, write_zip(tmp_path / f"{name}.zip", files))
-        ]
-        assert all(text.startswith("data.path=") for text in texts)
+        texts = []
+        for path in (folder, write_zip(tmp_path / f"{name}.zip", files)):
+            texts.append(refusal(prepare, path, tmp_path / "x.npy", Options(labels_from_folders=True)))
+            assert refusal(ImageFiles(str(path), labels_from_folders=True).load) == f"data.path={path}: {texts[-1]}"
         return texts
 
     image = encoded(pixels(4, 4, 3))

@@ -137,7 +137,7 @@ def test_images_with_too_many_pixels_are_refused(tmp_path, width, height):
 
 
 def test_more_images_than_the_memory_holds_are_refused_with_both_sizes(tmp_path, monkeypatch):
-    import lit_knn.data.image_files as files
+    import lit_knn.data.files as files
 
     folder = write_folder(tmp_path, {f"{i}.png": encoded(pixels(10, 10, 3)) for i in range(4)})
     monkeypatch.setattr(files, "machine_bytes", lambda: 1199)

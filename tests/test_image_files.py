@@ -139,8 +139,8 @@ def test_a_palette_with_transparency_is_refused(tmp_path):
         (b'{"labels": [["a.png", true], ["b.png", 1]]}', "label of a.png must be an integer from 0, got True"),
         (b'{"labels": [["a.png", -1], ["b.png", 1]]}', "label of a.png must be an integer from 0, got -1"),
         (b'{"labels": [["a.png", 1], ["a.png", 1]]}', "names a.png twice"),
-        (b'{"labels": [["a.png", 1]]}', "1 labels for 2 images, none for b.png"),
-        (b'{"labels": [["b.png", 1], ["c.png", 2]]}', "2 labels for 2 images, none for a.png"),
+        (b'{"labels": [["a.png", 1]]}', "1 labels for 2 images; none for b.png"),
+        (b'{"labels": [["b.png", 1], ["c.png", 2]]}', "2 labels for 2 images; none for a.png"),
         (b'{"labels": [["a.png", 1], ["b.png", 1], ["c.png", 2]]}', "3 labels for 2 images; c.png is not among"),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_cut_partial_is_not_resumed_for_ever(tmp_path, done, capsys):
 def test_a_file_of_other_options_is_not_taken(tmp_path, first, second):
     # Square colour images in one folder: each option leaves the shape as it is.
     size = first.size or 5
-    files = {f"a/{i}.png": encoded(pixels(size, size, 3)) for i in range(3)}
+    files = {f"{folder}/0.png": encoded(pixels(size, size, 3)) for folder in "abc"}
     source = write_folder(tmp_path / "s", files | labels_json([[name, 0] for name in files]))
     prepare(source, tmp_path / "x.npy", first)
     assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", second)

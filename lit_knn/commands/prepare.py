@@ -46,7 +46,8 @@ def parse(args: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--labels-from-folders",
         action="store_true",
-        help="label each image with the place of its top-level folder among all, sorted by name, from 0",
+        help="label each image with the place of its folder among all, sorted by name, from 0; each image must lie "
+        "directly in the folder of its class",
     )
     parser.add_argument("--workers", type=int, metavar="W", help="threads that decode; default: one for each CPU")
     options = parser.parse_args(args)

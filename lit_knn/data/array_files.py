@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from lit_knn.common.errors import InputError, first_line, printable
-from lit_knn.data.image_files import DAMAGED, check_entry, check_memory, existing
+from lit_knn.data.files import DAMAGED, check_entry, check_memory, existing
 
 # NumPy's headers are shorter. NumPy itself would read a longer one into memory before it refuses it.
 HEADER_BYTES = 2**14

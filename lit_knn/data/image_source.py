@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_knn.common.errors import InputError
-from lit_knn.data.folder_labels import folder_labels
-from lit_knn.data.image_files import Read, decode, existing, opened, read_labels, sorted_images
+from lit_knn.data.files import Files, existing, opened
+from lit_knn.data.image_files import decode
+from lit_knn.data.image_labels import image_labels
 
 # An image of this width and height has 200 MB.
 LARGEST_SIZE = 8192
@@ -30,8 +30,7 @@ class Options:
         size: width and height to which every image is resized with antialiasing (Lanczos); None keeps its own size.
         center_crop: first cut the largest square out of the middle.
         rgb: convert grayscale, CMYK and transparent images to three channels.
-        labels_from_folders: number the top-level folders in the order of their names, and label each image by its
-            folder. Otherwise labels come from `dataset.json`, if there is one.
+        labels_from_folders: label each image by its folder instead of `dataset.json`, see `image_labels`.
     """
 
     size: int | None = None
@@ -91,48 +90,32 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
         options: the changes made to each image.
 
     Raises:
-        InputError: a path that does not exist, no images, labels that do not match.
+        InputError: a path that does not exist, no images, labels that do not match, folders that are no classes.
     """
     path = existing(path)
     if (path / CIFAR10_FOLDER).is_dir():
         yield _cifar10(path, options)
         return
-    with opened(path) as (all_names, read):
-        names = sorted_images(path, all_names)
-        labels = _labels(path, options, all_names, names, read)
-        origin = _origin(path, options, _stamps(path, names), labels)
+    with opened(path) as files:
+        labels, origin = _labels_and_origin(files, options)
 
         def image(i: int) -> np.ndarray:
-            return decode(path, names[i], read, lambda image: options.apply(image, f"{path}: {names[i]}"))
+            name = files.images[i]
+            return decode(files, name, lambda image: options.apply(image, f"{path}: {name}"))
 
-        yield Source(names, image, labels, origin, lambda: _origin_now(path, options) != origin)
+        def changed() -> bool:
+            try:
+                with opened(path) as now:
+                    return _labels_and_origin(now, options)[1] != origin
+            except (InputError, OSError, KeyError):
+                return True
 
-
-def _origin_now(path: Path, options: Options) -> dict[str, Any] | None:
-    """Read the source's origin again; None if this is not possible any more."""
-    try:
-        with opened(path) as (all_names, read):
-            names = sorted_images(path, all_names)
-            return _origin(path, options, _stamps(path, names), _labels(path, options, all_names, names, read))
-    except (InputError, OSError, KeyError):
-        return None
+        yield Source(files.images, image, labels, origin, changed)
 
 
-def _labels(path: Path, options: Options, all_names: list[str], names: list[str], read: Read) -> np.ndarray | None:
-    return folder_labels(path, names) if options.labels_from_folders else read_labels(path, all_names, names, read)
-
-
-def _stamps(path: Path, names: list[str]) -> Iterator[str]:
-    """Identify each image by its size and by its CRC or time of change, without reading the image."""
-    if path.is_dir():
-        for name in names:
-            status = (path / name).stat()
-            yield f"{name}\t{status.st_size}\t{status.st_mtime_ns}"
-    else:
-        with zipfile.ZipFile(path) as archive:
-            for name in names:
-                entry = archive.getinfo(name)
-                yield f"{name}\t{entry.file_size}\t{entry.CRC}"
+def _labels_and_origin(files: Files, options: Options) -> tuple[np.ndarray | None, dict[str, Any]]:
+    labels = image_labels(files, options.labels_from_folders)
+    return labels, _origin(files.path, options, map(files.stamp, files.images), labels)
 
 
 def _cifar10(path: Path, options: Options) -> Source:

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lit_knn.common.errors import InputError, printable
+from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
-from lit_knn.data.image_files import describe_size
+from lit_knn.data.image_files import check_same_size
 from lit_knn.data.image_source import Options, Source, open_source
 from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, hash_of_next, npy_path, open_prepared
 
@@ -206,13 +206,8 @@ def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, worke
 
     def read(i: int) -> np.ndarray:
         image = images.read(i)
-        if image.shape != shape[1:]:
-            first = describe_size(np.empty(shape[1:]))
-            hint = "" if image.shape[1:] != shape[2:] else "; --rgb makes them all RGB"
-            raise InputError(
-                f"all images must have one size and number of channels, but {printable(images.names[0])} is {first} "
-                f"and {printable(images.names[i])} is {describe_size(image)}{hint}"
-            )
+        advice = "" if image.shape[1:] != shape[2:] else "; --rgb makes them all RGB"
+        check_same_size("", (images.names[0], np.empty(shape[1:])), (images.names[i], image), advice)
         return image
 
     between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
