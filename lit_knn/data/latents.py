@@ -9,8 +9,7 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.progress import with_progress
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.autoencoders import Autoencoder, fit_sample
-from lit_knn.data.modules import Images, Labels, ReferenceDataModule
-from lit_knn.data.split import split_rows
+from lit_knn.data.base import Images, Labels, ReferenceDataModule
 from lit_knn.reference import ReferenceSet
 
 # The latents in a file may come from another device or precision than those that they are compared with.
@@ -68,18 +67,14 @@ class Latents(ReferenceDataModule):
         self.images.prepare_data()
 
     def load(self) -> tuple[Images, Labels]:
-        """Return latents, and keeps the images for comparisons."""
+        """Encode the images, and keep them for comparisons."""
         images, labels = self.images.load()
         whole = ReferenceSet(images)
         with prefixed(type(self.autoencoder).__name__):
             fit(self.autoencoder, whole)
             latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
             _check_decoder(self.autoencoder, latents[:2], whole.shape)
-        self.image_reference = whole
-        if self.held_out or self.train_images is not None:
-            used, kept = split_rows(whole.N, self.held_out, self.train_images)
-            self.image_reference = self._part(images, None, used, None)
-            self.held_out_image_reference = self._part(images, None, kept, None) if self.held_out else None
+        self.image_reference, self.held_out_image_reference = self.sets(images, None)
         return latents, labels
 
     def _read(self, images: ReferenceSet) -> Tensor:
