@@ -2,7 +2,7 @@
 
 from lit_knn.callbacks.checkpoint_by_images import CheckpointByImages
 from lit_knn.callbacks.estimator_error import EstimatorError
-from lit_knn.callbacks.fidelity import Fidelity
+from lit_knn.callbacks.fidelity import Fidelity, PixelFrechetDistance
 from lit_knn.callbacks.hybrid_sampling import HybridSampling
 from lit_knn.callbacks.hyperparameters import Hyperparameters
 from lit_knn.callbacks.last_checkpoint import LastCheckpoint
@@ -10,7 +10,6 @@ from lit_knn.callbacks.mean_picture import MeanPicture
 from lit_knn.callbacks.memorisation import Memorisation
 from lit_knn.callbacks.network_agreement import NetworkAgreement
 from lit_knn.callbacks.network_speed import NetworkSpeed
-from lit_knn.callbacks.pixel_frechet_distance import PixelFrechetDistance
 from lit_knn.callbacks.posterior_picture import PosteriorPicture
 from lit_knn.callbacks.power_averages import PowerAverages
 from lit_knn.callbacks.progress import StepProgressBar

@@ -1,26 +1,23 @@
 """Measure squared bias, variance and MSE (Eq. 15) of estimators over noise levels, and draw Figure 3."""
 
-from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
 
+from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import prefixed
 from lit_knn.common.tables import write_rows
 from lit_knn.estimators import Estimator
-from lit_knn.figures import figure3, save_figure
+from lit_knn.figures import figure3
 from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import noise_grid
-from lit_knn.runs.pictures import show_figure
-from lit_knn.runs.run import check_new, check_stage, data_reference, measuring_bar, run_seed
 
 CSV_NAME, FIGURE_NAME = "estimator_error.csv", "figure3"
 # The logger gets the largest value over the noise levels of these columns, which are the terms of Eq. 15 (eq:MSE).
 PEAKS = ("score_mse", "score_bias_sq", "score_variance")
 
 
-class EstimatorError(pl.Callback):
+class EstimatorError(Measurement):
     """At validation, measure estimators against the exact posterior mean, which is computed once for all of them.
 
     Writes `estimator_error.csv`, one row for each estimator and noise level, and Figure 3 (`figure3.png`, `.pdf`) to
@@ -46,6 +43,8 @@ class EstimatorError(pl.Callback):
             `class_conditional` is true, or results of an earlier run in the run's folder.
     """
 
+    outputs = (CSV_NAME, f"{FIGURE_NAME}.png")
+
     @prefixed("EstimatorError")
     def __init__(
         self,
@@ -63,42 +62,28 @@ class EstimatorError(pl.Callback):
         self.estimators = estimators
         self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source, class_conditional)
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse settings that cannot work, before any long work."""
-        check_stage("EstimatorError", stage)
-        with prefixed("EstimatorError"):
-            self.curve.check(data_reference("EstimatorError", trainer))
-        check_new("EstimatorError", trainer, CSV_NAME, f"{FIGURE_NAME}.png")
+    def check(self) -> None:
+        """Refuse more latents than images, and data without the labels that are needed."""
+        self.curve.check(self.reference)
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def evaluate(self) -> None:
         """Measure level by level, and write each finished level to the CSV at once."""
-        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
-        if trainer.sanity_checking:
-            return
-        folder = Path(log_dir or trainer.default_root_dir)
         rows: list[dict[str, Any]] = []
-        reference = data_reference("EstimatorError", trainer)
-        bar = measuring_bar(trainer, self.curve.estimates, "Estimator error", " estimates", leave=True)
-        with bar, prefixed("EstimatorError"):
-            for level in self.curve.levels(reference, run_seed(pl_module), bar.update):
+        table = self.run_folder / CSV_NAME
+        with self.bar(self.curve.estimates, "Estimator error", " estimates", leave=True) as bar:
+            for level in self.curve.levels(self.reference, self.seed, bar.update):
                 rows += level
-                if trainer.is_global_zero:
-                    write_rows(folder / CSV_NAME, rows)
+                if self.is_first:
+                    write_rows(table, rows)
         for name in self.curve.estimators:
             own = [row for row in rows if row["estimator"] == name]
             for error in PEAKS:
                 values = [row[error] for row in own if row[error] != ""]
                 if values:  # An estimator without randomness has an MSE alone.
-                    pl_module.log(f"estimator/peak_{error}/{name}", max(values), rank_zero_only=True)
+                    self.module.log(f"estimator/peak_{error}/{name}", max(values), rank_zero_only=True)
             peak = max(own, key=lambda row: row["score_mse"])
             error = f"{peak['score_mse']:.1e} ± {peak['score_mse_se']:.1e}"
             rank_zero_info(f"Peak score MSE of {name}: {error}, at t = {peak['t']:.3g}")
-        if trainer.is_global_zero:
-            self._show(trainer, rows, folder)
-
-    def _show(self, trainer: pl.Trainer, rows: list[dict[str, Any]], folder: Path) -> None:
-        """Draw Figure 3."""
-        figure = figure3(rows)
-        paths = save_figure(figure, folder / FIGURE_NAME)
-        show_figure(trainer, f"estimator/{FIGURE_NAME}", figure)
-        rank_zero_info(f"Estimator error is in {folder / CSV_NAME} and {paths[0]}")
+        if self.is_first:
+            picture = self.save_figure(figure3(rows), FIGURE_NAME, f"estimator/{FIGURE_NAME}")
+            rank_zero_info(f"Estimator error is in {table} and {picture}")

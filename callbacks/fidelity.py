@@ -1,22 +1,24 @@
 """Measure the fidelity of samples to the data, such as FID and the Inception Score, at each validation."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from torch import Tensor
 
+from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.tables import FIDELITY_CSV, keep_aside, read_rows, write_rows
-from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3
+from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3, Pixels
+from lit_knn.metrics.latents import check_at_least
 from lit_knn.metrics.samples import draw_samples
 from lit_knn.reference import ReferenceSet
-from lit_knn.runs.run import decoded, image_reference, measuring_bar
+from lit_knn.runs.run import decoded
 
 
-class Fidelity(pl.Callback):
+class Fidelity(Measurement):
     """At each validation, draw samples, log how close they are to the data, and add a row to `fidelity.csv`.
 
     With Inception features it logs `fid` and `inception_score`, which equal torch-fidelity's on the same images. The
@@ -40,6 +42,8 @@ class Fidelity(pl.Callback):
             images are held out.
     """
 
+    in_fit = True
+
     def __init__(
         self,
         num_samples: int = 50_000,
@@ -51,75 +55,83 @@ class Fidelity(pl.Callback):
         mirrored: bool = False,
         held_out: bool = False,
     ) -> None:
-        name = type(self).__name__
-        if num_samples < 2:
-            raise InputError(f"{name}: num_samples must be at least 2, got {num_samples}")
-        self.num_samples = num_samples
-        self.held_out = held_out
-        with prefixed(name):
+        with prefixed(self.name):
+            check_at_least(2, num_samples=num_samples)
             extractor = InceptionV3() if extractor is None else extractor
             options = (extra_metrics, kid_subset_size, cache_dir, mirrored, held_out)
             self.measure = FidelityMeasure(extractor, batch_size, *options)
+        self.num_samples = num_samples
+        self.held_out = held_out
         self.last_values: dict[str, float] = {}
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def check(self) -> None:
         """Load the extractor, and report missing parts before any sampling or training."""
-        if stage in ("fit", "validate"):
-            self.measure.prepare(self._reference(trainer), self.num_samples)
-            on_first_rank(partial(_check_table, trainer.log_dir))
+        self.measure.prepare(self._reference(), self.num_samples)
+        on_first_rank(self._check_table)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Draw one sample before the hours of a validation, so that a model that cannot sample fails at once."""
         if not trainer.sanity_checking:
-            pl_module.sample(range(1))  # type: ignore[operator]
+            pl_module.sample(range(1))
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sample with the averaged weights. They stay in the network until the EMA callback runs."""
-        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
-        if trainer.sanity_checking:
-            return
-        device, bar = trainer.strategy.root_device, partial(measuring_bar, trainer)
-        samples = ((seeds, decoded(trainer, drawn)) for seeds, drawn in self.samples(pl_module))
-        values = self.measure(self._reference(trainer), samples, self.num_samples, device, bar)
-        self.last_values = values
-        for name, value in values.items():
-            # Every rank logs the shared value, so that every rank can monitor it. Loggers show it beside the samples.
-            shown = name in (self.measure.metric, "inception_score")
-            pl_module.log(name, value, prog_bar=shown, rank_zero_only=True, logger=False)
-            pl_module.log(f"samples/{name}", value, rank_zero_only=True)
-        if trainer.is_global_zero and log_dir is not None:
-            self._write(trainer, pl_module, Path(log_dir) / FIDELITY_CSV)
+    def evaluate(self) -> None:
+        """Compare samples with the data, and keep the values."""
+        samples = ((seeds, decoded(self.trainer, drawn)) for seeds, drawn in self.samples(self.module))
+        self.last_values = self.measure(self._reference(), samples, self.num_samples, self.device, self.bar)
+        self.log_values(self.last_values, shown=(self.measure.metric, "inception_score"))
+        if self.is_first:
+            self._write()
 
-    def _reference(self, trainer: pl.Trainer) -> ReferenceSet:
-        return image_reference(type(self).__name__, trainer, self.held_out, may_be_sharded=True)
-
-    def samples(self, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
+    def samples(self, pl_module: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's share of the samples: seeds (B,) and images (B, *shape)."""
-        return draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size)  # type: ignore[arg-type]
+        return draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size)
 
-    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> None:
+    def _reference(self) -> ReferenceSet:
+        """Return the real images; those of latents are the images that the latents are of."""
+        reference = self.real_images(self.held_out, may_be_sharded=True)
+        images = getattr(self.data, "held_out_image_reference" if self.held_out else "image_reference", None)
+        return reference if images is None else images
+
+    @property
+    def _table(self) -> Path:
+        return self.run_folder / FIDELITY_CSV
+
+    def _check_table(self) -> None:
+        """Rename a damaged table of an earlier run now, not after hours of sampling."""
+        if self._table.exists():
+            try:
+                read_rows(self._table)
+            except InputError as error:
+                keep_aside(self._table, str(error))
+
+    def _write(self) -> None:
         """Add a row, or add columns to the row that another callback wrote at this validation."""
         point = {
-            "step": str(pl_module.step),
-            "images_seen": str(pl_module.images_seen),
+            "step": str(self.module.step),
+            "images_seen": str(self.module.images_seen),
             "num_samples": str(self.num_samples),
             # In training, the weights differ from those of the checkpoint that the run resumed from.
-            "checkpoint": "" if trainer.state.fn == "fit" else str(trainer.ckpt_path or ""),
+            "checkpoint": "" if self.trainer.state.fn == "fit" else str(self.trainer.ckpt_path or ""),
         }
-        rows = read_rows(path) if path.exists() else []
+        rows = read_rows(self._table) if self._table.exists() else []
         # The last row must be from this validation, not from an earlier measurement.
         fits = rows and all(rows[-1].get(name) == value for name, value in point.items())
         if not fits or rows[-1].get(self.measure.metric):
             rows.append(point)
         rows[-1] |= {name: f"{value:.6g}" for name, value in self.last_values.items()}
-        write_rows(path, rows)
+        write_rows(self._table, rows)
 
 
-def _check_table(log_dir: str | None) -> None:
-    """Rename a damaged table of an earlier run now, not after hours of sampling."""
-    path = Path(log_dir or "") / FIDELITY_CSV
-    if log_dir is not None and path.exists():
-        try:
-            read_rows(path)
-        except InputError as error:
-            keep_aside(path, str(error))
+class PixelFrechetDistance(Fidelity):
+    """`Fidelity` on the pixels themselves: at each validation, log `fd_pixels`, which is not FID.
+
+    It suits small images such as the digits, and latents; it needs no weights and keeps nothing on disk.
+
+    Args:
+        num_samples: number of samples, with the seeds 0 to num_samples − 1.
+        batch_size: samples drawn at a time, on each rank.
+        held_out: compare with the held-out images of the data, and log `fd_pixels_held_out`.
+    """
+
+    def __init__(self, num_samples: int = 5000, batch_size: int = 500, held_out: bool = False) -> None:
+        super().__init__(num_samples, batch_size, Pixels(), cache_dir=None, held_out=held_out)

@@ -1,6 +1,5 @@
 """Figure 5: samples of the probability flow, begun by an estimator and finished by a network or another estimator."""
 
-import json
 import re
 import time
 from collections.abc import Iterable
@@ -9,35 +8,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from tqdm import tqdm
 
-from lit_knn.common.distributed import on_first_rank
+from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.settings import describe, fingerprint
-from lit_knn.common.tables import ResultsTable, Row
+from lit_knn.common.tables import Row
 from lit_knn.estimators import Estimator
-from lit_knn.figures import figure5, image_grid, save_figure
+from lit_knn.figures import figure5, image_grid
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3
 from lit_knn.metrics.hybrid import HybridSamples
-from lit_knn.metrics.latents import check_at_least, try_estimator
+from lit_knn.metrics.kept_results import KeptResults
+from lit_knn.metrics.latents import check_at_least, check_not_empty, try_estimator
 from lit_knn.metrics.memorisation import MemorisationMetric, check_search
 from lit_knn.metrics.samples import draw_samples, measure_samples
 from lit_knn.modules import LitEstimator
-from lit_knn.runs.pictures import save_picture, show_figure
-from lit_knn.runs.run import check_new, compared_reference, data_reference, measuring_bar
 from lit_knn.sampling.samplers import hybrid_sigmas
 
 FORWARD = "forward"
 GRID_SAMPLES = 64
-Point = tuple[str, float]
 
 
-class HybridSampling(pl.Callback):
+class HybridSampling(Measurement):
     """For each t_switch, sample with each estimator down to t_switch and with the network below, and measure samples.
 
     The baseline, `forward`, starts the network from noisy data. The measurements are the distance to the data, the
@@ -69,6 +64,10 @@ class HybridSampling(pl.Callback):
             cannot sample, a network that does not fit the data, or no held-out images.
     """
 
+    model_class = LitEstimator
+    outputs = ("hybrid_sampling.png", "hybrid_sampling.pdf")
+
+    @prefixed("HybridSampling")
     def __init__(
         self,
         network: Estimator,
@@ -83,12 +82,10 @@ class HybridSampling(pl.Callback):
         cache_dir: str | None = "runs/fidelity_cache",
         held_out: bool = False,
     ) -> None:
-        with prefixed("HybridSampling"):
-            check_at_least(2, num_samples=num_samples)
-            check_at_least(1, num_steps=num_steps, batch_size=batch_size)
-            _check_names(estimators)
-        if not t_switch:
-            raise InputError("HybridSampling: t_switch is empty")
+        check_at_least(2, num_samples=num_samples)
+        check_at_least(1, num_steps=num_steps, batch_size=batch_size)
+        _check_names(estimators)
+        check_not_empty(t_switch=t_switch)
         MemorisationMetric(threshold)  # This refuses a bad threshold now.
         self.network = network
         self.estimators: dict[str, Estimator | None] = {**estimators, FORWARD: None}
@@ -102,75 +99,68 @@ class HybridSampling(pl.Callback):
         self.distance = FidelityMeasure(extractor, batch_size, cache_dir=cache_dir, held_out=held_out)
         self.held_out = held_out
 
-    @property
-    def metric(self) -> str:
-        """Name of the distance, a column of the results."""
-        return self.distance.metric
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def check(self) -> None:
         """Check all settings and find the finished points, before any sample is drawn."""
-        if stage != "validate":
-            return
-        if not isinstance(pl_module, LitEstimator):
-            raise InputError(f"HybridSampling: needs the model LitEstimator, got {type(pl_module).__name__}")
-        h = pl_module.hparams
+        grid, reference = self.module.grid, self.reference.to(self.device)
         for t in self.t_switch:
-            hybrid_sigmas(t, self.num_steps, pl_module.grid)
-        reference = data_reference("HybridSampling", trainer).to(trainer.strategy.root_device)
-        self._samples = HybridSamples(self.network, reference, self.num_steps, pl_module.grid, h.seed)
-        check_new("HybridSampling", trainer, "hybrid_sampling.png", "hybrid_sampling.pdf")
-        with prefixed("HybridSampling"):
-            parts = {"network": self.network, **{f"estimators.{name}": own for name, own in self.estimators.items()}}
-            for option, estimator in parts.items():
-                if estimator is not None:
-                    with prefixed(option):
-                        estimator.check_levels(*pl_module.grid.noise_range())
-                    try_estimator(option, estimator, reference, h.sigma_max)
+            hybrid_sigmas(t, self.num_steps, grid)
+        self._samples = HybridSamples(self.network, reference, self.num_steps, grid, self.seed)
+        parts = {"network": self.network, **{f"estimators.{name}": own for name, own in self.estimators.items()}}
+        for option, estimator in parts.items():
+            if estimator is not None:
+                with prefixed(option):
+                    estimator.check_levels(*grid.noise_range())
+                try_estimator(option, estimator, reference, grid.sigma_max)
         check_search(reference)
-        self._real = compared_reference("HybridSampling", trainer, self.held_out)
+        self._real = self.real_images(self.held_out)
         self.distance.prepare(self._real, self.num_samples)
         self._settings = self._describe()
-        self._table = self._open_table()
-        finished = on_first_rank(self._table.load)
-        points = [(method, t) for t in self.t_switch for method in self.estimators]
-        self._rows = {point: self._table.find(finished, **self._key(point)) for point in points}
+        measured = dict.fromkeys((self.distance.metric, "copied_fraction", "mean_nearest_distance"), float)
+        columns = {"method": str, "t_switch": float, **measured}
+        columns |= {"num_samples": int, "num_steps": int, "seed": int, "seconds": float}
+        # Each distance has its own file, because a file with other columns would count as damaged.
+        path = self.folder / f"hybrid_sampling_{self.distance.metric}.csv"
+        self._kept = KeptResults(path, columns, ("method", "t_switch"))
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def evaluate(self) -> None:
         """Measure the unfinished points, and draw all points."""
-        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
-        if trainer.sanity_checking:
-            return
-        todo = [point for point, row in self._rows.items() if row is None]
-        rank_zero_info(f"Hybrid sampling: {len(self._rows) - len(todo)} of {len(self._rows)} points are finished")
-        with measuring_bar(trainer, len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True) as bar:
-            for point in todo:
-                bar.set_description(f"{point[0]}, t_switch={point[1]:g}")
-                self._rows[point] = self._measure(point, trainer, bar)
-        if trainer.is_global_zero:
-            self._draw(trainer, Path(log_dir or self.folder))
+        points = [(method, t) for t in self.t_switch for method in self.estimators]
+        todo = [point for point in points if self._find(*point) is None]
+        rank_zero_info(f"Hybrid sampling: {len(points) - len(todo)} of {len(points)} points are finished")
+        with self.bar(len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True) as bar:
+            for method, t_switch in todo:
+                bar.set_description(f"{method}, t_switch={t_switch:g}")
+                measured = self._measure(method, t_switch, bar)
+                if self.is_first:
+                    self._kept.add(measured, self._settings[method])
+        if self.is_first:
+            rows = [row for point in points if (row := self._find(*point)) is not None]
+            picture = self.save_figure(figure5(rows, self.distance.metric, FORWARD), "hybrid_sampling")
+            rank_zero_info(f"Results: {self._kept.path}\nPicture: {picture}")
 
-    def _measure(self, point: Point, trainer: pl.Trainer, bar: tqdm) -> Row:
-        method, t_switch = point
+    def _find(self, method: str, t_switch: float) -> Row | None:
+        return self._kept.find(self._settings[method], method=method, t_switch=t_switch)
+
+    def _measure(self, method: str, t_switch: float, bar: tqdm) -> Row:
         start = time.monotonic()
 
         def show(seeds: Tensor, samples: Tensor) -> None:
-            if seeds[0] == 0:
-                self._save_grid(point, samples[:GRID_SAMPLES], trainer)
-            bar.update(min(len(seeds) * trainer.world_size, bar.total - bar.n))
+            if seeds[0] == 0 and are_pictures(samples.shape[1:]):
+                name = f"{method}_t{t_switch:g}_{fingerprint(self._settings[method])}.png"
+                grid, tag = image_grid(samples[:GRID_SAMPLES]), f"samples/{method}/t_switch={t_switch:g}"
+                self.save_picture(grid, self.folder / "samples" / name, tag)
+            bar.update(min(len(seeds) * self.trainer.world_size, bar.total - bar.n))
 
-        draw, reference = partial(self._samples.draw, self.estimators[method], t_switch), self._samples.reference
+        draw = partial(self._samples.draw, self.estimators[method], t_switch)
         drawn = draw_samples(draw, self.num_samples, self.batch_size)
-        options = (self.threshold, show, partial(measuring_bar, trainer), self._real)
-        measured = measure_samples(drawn, reference, self.distance, *options)
-        row: Row = {**self._key(point), **measured, "num_samples": self.num_samples, "num_steps": self.num_steps}
-        row |= {"seed": self._samples.seed, "seconds": round(time.monotonic() - start, 2)}
-        if trainer.is_global_zero:
-            self._write_settings(method)
-            self._table.append(row)
-        return row
-
-    def _key(self, point: Point) -> Row:
-        return {"method": point[0], "t_switch": point[1], "settings": fingerprint(self._settings[point[0]])}
+        options = (self.threshold, show, self.bar, self._real)
+        measured = measure_samples(drawn, self._samples.reference, self.distance, *options)
+        row: Row = {"method": method, "t_switch": t_switch, **measured, "num_samples": self.num_samples}
+        return row | {
+            "num_steps": self.num_steps,
+            "seed": self.seed,
+            "seconds": round(time.monotonic() - start, 2),
+        }
 
     def _describe(self) -> dict[str, Any]:
         """Describe everything that the results of each method depend on."""
@@ -178,6 +168,7 @@ class HybridSampling(pl.Callback):
         shared: dict[str, Any] = {
             "network": describe(self.network),
             "data": {"images": reference.fingerprint(), "index": describe(reference.index)},
+            "held_out": self._real.fingerprint() if self.held_out else None,
             "extractor": self.distance.extractor.fingerprint(),
             "num_samples": self.num_samples,
             "num_steps": self.num_steps,
@@ -186,42 +177,10 @@ class HybridSampling(pl.Callback):
             "seed": self._samples.seed,
             **asdict(self._samples.grid),
         }
-        if self.held_out:
-            # Without the option, the hash stays that of earlier versions, whose points count as finished.
-            shared["held_out"] = self._real.fingerprint()
         return {
             name: {"estimator": None if estimator is None else describe(estimator), **shared}
             for name, estimator in self.estimators.items()
         }
-
-    def _open_table(self) -> ResultsTable:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"HybridSampling: folder={self.folder} cannot be made: {error.strerror}") from error
-        measured = {self.metric: float, "copied_fraction": float, "mean_nearest_distance": float}
-        options = {"num_samples": int, "num_steps": int, "seed": int, "seconds": float, "settings": str}
-        columns = {"method": str, "t_switch": float, **measured, **options}
-        # Each distance has its own file, because a file with other columns would count as damaged.
-        path = self.folder / f"hybrid_sampling_{self.metric}.csv"
-        return ResultsTable(path, columns, key=("method", "t_switch", "settings"))
-
-    def _write_settings(self, method: str) -> None:
-        path = self.folder / "settings" / f"{fingerprint(self._settings[method])}.json"
-        with written_whole(path) as partial:
-            partial.write_text(json.dumps(self._settings[method], indent=2) + "\n")
-
-    def _save_grid(self, point: Point, samples: Tensor, trainer: pl.Trainer) -> None:
-        if are_pictures(samples.shape[1:]):
-            path = self.folder / "samples" / f"{point[0]}_t{point[1]:g}_{self._key(point)['settings']}.png"
-            save_picture(trainer, image_grid(samples), path, f"samples/{point[0]}/t_switch={point[1]:g}")
-
-    def _draw(self, trainer: pl.Trainer, folder: Path) -> None:
-        rows = [row for row in self._rows.values() if row is not None]
-        figure = figure5(rows, self.metric, FORWARD)
-        picture, _ = save_figure(figure, folder / "hybrid_sampling")
-        show_figure(trainer, "hybrid_sampling", figure)
-        rank_zero_info(f"Results: {self._table.path}\nPicture: {picture}")
 
 
 def _check_names(names: Iterable[str]) -> None:

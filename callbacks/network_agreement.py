@@ -1,28 +1,29 @@
 """How like trained networks estimators are: at noisy images, and in what they sample from the same noise."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
+from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.settings import describe, fingerprint
-from lit_knn.common.tables import ResultsTable, Row, text_table, write_rows
+from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
-from lit_knn.figures import agreement_curves, agreement_grid, same_noise_boxes, save_figure
+from lit_knn.figures import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.metrics.agreement import MEASURES
+from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import NoisyLatents, check_at_least, noise_grid
 from lit_knn.metrics.network_agreement import (
     GENERATED,
     HELD_OUT,
     IMAGES,
     TRAINING,
+    ImageSet,
     check_agreement,
     compare_at,
     image_sets,
@@ -33,8 +34,6 @@ from lit_knn.metrics.network_agreement import (
 from lit_knn.metrics.same_noise import SameNoise, same_noise
 from lit_knn.metrics.statistics_cache import load_tensors, save_tensors
 from lit_knn.modules import LitEstimator
-from lit_knn.runs.pictures import save_picture, show_figure
-from lit_knn.runs.run import check_new, data_reference, held_out_reference, measuring_bar
 
 CSV_NAME, CURVES, SAME_NOISE = "network_agreement.csv", "network_agreement", "same_noise"
 GRID_SAMPLES = 8
@@ -44,7 +43,7 @@ MEDIANS = {"network": "", "estimator": "", **dict.fromkeys(("r2_q25", "r2_median
 MEDIANS |= dict.fromkeys(("pearson_r_median", "pearson_r2_median"), ".3f")
 
 
-class NetworkAgreement(pl.Callback):
+class NetworkAgreement(Measurement):
     """At validation, measure how like trained networks estimators are, by MSE, R² and correlation (`Agreement`).
 
     The posterior means are compared at z = x + tε over noise levels, for x from the training set, from the images that
@@ -73,6 +72,9 @@ class NetworkAgreement(pl.Callback):
             than there are, a network of another shape than the data, or results of an earlier run in the run's folder.
     """
 
+    model_class = LitEstimator
+    outputs = (CSV_NAME, f"{CURVES}.png", f"{SAME_NOISE}.csv")
+
     @prefixed("NetworkAgreement")
     def __init__(
         self,
@@ -100,45 +102,42 @@ class NetworkAgreement(pl.Callback):
         self.num_latents = num_latents
         self.batch_size = batch_size
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def check(self) -> None:
         """Check all settings and find the finished comparisons, before any long work."""
-        if stage != "validate":
-            return
-        if not isinstance(pl_module, LitEstimator):
-            raise InputError(f"NetworkAgreement: needs the model LitEstimator, got {type(pl_module).__name__}")
-        device = trainer.strategy.root_device
-        self._reference = data_reference("NetworkAgreement", trainer).to(device)
-        self._held_out = held_out_reference(trainer) if HELD_OUT in self.images else None
-        if HELD_OUT in self.images and self._held_out is None:
-            raise InputError("NetworkAgreement: images has held_out, but the data holds out none; set data.held_out")
-        if self._held_out is not None:
-            self._held_out.to(device)
-        check_new("NetworkAgreement", trainer, CSV_NAME, f"{CURVES}.png", f"{SAME_NOISE}.csv")
-        h = pl_module.hparams
-        with prefixed("NetworkAgreement"):
-            check_agreement(
-                self.estimators, self.networks, self._reference, self._held_out, self.num_images, h.sigma_max
-            )
-        self._sampler = SameNoise(
-            self._reference, h.sampling_steps, pl_module.grid, self.batch_size, int(h.seed), pl_module.process
-        )
+        module, reference, held_out = self.module, self.reference.to(self.device), None
+        if HELD_OUT in self.images:
+            held_out = self.held_out_images
+            if held_out is None:
+                raise InputError("images has held_out, but the data holds out none; set data.held_out")
+            held_out.to(self.device)
+        steps, grid = module.hparams.sampling_steps, module.grid
+        check_agreement(self.estimators, self.networks, reference, held_out, self.num_images, grid.sigma_max)
+        self._sampler = SameNoise(reference, steps, grid, self.batch_size, self.seed, module.process)
+        self._real = {TRAINING: reference if TRAINING in self.images else None, HELD_OUT: held_out}
         self._settings = self._describe()
-        self._table = self._open_table()
-        self._rows = on_first_rank(self._table.load)
+        measured = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}
+        columns = {"estimator": str, "network": str, "images": str, "t": float, **measured}
+        columns |= {"num_images": int, "seed": int}
+        self._kept = KeptResults(self.folder / CSV_NAME, columns, ("estimator", "network", "images", "t"))
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def evaluate(self) -> None:
         """Measure what is not finished, and draw everything."""
-        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
-        if trainer.sanity_checking:
-            return
         num_generated = self.num_images if GENERATED in self.images else 0
-        generated = self._samples(trainer, self.networks, max(num_generated, self.num_latents))
-        samples = self._samples(trainer, self.estimators, self.num_latents)
-        rows = self._compare(trainer, generated if num_generated else {})
-        if trainer.is_global_zero:
-            self._show(trainer, Path(log_dir or self.folder), rows, samples, generated)
+        generated = self._samples(self.networks, max(num_generated, self.num_latents))
+        samples = self._samples(self.estimators, self.num_latents)
+        sets = image_sets(self.networks, self._real, generated if num_generated else {})
+        self._compare(sets)
+        if self.is_first:
+            rows = [
+                self._find(kind, name, network, t)
+                for kind, whose, _ in sets
+                for t in self.noise_levels
+                for name in self.estimators
+                for network in whose
+            ]
+            self._show([row for row in rows if row is not None], samples, generated)
 
-    def _samples(self, trainer: pl.Trainer, parts: dict[str, Estimator], num: int) -> dict[str, Tensor]:
+    def _samples(self, parts: dict[str, Estimator], num: int) -> dict[str, Tensor]:
         """Return the first `num` samples of each part, from files or drawn now; none if num is 0."""
         if num == 0:
             return {}
@@ -148,33 +147,28 @@ class NetworkAgreement(pl.Callback):
         paths = {name: self.folder / "samples" / f"{name}_{own}.npz" for name, own in hashes.items()}
         found = on_first_rank(lambda: {name: load_tensors(path).get("images") for name, path in paths.items()})
         todo = num * sum(images is None for images in found.values())
-        with measuring_bar(trainer, todo * self._sampler.estimates, "Sampling", " estimates", leave=True) as bar:
+        with self.bar(todo * self._sampler.estimates, "Sampling", " estimates", leave=True) as bar:
             for name, images in found.items():
                 if images is None:
                     bar.set_description(f"Samples of {name}")
                     found[name] = drawn = self._sampler.draw(parts[name], num, bar.update)
-                    if trainer.is_global_zero:
+                    if self.is_first:
                         save_tensors(paths[name], images=drawn)
-        return {name: images.to(self._reference.device) for name, images in found.items() if images is not None}
+        return {name: images.to(self.device) for name, images in found.items() if images is not None}
 
-    def _compare(self, trainer: pl.Trainer, generated: dict[str, Tensor]) -> list[Row]:
-        """Compare at all kinds of images and noise levels what is not finished; return the rows of all."""
-        real = {TRAINING: self._reference, HELD_OUT: self._held_out}
-        sets = image_sets(self.networks, {kind: x for kind, x in real.items() if kind in self.images}, generated)
-        points = [(kind, whose, x, t) for kind, whose, x in sets for t in self.noise_levels]
+    def _compare(self, sets: Sequence[ImageSet]) -> None:
+        """Compare at all kinds of images and noise levels what is not finished."""
+        points = [(*own, t) for own in sets for t in self.noise_levels]
         todo = [self._unfinished(kind, whose, t) for kind, whose, _, t in points]
         total = sum(map(len, todo)) * self.num_images
-        with measuring_bar(trainer, total, "Network agreement", " estimates", leave=True) as bar:
+        with self.bar(total, "Network agreement", " estimates", leave=True) as bar:
             for (kind, whose, x, t), estimators in zip(points, todo, strict=True):
                 if estimators:
                     bar.set_description(f"{kind} images, t={t:.3g}")
                     latents = NoisyLatents(x, self.num_images, self._sampler.seed)
                     found = compare_at(estimators, whose, latents, t, self.batch_size, bar.update)
-                    self._keep(trainer, [{**row, "images": kind} for row in found])
-        rows = [
-            self._find(kind, name, net, t) for kind, nets, _, t in points for name in self.estimators for net in nets
-        ]
-        return [row for row in rows if row is not None]
+                    if self.is_first:
+                        self._keep([{**row, "images": kind, "seed": self._sampler.seed} for row in found])
 
     def _unfinished(self, kind: str, networks: dict[str, Estimator], t: float) -> dict[str, Estimator]:
         """Return the estimators that were not compared with all of these networks."""
@@ -185,28 +179,20 @@ class NetworkAgreement(pl.Callback):
         }
 
     def _find(self, kind: str, estimator: str, network: str, t: float) -> Row | None:
-        settings = fingerprint(self._settings[estimator, network])
-        return self._table.find(self._rows, estimator=estimator, network=network, images=kind, t=t, settings=settings)
+        settings = self._settings[estimator, network]
+        return self._kept.find(settings, estimator=estimator, network=network, images=kind, t=t)
 
-    def _keep(self, trainer: pl.Trainer, found: list[dict[str, Any]]) -> None:
-        """Add rows to the table. A new network is compared together with finished ones, whose rows stay."""
+    def _keep(self, found: list[dict[str, Any]]) -> None:
+        """Keep new rows. A new network is compared together with finished ones, whose rows stay."""
         for row in found:
-            if self._find(row["images"], row["estimator"], row["network"], row["t"]) is not None:
-                continue
-            settings = self._settings[row["estimator"], row["network"]]
-            row |= {"seed": self._sampler.seed, "settings": fingerprint(settings)}
-            self._rows.append(row)
-            if trainer.is_global_zero:
-                path = self.folder / "settings" / f"{row['settings']}.json"
-                with written_whole(path) as partial:
-                    partial.write_text(json.dumps(settings, indent=2) + "\n")
-                self._table.append(row)
+            if self._find(row["images"], row["estimator"], row["network"], row["t"]) is None:
+                self._kept.add(row, self._settings[row["estimator"], row["network"]])
 
     def _describe(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Describe everything that the comparisons of each pair depend on."""
-        held_out = None if self._held_out is None else self._held_out.fingerprint()
-        shared = {**self._sampler.settings(), "held_out": held_out, "num_images": self.num_images}
-        shared["num_generated"] = max(self.num_images, self.num_latents)
+        held_out = self._real[HELD_OUT]
+        shared = {**self._sampler.settings(), "held_out": None if held_out is None else held_out.fingerprint()}
+        shared |= {"num_images": self.num_images, "num_generated": max(self.num_images, self.num_latents)}
         networks = {name: describe(network) for name, network in self.networks.items()}
         return {
             (name, network): {"estimator": describe(estimator), "network": own, **shared}
@@ -214,40 +200,19 @@ class NetworkAgreement(pl.Callback):
             for network, own in networks.items()
         }
 
-    def _open_table(self) -> ResultsTable:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"NetworkAgreement: folder={self.folder} cannot be made: {error.strerror}") from error
-        measured = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}
-        columns = {"estimator": str, "network": str, "images": str, "t": float, **measured}
-        columns |= {"num_images": int, "seed": int, "settings": str}
-        key = ("estimator", "network", "images", "t", "settings")
-        return ResultsTable(self.folder / CSV_NAME, columns, key)
-
-    def _show(
-        self,
-        trainer: pl.Trainer,
-        folder: Path,
-        rows: list[Row],
-        samples: dict[str, Tensor],
-        generated: dict[str, Tensor],
-    ) -> None:
+    def _show(self, rows: list[Row], samples: dict[str, Tensor], generated: dict[str, Tensor]) -> None:
         """Write the run's tables and pictures, and tell which estimator is nearest."""
         averaged = over_networks(rows)
-        figures = {CURVES: agreement_curves(averaged)}
-        write_rows(folder / CSV_NAME, averaged)
+        write_rows(self.run_folder / CSV_NAME, averaged)
         rank_zero_info(f"The estimator nearest to the networks:\n{text_table(nearest(averaged), NEAREST)}")
+        self.save_figure(agreement_curves(averaged), CURVES)
         if samples:
             pairs = same_noise(samples, generated)
-            write_rows(folder / f"{SAME_NOISE}.csv", pairs)
-            figures[SAME_NOISE] = same_noise_boxes(samples, generated)
+            write_rows(self.run_folder / f"{SAME_NOISE}.csv", pairs)
             rank_zero_info(f"Samples from the same noise:\n{text_table(pairs, MEDIANS)}")
-            if are_pictures(self._reference.shape):
+            self.save_figure(same_noise_boxes(samples, generated), SAME_NOISE)
+            if are_pictures(self._sampler.reference.shape):
                 for name, images in generated.items():
                     grid = agreement_grid({name: images, **samples}, GRID_SAMPLES)
-                    save_picture(trainer, grid, folder / f"same_noise_{name}.png", f"same_noise/{name}")
-        for name, figure in figures.items():
-            save_figure(figure, folder / name)
-            show_figure(trainer, name, figure)
-        rank_zero_info(f"Results: {self._table.path}\nTables and pictures: {folder}")
+                    self.save_picture(grid, self.run_folder / f"same_noise_{name}.png", f"same_noise/{name}")
+        rank_zero_info(f"Results: {self._kept.path}\nTables and pictures: {self.run_folder}")

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
+from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.figures import captioned, image_grid
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.runs.pictures import save_picture
 from lit_knn.runs.run import decoded
 
 
-class SampleGrid(pl.Callback):
+class SampleGrid(Measurement):
     """At each validation, write grids of samples from fixed seeds as PNG files and to TensorBoard.
 
     It needs images of 1 or 3 channels, or latents that the data's autoencoder decodes to such images. The model must
@@ -22,6 +22,8 @@ class SampleGrid(pl.Callback):
         num_samples: images in a grid; the seeds are 0 to num_samples − 1.
         num_steps: numbers of sampling steps; each gives one grid. null is the model's own number, or its sampler's.
     """
+
+    in_fit = True
 
     def __init__(self, num_samples: int = 64, num_steps: tuple[int | None, ...] = (1, 2)) -> None:
         if num_samples < 1 or not num_steps or any(steps is not None and steps < 1 for steps in num_steps):
@@ -41,21 +43,15 @@ class SampleGrid(pl.Callback):
             with prefixed("SampleGrid"):
                 model.check_steps(model.num_steps if steps is None else steps)
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sample with the averaged weights. They stay in the network until the EMA callback runs."""
-        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
-        if trainer.sanity_checking or log_dir is None or not trainer.is_global_zero:
-            return
-        folder = Path(log_dir) / "samples"
+    def evaluate(self) -> None:
+        """Draw the grids on the first rank."""
         self.last_paths = []
-        for steps in self.num_steps:
-            samples = pl_module.sample(range(self.num_samples), steps)  # type: ignore[operator]
-            images = decoded(trainer, samples)
+        for steps in self.num_steps if self.is_first else ():
+            images = decoded(self.trainer, self.module.sample(range(self.num_samples), steps))
             if not are_pictures(images.shape[1:]):
                 return
             name = "default" if steps is None else f"{steps}-step"
-            path = folder / f"step_{pl_module.step:07d}_{name}.png"
-            caption = f"{len(images):,} samples, step {pl_module.step:,}"
-            picture = captioned(image_grid(images), caption)
-            save_picture(trainer, picture, path, f"samples/{name}", int(pl_module.step))  # type: ignore[arg-type]
+            path = self.run_folder / "samples" / f"step_{self.module.step:07d}_{name}.png"
+            picture = captioned(image_grid(images), f"{len(images):,} samples, step {self.module.step:,}")
+            self.save_picture(picture, path, f"samples/{name}", int(self.module.step))
             self.last_paths.append(path)

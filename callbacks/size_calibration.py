@@ -3,18 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import yaml
 from pytorch_lightning.utilities import rank_zero_info
 
-from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.callbacks.measurement import Measurement
+from lit_knn.common.errors import prefixed
 from lit_knn.common.files import written_whole
-from lit_knn.common.settings import describe, fingerprint
-from lit_knn.common.tables import ResultsTable, Row, text_table, write_rows
+from lit_knn.common.settings import describe
+from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
-from lit_knn.figures import save_figure, size_calibration
+from lit_knn.figures import size_calibration
 from lit_knn.metrics.agreement import MEASURES
+from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.same_noise import SameNoise
 from lit_knn.metrics.size_calibration import (
     FIRST_SEED,
@@ -25,13 +25,11 @@ from lit_knn.metrics.size_calibration import (
     sized,
 )
 from lit_knn.modules import LitEstimator
-from lit_knn.runs.pictures import show_figure
-from lit_knn.runs.run import check_new, data_reference, measuring_bar
 
 NAME = "size_calibration"
 
 
-class SizeCalibration(pl.Callback):
+class SizeCalibration(Measurement):
     """At validation, find for each noise level the size whose posterior mean is nearest to that of trained networks.
 
     The rule is that of `lit_knn.metrics.size_calibration.calibrated_sizes`: the least MSE at latents on the networks'
@@ -54,6 +52,9 @@ class SizeCalibration(pl.Callback):
             folder.
     """
 
+    model_class = LitEstimator
+    outputs = (f"{NAME}.csv", "calibrated.yaml")
+
     @prefixed("SizeCalibration")
     def __init__(
         self,
@@ -69,70 +70,47 @@ class SizeCalibration(pl.Callback):
         self.folder = Path(folder)
         self.num_latents = num_latents
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def check(self) -> None:
         """Check all settings and find the finished comparisons, before any long work."""
-        if stage != "validate":
-            return
-        if not isinstance(pl_module, LitEstimator):
-            raise InputError(f"SizeCalibration: needs the model LitEstimator, got {type(pl_module).__name__}")
-        reference = data_reference("SizeCalibration", trainer).to(trainer.strategy.root_device)
-        check_new("SizeCalibration", trainer, f"{NAME}.csv", "calibrated.yaml")
-        h = pl_module.hparams
-        with prefixed("SizeCalibration"):
-            check_calibration(self.made, self.networks, reference, self.num_latents, h.sigma_max)
-        self._source = SameNoise(
-            reference, h.sampling_steps, pl_module.grid, self.num_latents, int(h.seed), pl_module.process
-        )
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"SizeCalibration: folder={self.folder} cannot be made: {error.strerror}") from error
+        module, reference = self.module, self.reference.to(self.device)
+        steps, grid = module.hparams.sampling_steps, module.grid
+        check_calibration(self.made, self.networks, reference, self.num_latents, grid.sigma_max)
+        self._source = SameNoise(reference, steps, grid, self.num_latents, self.seed, module.process)
         measured = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}
-        columns = {"network": str, "size": int, "t": float, "num_latents": int, **measured, "settings": str}
-        self._table = ResultsTable(self.folder / f"{NAME}.csv", columns, key=("network", "size", "t", "settings"))
-        self._finished = on_first_rank(self._table.load)
+        columns = {"network": str, "size": int, "t": float, "num_latents": int, **measured}
+        self._kept = KeptResults(self.folder / f"{NAME}.csv", columns, ("network", "size", "t"))
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def evaluate(self) -> None:
         """Compare what is not finished. Every rank makes all comparisons, and the first one writes."""
-        log_dir = trainer.log_dir  # Every rank must read `log_dir`, because reading it is a collective operation.
-        if trainer.sanity_checking:
-            return
-        hashes = {
-            (name, size): fingerprint(self._describe(network, own))
+        shared = {"first_seed": FIRST_SEED, **self._source.settings()}
+        settings = {
+            (name, size): {"network": describe(network), "estimator": describe(own), **shared}
             for name, network in self.networks.items()
             for size, own in self.made.items()
         }
 
         def finished(name: str, size: int, t: float) -> Row | None:
-            return self._table.find(self._finished, network=name, size=size, t=t, settings=hashes[name, size])
+            return self._kept.find(settings[name, size], network=name, size=size, t=t)
 
         rows: list[Row] = []
-        total = len(hashes) * self._source.num_steps * self.num_latents
-        with measuring_bar(trainer, total, "Size calibration", " estimates", leave=True) as bar:
+        total = len(settings) * self._source.num_steps * self.num_latents
+        with self.bar(total, "Size calibration", " estimates", leave=True) as bar:
             for row in compare_sizes(self.made, self.networks, self._source, bar.update, finished):
-                if "settings" not in row:
-                    row["settings"] = hashes[row["network"], row["size"]]
-                    if trainer.is_global_zero:
-                        self._table.append(row)
+                if self.is_first and "settings" not in row:
+                    self._kept.add(row, settings[row["network"], row["size"]])
                 rows.append(row)
-        if trainer.is_global_zero:
-            self._show(trainer, Path(log_dir or self.folder), rows)
+        if self.is_first:
+            self._show(rows)
 
-    def _describe(self, network: Estimator, estimator: Estimator) -> dict[str, Any]:
-        own = {"network": describe(network), "estimator": describe(estimator), "first_seed": FIRST_SEED}
-        return {**own, **self._source.settings()}
-
-    def _show(self, trainer: pl.Trainer, folder: Path, rows: list[Row]) -> None:
+    def _show(self, rows: list[Row]) -> None:
         """Write the table of sizes as an estimator, the curve and its picture."""
         sizes, curve = best_sizes(rows), calibration_curve(rows)
-        write_rows(folder / f"{NAME}.csv", curve)
-        path = folder / "calibrated.yaml"
+        write_rows(self.run_folder / f"{NAME}.csv", curve)
+        path = self.run_folder / "calibrated.yaml"
         with written_whole(path) as partial:
             partial.write_text(self._as_config(sizes))
         tables = {"calibrated": sizes, "the rule of the spectrum (size: null)": self._by_rule()}
-        figure = size_calibration(curve, tables)
-        save_figure(figure, folder / NAME)
-        show_figure(trainer, NAME, figure)
+        self.save_figure(size_calibration(curve, tables), NAME)
         best = [row for row in curve if row["size"] == sizes[row["t"]]]
         table = text_table(best, {"t": ".4g", "size": "d", "mse": ".3e", "r2": ".4f"})
         rank_zero_info(f"{table}\nThe estimator with these sizes: {path}")

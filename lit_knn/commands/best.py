@@ -66,7 +66,7 @@ class BestCheckpoint(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Find the checkpoints and their finished measurements, before anything is sampled."""
         self.checkpoints, self._key = on_first_rank(lambda: self._find(trainer.max_steps))
-        self._reference = data_reference("best", trainer, may_be_sharded=True)
+        self._reference = data_reference(trainer, may_be_sharded=True)
         self.fidelity.measure.prepare(self._reference, self.fidelity.num_samples)
         self._settings = self._describe(pl_module)  # Every rank must call `_describe`.
         self._table = self._open_table()

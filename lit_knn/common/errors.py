@@ -26,7 +26,7 @@ def prefixed(owner: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{owner}: {error}") from error
+        raise type(error)(f"{owner}: {error}") from error
 
 
 def first_line(error: BaseException) -> str:

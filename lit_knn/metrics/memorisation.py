@@ -41,10 +41,10 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
     second nearest, the ratio 1, and a perfect copy would be missed.
     """
     if reference.N < 2:
-        raise InputError(f"memorisation compares the two nearest images, but there is only N={reference.N}")
+        raise InputError(f"copies are told by the two nearest images, but there is only N={reference.N}")
     ids = reference.search(samples, min(CANDIDATES, reference.N))[1]
     if (ids[:, :2] < 0).any():
-        raise InputError("memorisation: the search finds fewer than two neighbours; let it look further (nprobe)")
+        raise InputError("the search finds fewer than two neighbours; let it look further (nprobe)")
     images = reference.gather(ids.clamp(min=0))
     sq_dist = direct_sq_dist(samples, images).masked_fill(ids < 0, torch.inf)
     sq_dist, order = sq_dist.sort(dim=1)
@@ -96,7 +96,7 @@ class MemorisationMetric(Metric):
     def __init__(self, threshold: float = 1 / 3) -> None:
         super().__init__()
         if not 0 < threshold <= 1:
-            raise InputError(f"memorisation: threshold must be above 0 and at most 1, got {threshold}")
+            raise InputError(f"threshold must be above 0 and at most 1, got {threshold}")
         self.threshold = threshold
         self.add_state("copied", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("distance_sum", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")

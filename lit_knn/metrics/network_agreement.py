@@ -22,6 +22,8 @@ from lit_knn.reference import ReferenceSet
 TRAINING, HELD_OUT, GENERATED = "training", "held_out", "generated"
 IMAGES = (TRAINING, HELD_OUT, GENERATED)
 """Images that noise is added to: of the training set, not of it, and sampled by the networks."""
+ImageSet = tuple[str, dict[str, Estimator], ReferenceSet]
+"""A kind of images, the networks that are compared on them, and the images."""
 
 
 def network_agreement(
@@ -100,7 +102,7 @@ def check_agreement(
 
 def image_sets(
     networks: Mapping[str, Estimator], real: Mapping[str, ReferenceSet | None], generated: Mapping[str, Tensor]
-) -> list[tuple[str, dict[str, Estimator], ReferenceSet]]:
+) -> list[ImageSet]:
     """List the kinds of images, the networks that are compared on them, and the images.
 
     All networks see the `real` images, by kind (None leaves a kind out), and each its own `generated` ones, by network.

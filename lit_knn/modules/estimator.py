@@ -80,7 +80,8 @@ class LitEstimator(pl.LightningModule):
 
     def data_reference(self) -> ReferenceSet:
         """Shards are refused, because devices do not sample in step."""
-        return data_reference("LitEstimator", self.trainer)
+        with prefixed("LitEstimator"):
+            return data_reference(self.trainer)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Do nothing, because the callbacks measure."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lit_knn.common.distributed import broadcast
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.common.progress import progress_bar
 from lit_knn.data.autoencoders import Autoencoder
@@ -23,11 +21,10 @@ def find_reference(trainer: pl.Trainer) -> ReferenceSet | None:
     return getattr(getattr(trainer, "datamodule", None), "reference", None)
 
 
-def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
+def data_reference(trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
     """Return the reference set of the run's data module. Lightning sets up the data module before callbacks.
 
     Args:
-        owner: the callback that asks.
         trainer: the run's trainer.
         may_be_sharded: accept a sharded set; every rank must then call the set the same number of times.
 
@@ -36,38 +33,10 @@ def data_reference(owner: str, trainer: pl.Trainer, may_be_sharded: bool = False
     """
     reference = find_reference(trainer)
     if reference is None:
-        raise InputError(f"{owner}: the data has no reference set; use a data module of lit_knn.data")
+        raise InputError("the data has no reference set; use a data module of lit_knn.data")
     if reference.sharded and not may_be_sharded:
-        raise InputError(f"{owner} needs all images on each device: set data.sharded to false")
+        raise InputError("all images are needed on each device: set data.sharded to false")
     return reference
-
-
-def held_out_reference(trainer: pl.Trainer) -> ReferenceSet | None:
-    """Return the images that the run's data module holds out of its reference set, or None if there are none."""
-    return getattr(getattr(trainer, "datamodule", None), "held_out_reference", None)
-
-
-def compared_reference(owner: str, trainer: pl.Trainer, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
-    """Return the real images that samples are compared with: `data_reference`, or the held-out images.
-
-    Raises:
-        InputError: as `data_reference`; with `held_out`, the data module holds no images out.
-    """
-    reference = data_reference(owner, trainer, may_be_sharded)
-    if not held_out:
-        return reference
-    kept = held_out_reference(trainer)
-    if kept is None:
-        raise InputError(f"{owner}: held_out=true, but the data holds no images out: set data.held_out to their number")
-    return kept
-
-
-def image_reference(owner: str, trainer: pl.Trainer, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
-    """Return the real images that decoded samples are compared with: `compared_reference`, if nothing is encoded."""
-    reference = compared_reference(owner, trainer, held_out, may_be_sharded)
-    name = "held_out_image_reference" if held_out else "image_reference"
-    images = getattr(getattr(trainer, "datamodule", None), name, None)
-    return reference if images is None else images
 
 
 def data_autoencoder(trainer: pl.Trainer) -> Autoencoder | None:
@@ -90,27 +59,6 @@ def decoded(trainer: pl.Trainer, samples: Tensor) -> Tensor:
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise InputError(f"{type(autoencoder).__name__}: decode must return {len(samples)} images, got {got}")
     return images.to(samples.device, torch.float32)
-
-
-def run_seed(pl_module: pl.LightningModule) -> int:
-    """Return the seed of the run, which is the option `--seed_everything`."""
-    hparams: Any = pl_module.hparams
-    return int(hparams.seed)
-
-
-def check_stage(owner: str, stage: str) -> None:
-    """Refuse to measure in `fit`: each validation would overwrite the results of the last one."""
-    if stage == "fit":
-        raise InputError(f"{owner} is for validate, not for fit")
-
-
-def check_new(owner: str, trainer: pl.Trainer, *names: str) -> None:
-    """Raise InputError if the run's folder has one of these files from an earlier run; all ranks must call it."""
-    folder = trainer.log_dir
-    taken = next((name for name in names if folder and (Path(folder) / name).exists()), None)
-    taken = broadcast(taken)  # all ranks stop if the first one does
-    if taken is not None:
-        raise InputError(f"{owner}: {Path(str(folder)) / taken} exists; nothing is overwritten, use another folder")
 
 
 def make_folder(folder: Path) -> None:

@@ -1,0 +1,178 @@
+"""The base of the callbacks that measure or draw at validation."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger
+from torch import Tensor
+from torchvision.utils import save_image
+from tqdm import tqdm
+
+from lit_knn.common.distributed import broadcast
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.files import written_whole
+from lit_knn.figures import save_figure
+from lit_knn.reference import ReferenceSet
+from lit_knn.runs.run import data_reference, measuring_bar
+
+SCREEN_DPI = 100
+
+
+class Measurement(pl.Callback):
+    """Base of the callbacks that measure or draw at validation. A subclass implements `check` and `evaluate`.
+
+    Every rank calls both. An `InputError` that they raise gets the name of the callback in front.
+
+    Attributes:
+        in_fit: whether to measure at the validations of `fit`, too. The others refuse `fit`, because each validation
+            would overwrite the results of the last one.
+        model_class: class that the model must have.
+        outputs: files that must not be in the run's folder yet.
+        trainer: the trainer of the run, from `check` on.
+        module: the model of the run, from `check` on.
+        run_folder: the folder of the run, from `check` on.
+    """
+
+    in_fit = False
+    model_class: type[pl.LightningModule] = pl.LightningModule
+    outputs: Sequence[str] = ()
+
+    trainer: pl.Trainer
+    module: Any
+    run_folder: Path
+
+    def check(self) -> None:
+        """Check settings and data before any long work."""
+
+    def evaluate(self) -> None:
+        """Measure. The network has the averaged weights, which stay in it until the EMA callback runs."""
+        raise NotImplementedError
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Check the run. Lightning sets up the data module before callbacks."""
+        if stage == "fit" and not self.in_fit:
+            raise InputError(f"{self.name} is for validate, not for fit")
+        if stage in ("fit", "validate"):
+            self._join(trainer, pl_module)
+            with prefixed(self.name):
+                if not isinstance(pl_module, self.model_class):
+                    wanted, got = self.model_class.__name__, type(pl_module).__name__
+                    raise InputError(f"needs the model {wanted}, got {got}")
+                self._refuse_existing()
+                self.check()
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Measure, except in the check before a training."""
+        self._join(trainer, pl_module)
+        if not trainer.sanity_checking:
+            with prefixed(self.name):
+                self.evaluate()
+
+    def _join(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.trainer, self.module = trainer, pl_module
+        # Every rank must read `log_dir`, because reading it is a collective operation.
+        self.run_folder = Path(trainer.log_dir or trainer.default_root_dir)
+
+    def _refuse_existing(self) -> None:
+        # The first rank decides, so that all ranks stop.
+        taken = broadcast(next((name for name in self.outputs if (self.run_folder / name).exists()), None))
+        if taken is not None:
+            raise InputError(f"{self.run_folder / taken} exists; nothing is overwritten, use another folder")
+
+    @property
+    def name(self) -> str:
+        """Name of the callback, for messages."""
+        return type(self).__name__
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes the results."""
+        return self.trainer.is_global_zero
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the run."""
+        return self.trainer.strategy.root_device
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run, which is the option `--seed_everything`."""
+        return int(self.module.hparams.seed)
+
+    @property
+    def data(self) -> Any:
+        """Data module of the run."""
+        return getattr(self.trainer, "datamodule", None)
+
+    @property
+    def reference(self) -> ReferenceSet:
+        """The whole reference set of the run's data."""
+        return data_reference(self.trainer)
+
+    def real_images(self, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
+        """Return the reference set of the run's data, or with `held_out` the images that the data holds out of it.
+
+        Raises:
+            InputError: as `data_reference`; with `held_out`, the data module holds no images out.
+        """
+        reference, kept = data_reference(self.trainer, may_be_sharded), self.held_out_images
+        if not held_out:
+            return reference
+        if kept is None:
+            raise InputError("held_out=true, but the data holds no images out: set data.held_out to their number")
+        return kept
+
+    @property
+    def held_out_images(self) -> ReferenceSet | None:
+        """The images that the run's data holds out of its reference set, or None."""
+        return getattr(self.data, "held_out_reference", None)
+
+    def bar(self, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
+        """Make a `progress_bar`; it is shown unless the run's bars are off."""
+        return measuring_bar(self.trainer, total, description, unit, leave)
+
+    def log_values(self, values: Mapping[str, float], shown: Sequence[str] = ()) -> None:
+        """Log values of samples. Every rank must call this with the same values, so that every rank can monitor them.
+
+        Loggers get `samples/NAME`, beside the pictures of samples; callbacks that monitor a value know it as NAME.
+        The progress bar has those in `shown`.
+        """
+        for name, value in values.items():
+            self.module.log(name, value, prog_bar=name in shown, rank_zero_only=True, logger=False)
+            self.module.log(f"samples/{name}", value, rank_zero_only=True)
+
+    def save_figure(self, figure: Figure, name: str, tag: str | None = None) -> Path:
+        """Write NAME.png and NAME.pdf to the run's folder, and give the loggers the picture. Returns the first path."""
+        path, _ = save_figure(figure, self.run_folder / name)
+        if self.trainer.loggers:
+            figure.set_dpi(SCREEN_DPI)
+            canvas = FigureCanvasAgg(figure)
+            canvas.draw()
+            _show(self.trainer, np.asarray(canvas.buffer_rgba())[..., :3], tag or name)
+        return path
+
+    def save_picture(self, picture: Tensor, path: Path, tag: str, step: int = 0) -> None:
+        """Write a picture (3, H, W) in [0, 1] to a file, and give the loggers the same pixels."""
+        with written_whole(path) as partial:
+            save_image(picture, partial)
+        with Image.open(path) as written:
+            _show(self.trainer, np.asarray(written.convert("RGB")), tag, step)
+
+
+def _show(trainer: pl.Trainer, pixels: np.ndarray, tag: str, step: int = 0) -> None:
+    """Give a picture (H, W, 3), uint8, to every logger that takes pictures; the others, such as CSV, get nothing."""
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_image(tag, pixels, step, dataformats="HWC")
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_image(logger.run_id, pixels, artifact_file=f"{tag}/step_{step}.png")
+        # W&B's logger has this method, and so have loggers of other packages.
+        elif callable(log_image := getattr(logger, "log_image", None)):
+            log_image(key=tag, images=[pixels], step=step)
