@@ -18,7 +18,7 @@ from lit_knn.commands.trainer import Trainer
 from lit_knn.common.checkpoint_file import LAST_NAME
 from lit_knn.common.rng import keyed_default_rng
 from lit_knn.common.tables import Row
-from lit_knn.data.modules import Images, Labels, ReferenceDataModule
+from lit_knn.data.base import Images, Labels, ReferenceDataModule
 from lit_knn.reference import ReferenceSet
 
 

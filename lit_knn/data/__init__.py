@@ -3,18 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lit_knn.data.base import ReferenceDataModule, Stored
+    from lit_knn.data.batches import SeedBatches
     from lit_knn.data.latents import Latents
-    from lit_knn.data.modules import (
-        CIFAR10,
-        Arrays,
-        Digits,
-        ImageFiles,
-        PointsOnALine,
-        Prepared,
-        ReferenceDataModule,
-        SeedBatches,
-        Stored,
-    )
+    from lit_knn.data.modules import CIFAR10, Arrays, Digits, ImageFiles, PointsOnALine, Prepared
 
 __all__ = [
     "CIFAR10",
@@ -34,6 +26,6 @@ def __getattr__(name: str) -> Any:
     # The command `prepare` reads files alone: it loads neither torch nor Lightning.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lit_knn.data import latents, modules
+    from lit_knn.data import base, batches, latents, modules
 
-    return getattr(latents if name == "Latents" else modules, name)
+    return next(vars(module)[name] for module in (modules, base, batches, latents) if name in vars(module))

@@ -103,3 +103,22 @@ class ReferenceBatches:
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """See `state_dict`."""
+
+
+class SeedBatches:
+    """Batches of this rank's seeds, int64, 0 <= seed < num_seeds. Rank r has the seeds r, r + world_size, ...
+
+    Raises:
+        InputError: fewer seeds than ranks.
+    """
+
+    def __init__(self, num_seeds: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        if num_seeds < world_size:
+            raise InputError(f"data.predict_samples={num_seeds} must be at least the number of devices, {world_size}")
+        self._batches = torch.arange(rank, num_seeds, world_size).split(batch_size)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._batches)

@@ -34,7 +34,7 @@ class Files(NamedTuple):
         names: files and folders, relative to its root; the name of a folder ends with a slash.
         images: names of the PNG and JPEG files, sorted, without hidden ones.
         read: (name) -> content of a file.
-        stamp: (name) -> text that changes with the file, without reading it.
+        stamp: (name) -> size and time of change or CRC of a file, which need no reading.
     """
 
     path: Path
@@ -70,7 +70,9 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
     """
     path = existing(path)
     if path.is_dir():
-        yield _with_images(path, _folder_names(path), lambda name: _read_regular(path / name), _stamp_of(path))
+        yield _files(
+            path, _folder_names(path), lambda name: _read_regular(path / name), lambda name: _stamp(path / name)
+        )
     elif path.suffix.lower() == ".zip":
         try:
             archive = zipfile.ZipFile(path)
@@ -78,7 +80,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
             raise InputError(f"{path} is not a readable zip file: {first_line(error):.300}") from error
         with archive:
             names = sorted({name for name in archive.namelist() if name})
-            yield _with_images(path, names, lambda name: _read_entry(archive, name), _stamp_of(archive))
+            yield _files(path, names, lambda name: _read_entry(archive, name), lambda name: _crc(archive.getinfo(name)))
     else:
         raise InputError(f"{path} is neither a folder nor a .zip file")
 
@@ -88,24 +90,11 @@ def is_hidden(name: str) -> bool:
     return name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
 
 
-def _with_images(path: Path, names: list[str], read: Callable[[str], bytes], stamp: Callable[[str], str]) -> Files:
+def _files(path: Path, names: list[str], read: Callable[[str], bytes], stamp: Callable[[str], str]) -> Files:
     images = sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name))
     if not images:
         raise InputError(f"{path} holds no image files ({', '.join(IMAGE_SUFFIXES)})")
     return Files(path, names, images, read, stamp)
-
-
-def _stamp_of(place: Path | zipfile.ZipFile) -> Callable[[str], str]:
-    """Make the stamps of files: their size, and their time of change or CRC."""
-
-    def stamp(name: str) -> str:
-        if isinstance(place, Path):
-            status = (place / name).stat()
-            return f"{name}\t{status.st_size}\t{status.st_mtime_ns}"
-        entry = place.getinfo(name)
-        return f"{name}\t{entry.file_size}\t{entry.CRC}"
-
-    return stamp
 
 
 def _folder_names(path: Path) -> list[str]:
@@ -122,6 +111,15 @@ def _folder_names(path: Path) -> list[str]:
         names += [(here / name).as_posix() for name in files]
         names += [(here / name).as_posix() + "/" for name in subfolders]
     return names
+
+
+def _stamp(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_size}\t{status.st_mtime_ns}"
+
+
+def _crc(entry: zipfile.ZipInfo) -> str:
+    return f"{entry.file_size}\t{entry.CRC}"
 
 
 def _read_regular(path: Path) -> bytes:

@@ -115,7 +115,7 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
 
 def _labels_and_origin(files: Files, options: Options) -> tuple[np.ndarray | None, dict[str, Any]]:
     labels = image_labels(files, options.labels_from_folders)
-    return labels, _origin(files.path, options, map(files.stamp, files.images), labels)
+    return labels, _origin(files.path, options, (f"{name}\t{files.stamp(name)}" for name in files.images), labels)
 
 
 def _cifar10(path: Path, options: Options) -> Source:

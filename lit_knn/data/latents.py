@@ -9,8 +9,7 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.progress import with_progress
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.autoencoders import Autoencoder, fit_sample
-from lit_knn.data.modules import Images, Labels, ReferenceDataModule
-from lit_knn.data.split import split_rows
+from lit_knn.data.base import Images, Labels, ReferenceDataModule
 from lit_knn.reference import ReferenceSet
 
 # The latents in a file may come from another device or precision than those that they are compared with.
@@ -68,18 +67,14 @@ class Latents(ReferenceDataModule):
         self.images.prepare_data()
 
     def load(self) -> tuple[Images, Labels]:
-        """Return latents, and keeps the images for comparisons."""
+        """Encode the images, and keep them for comparisons."""
         images, labels = self.images.load()
         whole = ReferenceSet(images)
         with prefixed(type(self.autoencoder).__name__):
             fit(self.autoencoder, whole)
             latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
             _check_decoder(self.autoencoder, latents[:2], whole.shape)
-        self.image_reference = whole
-        if self.held_out or self.train_images is not None:
-            used, kept = split_rows(whole.N, self.held_out, self.train_images)
-            self.image_reference = self._part(images, None, used, None)
-            self.held_out_image_reference = self._part(images, None, kept, None) if self.held_out else None
+        self.image_reference, self.held_out_image_reference = self.sets(images, None)
         return latents, labels
 
     def _read(self, images: ReferenceSet) -> Tensor:
@@ -117,25 +112,27 @@ def encode_images(images: ReferenceSet, autoencoder: Autoencoder, batch_size: in
 def encoded(autoencoder: Autoencoder, images: Tensor) -> Tensor:
     """Encode images (B, *shape) and check the latents: (B, *latent_shape), float32, on the CPU."""
     latents = autoencoder.encode(images)
-    if not isinstance(latents, Tensor) or latents.ndim < 2 or len(latents) != len(images):
-        got = tuple(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
-        raise InputError(f"encode must return a tensor of {len(images)} latents, got {got}")
-    latents = latents.to("cpu", torch.float32)
-    if not latents.isfinite().all():
-        raise InputError("encode returned NaN or infinite values")
-    return latents
+    fits = isinstance(latents, Tensor) and latents.ndim > 1 and len(latents) == len(images)
+    _check_made("encode", latents, fits, f"a tensor of {len(images)} latents")
+    return latents.to("cpu", torch.float32)
 
 
 @torch.no_grad()
 def _check_decoder(autoencoder: Autoencoder, latents: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse decoded latents that cannot be compared with the images, which the first validation would find."""
-    images = autoencoder.decode(latents)
-    expected = (len(latents), *shape)
-    if not isinstance(images, Tensor) or tuple(images.shape) != expected:
-        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise InputError(f"decode must return images of shape {expected} for {len(latents)} latents, got {got}")
-    if not images.isfinite().all():
-        raise InputError("decode returned NaN or infinite values")
+    images, expected = autoencoder.decode(latents), (len(latents), *shape)
+    fits = isinstance(images, Tensor) and tuple(images.shape) == expected
+    _check_made("decode", images, fits, f"images of shape {expected} for {len(latents)} latents")
+
+
+def _check_made(method: str, made: object, fits: bool, expected: str) -> None:
+    """Refuse a result of an autoencoder that does not fit, as the caller found, or is not finite."""
+    got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+    if not fits:
+        raise InputError(f"{method} must return {expected}, got {got}")
+    # float64 latents may be too large for float32, in which they are used.
+    if not torch.as_tensor(made, dtype=torch.float32).isfinite().all():
+        raise InputError(f"{method} returned NaN or infinite values")
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

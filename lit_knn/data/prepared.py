@@ -156,8 +156,7 @@ def _read_json(path: Path) -> Description:
         raise InputError(f"{path} is missing, which `lit-knn prepare` writes beside the .npy: {AGAIN}") from error
     except (ValueError, TypeError, KeyError, OSError, RecursionError, OverflowError) as error:
         raise InputError(f"{path} is damaged: {AGAIN}") from error
-    if description.labels is not None and (labels.dtype != np.int64 or labels.shape != description.shape[:1]):
-        raise InputError(f"{path} has not one label for each image: {AGAIN}")
-    if description.labels and not 0 <= labels.min() <= labels.max() < 2**31:
-        raise InputError(f"{path} has a label outside 0 to {2**31 - 1}: {AGAIN}")
+    whole = labels.dtype == np.int64 and labels.shape == description.shape[:1] and labels.min() >= 0
+    if description.labels is not None and not whole:
+        raise InputError(f"{path} has not one label for each image, an integer from 0: {AGAIN}")
     return description

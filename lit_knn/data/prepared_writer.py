@@ -74,8 +74,7 @@ def write_prepared(
     if out.exists():
         return _finished(out, planned)
     image_bytes = math.prod(planned.shape[1:])
-    at_once = min(workers, LARGEST_BLOCK_BYTES // image_bytes)
-    block = block_images or max(BLOCK_BYTES // image_bytes, at_once, 1)
+    block = block_images or max(BLOCK_BYTES // image_bytes, min(workers, LARGEST_BLOCK_BYTES // image_bytes), 1)
     with _named_errors(out), _partial_file(out) as file:
         header = _npy_header(planned.shape)
         done = _images_done(out, file, len(header), planned)
@@ -85,7 +84,8 @@ def write_prepared(
         digest = hash_of_next(done * image_bytes, file, "Reading what is done")
         for pixels in _blocks(images, planned.shape, done, block, workers):
             file.write(pixels)
-            _to_disk(file)
+            file.flush()
+            os.fsync(file.fileno())
             digest.update(pixels)
             done += len(pixels) // image_bytes
             _write_json(_record_file(out), {"origin": images.origin, "done": done})
@@ -102,8 +102,8 @@ def write_prepared(
 
 
 def _npy_header(shape: tuple[int, ...]) -> bytes:
-    file, dtype = io.BytesIO(), np.lib.format.dtype_to_descr(np.dtype(np.uint8))
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return file.getvalue()
 
 
@@ -142,7 +142,7 @@ def _partial_file(out: Path) -> Iterator[BinaryIO]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The system frees the lock when a process dies.
         except BlockingIOError as error:
             raise InputError(f"{out} is being prepared by another process") from error
-        if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:
+        if out.exists():
             raise InputError(f"{out} has just been prepared by another process")
         for written in (_record_file(out), out.with_suffix(".json")):
             remove_partial(written)
@@ -221,11 +221,6 @@ def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, worke
                 pixels += image.tobytes()
                 bar.update()
             yield bytes(pixels)
-
-
-def _to_disk(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def say(line: str) -> None:
