@@ -67,7 +67,7 @@ class NetworkAgreement(Measurement):
 
     Raises:
         InputError: an option out of its range; at `setup`, no held-out images though they are asked for, more images
-            than there are, a network of another shape than the data, or results of an earlier run in the run's folder.
+            than there are, or a network of another shape than the data.
     """
 
     model_class = LitEstimator
@@ -104,10 +104,8 @@ class NetworkAgreement(Measurement):
         """Check all settings and find the finished comparisons, before any long work."""
         module, reference, held_out = self.module, self.reference.to(self.device), None
         if HELD_OUT in self.images:
-            held_out = self.held_out_images
-            if held_out is None:
-                raise InputError("images has held_out, but the data holds out none; set data.held_out")
-            held_out.to(self.device)
+            with prefixed("images has held_out"):
+                held_out = self.held_out_images().to(self.device)
         steps, grid = module.hparams.sampling_steps, module.grid
         check_agreement(self.estimators, self.networks, reference, held_out, self.num_images, grid.sigma_max)
         self._sampler = SameNoise(reference, steps, grid, self.batch_size, self.seed, module.process)

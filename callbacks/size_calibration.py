@@ -48,8 +48,7 @@ class SizeCalibration(Measurement):
 
     Raises:
         InputError: an option out of its range, an estimator without sizes, a size that it refuses; at `setup`, a
-            network that does not fit the data, a size above the images', or results of an earlier run in the run's
-            folder.
+            network that does not fit the data, or a size above the images'.
     """
 
     model_class = LitEstimator
