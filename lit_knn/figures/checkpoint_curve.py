@@ -20,8 +20,9 @@ def checkpoint_curve(points: Points, best: tuple[int, float], metric: str, title
         title: title of the picture.
     """
     unit, divisor = image_unit(points[-1][0])
-    at, scaled = f"{best[0]:,} images", [(seen / divisor, value) for seen, value in points]
-    figure = _curve(scaled, (best[0] / divisor, best[1]), at, f"Training images seen ({unit})", metric, title)
+    in_unit = [(seen / divisor, value) for seen, value in points]
+    xlabel, at = f"Training images seen ({unit})", f"{best[0]:,} images"
+    figure = _curve(in_unit, (best[0] / divisor, best[1]), at, xlabel, metric, title)
     if min(value for _, value in points) > 0:
         log_values(figure.axes[0])
     return figure
