@@ -190,9 +190,8 @@ def test_uint8_channels_are_moved_first_only_where_that_is_unambiguous(tmp_path,
 
 
 @pytest.mark.parametrize("shape", [(7, 2), (7, 4, 8, 8), (7, 3, 8, 8)])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
-def test_floats_are_taken_as_they_are(tmp_path, shape, dtype):
-    array = np.random.default_rng(0).uniform(-1, 1, shape).astype(dtype) * (1 if shape[1] == 3 else 50)
+def test_floats_are_taken_as_they_are(tmp_path, shape):
+    array = np.random.default_rng(0).uniform(-1, 1, shape) * (1 if shape[1] == 3 else 50)
     np.save(tmp_path / "a.npy", array)
     read, _ = read_array_file(tmp_path / "a.npy")
     assert read.dtype == np.float32
@@ -265,7 +264,7 @@ def test_npz_without_a_usable_key_is_refused(tmp_path):
     assert "found: labels" in refusal(read_array_file, tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize("labels", [np.arange(3), np.zeros(4), np.zeros((4, 1), int)])
+@pytest.mark.parametrize("labels", [np.arange(3), np.zeros(4), np.ones(4, bool), np.zeros((4, 1), int)])
 def test_npz_labels_that_do_not_match_are_refused(tmp_path, labels):
     np.savez(tmp_path / "a.npz", images=pixels(4, 3, 2, 2), labels=labels)
     assert "labels must be 4 integers" in refusal(read_array_file, tmp_path / "a.npz")

@@ -17,13 +17,7 @@ from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of
-from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
-
-
-def image_folder(path, number=20, size=(6, 5), classes=4):
-    files = {f"{i:04d}.png": encoded(pixels(*size, 3)) for i in range(number)}
-    return write_folder(path, files | labels_json([[name, i * classes // number] for i, name in enumerate(files)]))
-
+from tests.image_files import encoded, image_folder, labels_json, pixels, refusal, write_folder, write_zip
 
 # Damaged pixels
 
