@@ -39,8 +39,8 @@ class EstimatorError(Measurement):
             class-conditional, too.
 
     Raises:
-        InputError: an option out of its range; at `setup`, a run of `fit`, more latents than images, no labels though
-            `class_conditional` is true, or results of an earlier run in the run's folder.
+        InputError: an option out of its range; at `setup`, more latents than images, or no labels though
+            `class_conditional` is true.
     """
 
     outputs = (CSV_NAME, f"{FIGURE_NAME}.png")

@@ -1,7 +1,6 @@
 """Measure the fidelity of samples to the data, such as FID and the Inception Score, at each validation."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,8 +8,8 @@ from torch import Tensor
 
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError, prefixed
-from lit_knn.common.tables import FIDELITY_CSV, keep_aside, read_rows, write_rows
+from lit_knn.common.errors import prefixed
+from lit_knn.common.tables import FIDELITY_CSV, undamaged_rows, write_rows
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3, Pixels
 from lit_knn.metrics.latents import check_at_least
 from lit_knn.metrics.samples import draw_samples
@@ -55,7 +54,7 @@ class Fidelity(Measurement):
         mirrored: bool = False,
         held_out: bool = False,
     ) -> None:
-        with prefixed(self.name):
+        with prefixed(type(self).__name__):
             check_at_least(2, num_samples=num_samples)
             extractor = InceptionV3() if extractor is None else extractor
             options = (extra_metrics, kid_subset_size, cache_dir, mirrored, held_out)
@@ -67,7 +66,8 @@ class Fidelity(Measurement):
     def check(self) -> None:
         """Load the extractor, and report missing parts before any sampling or training."""
         self.measure.prepare(self._reference(), self.num_samples)
-        on_first_rank(self._check_table)
+        # A damaged table of an earlier run is renamed now, not after hours of sampling.
+        on_first_rank(lambda: undamaged_rows(self.run_folder / FIDELITY_CSV))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Draw one sample before the hours of a validation, so that a model that cannot sample fails at once."""
@@ -92,18 +92,6 @@ class Fidelity(Measurement):
         images = getattr(self.data, "held_out_image_reference" if self.held_out else "image_reference", None)
         return reference if images is None else images
 
-    @property
-    def _table(self) -> Path:
-        return self.run_folder / FIDELITY_CSV
-
-    def _check_table(self) -> None:
-        """Rename a damaged table of an earlier run now, not after hours of sampling."""
-        if self._table.exists():
-            try:
-                read_rows(self._table)
-            except InputError as error:
-                keep_aside(self._table, str(error))
-
     def _write(self) -> None:
         """Add a row, or add columns to the row that another callback wrote at this validation."""
         point = {
@@ -113,13 +101,14 @@ class Fidelity(Measurement):
             # In training, the weights differ from those of the checkpoint that the run resumed from.
             "checkpoint": "" if self.trainer.state.fn == "fit" else str(self.trainer.ckpt_path or ""),
         }
-        rows = read_rows(self._table) if self._table.exists() else []
+        path = self.run_folder / FIDELITY_CSV
+        rows = undamaged_rows(path)
         # The last row must be from this validation, not from an earlier measurement.
         fits = rows and all(rows[-1].get(name) == value for name, value in point.items())
         if not fits or rows[-1].get(self.measure.metric):
             rows.append(point)
         rows[-1] |= {name: f"{value:.6g}" for name, value in self.last_values.items()}
-        write_rows(self._table, rows)
+        write_rows(path, rows)
 
 
 class PixelFrechetDistance(Fidelity):

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.pixels import are_pictures
-from lit_knn.common.settings import describe, fingerprint
+from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure5, image_grid
@@ -114,39 +114,33 @@ class HybridSampling(Measurement):
         check_search(reference)
         self._real = self.real_images(self.held_out)
         self.distance.prepare(self._real, self.num_samples)
-        self._settings = self._describe()
         measured = dict.fromkeys((self.distance.metric, "copied_fraction", "mean_nearest_distance"), float)
         columns = {"method": str, "t_switch": float, **measured}
         columns |= {"num_samples": int, "num_steps": int, "seed": int, "seconds": float}
         # Each distance has its own file, because a file with other columns would count as damaged.
         path = self.folder / f"hybrid_sampling_{self.distance.metric}.csv"
-        self._kept = KeptResults(path, columns, ("method", "t_switch"))
+        self._kept = KeptResults(path, columns, ("method", "t_switch"), self._describe())
 
     def evaluate(self) -> None:
         """Measure the unfinished points, and draw all points."""
         points = [(method, t) for t in self.t_switch for method in self.estimators]
-        todo = [point for point in points if self._find(*point) is None]
+        todo = [point for point in points if self._kept.find(*point) is None]
         rank_zero_info(f"Hybrid sampling: {len(points) - len(todo)} of {len(points)} points are finished")
         with self.bar(len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True) as bar:
             for method, t_switch in todo:
                 bar.set_description(f"{method}, t_switch={t_switch:g}")
-                measured = self._measure(method, t_switch, bar)
-                if self.is_first:
-                    self._kept.add(measured, self._settings[method])
+                self._kept.add(self._measure(method, t_switch, bar))
         if self.is_first:
-            rows = [row for point in points if (row := self._find(*point)) is not None]
+            rows = [row for point in points if (row := self._kept.find(*point)) is not None]
             picture = self.save_figure(figure5(rows, self.distance.metric, FORWARD), "hybrid_sampling")
             rank_zero_info(f"Results: {self._kept.path}\nPicture: {picture}")
-
-    def _find(self, method: str, t_switch: float) -> Row | None:
-        return self._kept.find(self._settings[method], method=method, t_switch=t_switch)
 
     def _measure(self, method: str, t_switch: float, bar: tqdm) -> Row:
         start = time.monotonic()
 
         def show(seeds: Tensor, samples: Tensor) -> None:
             if seeds[0] == 0 and are_pictures(samples.shape[1:]):
-                name = f"{method}_t{t_switch:g}_{fingerprint(self._settings[method])}.png"
+                name = f"{method}_t{t_switch:g}_{self._kept.hash_of(method)}.png"
                 grid, tag = image_grid(samples[:GRID_SAMPLES]), f"samples/{method}/t_switch={t_switch:g}"
                 self.save_picture(grid, self.folder / "samples" / name, tag)
             bar.update(min(len(seeds) * self.trainer.world_size, bar.total - bar.n))
@@ -162,7 +156,7 @@ class HybridSampling(Measurement):
             "seconds": round(time.monotonic() - start, 2),
         }
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self) -> dict[tuple[str], dict[str, Any]]:
         """Describe everything that the results of each method depend on."""
         reference = self._samples.reference
         shared: dict[str, Any] = {
@@ -178,7 +172,7 @@ class HybridSampling(Measurement):
             **asdict(self._samples.grid),
         }
         return {
-            name: {"estimator": None if estimator is None else describe(estimator), **shared}
+            (name,): {"estimator": None if estimator is None else describe(estimator), **shared}
             for name, estimator in self.estimators.items()
         }
 

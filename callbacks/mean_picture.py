@@ -25,8 +25,7 @@ class MeanPicture(Measurement):
         num_images: number of pictures.
 
     Raises:
-        InputError: an option out of its range; at `setup`, a run of `fit`, data that are not images of 1 or 3
-            channels, or results of an earlier run in the run's folder.
+        InputError: an option out of its range; at `setup`, data that are not images of 1 or 3 channels.
     """
 
     @prefixed("MeanPicture")

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -28,25 +27,25 @@ SCREEN_DPI = 100
 class Measurement(pl.Callback):
     """Base of the callbacks that measure or draw at validation. A subclass implements `check` and `evaluate`.
 
-    Every rank calls both. An `InputError` that they raise gets the name of the callback in front.
+    Every rank calls both. An `InputError` that they raise gets the name of the callback in front. The attributes from
+    `trainer` on are those of the run; they are there when `check` begins.
 
     Attributes:
         in_fit: whether to measure at the validations of `fit`, too. The others refuse `fit`, because each validation
             would overwrite the results of the last one.
         model_class: class that the model must have.
         outputs: files that must not be in the run's folder yet.
-        trainer: the trainer of the run, from `check` on.
-        module: the model of the run, from `check` on.
-        run_folder: the folder of the run, from `check` on.
+        trainer: the trainer.
+        module: the model.
+        data: the data module.
+        device: the device.
+        is_first: whether this rank writes the results.
+        run_folder: the folder of the run.
     """
 
     in_fit = False
     model_class: type[pl.LightningModule] = pl.LightningModule
     outputs: Sequence[str] = ()
-
-    trainer: pl.Trainer
-    module: Any
-    run_folder: Path
 
     def check(self) -> None:
         """Check settings and data before any long work."""
@@ -57,14 +56,15 @@ class Measurement(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Check the run. Lightning sets up the data module before callbacks."""
+        name = type(self).__name__
         if stage == "fit" and not self.in_fit:
-            raise InputError(f"{self.name} is for validate, not for fit")
+            raise InputError(f"{name} is for validate, not for fit")
         if stage in ("fit", "validate"):
+            if not isinstance(pl_module, self.model_class):
+                got = type(pl_module).__name__
+                raise InputError(f"{name}: needs the model {self.model_class.__name__}, got {got}")
             self._join(trainer, pl_module)
-            with prefixed(self.name):
-                if not isinstance(pl_module, self.model_class):
-                    wanted, got = self.model_class.__name__, type(pl_module).__name__
-                    raise InputError(f"needs the model {wanted}, got {got}")
+            with prefixed(name):
                 self._refuse_existing()
                 self.check()
 
@@ -72,11 +72,13 @@ class Measurement(pl.Callback):
         """Measure, except in the check before a training."""
         self._join(trainer, pl_module)
         if not trainer.sanity_checking:
-            with prefixed(self.name):
+            with prefixed(type(self).__name__):
                 self.evaluate()
 
     def _join(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.trainer, self.module = trainer, pl_module
+        self.trainer, self.module = trainer, cast(Any, pl_module)
+        self.data: Any = getattr(trainer, "datamodule", None)
+        self.device, self.is_first = trainer.strategy.root_device, trainer.is_global_zero
         # Every rank must read `log_dir`, because reading it is a collective operation.
         self.run_folder = Path(trainer.log_dir or trainer.default_root_dir)
 
@@ -87,52 +89,27 @@ class Measurement(pl.Callback):
             raise InputError(f"{self.run_folder / taken} exists; nothing is overwritten, use another folder")
 
     @property
-    def name(self) -> str:
-        """Name of the callback, for messages."""
-        return type(self).__name__
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank writes the results."""
-        return self.trainer.is_global_zero
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the run."""
-        return self.trainer.strategy.root_device
-
-    @property
     def seed(self) -> int:
         """Seed of the run, which is the option `--seed_everything`."""
         return int(self.module.hparams.seed)
-
-    @property
-    def data(self) -> Any:
-        """Data module of the run."""
-        return getattr(self.trainer, "datamodule", None)
 
     @property
     def reference(self) -> ReferenceSet:
         """The whole reference set of the run's data."""
         return data_reference(self.trainer)
 
-    def real_images(self, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
-        """Return the reference set of the run's data, or with `held_out` the images that the data holds out of it.
-
-        Raises:
-            InputError: as `data_reference`; with `held_out`, the data module holds no images out.
-        """
-        reference, kept = data_reference(self.trainer, may_be_sharded), self.held_out_images
-        if not held_out:
-            return reference
+    def held_out_images(self) -> ReferenceSet:
+        """Return the images that the run's data holds out of its reference set; raise InputError if there are none."""
+        kept: ReferenceSet | None = getattr(self.data, "held_out_reference", None)
         if kept is None:
-            raise InputError("held_out=true, but the data holds no images out: set data.held_out to their number")
+            raise InputError("the data holds no images out: set data.held_out to their number")
         return kept
 
-    @property
-    def held_out_images(self) -> ReferenceSet | None:
-        """The images that the run's data holds out of its reference set, or None."""
-        return getattr(self.data, "held_out_reference", None)
+    def real_images(self, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
+        """Return the images that samples are compared with: the held-out ones, or those of the reference set."""
+        reference = data_reference(self.trainer, may_be_sharded)
+        with prefixed("held_out=true"):
+            return self.held_out_images() if held_out else reference
 
     def bar(self, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
         """Make a `progress_bar`; it is shown unless the run's bars are off."""

@@ -1,6 +1,5 @@
 """How like trained networks estimators are: at noisy images, and in what they sample from the same noise."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,16 @@ from lit_knn.common.settings import describe, fingerprint
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.figures import agreement_curves, agreement_grid, same_noise_boxes
-from lit_knn.metrics.agreement import MEASURES
+from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import NoisyLatents, check_at_least, noise_grid
+from lit_knn.metrics.latents import check_at_least, noise_grid
 from lit_knn.metrics.network_agreement import (
     GENERATED,
     HELD_OUT,
     IMAGES,
     TRAINING,
-    ImageSet,
     check_agreement,
-    compare_at,
+    compare,
     image_sets,
     nearest,
     over_networks,
@@ -69,7 +67,7 @@ class NetworkAgreement(Measurement):
 
     Raises:
         InputError: an option out of its range; at `setup`, no held-out images though they are asked for, more images
-            than there are, a network of another shape than the data, or results of an earlier run in the run's folder.
+            than there are, or a network of another shape than the data.
     """
 
     model_class = LitEstimator
@@ -106,19 +104,16 @@ class NetworkAgreement(Measurement):
         """Check all settings and find the finished comparisons, before any long work."""
         module, reference, held_out = self.module, self.reference.to(self.device), None
         if HELD_OUT in self.images:
-            held_out = self.held_out_images
-            if held_out is None:
-                raise InputError("images has held_out, but the data holds out none; set data.held_out")
-            held_out.to(self.device)
+            with prefixed("images has held_out"):
+                held_out = self.held_out_images().to(self.device)
         steps, grid = module.hparams.sampling_steps, module.grid
         check_agreement(self.estimators, self.networks, reference, held_out, self.num_images, grid.sigma_max)
         self._sampler = SameNoise(reference, steps, grid, self.batch_size, self.seed, module.process)
         self._real = {TRAINING: reference if TRAINING in self.images else None, HELD_OUT: held_out}
-        self._settings = self._describe()
-        measured = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}
-        columns = {"estimator": str, "network": str, "images": str, "t": float, **measured}
+        columns = {"estimator": str, "network": str, "images": str, "t": float, **COLUMNS}
         columns |= {"num_images": int, "seed": int}
-        self._kept = KeptResults(self.folder / CSV_NAME, columns, ("estimator", "network", "images", "t"))
+        key = ("estimator", "network", "images", "t")
+        self._kept = KeptResults(self.folder / CSV_NAME, columns, key, self._describe())
 
     def evaluate(self) -> None:
         """Measure what is not finished, and draw everything."""
@@ -126,16 +121,14 @@ class NetworkAgreement(Measurement):
         generated = self._samples(self.networks, max(num_generated, self.num_latents))
         samples = self._samples(self.estimators, self.num_latents)
         sets = image_sets(self.networks, self._real, generated if num_generated else {})
-        self._compare(sets)
+        rows, total = [], self.num_images * len(sets) * len(self.noise_levels) * len(self.estimators)
+        with self.bar(total, "Network agreement", " estimates", leave=True) as bar:
+            options = (self.num_images, self._sampler, bar.update, self._kept.find)
+            for row in compare(self.estimators, sets, self.noise_levels, *options):
+                self._kept.add(row)
+                rows.append(row)
         if self.is_first:
-            rows = [
-                self._find(kind, name, network, t)
-                for kind, whose, _ in sets
-                for t in self.noise_levels
-                for name in self.estimators
-                for network in whose
-            ]
-            self._show([row for row in rows if row is not None], samples, generated)
+            self._show(rows, samples, generated)
 
     def _samples(self, parts: dict[str, Estimator], num: int) -> dict[str, Tensor]:
         """Return the first `num` samples of each part, from files or drawn now; none if num is 0."""
@@ -155,38 +148,6 @@ class NetworkAgreement(Measurement):
                     if self.is_first:
                         save_tensors(paths[name], images=drawn)
         return {name: images.to(self.device) for name, images in found.items() if images is not None}
-
-    def _compare(self, sets: Sequence[ImageSet]) -> None:
-        """Compare at all kinds of images and noise levels what is not finished."""
-        points = [(*own, t) for own in sets for t in self.noise_levels]
-        todo = [self._unfinished(kind, whose, t) for kind, whose, _, t in points]
-        total = sum(map(len, todo)) * self.num_images
-        with self.bar(total, "Network agreement", " estimates", leave=True) as bar:
-            for (kind, whose, x, t), estimators in zip(points, todo, strict=True):
-                if estimators:
-                    bar.set_description(f"{kind} images, t={t:.3g}")
-                    latents = NoisyLatents(x, self.num_images, self._sampler.seed)
-                    found = compare_at(estimators, whose, latents, t, self.batch_size, bar.update)
-                    if self.is_first:
-                        self._keep([{**row, "images": kind, "seed": self._sampler.seed} for row in found])
-
-    def _unfinished(self, kind: str, networks: dict[str, Estimator], t: float) -> dict[str, Estimator]:
-        """Return the estimators that were not compared with all of these networks."""
-        return {
-            name: estimator
-            for name, estimator in self.estimators.items()
-            if any(self._find(kind, name, network, t) is None for network in networks)
-        }
-
-    def _find(self, kind: str, estimator: str, network: str, t: float) -> Row | None:
-        settings = self._settings[estimator, network]
-        return self._kept.find(settings, estimator=estimator, network=network, images=kind, t=t)
-
-    def _keep(self, found: list[dict[str, Any]]) -> None:
-        """Keep new rows. A new network is compared together with finished ones, whose rows stay."""
-        for row in found:
-            if self._find(row["images"], row["estimator"], row["network"], row["t"]) is None:
-                self._kept.add(row, self._settings[row["estimator"], row["network"]])
 
     def _describe(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Describe everything that the comparisons of each pair depend on."""

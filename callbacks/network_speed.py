@@ -38,15 +38,10 @@ class NetworkSpeed(pl.Callback):
         """Change the network before DDP reads it, and in place, so that its parameters keep their names."""
         if stage != "fit":
             return
-        network = _network(pl_module)
+        network = getattr(pl_module, "network", None)
+        if not isinstance(network, nn.Module):
+            raise InputError(f"NetworkSpeed: {type(pl_module).__name__} has no network")
         if self.channels_last:
             network.to(memory_format=torch.channels_last)
         if self.compile:
             network.compile(backend=self.backend)
-
-
-def _network(pl_module: pl.LightningModule) -> nn.Module:
-    network = getattr(pl_module, "network", None)
-    if not isinstance(network, nn.Module):
-        raise InputError(f"NetworkSpeed: {type(pl_module).__name__} has no network")
-    return network

@@ -20,8 +20,7 @@ class PosteriorPicture(Measurement):
         noise_levels: noise levels of the panels.
 
     Raises:
-        InputError: a noise level that is not above 0; at `setup`, a run of `fit`, data of more than one dimension,
-            k > N, or results of an earlier run in the run's folder.
+        InputError: a noise level that is not above 0; at `setup`, data of more than one dimension, or k > N.
     """
 
     outputs = ("figure1.png",)

@@ -9,14 +9,9 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
+from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.modules.power_averages import (
-    DTYPES,
-    TrackedAverages,
-    checked_lengths,
-    make_snapshot,
-    write_snapshot,
-)
+from lit_knn.modules.power_averages import DTYPES, TrackedAverages, checked_lengths, make_snapshot, write_snapshot
 from lit_knn.runs.kept_checkpoints import SNAPSHOTS_FOLDER, snapshots_in
 from lit_knn.runs.run import is_end_of_training, make_folder
 
@@ -42,15 +37,14 @@ class PowerAverages(pl.Callback):
             no such averages, the folder has snapshots of another training, or the model is not of lit_knn.
     """
 
+    @prefixed("PowerAverages")
     def __init__(
         self, lengths: Sequence[float] = (0.05, 0.10), every_n_images: int = 5_000_000, dtype: str = "float32"
     ) -> None:
-        with prefixed("PowerAverages"):
-            self.lengths = checked_lengths(lengths)
-        if every_n_images < 1:
-            raise InputError(f"PowerAverages: every_n_images must be at least 1, got {every_n_images}")
+        self.lengths = checked_lengths(lengths)
+        check_at_least(1, every_n_images=every_n_images)
         if dtype not in DTYPES:
-            raise InputError(f"PowerAverages: dtype={dtype} is not one of {', '.join(DTYPES)}")
+            raise InputError(f"dtype={dtype} is not one of {', '.join(DTYPES)}")
         self.every_n_images = every_n_images
         self.dtype = dtype
         self._tracked: TrackedAverages | None = None
@@ -103,18 +97,12 @@ class PowerAverages(pl.Callback):
         passed = seen // self.every_n_images
         if passed > self._passed or is_end_of_training(trainer):
             self._passed = passed
-            self._write(trainer, pl_module)
-
-    def _write(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        assert self._tracked is not None
-        snapshot = make_snapshot(trainer, pl_module, self._tracked, DTYPES[self.dtype])
-        if snapshot is None:
-            rank_zero_warn(
-                f"PowerAverages: at step {trainer.global_step} an average is not finite in {self.dtype}; no snapshot "
-                "is written"
-            )
-            return
-        on_first_rank(lambda: write_snapshot(snapshot, self._folder) and None)
+            snapshot = make_snapshot(trainer, pl_module, self._tracked, DTYPES[self.dtype])
+            if snapshot is None:
+                problem = f"an average is not finite in {self.dtype}; no snapshot is written"
+                rank_zero_warn(f"PowerAverages: at step {trainer.global_step} {problem}")
+            else:
+                on_first_rank(lambda: write_snapshot(snapshot, self._folder) and None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages, for a checkpoint."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import BasePredictionWriter
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
@@ -43,19 +44,17 @@ class SampleWriter(BasePredictionWriter):
         """Make the folder before any sample is drawn."""
         if stage != "predict":
             return
-        root = self.folder or trainer.log_dir or trainer.default_root_dir
-        self._folder = Path(root) if self.folder else Path(root) / "predictions"
+        # Every rank must read `log_dir`, because reading it is a collective operation.
+        run_folder = trainer.log_dir or trainer.default_root_dir
+        self._folder = Path(self.folder or Path(run_folder) / "predictions")
         taken = trainer.strategy.broadcast(self._folder.exists() and any(self._folder.iterdir()))
         if taken:  # The first rank decides, so that all ranks stop.
             raise InputError(f"SampleWriter: folder={self._folder} is not empty; nothing in it is overwritten")
+        # Batches are files until all are drawn, which saves memory and keeps the ranks apart.
+        self._shards = self._folder / "batches"
         if trainer.is_global_zero:
             self._shards.mkdir(parents=True)
         trainer.strategy.barrier()
-
-    @property
-    def _shards(self) -> Path:
-        """Folder of batch files until `on_predict_epoch_end`. The files save memory and keep the ranks apart."""
-        return self._folder / "batches"
 
     def write_on_batch_end(
         self,
@@ -81,12 +80,12 @@ class SampleWriter(BasePredictionWriter):
                     to_pil_image(image.transpose(1, 2, 0)).save(partial)
             keep = arrays["seeds"] < GRID_SAMPLES
             arrays = {name: array[keep] for name, array in arrays.items()}
-        drawn, conditioning = batch.cpu(), getattr(pl_module, "conditioning", None)
-        labels = drawn[:0]
+        conditioning, labels = getattr(pl_module, "conditioning", None), batch[:0].cpu()
         if conditioning and pl_module.hparams.get("guidance", 1) > 0:
-            labels = conditioning.of_samples(drawn, drawn.device)
+            labels = conditioning.of_samples(batch.cpu(), torch.device("cpu"))
+        arrays |= {"drawn": batch.cpu().numpy(), "labels": labels.numpy()}
         with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
-            np.savez(partial, drawn=drawn.numpy(), labels=labels.numpy(), **arrays)  # type: ignore[arg-type]
+            np.savez(partial, **arrays)  # type: ignore[arg-type]
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Join the batches of all ranks in the order of their seeds."""
@@ -102,9 +101,7 @@ class SampleWriter(BasePredictionWriter):
         classes: dict[str, Any] = {"labels": labels[np.argsort(drawn)]} if len(labels) else {}
         is_picture = images.dtype == np.uint8
         if is_picture:
-            from torch import from_numpy
-
-            grid = image_grid(from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1)
+            grid = image_grid(torch.from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1)
             caption = f"{min(len(order), GRID_SAMPLES)} of {len(drawn):,} samples"
             with written_whole(self._folder / "grid.png") as partial:
                 save_image(captioned(grid, caption), partial)

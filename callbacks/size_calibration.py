@@ -13,7 +13,7 @@ from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.figures import size_calibration
-from lit_knn.metrics.agreement import MEASURES
+from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.same_noise import SameNoise
 from lit_knn.metrics.size_calibration import (
@@ -48,8 +48,7 @@ class SizeCalibration(Measurement):
 
     Raises:
         InputError: an option out of its range, an estimator without sizes, a size that it refuses; at `setup`, a
-            network that does not fit the data, a size above the images', or results of an earlier run in the run's
-            folder.
+            network that does not fit the data, or a size above the images'.
     """
 
     model_class = LitEstimator
@@ -76,28 +75,21 @@ class SizeCalibration(Measurement):
         steps, grid = module.hparams.sampling_steps, module.grid
         check_calibration(self.made, self.networks, reference, self.num_latents, grid.sigma_max)
         self._source = SameNoise(reference, steps, grid, self.num_latents, self.seed, module.process)
-        measured = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}
-        columns = {"network": str, "size": int, "t": float, "num_latents": int, **measured}
-        self._kept = KeptResults(self.folder / f"{NAME}.csv", columns, ("network", "size", "t"))
-
-    def evaluate(self) -> None:
-        """Compare what is not finished. Every rank makes all comparisons, and the first one writes."""
         shared = {"first_seed": FIRST_SEED, **self._source.settings()}
         settings = {
             (name, size): {"network": describe(network), "estimator": describe(own), **shared}
             for name, network in self.networks.items()
             for size, own in self.made.items()
         }
+        columns = {"network": str, "size": int, "t": float, "num_latents": int, **COLUMNS}
+        self._kept = KeptResults(self.folder / f"{NAME}.csv", columns, ("network", "size", "t"), settings)
 
-        def finished(name: str, size: int, t: float) -> Row | None:
-            return self._kept.find(settings[name, size], network=name, size=size, t=t)
-
-        rows: list[Row] = []
-        total = len(settings) * self._source.num_steps * self.num_latents
+    def evaluate(self) -> None:
+        """Compare what is not finished. Every rank makes all comparisons, and the first one writes."""
+        rows, total = [], len(self.networks) * len(self.made) * self._source.num_steps * self.num_latents
         with self.bar(total, "Size calibration", " estimates", leave=True) as bar:
-            for row in compare_sizes(self.made, self.networks, self._source, bar.update, finished):
-                if self.is_first and "settings" not in row:
-                    self._kept.add(row, settings[row["network"], row["size"]])
+            for row in compare_sizes(self.made, self.networks, self._source, bar.update, self._kept.find):
+                self._kept.add(row)
                 rows.append(row)
         if self.is_first:
             self._show(rows)

@@ -132,9 +132,9 @@ def test_every_rank_takes_part_in_building_an_index_for_figure_2(tmp_path):
 
     data = Digits(index=Watched())
     data.setup()
-    other_rank = SimpleNamespace(
-        log_dir=str(tmp_path), sanity_checking=False, is_global_zero=False, datamodule=data, default_root_dir="."
-    )
+    other_rank = SimpleNamespace(sanity_checking=False, is_global_zero=False, datamodule=data)
+    other_rank.strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    other_rank.log_dir = other_rank.default_root_dir = str(tmp_path)
     MeanPicture({"KNN": KNN(k=8, n=4)}).on_validation_epoch_end(other_rank, None)
     assert data.reference.index.builds == 1
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from PIL import Image
 from lit_knn.callbacks import HybridSampling, Memorisation, PixelFrechetDistance
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.figures import image_grid
-from lit_knn.metrics import Pixels
+from lit_knn.metrics import Pixels, kept_results
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.modules import LitEDM, LitEstimator
 from lit_knn.reference import ReferenceSet
@@ -79,8 +79,10 @@ def test_a_point_is_of_its_data_grid_seed_estimator_and_options(tmp_path):
     assert sweep(tmp_path, estimators={"a": KNN(k=9, n=4)}) == 3 + 2 * len(changes)
 
 
-def test_the_grid_of_a_point_is_of_its_first_batch_and_the_first_rank_alone_writes_the_table(tmp_path):
-    assert sweep(tmp_path / "second", rank=1) == 0
+def test_the_grid_of_a_point_is_of_its_first_batch_and_the_first_rank_alone_writes_the_table(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_results, "rank_and_size", lambda: (1, 2))
+        assert sweep(tmp_path / "second", rank=1) == 0
     sweep(tmp_path / "first")
     (path,) = (tmp_path / "first" / "samples").glob("forward_t2_*.png")
     drawing = HybridSamples(Exact().bind(Images().reference), Images().reference, 3, LitEstimator().grid, 0)

@@ -61,6 +61,15 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
+def undamaged_rows(path: Path) -> list[dict[str, str]]:
+    """Read a file of `write_rows` if it exists; a damaged one is renamed with a warning, and has no rows."""
+    try:
+        return read_rows(path) if path.exists() else []
+    except InputError as error:
+        keep_aside(path, str(error))
+        return []
+
+
 class ResultsTable:
     """Rows in a CSV file with key columns. Each new row rewrites the file, completely or not at all.
 

@@ -31,6 +31,8 @@ class Agreement(NamedTuple):
 
 
 MEASURES = Agreement._fields
+COLUMNS = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}
+"""Names and types of the columns of `averaged`."""
 
 
 def agreement(outputs: Tensor, network_outputs: Tensor) -> Agreement:

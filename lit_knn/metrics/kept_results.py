@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_knn.common.distributed import on_first_rank
+from lit_knn.common.distributed import on_first_rank, rank_and_size
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.settings import fingerprint
@@ -16,38 +16,33 @@ class KeptResults:
     """Results that are kept for all runs, so that an interrupted measurement goes on and none is repeated.
 
     Each result is a row of a CSV file. Its last column, `settings`, is a hash of everything that the result depends on,
-    and `settings/HASH.json` beside the file lists it. A result is found again only with the same settings.
+    and `settings/HASH.json` beside the file lists it. A result is found again only with the same settings. All ranks
+    make the object and call its methods; the first one reads and writes.
 
     Args:
         path: the CSV file, in the folder of the results; both need not exist.
         columns: name and type of each column but `settings`.
         key: the columns that identify a result among those of the same settings.
+        settings: everything that results depend on, in JSON types, by a tuple of the values of the first columns of
+            `key`. If all results have the same settings, these are `{(): settings}`.
 
     Raises:
-        InputError: the folder cannot be made, or the file cannot be read. All ranks must make the object.
+        InputError: the folder cannot be made, or the file cannot be read.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, type], key: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        columns: Mapping[str, type],
+        key: tuple[str, ...],
+        settings: Mapping[Any, Any],
+    ) -> None:
         self.path = path
+        self.key = key
+        self.settings = settings
+        self._depth = len(next(iter(settings)))
         self._table = ResultsTable(path, {**columns, "settings": str}, (*key, "settings"))
         self._rows = on_first_rank(self._open)
-
-    def find(self, settings: Any, **key: str | int | float) -> Row | None:
-        """Return the result of these settings with this key, or None."""
-        return self._table.find(self._rows, settings=fingerprint(settings), **key)
-
-    def add(self, row: Mapping[str, Any], settings: Any) -> None:
-        """Keep a new result; only the first rank may call this.
-
-        Args:
-            row: the columns but `settings`.
-            settings: everything that the result depends on, in JSON types.
-        """
-        kept: Row = {**row, "settings": fingerprint(settings)}
-        with written_whole(self.path.parent / "settings" / f"{kept['settings']}.json") as partial:
-            partial.write_text(json.dumps(settings, indent=2) + "\n")
-        self._table.append(kept)
-        self._rows.append(kept)
 
     def _open(self) -> list[Row]:
         try:
@@ -55,3 +50,23 @@ class KeptResults:
         except OSError as error:
             raise InputError(f"folder={self.path.parent} cannot be made: {error.strerror}") from error
         return self._table.load()
+
+    def hash_of(self, *key: str | int | float) -> str:
+        """Return the hash of the settings of a result, given the values of its key."""
+        return fingerprint(self.settings[key[: self._depth]])
+
+    def find(self, *key: str | int | float) -> Row | None:
+        """Return the kept result with these values of the columns `key`, or None."""
+        return self._table.find(self._rows, **dict(zip(self.key, key, strict=True)), settings=self.hash_of(*key))
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Keep a new result. A result that was found, which has the column `settings`, is kept already."""
+        if "settings" in row:
+            return
+        key = tuple(row[name] for name in self.key)
+        kept: Row = {**row, "settings": self.hash_of(*key)}
+        self._rows.append(kept)
+        if rank_and_size()[0] == 0:
+            with written_whole(self.path.parent / "settings" / f"{kept['settings']}.json") as partial:
+                partial.write_text(json.dumps(self.settings[key[: self._depth]], indent=2) + "\n")
+            self._table.append(kept)

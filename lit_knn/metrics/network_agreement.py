@@ -1,7 +1,7 @@
 """How like a trained network estimators are, over noise levels and in what they sample from the same noise."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -48,8 +48,7 @@ def network_agreement(
         sampler: draws the samples from the same noise; None for 18 steps of EDM's grid.
 
     Returns:
-        Rows of `compare_at` for the kinds of images and the noise levels, with the kind as `images`; and rows of
-        `same_noise`.
+        Rows of `compare`, and rows of `same_noise`.
     """
     estimators = with_ideal(estimators)
     sampler = SameNoise(reference) if sampler is None else sampler
@@ -58,15 +57,11 @@ def network_agreement(
     parts = {**estimators, **networks}
     kinds = 1 + (held_out is not None) + len(networks)
     total = num_images * (len(parts) * sampler.estimates + kinds * len(estimators) * len(noise_levels))
-    rows: list[Row] = []
     with progress_bar(total, "Network agreement", " estimates") as bar:
         samples = {name: sampler.draw(part, num_images, bar.update) for name, part in parts.items()}
         generated = {name: samples[name] for name in networks}
-        for kind, whose, x in image_sets(networks, {TRAINING: reference, HELD_OUT: held_out}, generated):
-            latents = NoisyLatents(x, num_images, sampler.seed)
-            for t in noise_levels:
-                found = compare_at(estimators, whose, latents, t, sampler.batch_size, bar.update)
-                rows += [{**row, "images": kind} for row in found]
+        sets = image_sets(networks, {TRAINING: reference, HELD_OUT: held_out}, generated)
+        rows = list(compare(estimators, sets, noise_levels, num_images, sampler, bar.update))
     return rows, same_noise({name: samples[name] for name in estimators}, generated)
 
 
@@ -109,6 +104,42 @@ def image_sets(
     """
     sets = [(kind, dict(networks), x) for kind, x in real.items() if x is not None]
     return sets + [(GENERATED, {name: networks[name]}, ReferenceSet(x)) for name, x in generated.items()]
+
+
+def compare(
+    estimators: Mapping[str, Estimator],
+    sets: Sequence[ImageSet],
+    noise_levels: Sequence[float],
+    num_images: int,
+    sampler: SameNoise,
+    advance: Callable[[int], Any] = lambda estimates: None,
+    finished: Callable[[str, str, str, float], Row | None] = lambda estimator, network, images, t: None,
+) -> Iterator[Row]:
+    """Compare estimators with networks on all kinds of images and noise levels. All ranks get the same rows.
+
+    Args:
+        estimators: by name, bound.
+        sets: from `image_sets`.
+        noise_levels: the levels t.
+        num_images: number of images of each kind.
+        sampler: gives the seed, and the latents at a time.
+        advance: called with the number of estimates after each batch of them.
+        finished: (estimator, network, kind of images, t) -> the row of a comparison that need not be made again.
+
+    Yields:
+        Rows of `compare_at`, with the kind of images as `images`, and the `seed`.
+    """
+    for (kind, networks, x), t in product(sets, noise_levels):
+        rows = {pair: finished(*pair, kind, t) for pair in product(estimators, networks)}
+        todo = {name: own for name, own in estimators.items() if any(rows[name, net] is None for net in networks)}
+        advance(num_images * (len(estimators) - len(todo)))
+        if todo:
+            latents = NoisyLatents(x, num_images, sampler.seed)
+            for row in compare_at(todo, networks, latents, t, sampler.batch_size, advance):
+                # A new network is compared together with finished ones, whose rows stay.
+                pair = row["estimator"], row["network"]
+                rows[pair] = rows[pair] or {**row, "images": kind, "seed": sampler.seed}
+        yield from (row for row in rows.values() if row is not None)
 
 
 @torch.no_grad()
