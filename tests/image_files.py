@@ -32,6 +32,12 @@ def write_folder(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
+def image_folder(path: Path, number: int = 20, size: tuple[int, int] = (6, 5)) -> Path:
+    """Write pictures of random pixels, 0000.png and so on, with labels 0 to 3 in their order."""
+    files = {f"{i:04d}.png": encoded(pixels(*size, 3)) for i in range(number)}
+    return write_folder(path, files | labels_json([[name, i * 4 // number] for i, name in enumerate(files)]))
+
+
 def write_zip(path: Path, files: dict[str, bytes]) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():

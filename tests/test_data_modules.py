@@ -93,19 +93,13 @@ def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path, steps, v
     assert resumed == whole[steps:]
 
 
-@pytest.mark.parametrize("steps", [7, 10])
-def test_a_run_that_ended_by_max_steps_goes_on_when_they_are_raised(tmp_path, steps):
-    whole, _ = train(tmp_path, max_steps=20)
-    _, trainer = train(tmp_path, max_steps=steps)
-    trainer.save_checkpoint(tmp_path / "ended.ckpt")
-    assert train(tmp_path, tmp_path / "ended.ckpt", max_steps=20)[0] == whole[steps:]
-
-
-def test_a_run_that_ended_by_max_epochs_goes_on_when_they_are_raised(tmp_path):
+@pytest.mark.parametrize(("limit", "steps"), [({"max_steps": 7}, 7), ({"max_steps": 10}, 10), ({"max_epochs": 1}, 10)])
+def test_a_run_that_ended_goes_on_when_its_limit_is_raised(tmp_path, limit, steps):
     whole, _ = train(tmp_path, max_epochs=2)
-    _, trainer = train(tmp_path, max_epochs=1)
+    _, trainer = train(tmp_path, **limit)
     trainer.save_checkpoint(tmp_path / "ended.ckpt")
-    assert train(tmp_path, tmp_path / "ended.ckpt", max_epochs=2)[0] == whole[10:]
+    raised = {"max_steps": 20} if "max_steps" in limit else {"max_epochs": 2}
+    assert train(tmp_path, tmp_path / "ended.ckpt", **raised)[0] == whole[steps:]
 
 
 def test_a_run_that_failed_draws_the_failed_batch_again(tmp_path):
@@ -169,17 +163,6 @@ def test_more_ranks_than_samples_are_refused():
 def test_a_batch_larger_than_the_data_is_refused_before_training(tmp_path):
     with pytest.raises(InputError, match=r"data\.batch_size=44"):
         make_trainer(tmp_path, max_steps=1).fit(Recorder(), Numbers(batch_size=44))
-
-
-@pytest.mark.parametrize("option", ["batch_size", "predict_samples", "val_images"])
-def test_numbers_below_one_are_refused(option):
-    with pytest.raises(InputError, match=rf"data\.{option} must be at least 1, got 0"):
-        Numbers(**{option: 0})
-
-
-def test_a_negative_seed_is_refused():
-    with pytest.raises(InputError, match=r"data\.seed must be at least 0, got -1"):
-        Numbers(seed=-1)
 
 
 def test_setup_loads_once_and_hands_on_its_options():
@@ -363,12 +346,16 @@ def test_a_part_has_its_own_fingerprint_and_index():
     [
         ({"held_out": 50}, "data.held_out=50 needs at least 51 images, there are 50"),
         ({"held_out": 10, "train_images": 41}, "data.held_out=10 and data.train_images=41 needs at least 51 images"),
+        ({"batch_size": 0}, "data.batch_size must be at least 1, got 0"),
+        ({"predict_samples": 0}, "data.predict_samples must be at least 1, got 0"),
+        ({"val_images": 0}, "data.val_images must be at least 1, got 0"),
+        ({"seed": -1}, "data.seed must be at least 0, got -1"),
         ({"held_out": -1}, "data.held_out must be at least 0, got -1"),
         ({"train_images": 0}, "data.train_images must be at least 1, got 0"),
         ({"held_out": 5, "sharded": True}, "data.held_out=5 does not work with data.sharded=true"),
     ],
 )
-def test_a_part_that_cannot_be_had_is_refused(options, told):
+def test_options_that_cannot_be_are_refused(options, told):
     with pytest.raises(InputError, match=told.replace(".", r"\.")):
         Rows(**options).setup()
 

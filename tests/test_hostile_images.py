@@ -148,7 +148,7 @@ def test_more_images_than_the_memory_holds_are_refused_with_both_sizes(tmp_path,
     assert read_image_files(folder)[0].nbytes == 1200
 
 
-@pytest.mark.parametrize("dtype", ["|u1", "<f4", "<f8", "|b1", "<i8"])
+@pytest.mark.parametrize("dtype", ["|u1", "<f8"])
 @pytest.mark.parametrize(
     "shape", [(10**6, 3, 1000, 1000), (2**62, 2), (2**31, 2**31, 2**31), (10**300, 1), (-1, 3, 4, 4)]
 )

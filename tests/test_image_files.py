@@ -78,28 +78,16 @@ def test_paths_that_hold_no_images_are_refused(tmp_path):
     ],
 )
 def test_mixed_images_are_refused_naming_both_files(tmp_path, other, described):
-    message = refusal(
-        read_image_files, write_folder(tmp_path, {"a.png": encoded(pixels(4, 4, 3)), "b.png": encoded(other)})
-    )
+    files = {"a.png": encoded(pixels(4, 4, 3)), "b.png": encoded(other)}
+    message = refusal(read_image_files, write_folder(tmp_path, files))
     assert "a.png is 4x4" in message
     assert described in message
 
 
-def flipped_bit(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-
-
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"not an image",
-        encoded(pixels(32, 32, 3), "JPEG")[:-200],
-        encoded(pixels(32, 32, 3))[:-200],
-        flipped_bit(encoded(pixels(32, 32, 3))),
-    ],
-    ids=["empty", "text", "truncated jpeg", "truncated png", "flipped bit"],
+    [b"", b"not an image", encoded(pixels(32, 32, 3), "JPEG")[:-200], encoded(pixels(32, 32, 3))[:-200]],
+    ids=["empty", "text", "truncated jpeg", "truncated png"],
 )
 def test_damaged_images_are_refused_by_name(tmp_path, content):
     for path in both(tmp_path, {"a.png": encoded(pixels(32, 32, 3)), "sub/bad.jpg": content}):
@@ -108,20 +96,10 @@ def test_damaged_images_are_refused_by_name(tmp_path, content):
         assert "sub/bad.jpg" in message
 
 
-def test_damage_inside_a_zip_is_refused_by_name(tmp_path):
-    path = write_zip(tmp_path / "images.zip", {"a.png": encoded(pixels(8, 8, 3))})
-    path.write_bytes(path.read_bytes().replace(b"IDAT", b"IDAX"))
-    assert "a.png" in refusal(read_image_files, path)
-
-
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "1", "I;16"])
 def test_other_modes_are_refused_by_name(tmp_path, mode):
     Image.new(mode, (3, 3)).save(tmp_path / "a.png")
-    message = refusal(read_image_files, tmp_path)
-    assert f"a.png has mode {mode}" in message
-
-
-def test_a_palette_with_transparency_is_refused(tmp_path):
+    assert f"a.png has mode {mode}" in refusal(read_image_files, tmp_path)
     Image.new("P", (3, 3)).save(tmp_path / "a.png", transparency=0)
     assert "a.png has mode palette with transparency" in refusal(read_image_files, tmp_path)
 
@@ -190,9 +168,8 @@ def test_uint8_channels_are_moved_first_only_where_that_is_unambiguous(tmp_path,
 
 
 @pytest.mark.parametrize("shape", [(7, 2), (7, 4, 8, 8), (7, 3, 8, 8)])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
-def test_floats_are_taken_as_they_are(tmp_path, shape, dtype):
-    array = np.random.default_rng(0).uniform(-1, 1, shape).astype(dtype) * (1 if shape[1] == 3 else 50)
+def test_floats_are_taken_as_they_are(tmp_path, shape):
+    array = np.random.default_rng(0).uniform(-1, 1, shape) * (1 if shape[1] == 3 else 50)
     np.save(tmp_path / "a.npy", array)
     read, _ = read_array_file(tmp_path / "a.npy")
     assert read.dtype == np.float32
@@ -265,7 +242,7 @@ def test_npz_without_a_usable_key_is_refused(tmp_path):
     assert "found: labels" in refusal(read_array_file, tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize("labels", [np.arange(3), np.zeros(4), np.zeros((4, 1), int)])
+@pytest.mark.parametrize("labels", [np.arange(3), np.zeros(4), np.ones(4, bool), np.zeros((4, 1), int)])
 def test_npz_labels_that_do_not_match_are_refused(tmp_path, labels):
     np.savez(tmp_path / "a.npz", images=pixels(4, 3, 2, 2), labels=labels)
     assert "labels must be 4 integers" in refusal(read_array_file, tmp_path / "a.npz")

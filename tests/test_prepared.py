@@ -23,15 +23,10 @@ from lit_knn.data.image_source import Options
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.index import TorchIndex
-from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
+from tests.image_files import encoded, image_folder, pixels, refusal, write_folder, write_zip
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parent.parent
-
-
-def image_folder(path: Path, number: int = 20, size: tuple[int, int] = (6, 5), labels: bool = True) -> Path:
-    files = {f"a/{i:04d}.png": encoded(pixels(*size, 3)) for i in range(number)}
-    return write_folder(path, files | (labels_json([[name, i % 7] for i, name in enumerate(files)]) if labels else {}))
 
 
 @pytest.mark.parametrize("block", [1, 7, 100])
@@ -178,12 +173,12 @@ def recorded(out):
 
 def test_what_was_done_is_not_done_again(tmp_path, monkeypatch, capsys):
     source = image_folder(tmp_path / "source", number=30)
-    (source / "a" / "0025.png").write_bytes(b"damaged")
-    assert "a/0025.png is not an image" in refusal(prepare, source, tmp_path / "x.npy", block_images=10, workers=1)
+    (source / "0025.png").write_bytes(b"damaged")
+    assert "0025.png is not an image" in refusal(prepare, source, tmp_path / "x.npy", block_images=10, workers=1)
     assert "is not finished" in refusal(read_prepared, tmp_path / "x.npy")
     assert json.loads((tmp_path / "x.npy.partial.json").read_text())["done"] == 20
     # The repaired source is a different source, so preparing starts again.
-    (source / "a" / "0025.png").write_bytes(encoded(pixels(6, 5, 3)))
+    (source / "0025.png").write_bytes(encoded(pixels(6, 5, 3)))
     prepare(source, tmp_path / "x.npy", block_images=10)
     assert "starting again" in capsys.readouterr().err
     np.testing.assert_array_equal(read_prepared(tmp_path / "x.npy").images.numpy(), read_image_files(source)[0])
@@ -248,7 +243,7 @@ def test_every_tool_reads_the_pixels(whole):
     description = json.loads(whole.with_suffix(".json").read_text())
     assert description["sha256"] == hashlib.sha256(pixels.tobytes()).hexdigest()
     assert description["shape"] == list(pixels.shape)
-    assert description["labels"] == [i % 7 for i in range(20)]
+    assert description["labels"] == [i // 5 for i in range(20)]
 
 
 def test_files_that_are_not_whole_prepared_files_are_refused(whole):

@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 import torch
 
@@ -33,18 +32,6 @@ def test_tensors_of_a_big_endian_machine_are_refused(tmp_path):
     assert count > 1
     path.write_bytes(content)
     assert "holds a tensor in an unknown format" in refusal(read_edm_pickle, path)
-
-
-def test_arrays_of_a_big_endian_machine_have_the_same_values(tmp_path):
-    from lit_knn.data.array_files import read_array_file
-
-    values = np.linspace(-1, 1, 24).reshape(4, 6)
-    for dtype in ("<f4", ">f4", ">f8", ">f2"):
-        np.save(tmp_path / "a.npy", values.astype(dtype))
-        array, _ = read_array_file(tmp_path / "a.npy")
-        np.testing.assert_allclose(array, values, atol=1e-3)
-    np.savez(tmp_path / "a.npz", images=values, labels=np.array([0, 1, 2, 3], ">i4"))
-    assert read_array_file(tmp_path / "a.npz")[1].tolist() == [0, 1, 2, 3]
 
 
 class FindsCopies(ReferenceSet):

@@ -18,7 +18,7 @@ from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of
 from lit_knn.reference.principal import components_of, projection_of
-from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
+from tests.image_files import encoded, image_folder, labels_json, refusal, write_folder, write_zip
 
 
 def images(n=12, seed=0, side=4):
@@ -27,11 +27,6 @@ def images(n=12, seed=0, side=4):
 
 def sha256(pictures):
     return hashlib.sha256(pictures.numpy()).hexdigest()
-
-
-def square_images(path, size=6, number=10):
-    """A folder of square pictures: a crop to the middle leaves them as they are."""
-    return write_folder(path, {f"{i:04d}.png": encoded(pixels(size, size, 3)) for i in range(number)})
 
 
 # Fingerprints
@@ -57,11 +52,9 @@ def shard(path, rank, ranks):
 
 
 def test_shards_of_a_prepared_file_have_images_labels_and_fingerprints_of_their_own(tmp_path):
-    labels = [[f"{i:04d}.png", i % 4] for i in range(10)]
-    write_folder(square_images(tmp_path / "source"), labels_json(labels))
-    prepare(tmp_path / "source", tmp_path / "x.npy")
+    prepare(image_folder(tmp_path / "source", 10), tmp_path / "x.npy")
     shards = [shard(tmp_path / "x.npy", rank, ranks) for rank, ranks in ((0, 3), (1, 3), (2, 3), (0, 1), (0, 2))]
-    assert [part.labels.tolist() for part in shards[:3]] == [[0, 1, 2], [3, 0, 1], [2, 3, 0, 1]]
+    assert [part.labels.tolist() for part in shards[:3]] == [[0, 0, 0], [1, 1, 2], [2, 2, 3, 3]]
     assert torch.equal(torch.cat([part.images for part in shards[:3]]), shards[3].images)
     assert len({part.fingerprint() for part in shards}) == len(shards)
     assert shard(tmp_path / "x.npy", 1, 3).fingerprint() == shards[1].fingerprint()
@@ -69,7 +62,7 @@ def test_shards_of_a_prepared_file_have_images_labels_and_fingerprints_of_their_
 
 def test_a_prepared_file_is_named_by_the_hash_in_its_description(tmp_path):
     # Otherwise each start would read the whole file to name it.
-    description = prepare(square_images(tmp_path / "source"), tmp_path / "x.npy", block_images=3)
+    description = prepare(image_folder(tmp_path / "source"), tmp_path / "x.npy", block_images=3)
     data = Prepared(str(tmp_path / "x.npy"))
     data.setup()
     assert data.reference.given_sha256 == description.sha256 == sha256(data.reference.images)
