@@ -33,8 +33,8 @@ class EstimatorError(Measurement):
         repeats: estimates at each latent; deterministic estimators make one.
         batch_size: latents at a time.
         resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
-            z. The MSE is the same in expectation. Errors of `STF` and `OneSample` that come from their source then
-            count as variance. With a fixed source, as in the paper, they count as bias.
+            z. Errors of `STF` and `OneSample` from their source then count as variance, and not, as in the paper, as
+            bias. The MSE is the same in expectation.
         class_conditional: compare with the exact mean over the images of each latent's class, and make the estimators
             class-conditional, too.
 

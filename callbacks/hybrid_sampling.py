@@ -1,8 +1,6 @@
 """Figure 5: samples of the probability flow, begun by an estimator and finished by a network or another estimator."""
 
-import re
 import time
-from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ from lit_knn.figures import figure5, image_grid
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import check_at_least, check_not_empty, try_estimator
+from lit_knn.metrics.latents import check_at_least, check_names, check_not_empty, try_estimator
 from lit_knn.metrics.memorisation import MemorisationMetric, check_search
 from lit_knn.metrics.samples import draw_samples, measure_samples
 from lit_knn.modules import LitEstimator
@@ -84,7 +82,9 @@ class HybridSampling(Measurement):
     ) -> None:
         check_at_least(2, num_samples=num_samples)
         check_at_least(1, num_steps=num_steps, batch_size=batch_size)
-        _check_names(estimators)
+        check_names(estimators)
+        if FORWARD in estimators:
+            raise InputError(f"an estimator cannot be called {FORWARD!r}, which is the baseline")
         check_not_empty(t_switch=t_switch)
         MemorisationMetric(threshold)  # This refuses a bad threshold now.
         self.network = network
@@ -150,18 +150,13 @@ class HybridSampling(Measurement):
         options = (self.threshold, show, self.bar, self._real)
         measured = measure_samples(drawn, self._samples.reference, self.distance, *options)
         row: Row = {"method": method, "t_switch": t_switch, **measured, "num_samples": self.num_samples}
-        return row | {
-            "num_steps": self.num_steps,
-            "seed": self.seed,
-            "seconds": round(time.monotonic() - start, 2),
-        }
+        return row | {"num_steps": self.num_steps, "seed": self.seed, "seconds": round(time.monotonic() - start, 2)}
 
     def _describe(self) -> dict[tuple[str], dict[str, Any]]:
         """Describe everything that the results of each method depend on."""
-        reference = self._samples.reference
         shared: dict[str, Any] = {
             "network": describe(self.network),
-            "data": {"images": reference.fingerprint(), "index": describe(reference.index)},
+            "data": {"images": self.reference.fingerprint(), "index": describe(self.reference.index)},
             "held_out": self._real.fingerprint() if self.held_out else None,
             "extractor": self.distance.extractor.fingerprint(),
             "num_samples": self.num_samples,
@@ -175,10 +170,3 @@ class HybridSampling(Measurement):
             (name,): {"estimator": None if estimator is None else describe(estimator), **shared}
             for name, estimator in self.estimators.items()
         }
-
-
-def _check_names(names: Iterable[str]) -> None:
-    for name in names:
-        if name == FORWARD or not re.fullmatch(r"[\w.+-]+", name):
-            rule = f"letters, digits and _.+- only, and {FORWARD!r} is the baseline"
-            raise InputError(f"an estimator cannot be called {name!r}: {rule}")

@@ -56,12 +56,7 @@ class SizeCalibration(Measurement):
 
     @prefixed("SizeCalibration")
     def __init__(
-        self,
-        networks: dict[str, Estimator],
-        estimator: Estimator,
-        sizes: list[int],
-        folder: str,
-        num_latents: int = 20,
+        self, networks: dict[str, Estimator], estimator: Estimator, sizes: list[int], folder: str, num_latents: int = 20
     ) -> None:
         self.made = sized(estimator, sizes)
         self.networks = networks
@@ -98,23 +93,18 @@ class SizeCalibration(Measurement):
         """Write the table of sizes as an estimator, the curve and its picture."""
         sizes, curve = best_sizes(rows), calibration_curve(rows)
         write_rows(self.run_folder / f"{NAME}.csv", curve)
-        path = self.run_folder / "calibrated.yaml"
+        path, given = self.run_folder / "calibrated.yaml", self.estimator.given()
         with written_whole(path) as partial:
-            partial.write_text(self._as_config(sizes))
-        tables = {"calibrated": sizes, "the rule of the spectrum (size: null)": self._by_rule()}
+            partial.write_text(self._as_config({**given, "size": sizes}))
+        # Without a size, the estimator computes sizes from the data.
+        rule: Any = type(self.estimator)(**{**given, "size": None}).bind(self._source.reference)
+        tables = {"calibrated": sizes, "the rule of the spectrum (size: null)": rule.sizes_in_use}
         self.save_figure(size_calibration(curve, tables), NAME)
         best = [row for row in curve if row["size"] == sizes[row["t"]]]
         table = text_table(best, {"t": ".4g", "size": "d", "mse": ".3e", "r2": ".4f"})
         rank_zero_info(f"{table}\nThe estimator with these sizes: {path}")
 
-    def _as_config(self, sizes: dict[float, int]) -> str:
-        kind = type(self.estimator)
-        names = ", ".join(self.networks)
-        given = {**self.estimator.given(), "size": sizes}
+    def _as_config(self, given: dict[str, Any]) -> str:
+        kind, names = type(self.estimator), ", ".join(self.networks)
         config = {"class_path": f"{kind.__module__.rpartition('.')[0]}.{kind.__qualname__}", "init_args": given}
         return f"# Sizes of least MSE to the posterior mean of {names}.\n{yaml.safe_dump(config, sort_keys=False)}"
-
-    def _by_rule(self) -> dict[float, int]:
-        """Return the sizes that the estimator computes from the data."""
-        computed: Any = type(self.estimator)(**{**self.estimator.given(), "size": None}).bind(self._source.reference)
-        return dict(computed.sizes_in_use)

@@ -7,8 +7,10 @@ from matplotlib.figure import Figure
 from lit_knn.common.tables import TITLES
 from lit_knn.figures.style import COLOURS, dress, image_unit, log_values, look
 
+Points = Sequence[tuple[float, float]]
 
-def checkpoint_curve(points: Sequence[tuple[int, float]], best: tuple[int, float], metric: str, title: str) -> Figure:
+
+def checkpoint_curve(points: Points, best: tuple[int, float], metric: str, title: str) -> Figure:
     """Draw the metric of each checkpoint over images seen, and mark the best one.
 
     Args:
@@ -18,35 +20,27 @@ def checkpoint_curve(points: Sequence[tuple[int, float]], best: tuple[int, float
         title: title of the picture.
     """
     unit, divisor = image_unit(points[-1][0])
-    label = f"best: {best[1]:.4g} at {best[0]:,} images"
-    figure = _curve(points, best, divisor, f"Training images seen ({unit})", metric, title, label)
+    in_unit = [(seen / divisor, value) for seen, value in points]
+    xlabel, at = f"Training images seen ({unit})", f"{best[0]:,} images"
+    figure = _curve(in_unit, (best[0] / divisor, best[1]), at, xlabel, metric, title)
     if min(value for _, value in points) > 0:
         log_values(figure.axes[0])
     return figure
 
 
-def average_curve(points: Sequence[tuple[float, float]], best: tuple[float, float], metric: str, title: str) -> Figure:
+def average_curve(points: Points, best: tuple[float, float], metric: str, title: str) -> Figure:
     """Draw the metric of each average over its relative length, and mark the best one; see `checkpoint_curve`.
 
     The axis of the metric is linear, because the values differ little.
     """
-    label = f"best: {best[1]:.4g} at {best[0]:g}"
-    return _curve(points, best, 1, "Relative length of the average", metric, title, label)
+    return _curve(points, best, f"{best[0]:g}", "Relative length of the average", metric, title)
 
 
-def _curve(
-    points: Sequence[tuple[float, float]],
-    best: tuple[float, float],
-    divisor: float,
-    xlabel: str,
-    metric: str,
-    title: str,
-    label: str,
-) -> Figure:
+def _curve(points: Points, best: tuple[float, float], at: str, xlabel: str, metric: str, title: str) -> Figure:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot([place / divisor for place, _ in points], [value for _, value in points], **look(0))
-    axes.plot(best[0] / divisor, best[1], "*", color=COLOURS[1], markersize=14, label=label)
+    axes.plot(*zip(*points, strict=True), **look(0))
+    axes.plot(*best, "*", color=COLOURS[1], markersize=14, label=f"best: {best[1]:.4g} at {at}")
     dress(axes, xlabel=xlabel, ylabel=TITLES.get(metric, metric))
     axes.set_title(title, fontsize=10)
     axes.legend()

@@ -38,18 +38,18 @@ def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
             dress(axes, "xy", **({"title": title} if prefix == "score" else {"xlabel": "noise level $t$"}))
             for i, name in reversed(list(enumerate(names))):  # The first estimator is drawn last, on top.
                 own = sorted((row for row in rows if row["estimator"] == name), key=lambda row: row["t"])
-                _draw_curve(axes, own, f"{prefix}_{quantity}", i)
-                if "bias" in quantity:
-                    any_limit |= _mark_limits(axes, own, f"{prefix}_{quantity}", i)
-                zeros = [row["t"] for row in own if row[f"{prefix}_{quantity}"] == 0]
-                any_zero |= _mark_zeros(axes, zeros, i)
+                column = f"{prefix}_{quantity}"
+                _draw_curve(axes, own, column, i)
+                any_limit |= "bias" in quantity and _mark_limits(axes, own, column, i)
+                any_zero |= _mark_zeros(axes, [row["t"] for row in own if row[column] == 0], i)
         row_of_axes[0].set_ylabel(label)
         _fit_limits(row_of_axes[0], rows, f"{prefix}_mse")
     handles, labels = grid[0][0].get_legend_handles_labels()
     special = [("o", "hollow: bias below this", any_limit), (ZERO_MARKER, "at the foot: 0", any_zero)]
-    for marker, label in ((marker, label) for marker, label, there in special if there):
-        handles.insert(0, Line2D([], [], color="0.4", marker=marker, markersize=3, fillstyle="none", linestyle="none"))
-        labels.insert(0, label)
+    for marker, label, there in special:
+        if there:
+            mark = Line2D([], [], color="0.4", marker=marker, markersize=3, fillstyle="none", linestyle="none")
+            handles, labels = [mark, *handles], [label, *labels]
     figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=min(len(labels), 7), frameon=False)
     return figure
 

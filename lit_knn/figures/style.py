@@ -42,6 +42,6 @@ def log_values(axes: Axes) -> None:
     axes.grid(True, which="minor", axis="y", color="0.9", linewidth=0.6)
 
 
-def image_unit(images: int) -> tuple[str, float]:
+def image_unit(images: float) -> tuple[str, float]:
     """Return unit and divisor for an axis up to `images`: thousands for the digits, millions for the paper's runs."""
     return ("millions", 1e6) if images >= 1e6 else ("thousands", 1e3)

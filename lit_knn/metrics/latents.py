@@ -1,6 +1,7 @@
 """The latents at which estimators are measured, and shared options of these measurements."""
 
-from collections.abc import Mapping, Sequence, Sized
+import re
+from collections.abc import Iterable, Mapping, Sequence, Sized
 
 import torch
 from torch import Tensor
@@ -72,6 +73,13 @@ def check_at_least(least: int, **options: int) -> None:
     for name, value in options.items():
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that cannot be a part of a file's name."""
+    for name in names:
+        if not re.fullmatch(r"[\w.+-]+", name):
+            raise InputError(f"a name must have letters, digits and _.+- only, got {name!r}")
 
 
 def bind_all(

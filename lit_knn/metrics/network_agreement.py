@@ -1,6 +1,5 @@
 """How like a trained network estimators are, over noise levels and in what they sample from the same noise."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -15,7 +14,7 @@ from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import LatentMeans
-from lit_knn.metrics.latents import NoisyLatents, check_at_least, check_not_empty, try_estimator
+from lit_knn.metrics.latents import NoisyLatents, check_at_least, check_names, check_not_empty, try_estimator
 from lit_knn.metrics.same_noise import SameNoise, same_noise
 from lit_knn.reference import ReferenceSet
 
@@ -83,9 +82,7 @@ def check_agreement(
     for name in networks:
         if name in estimators:
             raise InputError(f"the network {name!r} has the name of an estimator")
-    for name in (*networks, *estimators):
-        if not re.fullmatch(r"[\w.+-]+", name):  # It names files.
-            raise InputError(f"a name must have letters, digits and _.+- only, got {name!r}")
+    check_names((*networks, *estimators))
     check_at_least(2, num_images=num_images)
     for kind, images in (("training", reference), ("held-out", held_out)):
         if images is not None and num_images > images.N:
