@@ -99,15 +99,6 @@ def test_options_out_of_range_are_one_line(tmp_path, capsys, option, value):
     assert str(value) in error
 
 
-def test_images_are_read_from_prepared_files_arrays_and_folders(prepared, tmp_path):
-    images = reference_from(prepared).images
-    assert images.shape == (300, 3, 8, 8)
-    np.save(tmp_path / "array.npy", images.numpy())
-    assert torch.equal(reference_from(tmp_path / "array.npy").images, images)
-    write_zip(tmp_path / "x.zip", {f"{i:03}.png": encoded(x.permute(1, 2, 0).numpy()) for i, x in enumerate(images)})
-    assert torch.equal(reference_from(tmp_path / "x.zip").images, images)
-
-
 def test_the_truth_is_that_of_enumeration(prepared):
     (level, known), _ = measure_truth(prepared, [0.5, 3.0], 10, 20)
     reference = reference_from(prepared)

@@ -22,7 +22,9 @@ from lit_knn.data.image_files import read_image_files
 from lit_knn.data.image_source import Options
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare
+from lit_knn.data.reading import reference_from
 from lit_knn.index import TorchIndex
+from lit_knn.reference import ReferenceSet
 from tests.image_files import encoded, image_folder, pixels, refusal, write_folder, write_zip
 from tests.ranks import run_ranks
 
@@ -56,6 +58,23 @@ def test_the_data_module_is_that_of_the_image_files(tmp_path):
     for a, b in zip(files.search(z, 5), mapped.search(z, 5), strict=True):
         assert torch.equal(a, b)
     assert [module.stored().shape for module in modules] == [tuple(files.images.shape)] * 2
+
+
+def test_a_reference_set_is_read_from_a_path_of_any_kind(tmp_path):
+    folder = image_folder(tmp_path / "folder")
+    images, labels = read_image_files(folder)
+    write_zip(tmp_path / "a.zip", {path.name: path.read_bytes() for path in folder.iterdir()})
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    np.save(tmp_path / "a.npy", images)
+    prepare(folder, tmp_path / "prepared.npy")
+    index, whole = TorchIndex(), ReferenceSet(images, hflip=True, labels=labels)
+    for name in ("folder", "a.zip", "a.npz", "a.npy", "prepared.npy"):
+        reference = reference_from(str(tmp_path / name), index, hflip=True)
+        assert reference.fingerprint() == whole.fingerprint()
+        assert reference.index is index
+        assert reference.labels is None if name == "a.npy" else torch.equal(reference.labels, whole.labels)
+    os.truncate(tmp_path / "prepared.npy", 1000)
+    assert "was cut" in refusal(reference.gather, torch.tensor([0]))
 
 
 def test_zip_and_folder_give_one_file(tmp_path):
