@@ -1,4 +1,4 @@
-"""Lightning callbacks: each is thin, one a file. Configs name them as `lit_knn.callbacks.X`."""
+"""Lightning callbacks: each is thin. Configs name them as `lit_knn.callbacks.X`."""
 
 from lit_knn.callbacks.checkpoint_by_images import CheckpointByImages
 from lit_knn.callbacks.estimator_error import EstimatorError

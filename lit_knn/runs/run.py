@@ -1,4 +1,4 @@
-"""Helpers for callbacks: they use a run's data, seed, folder, ranks and progress bar."""
+"""Helpers for modules and callbacks: the data of a run, its end, folders of checkpoints, and progress bars."""
 
 from __future__ import annotations
 
