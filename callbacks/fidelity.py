@@ -64,7 +64,7 @@ class Fidelity(Measurement):
         self.last_values: dict[str, float] = {}
 
     def check(self) -> None:
-        """Load the extractor, and report missing parts before any sampling or training."""
+        """Load the extractor, and find missing parts before any sampling or training."""
         self.measure.prepare(self._reference(), self.num_samples)
         # A damaged table of an earlier run is renamed now, not after hours of sampling.
         on_first_rank(lambda: undamaged_rows(self.run_folder / FIDELITY_CSV))

@@ -27,9 +27,8 @@ class SampleGrid(Measurement):
 
     def __init__(self, num_samples: int = 64, num_steps: tuple[int | None, ...] = (1, 2)) -> None:
         if num_samples < 1 or not num_steps or any(steps is not None and steps < 1 for steps in num_steps):
-            raise InputError(
-                f"SampleGrid: num_samples={num_samples} and num_steps={list(num_steps)} must be at least 1"
-            )
+            given = f"num_samples={num_samples} and num_steps={list(num_steps)}"
+            raise InputError(f"SampleGrid: {given} must be at least 1")
         self.num_samples = num_samples
         self.num_steps = tuple(num_steps)
         self.last_paths: list[Path] = []

@@ -1,7 +1,6 @@
 """Write the samples of `predict` as PNG files or one .npz file, and a grid."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,12 +58,12 @@ class SampleWriter(BasePredictionWriter):
     def write_on_batch_end(
         self,
         trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
+        pl_module: Any,
         prediction: Tensor,
-        batch_indices: Sequence[int] | None,
+        indices: Any,
         batch: Tensor,
         batch_idx: int,
-        dataloader_idx: int,
+        *_: Any,
     ) -> None:
         """Write one batch of samples and its seeds to a file; raise InputError if a sample is not finite."""
         images = decoded(trainer, prediction).cpu().float()
@@ -73,17 +72,18 @@ class SampleWriter(BasePredictionWriter):
             seed = batch.cpu()[~finite][0].item()
             raise InputError(f"SampleWriter: the sample of seed {seed} is not finite: check weights and noise levels")
         is_picture = are_pictures(images.shape[1:])
-        arrays = {"seeds": batch.cpu().numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
+        drawn = batch.cpu()
+        arrays = {"seeds": drawn.numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
         if is_picture and self.format == "png":
             for seed, image in zip(batch.tolist(), arrays["images"], strict=True):
                 with written_whole(self._folder / f"{seed:06d}.png", flush=False) as partial:
                     to_pil_image(image.transpose(1, 2, 0)).save(partial)
             keep = arrays["seeds"] < GRID_SAMPLES
             arrays = {name: array[keep] for name, array in arrays.items()}
-        conditioning, labels = getattr(pl_module, "conditioning", None), batch[:0].cpu()
+        conditioning, labels = getattr(pl_module, "conditioning", None), drawn[:0]
         if conditioning and pl_module.hparams.get("guidance", 1) > 0:
-            labels = conditioning.of_samples(batch.cpu(), torch.device("cpu"))
-        arrays |= {"drawn": batch.cpu().numpy(), "labels": labels.numpy()}
+            labels = conditioning.of_samples(drawn, drawn.device)
+        arrays |= {"drawn": drawn.numpy(), "labels": labels.numpy()}
         with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
             np.savez(partial, **arrays)  # type: ignore[arg-type]
 

@@ -1,5 +1,6 @@
 """Measurements where a fault would go unseen: order, sums, missing neighbours, and options that are passed on."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.metrics.error_curve import COLUMNS
 from lit_knn.metrics.features import NetworkExtractor
 from lit_knn.metrics.fidelity import FeatureSums, kernel_distance, precision_recall
+from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure
 from lit_knn.modules import LitEstimator
@@ -325,3 +327,32 @@ def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(t
     assert plain["mu_mse"] == row(0)["mu_mse"]
     assert plain["mu_mse"] != row(1)["mu_mse"]
     assert (plain["repeats"], row(0, resample_source=True)["repeats"]) == ("1", "3")
+
+
+# Results that are kept
+
+
+def test_results_are_found_again_with_the_same_settings_alone(tmp_path):
+    def kept(settings):
+        return KeptResults(
+            tmp_path / "new" / "rows.csv", {"name": str, "t": float, "mse": float}, ("name", "t"), settings
+        )
+
+    first = kept({("a",): {"k": 1}, ("b",): {"k": 2}})
+    assert first.find("a", 0.5) is None
+    first.add({"name": "a", "t": 0.5, "mse": 0.1})
+    assert first.find("a", 0.5)["mse"] == kept({("a",): {"k": 1}}).find("a", 0.5)["mse"] == 0.1
+    assert first.find("b", 0.5) is first.find("a", 1.0) is kept({("a",): {"k": 3}}).find("a", 0.5) is None
+    first.add(first.find("a", 0.5))
+    assert len(read_rows(first.path)) == 1
+    path = tmp_path / "new" / "settings" / f"{first.hash_of('a')}.json"
+    assert json.loads(path.read_text()) == {"k": 1}
+
+
+def test_all_results_may_have_the_same_settings(tmp_path):
+    kept = KeptResults(tmp_path / "rows.csv", {"images": int}, ("images",), {(): {"k": 1}})
+    kept.add({"images": 7})
+    assert kept.find(7)["images"] == 7
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"folder=.*file cannot be made"):
+        KeptResults(tmp_path / "file" / "rows.csv", {"images": int}, ("images",), {(): {"k": 1}})
