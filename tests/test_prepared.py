@@ -226,6 +226,24 @@ def test_a_second_process_is_refused(tmp_path):
         assert "being prepared by another process" in refusal(prepare, source, tmp_path / "x.npy")
 
 
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_a_file_that_another_process_has_just_finished_is_kept(tmp_path, monkeypatch, opened):
+    """The other process renames its file before or after this one opens the partial file."""
+    import fcntl
+
+    source, out = image_folder(tmp_path / "source"), tmp_path / "x.npy"
+    partial, content = out.with_name("x.npy.partial"), b"of the other process"
+
+    def flock(file, how):
+        (os.replace if opened == "before" else shutil.copy)(partial, out)
+        out.write_bytes(content)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert "has just been prepared by another process" in refusal(prepare, source, out)
+    assert out.read_bytes() == content
+    assert not partial.exists()
+
+
 # Messages for bad input
 
 
