@@ -37,10 +37,6 @@ class EstimatorError(Measurement):
             bias. The MSE is the same in expectation.
         class_conditional: compare with the exact mean over the images of each latent's class, and make the estimators
             class-conditional, too.
-
-    Raises:
-        InputError: an option out of its range; at `setup`, more latents than images, or no labels though
-            `class_conditional` is true.
     """
 
     outputs = (CSV_NAME, f"{FIGURE_NAME}.png")

@@ -35,10 +35,6 @@ class Fidelity(Measurement):
             statistics leave out mirror images even if training uses them.
         held_out: compare with the held-out images of the data (`data.held_out`) instead of its training images, which
             copies would match perfectly. The names of the values then end in `_held_out`.
-
-    Raises:
-        InputError: an option out of its range; at `setup`, weights, a package or images are missing or wrong, or no
-            images are held out.
     """
 
     in_fit = True

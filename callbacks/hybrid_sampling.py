@@ -56,10 +56,6 @@ class HybridSampling(Measurement):
         cache_dir: folder that keeps the statistics of the data for other runs; null to keep none.
         held_out: measure the distance to the held-out images of the data (`data.held_out`), whose column ends in
             `_held_out`. The copied fraction and the nearest distance stay those of the training images.
-
-    Raises:
-        InputError: an option out of its range; at `setup`, a t_switch outside the noise levels, an estimator that
-            cannot sample, a network that does not fit the data, or no held-out images.
     """
 
     model_class = LitEstimator

@@ -14,8 +14,8 @@ from lit_knn.metrics.latents import bind_all, check_at_least, check_not_empty, n
 class MeanPicture(Measurement):
     """At validation, draw z, the exact posterior mean and its estimates, one per row, with one column per noise level.
 
-    Each of a few images of the data gets one picture: `figure2_0.png` and `.pdf` and so on in the run's folder, and in
-    TensorBoard. The z of all columns have the same noise, and are shown divided by sqrt(1 + t²).
+    Each of a few images of the data, of 1 or 3 channels, gets one picture: `figure2_0.png` and `.pdf` and so on in the
+    run's folder, and in TensorBoard. The z of all columns have the same noise, and are shown divided by sqrt(1 + t²).
 
     Args:
         estimators: by name, in the order of the rows.
@@ -23,9 +23,6 @@ class MeanPicture(Measurement):
         t_min: smallest level, if `noise_levels` is a number.
         t_max: largest level, if `noise_levels` is a number.
         num_images: number of pictures.
-
-    Raises:
-        InputError: an option out of its range; at `setup`, data that are not images of 1 or 3 channels.
     """
 
     @prefixed("MeanPicture")

@@ -27,7 +27,8 @@ SCREEN_DPI = 100
 class Measurement(pl.Callback):
     """Base of the callbacks that measure or draw at validation. A subclass implements `check` and `evaluate`.
 
-    Every rank calls both. An `InputError` that they raise gets the name of the callback in front. The attributes from
+    Every rank calls both. The constructor raises `InputError` for an option out of its range, and `check` for data, a
+    model or a package that does not fit; such an error gets the name of the callback in front. The attributes from
     `trainer` on are those of the run; they are there when `check` begins.
 
     Attributes:

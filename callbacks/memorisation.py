@@ -23,10 +23,6 @@ class Memorisation(Measurement):
         batch_size: samples drawn at a time, on each rank.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
         num_pairs: pairs in the picture; 0 for none.
-
-    Raises:
-        InputError: num_samples or batch_size < 1, num_pairs < 0, threshold outside (0, 1]; at `setup`, data without a
-            reference set, or a search that finds fewer than two images.
     """
 
     in_fit = True

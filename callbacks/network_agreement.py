@@ -64,10 +64,6 @@ class NetworkAgreement(Measurement):
         num_images: number of images of each kind.
         num_latents: number of latents to sample from, with the seeds 0, 1, …; 0 to compare no samples.
         batch_size: latents at a time, on each rank. A random estimator's draws depend on it.
-
-    Raises:
-        InputError: an option out of its range; at `setup`, no held-out images though they are asked for, more images
-            than there are, or a network of another shape than the data.
     """
 
     model_class = LitEstimator

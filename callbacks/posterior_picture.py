@@ -18,9 +18,6 @@ class PosteriorPicture(Measurement):
         k: number of neighbours of the proposal.
         z: the latent, one number.
         noise_levels: noise levels of the panels.
-
-    Raises:
-        InputError: a noise level that is not above 0; at `setup`, data of more than one dimension, or k > N.
     """
 
     outputs = ("figure1.png",)

@@ -45,10 +45,6 @@ class SizeCalibration(Measurement):
         sizes: the sizes to choose from, in pixels.
         folder: folder that keeps the finished comparisons of all runs.
         num_latents: number of trajectories of each network. Their noise is not that of samples.
-
-    Raises:
-        InputError: an option out of its range, an estimator without sizes, a size that it refuses; at `setup`, a
-            network that does not fit the data, or a size above the images'.
     """
 
     model_class = LitEstimator
