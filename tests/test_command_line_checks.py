@@ -11,8 +11,8 @@ import pytest
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_only
 
-import main
 from lit_knn.commands.cli.arguments import check_linked, with_joined_negatives
+from lit_knn.commands.cli.cli import CLI, make_cli
 from lit_knn.commands.cli.config_files import check_config_files
 from lit_knn.commands.cli.interruption import interrupted
 from lit_knn.commands.cli.messages import condense, message_of
@@ -34,10 +34,10 @@ def test_negative_numbers_belong_to_the_option_before_them(number):
 )
 def test_only_the_options_of_the_called_command_are_added(args, number, monkeypatch):
     added = []
-    original = main.CLI.add_arguments_to_parser
-    monkeypatch.setattr(main.CLI, "add_arguments_to_parser", lambda *a: added.append(1) or original(*a))
+    original = CLI.add_arguments_to_parser
+    monkeypatch.setattr(CLI, "add_arguments_to_parser", lambda *a: added.append(1) or original(*a))
     with pytest.raises((Exception, SystemExit)):
-        main.make_cli(args)
+        make_cli(args)
     assert len(added) == number
 
 

@@ -1,12 +1,12 @@
 """The command `lit-knn`: finds the module of a subcommand, and imports no other one."""
 
-import lit_knn.common.startup  # isort: skip  # First, because the other imports take seconds, in which one may press Ctrl-C.
-
 import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+import lit_knn
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.common.errors import InputError, told_in_one_line
 from lit_knn.common.extras import told
@@ -15,7 +15,7 @@ from lit_knn.common.extras import told
 ALONE = {
     "prepare": "lit_knn.commands.prepare",
     "convert": "lit_knn.sampling.loading",
-    "referee": "lit_knn.referee.__main__",
+    "referee": "lit_knn.referee.main",
 }
 # `cli` parses the other commands, or hands them on.
 COMMANDS = {
@@ -44,7 +44,6 @@ def main(args: Sequence[str] | None = None) -> None:
     elif name in ALONE:
         with told_in_one_line(), told():
             command = importlib.import_module(ALONE[name]).main
-            lit_knn.common.startup.finish()
             command(with_packaged_configs(given[1:]))
     elif name and not name.startswith("-") and name not in COMMANDS:
         with told_in_one_line():
@@ -53,6 +52,13 @@ def main(args: Sequence[str] | None = None) -> None:
         with told_in_one_line(), told():
             from lit_knn.commands.cli import cli
         cli.main(given)
+
+
+def make_cli(args: Sequence[str] | None = None, run: bool = True) -> Any:
+    """Parse a command line of a script; see `lit_knn.commands.cli.cli.make_cli`, whose imports take seconds."""
+    from lit_knn.commands.cli import cli
+
+    return cli.make_cli(args, run)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -77,7 +77,3 @@ def main(args: Sequence[str] | None = None) -> None:
     labels = "without" if made.labels is None else "with"
     size = Path(options.out).expanduser().stat().st_size / 1e9
     print(f"{options.out}: {N:,} images of {width}x{height}x{channels}, {labels} labels, {size:.2f} GB")
-
-
-if __name__ == "__main__":
-    main()

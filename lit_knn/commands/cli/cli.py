@@ -19,7 +19,6 @@ from pytorch_lightning.callbacks import BasePredictionWriter, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities import rank_zero_only
 
-import lit_knn.common.startup
 from lit_knn.callbacks import Hyperparameters, RunRecord, SampleWriter, StepCost, StepProgressBar
 from lit_knn.commands import average, export, report
 from lit_knn.commands.cli.arguments import check_linked, kept_options, with_joined_negatives, without_debug
@@ -323,7 +322,6 @@ def main(args: Sequence[str] | None = None) -> None:
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    lit_knn.common.startup.finish()
     try:
         if args and args[0] in FILE_COMMANDS:
             FILE_COMMANDS[args[0]](args[1:])
