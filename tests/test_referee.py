@@ -18,8 +18,7 @@ from lit_knn.common.settings import TellsSettings
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
-from lit_knn.referee.cases.loading import record_case
-from lit_knn.referee.cases.recording import RECORDED, recorded_data
+from lit_knn.referee.cases.loading import RECORDED, record_case, recorded
 from lit_knn.referee.entry import entry_from_arguments, entry_of
 from lit_knn.referee.protocol import Options, run
 from lit_knn.referee.table import COLUMNS, add_rows, read_table
@@ -241,32 +240,34 @@ def test_means_are_kept_and_damage_is_noticed(loaded, cache, monkeypatch):
     assert again.exact.errors == loaded.exact.errors
     monkeypatch.undo()
     kept = path.read_bytes()
-    path.write_bytes(kept[:-200])
-    with pytest.warns(UserWarning, match="computed anew"):
-        load_case(loaded.case, None, 32, cache)
-    assert len(path.read_bytes()) == len(kept)
+    flipped = kept[:5000] + bytes([kept[5000] ^ 1]) + kept[5001:]
+    for damaged in (kept[:-200], flipped):
+        path.write_bytes(damaged)
+        with pytest.warns(UserWarning, match="computed anew"):
+            load_case(loaded.case, None, 32, cache)
+        assert len(path.read_bytes()) == len(kept)
 
 
 @pytest.mark.parametrize("name", ["digits", "toy2d", "gmm64"])
 def test_the_recorded_cases_are_what_they_were(name, cache):
     # The data, latents and means of this machine are compared with the recorded ones inside.
     loaded = load_case(CASES[name], None, 8, cache)
-    (known,) = recorded_data(CASES[name])
+    (known,) = recorded(CASES[name])
     assert known["data"] == loaded.reference.fingerprint()
     assert max(known["exact_error"].values()) < 1e-18
 
 
 def test_other_data_latents_and_means_are_noticed(cache, monkeypatch, tmp_path, capsys):
-    from lit_knn.referee.cases import recording
+    from lit_knn.referee.cases import loading
 
     case = replace(CASES["digits"], levels=(0.5, 2), latents=8)
-    monkeypatch.setattr(recording, "RECORDED", tmp_path)
+    monkeypatch.setattr(loading, "RECORDED", tmp_path)
     for _ in range(2):
         assert record_case(case, None, cache) == tmp_path / "digits.json"
-    (known,) = recorded_data(case)
+    (known,) = recorded(case)
 
-    def load(recorded, case):
-        (tmp_path / "digits.json").write_text(json.dumps([recorded]))
+    def load(record, case):
+        (tmp_path / "digits.json").write_text(json.dumps([record]))
         return load_case(case, None, 8, cache)
 
     load(known, case)
@@ -275,9 +276,9 @@ def test_other_data_latents_and_means_are_noticed(cache, monkeypatch, tmp_path, 
         with pytest.raises(InputError, match="case digits"):
             load(known | change, case)
     # A copy that the user names may be another one, and a line says so.
-    images = case.make()
+    images = case.images()
     np.save(tmp_path / "copy.npy", images)
-    named = replace(case, make=None)
+    named = replace(case, images="a recipe")
     (tmp_path / "digits.json").write_text(json.dumps([known | {"data": "0" * 64}]))
     load_case(named, tmp_path / "copy.npy", 8, cache)
     assert "not comparable" in capsys.readouterr().err

@@ -19,8 +19,7 @@ from typing import Any
 from lit_knn.common.errors import InputError, told_in_one_line
 from lit_knn.common.tables import text_table
 from lit_knn.referee.cases import CASES, case_named
-from lit_knn.referee.cases.loading import record_case
-from lit_knn.referee.cases.recording import recorded_data
+from lit_knn.referee.cases.loading import record_case, recorded
 from lit_knn.referee.command import measure
 from lit_knn.referee.entry import entry_from_arguments
 from lit_knn.referee.protocol import Options
@@ -100,8 +99,8 @@ def _page(options: argparse.Namespace, rest: list[str]) -> None:
 def _cases(options: argparse.Namespace, rest: list[str]) -> None:
     for case in CASES.values():
         size = " x ".join(map(str, case.shape[1:]))
-        data = "makes its data" if case.make is not None else f"--data: {case.recipe}"
-        known = len(recorded_data(case))
+        data = "makes its data" if case.recipe is None else f"--data: {case.recipe}"
+        known = len(recorded(case))
         verified = f"{known} recorded" if known else "not recorded"
         levels = " ".join(f"{t:g}" for t in case.levels)
         print(f"{case.name}: {case.about}; N = {case.N:,}, {size}; t = {levels}; {case.latents} latents")
