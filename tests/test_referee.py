@@ -16,6 +16,7 @@ from lit_knn.commands.referee import main
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import TellsSettings
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
+from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.loading import RECORDED, record_case, recorded
@@ -130,8 +131,8 @@ def test_times_are_of_equal_turns_and_errors_of_latents(loaded, monkeypatch):
 
     now, calls = [0.0], []
 
-    def call(self, estimator, z, t, x, key):
-        own = estimator is self.estimator
+    def call(self, contestant, z, t, x, key):
+        own = contestant is self.own
         calls.append("own" if own else "reference")
         first = calls.count(calls[-1]) == 1
         now[0] += (3 if own else 2) * len(z) + 1000 * first
@@ -143,7 +144,7 @@ def test_times_are_of_equal_turns_and_errors_of_latents(loaded, monkeypatch):
 
     monkeypatch.setattr(protocol.Contest, "_call", call)
     monkeypatch.setattr(protocol.time, "perf_counter", lambda: now[0])
-    contest = protocol.Contest(Noisy(), loaded, 32, 4, "noisy")
+    contest = protocol.Contest(Contestant("noisy", Noisy()), loaded, 32, 4)
     row = contest.row(2, protocol.progress_bar(None, "", ""))
     assert (float(row["ms"]), float(row["reference_ms"]), float(row["time_ratio"])) == (3000, 2000, 1.5)
     assert (float(row["mse"]), float(row["mse_ratio"])) == pytest.approx((1, 2), rel=1e-5)

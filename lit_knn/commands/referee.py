@@ -20,9 +20,8 @@ from lit_knn.common.errors import InputError, told_in_one_line
 from lit_knn.common.tables import text_table
 from lit_knn.referee.cases import CASES, case_named
 from lit_knn.referee.cases.loading import record_case, recorded
-from lit_knn.referee.command import measure
 from lit_knn.referee.entry import entry_from_arguments
-from lit_knn.referee.protocol import Options
+from lit_knn.referee.protocol import Options, referee
 from lit_knn.referee.table import Rows
 
 SHOWN = ("t", "mse", "mse_se", "bias_sq", "variance", "mse_ratio", "ms", "time_ratio", "ms_one", "certified_share")
@@ -80,13 +79,17 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     for text in rest:
         if text.startswith("--") and text.lstrip("-").split("=")[0].split(".")[0] not in ("estimator", "index"):
             raise InputError(f"{text.split('=')[0]}: no such option; see lit-knn referee run --help")
-    for option in ("batch", "repeats", "threads"):
-        value = getattr(options, option)
-        if value is not None and value < 1:
-            raise InputError(f"--{option} must be at least 1, got {value}")
     entry = entry_from_arguments(rest, options.name)
     how = Options(options.batch, options.repeats, options.threads, not options.no_memory)
-    rows = measure(entry, options.case, options.data, options.output, options.latents, how, options.cache)
+    rows = referee(
+        entry,
+        options.case,
+        data=options.data,
+        output=options.output,
+        latents=options.latents,
+        options=how,
+        cache=options.cache,
+    )
     print(_text(rows))
 
 
