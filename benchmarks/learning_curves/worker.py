@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.learning_curves.grid import ESTIMATORS, Run
+from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
-from benchmarks.learning_curves.modules import KINDS
 from benchmarks.learning_curves.sets import ImageSet
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.training import train
