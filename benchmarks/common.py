@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     """Makes an estimator, and the index that it searches, if it does."""
 
     estimator: Callable[[], Estimator]
-    index: Callable[[], Index] | None = None
+    search: Callable[[], Index] | None = None
 
 
 class ThreeLines(Estimator):

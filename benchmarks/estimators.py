@@ -76,7 +76,7 @@ def chosen(args: argparse.Namespace) -> dict[str, Entry]:
 
 def bound(entry: Entry, images: Tensor) -> Estimator:
     """Make the estimator of an entry, and bind it to a new set of `images` with the index of the entry."""
-    return entry.estimator().bind(ReferenceSet(images, index=entry.index and entry.index()))
+    return entry.estimator().bind(ReferenceSet(images, index=entry.search and entry.search()))
 
 
 def timed_errors(
