@@ -14,7 +14,7 @@ from lit_knn.common.memory import moved
 from lit_knn.common.rng import following
 from lit_knn.common.settings import TellsSettings
 from lit_knn.estimators.counts import fit_counts
-from lit_knn.linalg.precision import full_float32
+from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.reference_set import LARGEST_VALUE
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process

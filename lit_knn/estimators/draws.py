@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
-from lit_knn.linalg.precision import full_float32
+from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
 from lit_knn.reference.streaming import GPU_FACTOR

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.float_sums import float_sums
-from lit_knn.linalg.precision import is_native, matmul_float32
+from lit_knn.index.precision import is_native, matmul_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.posterior import unnormalised_log_likelihood

@@ -10,8 +10,8 @@ from torch import Tensor
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_order
-from lit_knn.linalg.pca import Projection
-from lit_knn.linalg.precision import check_compute, compute_dtype, matmul_float32
+from lit_knn.index.pca import Projection
+from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Images
 from lit_knn.reference.principal import projection_of

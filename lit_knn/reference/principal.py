@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.common.progress import with_progress
 from lit_knn.common.rng import keyed_generator
-from lit_knn.linalg.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
+from lit_knn.index.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
 from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.rng import keyed_default_rng
-from lit_knn.linalg.precision import full_float32, stored
+from lit_knn.index.precision import full_float32, stored
 
 # Bytes of the subset of images that gives the components. Components must be orthonormal but need not be optimal.
 SAMPLE_BYTES = 128 * 2**20
