@@ -219,10 +219,7 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.update(loss.detach(), t, self._images_of_open_batch)
         # Lightning reads what is in its progress bar after each batch, and would wait for the device.
         self.log("train/loss", loss.mean())
-        # Lightning would copy a number to the device.
-        seen = torch.tensor(float(self.images_seen))
-        self.log("train/images_seen", seen)
-        self.log("images_seen", seen, logger=False)  # The names of kept checkpoints have it.
+        self.log("train/images_seen", torch.tensor(float(self.images_seen)))  # A number would be copied to the device.
         return self.checked_objective(loss, x)
 
     def checked_objective(self, loss: Tensor, x: Tensor) -> Tensor:
