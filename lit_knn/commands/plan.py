@@ -64,7 +64,6 @@ class Plan(NamedTuple):
         host_memory: memory of the machine in bytes, None if unknown.
         ranks: number of processes that share the machine.
         elsewhere: whether the device belongs to another machine, as the user described it.
-        image_shape: shape of one image.
     """
 
     device: torch.device
@@ -74,7 +73,6 @@ class Plan(NamedTuple):
     host_memory: float | None
     ranks: int
     elsewhere: bool = False
-    image_shape: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
@@ -154,8 +152,7 @@ def make_plan(
     ranks = trainer.world_size // trainer.num_nodes
     this = machine_bytes() if gpu_gb is None else None
     machine = this if machine_gb is None else machine_gb * GB
-    shape = tuple(stored.shape[1:])
-    return Plan(device, parts, host, device_memory(device, gpu_gb), machine, ranks, gpu_gb is not None, shape)
+    return Plan(device, parts, host, device_memory(device, gpu_gb), machine, ranks, gpu_gb is not None)
 
 
 def data_parts(
