@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.commands.referee import main
+from lit_knn.commands import entry as command_line
+from lit_knn.commands.referee import options_of
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import TellsSettings
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
@@ -20,7 +21,7 @@ from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.loading import RECORDED, record_case, recorded
-from lit_knn.referee.entry import entry_from_arguments, entry_of
+from lit_knn.referee.entry import entry_of
 from lit_knn.referee.protocol import Options, run
 from lit_knn.referee.table import COLUMNS, add_rows, read_table
 from lit_knn.reference import ReferenceSet
@@ -48,6 +49,10 @@ def zero(z, t, generator):
 def broken(z, t, generator):
     return z.flatten(1)
 """
+
+
+def main(arguments):
+    command_line.main(["referee", *arguments])
 
 
 class Noisy(Exact):
@@ -307,14 +312,15 @@ def test_entries_by_class_path_config_and_own_file(tmp_path):
         (["--estimator=lit_knn.estimators.Exact", "--index", "TorchIndex"], Exact, {}),
         (["--estimator", f"{path}:Mine", "--estimator.k=9"], KNN, {"k": 9}),
     ]:
-        entry = entry_from_arguments(arguments)
+        options = options_of(["--case", "digits", *arguments])
+        entry = entry_of(options.estimator, options.index)
         made, _ = entry.make()
         assert isinstance(made, kind)
         assert settings.items() <= made.settings().items()
         assert settings.items() <= json.loads(entry.settings)["init_args"].items()
     assert (entry.origin, entry.note, entry.name) == ("own file", "a test", f"{path}:Mine(k=9)")
     for name in ("zero", "Centre"):
-        entry = entry_from_arguments(["--estimator", f"{path}:{name}"])
+        entry = entry_of(options_of(["--case", "digits", "--estimator", f"{path}:{name}"]).estimator)
         assert isinstance(entry.make()[0], Estimator)
         assert json.loads(entry.settings) == {"class_path": f"{path}:{name}"}
 
@@ -342,11 +348,12 @@ def test_the_command_adds_and_replaces_rows(tmp_path, cache, capsys):
         (["--estimator", f"{own}:broken"], "must be a tensor"),
         (["--estimator", f"{own}:absent"], "has no class or function absent"),
         (["--estimator", "absent.py:Mine"], "no such file"),
-        (["--estimator", f"{own}:zero", "--estimator.k", "3"], "only a subclass of Estimator"),
-        (["--estimator", "NoSuch"], "--estimator"),
+        (["--estimator", f"{own}:zero", "--estimator.k", "3"], "--estimator: Option 'k' is not accepted"),
+        (["--estimator", "NoSuch"], "error: --estimator: Expected a dot import path string: NoSuch"),
+        (["--estimator", "no_such.yaml"], "--estimator no_such.yaml: no such file"),
         ([], "--estimator is missing"),
-        (["--estimator", "KNN", "--estimator.q", "3"], "q"),
-        (["--estimator", "KNN", "--colour", "3"], "--colour: no such option"),
+        (["--estimator", "KNN", "--estimator.q", "3"], "error: --estimator: Option 'q' is not accepted"),
+        (["--estimator", "KNN", "--colour", "3"], "--colour"),
         (["--estimator", "OneSample", "--case", "absent"], "no such case"),
         (["--estimator", "OneSample", "--case", "cifar10"], "needs --data"),
         (["--estimator", "OneSample", "--data", "absent.zip"], "makes its own data"),

@@ -71,7 +71,7 @@ def referee(
     output: Place | None = None,
     latents: int | None = None,
     options: Options = DEFAULTS,
-    cache: Path | None = None,
+    cache: Place | None = None,
 ) -> Rows:
     """Measure an estimator on a case.
 
@@ -94,7 +94,7 @@ def referee(
         InputError: the estimator breaks a rule; data, case, or output do not fit.
     """
     entry = estimator if isinstance(estimator, Entry) else entry_of(estimator, index, name)
-    path = None if data is None else Path(data)
+    path, cache = (None if place is None else Path(place) for place in (data, cache))
     if output is None:
         return run(entry, load_case(case_named(case), path, latents, cache), path, options)
     table = Path(output)

@@ -4,7 +4,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,5 +91,5 @@ def kept(path: Path, levels: tuple[float, ...]) -> ExactMeans | None:
 def keep(path: Path, exact: ExactMeans) -> None:
     """Write the means and their errors."""
     with written_whole(path) as partial:
-        means = {f"mean{i}": mean.numpy() for i, mean in enumerate(exact.means.values())}
+        means: dict[str, Any] = {f"mean{i}": mean.numpy() for i, mean in enumerate(exact.means.values())}
         np.savez(partial, errors=np.array(list(exact.errors.values())), **means)

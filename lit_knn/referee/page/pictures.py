@@ -97,8 +97,8 @@ def _points(entries: Sequence[Ranked], t: float) -> list[Point]:
     points = []
     for ranked in entries:
         value = ranked.entry.value
-        times = [value(t, f"time_ratio{end}") for end in ("", "_low", "_high")]
-        points.append(Point(ranked, *times, counted(value(t, "mse")), value(t, "mse_se")))
+        time, low, high = (value(t, f"time_ratio{end}") for end in ("", "_low", "_high"))
+        points.append(Point(ranked, time, low, high, counted(value(t, "mse")), value(t, "mse_se")))
     return [point for point in points if point.time > 0 and not math.isnan(point.error)]
 
 
