@@ -21,7 +21,7 @@ class TrainingCurve:
     """What the pictures show of one run.
 
     Attributes:
-        name: as in the legend.
+        name: name of the run.
         estimator: class name.
         k: neighbours searched, or None.
         n: samples drawn, or None.
@@ -37,6 +37,12 @@ class TrainingCurve:
     distances: Mapping[str, Points] = field(default_factory=dict)
     ms_per_image: tuple[float, float] = (0.0, 0.0)
     doublings: Sequence[float] = ()
+
+    @property
+    def method(self) -> str:
+        """The estimator's class name, with k and n if it has them: `KNN k=2048, n=256`."""
+        counts = ", ".join(f"{name}={value}" for name, value in (("k", self.k), ("n", self.n)) if value is not None)
+        return f"{self.estimator} {counts}".strip()
 
 
 def best_point(points: Points, metric: str) -> tuple[int, float]:
@@ -89,7 +95,7 @@ def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None
 def _draw_times(axes: Axes, runs: Sequence[TrainingCurve]) -> None:
     for number, run in enumerate(runs):
         estimator, rest = run.ms_per_image
-        axes.barh(number, rest, height=0.6, color=look(number)["color"], label=run.name)
+        axes.barh(number, rest, height=0.6, color=look(number)["color"], label=f"{run.name} {run.method}")
         axes.barh(number, estimator, height=0.6, left=rest, color="0.3")
     dress(axes, xlabel="ms per image (dark: estimator)")
     axes.set_yticks([])
@@ -135,8 +141,7 @@ def _panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor: floa
     baseline = next((run for run in runs if run.estimator == "OneSample"), None)
     for number, run in enumerate(runs):
         style, points = look(number) | ({"color": "black"} if run is baseline else {}), run.distances[metric]
-        label = run.estimator if run.k is None else f"{run.estimator} k={run.k}, n={run.n}"
-        axes.plot([seen / divisor for seen, _ in points], [value for _, value in points], label=label, **style)
+        axes.plot([seen / divisor for seen, _ in points], [value for _, value in points], label=run.method, **style)
         axes.axhline(best_point(points, metric)[1], color=style["color"], linestyle=":", linewidth=1)
         passed = passes(points, baseline.distances[metric], metric) if baseline else None
         if passed is not None:
