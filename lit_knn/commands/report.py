@@ -17,7 +17,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
 from lit_knn.estimators.counts import Count
-from lit_knn.figures.save import save_figure
+from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
 from lit_knn.runs.folder import config_of_run
 from lit_knn.runs.record import RECORD_NAME, Record, read_record
