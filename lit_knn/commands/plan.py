@@ -67,7 +67,6 @@ class Plan:
         host_memory: memory of the machine in bytes, None if unknown.
         ranks: number of processes that share the machine.
         elsewhere: whether the device belongs to another machine, as the user described it.
-        image_shape: shape of one image.
     """
 
     device: torch.device
@@ -77,7 +76,6 @@ class Plan:
     host_memory: float | None
     ranks: int
     elsewhere: bool = False
-    image_shape: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
@@ -159,7 +157,6 @@ def make_plan(
         here if machine_gb is None else machine_gb * GB,
         trainer.world_size // trainer.num_nodes,
         gpu_gb is not None,
-        tuple(stored.shape[1:]),
     )
 
 
