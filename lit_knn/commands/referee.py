@@ -71,16 +71,11 @@ def _run(args: list[str]) -> str:
     options = options_of(args)
     estimator, index = options.estimator, options.index
     entry = entry_of(estimator, index, options.name, partial(_made, tuple(args)))
-    how = Options(options.batch, options.repeats, options.threads, not options.no_memory)
+    cache = None if options.cache is None else Path(options.cache)
+    how = Options(options.batch, options.repeats, options.threads, not options.no_memory, cache)
     try:
         rows = referee(
-            entry,
-            options.case,
-            data=options.data,
-            output=options.output,
-            latents=options.latents,
-            options=how,
-            cache=options.cache,
+            entry, options.case, data=options.data, output=options.output, latents=options.latents, options=how
         )
     except KeyboardInterrupt as error:
         print("stopped; the finished noise levels are in the table", file=sys.stderr)

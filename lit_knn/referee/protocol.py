@@ -41,6 +41,7 @@ class Options:
         repeats: R; None for the case's number.
         threads: of the processor; None for all.
         memory: whether to measure memory, in another process.
+        cache: folder where exact means are kept; None for ~/.cache/lit_knn/referee.
 
     Raises:
         InputError: a number is out of range.
@@ -50,6 +51,7 @@ class Options:
     repeats: int | None = None
     threads: int | None = None
     memory: bool = True
+    cache: Path | None = None
 
     def __post_init__(self) -> None:
         for option, least in (("batch", 1), ("repeats", 2), ("threads", 1)):
@@ -71,7 +73,6 @@ def referee(
     output: Place | None = None,
     latents: int | None = None,
     options: Options = DEFAULTS,
-    cache: Place | None = None,
 ) -> Rows:
     """Measure an estimator on a case.
 
@@ -84,8 +85,7 @@ def referee(
         data: a copy of the images, for cases that need one.
         output: a CSV file that the rows are added to.
         latents: use only the first so many latents, for a quick look.
-        options: batch, repeats, threads, memory.
-        cache: folder where exact means are kept; by default ~/.cache/lit_knn/referee.
+        options: how to measure.
 
     Returns:
         One row for each noise level, with the columns of `table.COLUMNS`.
@@ -94,12 +94,12 @@ def referee(
         InputError: the estimator breaks a rule; data, case, or output do not fit.
     """
     entry = estimator if isinstance(estimator, Entry) else entry_of(estimator, index, name)
-    path, cache = (None if place is None else Path(place) for place in (data, cache))
+    path = None if data is None else Path(data)
     if output is None:
-        return run(entry, load_case(case_named(case), path, latents, cache), path, options)
+        return run(entry, load_case(case_named(case), path, latents, options.cache), path, options)
     table = Path(output)
     check_writable(table)
-    loaded = load_case(case_named(case), path, latents, cache)
+    loaded = load_case(case_named(case), path, latents, options.cache)
     check_fits(table, case, loaded.reference.fingerprint()[:12])
     return run(entry, loaded, path, options, lambda row: add_rows(table, [row]))
 
