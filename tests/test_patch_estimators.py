@@ -12,7 +12,7 @@ from lit_knn.estimators import (
     Exact,
     PatchPosterior,
     patch_posterior,
-    running_softmax,
+    rounding,
 )
 from lit_knn.estimators.patch_posterior import sliding_sums
 from lit_knn.estimators.patch_sizes import extents, power_spectrum
@@ -88,7 +88,7 @@ def test_row_products_in_float32_are_as_good_as_float64(t, monkeypatch):
     data = reference(N=20, shape=(3, 20, 20))
     z = latents(data, torch.full((2,), t))
     ours = PatchPosterior(15).bind(data).posterior_mean(z, t)
-    monkeypatch.setattr(running_softmax, "MOST_ROUNDING", 0.0)
+    monkeypatch.setattr(rounding, "MOST_ROUNDING", 0.0)
     torch.testing.assert_close(PatchPosterior(15).bind(data).posterior_mean(z, t), ours, atol=1e-5, rtol=0)
 
 
@@ -113,13 +113,13 @@ def test_extreme_levels_are_enumerated_in_float32(number):
 
 def test_products_are_in_float32_only_where_they_round_little(monkeypatch):
     data, seen = reference(), set()
-    add = running_softmax.RunningSoftmax.add_log_weights
+    weights_of = patch_posterior.weights_of
 
-    def recorded(self, log_p, *rest, **options):
-        seen.add(log_p.dtype)
-        add(self, log_p, *rest, **options)
+    def recorded(log_weights, maximum):
+        seen.add(log_weights.dtype)
+        return weights_of(log_weights, maximum)
 
-    monkeypatch.setattr(running_softmax.RunningSoftmax, "add_log_weights", recorded)
+    monkeypatch.setattr(patch_posterior, "weights_of", recorded)
     z = latents(data, torch.ones(2))
     for t, dtype in ((0.01, torch.float64), (1.0, torch.float32)):
         for levels in (t, torch.tensor([t, 1.0])):
@@ -208,8 +208,8 @@ def test_the_largest_tensor_is_bounded(monkeypatch):
         return made
 
     monkeypatch.setattr(patch_posterior, "work_bytes", lambda device: limit)
-    monkeypatch.setattr(running_softmax.torch, "empty", recorded)
-    monkeypatch.setattr(running_softmax.torch, "bmm", lambda *args, make=torch.bmm: recorded(*args, make=make))
+    monkeypatch.setattr(patch_posterior.torch, "empty", recorded)
+    monkeypatch.setattr(patch_posterior.torch, "bmm", lambda *args, make=torch.bmm: recorded(*args, make=make))
     data = reference(N=300, shape=(3, 8, 8))
     PatchPosterior(3).bind(data).posterior_mean(latents(data, torch.ones(2)), 1.0)
     assert 0 < max(seen) <= 2 * limit

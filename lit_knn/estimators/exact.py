@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.float_sums import float_sums
@@ -59,14 +59,10 @@ class Exact(Estimator):
         scores = min(score_bytes(N, device), 4 * N * PLANNED_LATENTS)
         return Holdings(arrays={"norms of the images": 4 * N, f"scores of {PLANNED_LATENTS} latents": scores})
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         return _join(*self.reference.over_shards(exact_sums, z, t.flatten()))
 
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
+    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         """Compute in float64, and resample every image for each z. This costs N times as much as warping a batch."""
 
         def mean(part: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
@@ -68,7 +68,7 @@ class KNN(DrawingEstimator):
             sq_dist, ids = self._with_source(z, x_source, sq_dist, ids)
         return neighbour_proposal(sq_dist, ids, t, self.reference.N)
 
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         proposal = self.proposal(z, t, x_source if self.include_source else None)
         ids, log_q = sample_proposal(proposal, self.n, generator)
         return merged(ids, -log_q)
@@ -128,13 +128,13 @@ class TopK(DrawingEstimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings(neighbours=TopK.k.within(self, N, d))
 
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         _, ids = self.reference.search(z, self.k)
         # An approximate index marks places that it could not fill by −1.
         log_factor = torch.zeros_like(ids, dtype=torch.float64).masked_fill_(ids < 0, -torch.inf)
         return Draws(ids=ids.clamp(min=0), log_factor=log_factor)
 
-    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
         certificate = super()._certify(z, t, x_source, generator)
         # The error is that of the images that are left out, which no draw tells.
         return certificate._replace(sq_error=torch.full_like(certificate.sq_error, torch.inf))

@@ -4,11 +4,11 @@ import math
 from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.running_softmax import LEAST_LOG_WEIGHT, Rounding
+from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import covariance_of
 from lit_knn.reference.streaming import work_bytes
@@ -94,9 +94,7 @@ class PCALocality(Estimator):
             self._last = last
         return last[2]
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         mean = torch.empty(z.shape, dtype=torch.float64, device=z.device)
         levels, level_of = t.flatten().unique(return_inverse=True)
         for number, level in enumerate(levels.tolist()):
@@ -138,7 +136,7 @@ def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile])
         (B, d), float64.
     """
     terms = max(len(tile.common) + len(tile.others) for tile in tiles)
-    dtype = Rounding(reference, z, t).dtype(terms)
+    dtype = product_dtype(reference, z, t, terms)
     # Dividing first keeps float32 from overflowing at extreme t.
     z, half_precision = (z.double() / t / t).to(dtype), 0.5 / t / t
     shape = reference.d, len(z)

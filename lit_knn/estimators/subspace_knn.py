@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count
@@ -92,9 +92,7 @@ class SubspaceKNN(DrawingEstimator):
         reference = self.reference
         return projection_of(reference, self.r, compute_dtype("SubspaceKNN", self.compute, reference.device))
 
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
+    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         t = t.flatten()
         query = warp.query(z, t, x_source, self.reference.mean())
         # The proposal only approximates the posterior of warped images, so images with negligible shares may be likely.
@@ -112,7 +110,7 @@ class SubspaceKNN(DrawingEstimator):
         # Use one product for all rows, because P is large and reading it for a few rows at a time would be slow.
         return mean - self._projection().components.expand(excess).view(mean.shape)
 
-    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
         draws, parts, wide = self._draw(z, t, x_source, generator), [], torch.promote_types(z.dtype, torch.float32)
         for rows, images, weights in self._weighted(draws, z, t):
             excess = self._projection().components.expand(self._excess(weights, draws, rows)).view(-1, *z.shape[1:])
@@ -126,7 +124,7 @@ class SubspaceKNN(DrawingEstimator):
         z: Tensor,
         t: Tensor,
         x_source: Tensor | None,
-        generator: torch.Generator | None,
+        generator: Generator | None,
         negligible_share: float = NEGLIGIBLE_SHARE,
     ) -> SubspaceDraws:
         """Choose the images of each z from the posterior given P'z alone."""
@@ -144,7 +142,7 @@ class SubspaceKNN(DrawingEstimator):
         return SubspaceDraws(ids=ids, log_factor=log_factor, sampled=sampled, rest_mean=rest_mean)
 
     def _draw_rows(
-        self, projection: Projection, y: Tensor, t: Tensor, log_share: float, generator: torch.Generator | None
+        self, projection: Projection, y: Tensor, t: Tensor, log_share: float, generator: Generator | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Choose the images of some rows, given y = P'(z − mean), (b, r): the tensors of their `SubspaceDraws`."""
         coordinates, noise = projection.coordinates, t.square()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator, Holdings, Query
@@ -114,7 +114,5 @@ class Switched(Estimator):
                 result[rows] = part.mean_of(query.rows(rows))
         return result
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         raise AssertionError("only the parts estimate")

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.distributed import in_every_process, own_batches
 from lit_knn.common.rng import Stream, keyed_generator
@@ -77,7 +77,7 @@ class SameNoise:
         for batch, numbers in own_batches(num, self.batch_size):
             generator = keyed_generator(device, self.seed, batch, Stream.SAME_NOISE)
 
-            def mean(z: Tensor, t: Tensor, generator: torch.Generator = generator) -> Tensor:
+            def mean(z: Tensor, t: Tensor, generator: Generator = generator) -> Tensor:
                 result = estimator.posterior_mean(z, t, generator=generator)
                 advance(len(z))
                 return result
