@@ -15,7 +15,7 @@ from lit_knn.estimators import (
     rounding,
 )
 from lit_knn.estimators.patch_posterior import sliding_sums
-from lit_knn.estimators.patch_sizes import extents, power_spectrum
+from lit_knn.estimators.patch_sizes import extent, power_spectrum
 from lit_knn.reference import ReferenceSet
 from tests.toys import low_rank_vectors, noisy, pixels
 
@@ -223,10 +223,11 @@ def test_extents_are_those_of_a_known_field():
         torch.randn(400, 1, 1, 1, generator=torch.Generator().manual_seed(0)).double().expand(-1, 2, 8, 8)
     )
     smooth = pixels(200, (3, 16, 16)).double() / 127.5 - 1
-    sizes = extents(power_spectrum(smooth - smooth.mean(0)), [0.3, 1.0, 3.0, 10.0])
+    spectrum = power_spectrum(smooth - smooth.mean(0))
+    sizes = [extent(spectrum, t) for t in (0.3, 1.0, 3.0, 10.0)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
-    assert extents(flat, [100.0])[0] > 8
+    assert extent(flat, 100.0) > 8
 
 
 @pytest.mark.parametrize(

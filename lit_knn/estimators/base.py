@@ -260,9 +260,10 @@ class Estimator(TellsSettings, ABC):
 
         Estimators that take labels override it, and those that wrap others, which they ask for the mean of their part.
         """
-        wanted = query.x_source if self.uses_source or query.warp is not None else None
         # The hook may overwrite its arguments.
-        z, t, source = query.z.clone(), query.t.clone(), None if wanted is None else wanted.clone()
+        z, t = query.z.clone(), query.t.clone()
+        wanted = query.x_source if self.uses_source or query.warp is not None else None
+        source = None if wanted is None else wanted.clone()
         generator = None if self.deterministic else query.generator
         # For no latents, as on a rank that only answers for its shard, nothing is drawn, and no number is used up.
         with following(generator if len(z) else None):

@@ -12,13 +12,9 @@ from lit_knn.theory.warp import Warp
 
 
 def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None) -> tuple[Tensor, Tensor]:
-    """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), over a set. The memory does not grow with B or N.
+    """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), for z (B, *shape) at t (B,). The memory does not grow with B or N.
 
-    Args:
-        reference: the set, of any type, on any device.
-        z: (B, *shape).
-        t: (B,).
-        warp: B maps A. The likelihoods then use A x, but the mean is still over x.
+    With `warp`, B maps A, the likelihoods use A x, but the mean is still over x.
 
     Returns:
         The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.

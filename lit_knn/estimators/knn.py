@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
+from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, Count, of_images
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, merged
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
@@ -44,7 +44,7 @@ class KNN(DrawingEstimator):
     searches = True
     shardable = True
 
-    k = Count(DEFAULT_K, IMAGES)
+    k = Count(DEFAULT_K, of_images)
 
     def __init__(self, k: int | None = None, n: int | None = None, include_source: bool = False) -> None:
         self.k, self.n = k, n
@@ -109,7 +109,7 @@ class TopK(DrawingEstimator):
     deterministic = True
     shardable = True
 
-    k = Count(DEFAULT_N, IMAGES)
+    k = Count(DEFAULT_N, of_images)
 
     def __init__(self, k: int | None = None) -> None:
         self.k = k

@@ -150,24 +150,15 @@ def _windows_at(starts: Axis, size: int, length: int) -> Tensor:
 
 
 class _Windows:
-    """The windows of some latents, one column of them at a time.
-
-    Args:
-        queries: (H, W, C + 1, B), see `scaled_latents`.
-        rows: first rows of the windows.
-        h: rows of a window.
-        w: columns of a window.
-    """
+    """The h × w windows of `scaled_latents`, one column of them at a time; `rows` are their first rows."""
 
     def __init__(self, queries: Tensor, rows: Axis, h: int, w: int) -> None:
         self.queries, self.rows, self.h, self.w = queries, rows, h, w
         self.all_rows = len(rows) == len(queries) - h + 1
 
     def log_weights(self, keys: Tensor, left: int) -> Tensor:
-        """Compute the log weights of images (H, W, C + 1, n) in the windows with the first column `left`: (R, B, n).
-
-        Each row of pixels is one product, which up to h windows share.
-        """
+        """Compute the log weights of images (H, W, C + 1, n) in the windows with the first column `left`: (R, B, n)."""
+        # Each row of pixels is one product, which up to h windows share.
         queries, own = (images[:, left : left + self.w].flatten(1, 2) for images in (self.queries, keys))
         sums = sliding_sums(torch.bmm(queries.mT, own), self.h)
         return sums if self.all_rows else sums[self.rows]

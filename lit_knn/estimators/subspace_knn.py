@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count
+from lit_knn.estimators.counts import DEFAULT_N, DEFAULT_R, Count, of_components, of_images
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_order
 from lit_knn.index.pca import Projection
 from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32
@@ -70,8 +70,8 @@ class SubspaceKNN(DrawingEstimator):
 
     shardable = True
 
-    r = Count(DEFAULT_R, COMPONENTS)
-    n = Count(DEFAULT_N, IMAGES)
+    r = Count(DEFAULT_R, of_components)
+    n = Count(DEFAULT_N, of_images)
 
     def __init__(self, r: int | None = None, n: int | None = None, compute: str = "auto") -> None:
         self.r, self.n = r, n

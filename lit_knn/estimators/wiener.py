@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.counts import COMPONENTS, DEFAULT_R, Count
+from lit_knn.estimators.counts import DEFAULT_R, Count, of_components
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import components_of
 
@@ -30,7 +30,7 @@ class Wiener(Estimator):
         InputError: r < 1; at `bind`, r > min(N, d).
     """
 
-    r = Count(DEFAULT_R, COMPONENTS)
+    r = Count(DEFAULT_R, of_components)
 
     deterministic = True
     shardable = True
