@@ -24,7 +24,7 @@ from benchmarks.estimators import ThreeLines
 from lit_knn.common.errors import told_in_one_line
 from lit_knn.data.reading import reference_from
 from lit_knn.estimators import Exact
-from lit_knn.estimators.float_sums import float_sums
+from lit_knn.estimators.exact import float_sums
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.reference import ReferenceSet, to_model_space
 

@@ -26,35 +26,24 @@ LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).ma
 
 
 class Holdings(NamedTuple):
-    """Memory that an estimator needs in addition to the images.
-
-    Attributes:
-        neighbours: neighbours searched per z; 0 if the estimator needs no index.
-        arrays: bytes by array name; arrays that estimators share have the same name.
-    """
+    """Memory that an estimator needs in addition to the images."""
 
     neighbours: int = 0
+    """Neighbours searched per z; 0 if the estimator needs no index."""
+
     arrays: Mapping[str, int] = {}
+    """Bytes by array name; arrays that estimators share have the same name."""
 
 
 class Query(NamedTuple):
-    """The checked arguments of one call.
+    """The checked arguments of one call."""
 
-    Attributes:
-        z: (B, *shape), noisy latents.
-        t: (B, 1, …, 1), float64, their noise levels, in the shape of `z`.
-        x_source: (B, *shape), the clean x of each z, or None.
-        generator: source of all randomness; None stands for PyTorch's own.
-        labels: (B,), int64, the class of each z, on the CPU or with `z`; or None.
-        warp: B maps of images, if the mean of warped images is asked for; or None.
-    """
-
-    z: Tensor
-    t: Tensor
-    x_source: Tensor | None = None
-    generator: Generator | None = None
-    labels: Tensor | None = None
-    warp: Warp | None = None
+    z: Tensor  # (B, *shape), noisy latents
+    t: Tensor  # (B, 1, …, 1), float64, their noise levels, in the shape of `z`
+    x_source: Tensor | None = None  # (B, *shape), the clean x of each z
+    generator: Generator | None = None  # source of all randomness; None stands for PyTorch's own
+    labels: Tensor | None = None  # (B,), int64, the class of each z, on the CPU or with `z`
+    warp: Warp | None = None  # B maps of images, if the mean of warped images is asked for
 
     def rows(self, rows: Tensor) -> "Query":
         """Select the items `rows`, (b,) int64, on the CPU or with `z`."""

@@ -201,13 +201,8 @@ def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws
 def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> Tensor:
     """Estimate the squared error per dimension of the mean of independent draws: (B,), float64.
 
-    It is the variance of Eq. 12 (eq:SNIS_Var), with the weights of the draws in place of the posterior.
-
-    Args:
-        weights: (B, p), float64, normalised.
-        single: (B, p), the weight of one of the draws that a place stands for.
-        images: the images at the places.
-        mean: (B, *shape), their weighted mean.
+    It is the variance of Eq. 12 (eq:SNIS_Var), with the weights of the draws in place of the posterior. `single` is the
+    weight of one of the draws that a place stands for; `weights`, `single` are (B, p), `mean` is (B, *shape).
     """
     sq_weights = weights * single
     # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a

@@ -32,15 +32,10 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class SubspaceDraws(Draws):
-    """`Draws` of which some are from the rest of the proposal, after its most probable images.
+    """`Draws` of which some are from the rest of the proposal, after its most probable images."""
 
-    Attributes:
-        sampled: (B, n), bool, which images are draws from the rest; the others are kept.
-        rest_mean: (B, r), float32, the exact E_q[y] over the rest.
-    """
-
-    sampled: Tensor
-    rest_mean: Tensor
+    sampled: Tensor  # (B, n), bool, which images are draws from the rest; the others are kept
+    rest_mean: Tensor  # (B, r), float32, the exact E_q[y] over the rest
 
 
 class SubspaceKNN(DrawingEstimator):
@@ -143,13 +138,15 @@ class SubspaceKNN(DrawingEstimator):
 
     def _draw_rows(
         self, projection: Projection, y: Tensor, t: Tensor, log_share: float, generator: Generator | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Choose the images of some rows, given y = P'(z − mean), (b, r): the tensors of their `SubspaceDraws`."""
         coordinates, noise = projection.coordinates, t.square()
         log_q = matmul_float32(y.to(coordinates.dtype), coordinates.T).sub_(projection.half_sq_norms)
         log_q.div_(noise.unsqueeze(1).float().clamp_(min=LEAST_NOISE))
+        key = "largest norm in coordinates", self.r, coordinates.dtype
+        largest_norm = self.reference.cached(key, lambda: (2 * projection.half_sq_norms.max()).sqrt())
         # Largest rounding error of the low-precision product. Rounding must not make likely images look negligible.
-        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * self._largest_norm(projection) / noise
+        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * largest_norm / noise
         draws = stratified_draws(log_q, self.n, log_share - 2 * rounding.double(), generator)
         rest_mean = self._rest_mean(draws.rest, draws.sampled, coordinates)
         return draws.ids, draws.log_correction, draws.sampled, rest_mean
@@ -164,11 +161,6 @@ class SubspaceKNN(DrawingEstimator):
         if some.any():
             mean[some] = _mean_of_rest(rest[some], coordinates)
         return mean
-
-    def _largest_norm(self, projection: Projection) -> Tensor:
-        """Return the largest norm of an image in coordinates, a scalar. It is computed once."""
-        key = "largest coordinates", self.r, projection.coordinates.dtype
-        return self.reference.cached(key, lambda: (2 * projection.half_sq_norms.max()).sqrt())
 
     def _excess(self, weights: Tensor, draws: Draws, rows: Tensor) -> Tensor:
         """Return the known error of the mean of y that the choice of drawn images causes: (b, r), float32."""
