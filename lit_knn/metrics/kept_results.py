@@ -31,15 +31,9 @@ class KeptResults:
     """
 
     def __init__(
-        self,
-        path: Path,
-        columns: Mapping[str, type],
-        key: tuple[str, ...],
-        settings: Mapping[Any, Any],
+        self, path: Path, columns: Mapping[str, type], key: tuple[str, ...], settings: Mapping[Any, Any]
     ) -> None:
-        self.path = path
-        self.key = key
-        self.settings = settings
+        self.path, self.key, self.settings = path, key, settings
         self._depth = len(next(iter(settings)))
         self._table = ResultsTable(path, {**columns, "settings": str}, (*key, "settings"))
         self._rows = on_first_rank(self._open)
