@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from lit_knn.commands.referee import main
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import TellsSettings
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
-from lit_knn.referee.__main__ import main
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.loading import record_case

@@ -122,7 +122,3 @@ def _text(rows: Rows) -> str:
 
 def _short(value: Any) -> str:
     return str(value) if value in ("", None) else f"{float(value):.3g}"
-
-
-if __name__ == "__main__":
-    main()
