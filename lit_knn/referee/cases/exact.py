@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_knn.common.files import written_whole
 from lit_knn.common.progress import progress_bar
-from lit_knn.estimators.float_sums import float_sums
+from lit_knn.estimators.exact import float_sums
 from lit_knn.referee.cases.case import noisy
 from lit_knn.reference import ReferenceSet, to_model_space
 
