@@ -3,9 +3,6 @@
 import io
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 

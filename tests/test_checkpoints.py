@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -88,6 +89,13 @@ def test_checkpoints_by_images_are_those_that_pass_a_multiple_after_a_resume_too
     assert run(tmp_path / "second", 7, ckpt_path=tmp_path / "first" / "last.ckpt") == {6: 180}
     # Checkpoints are of whole steps: 90 images are passed within the second step of two batches.
     assert run(tmp_path / "third", 3, accumulate_grad_batches=2) == {2: 120, 3: 180}
+
+
+def test_the_names_of_kept_checkpoints_are_exact():
+    # float32 would round this number.
+    assert (
+        CheckpointByImages(1).name_of_file(None, SimpleNamespace(images_seen=2**24 + 1)) == "images_seen=16777217.ckpt"
+    )
 
 
 class TwoWeights(WatchedNet):

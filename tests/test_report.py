@@ -14,8 +14,8 @@ from lit_knn.callbacks import RunRecord
 from lit_knn.commands.report import doublings, read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.figures import run_comparison
+from lit_knn.runs.clock import TrainingTime
 from lit_knn.runs.record import Record, read_record
-from lit_knn.runs.times import TrainingTime
 from main import main, make_cli
 
 

@@ -15,10 +15,7 @@ from lit_knn.commands.plan import Plan, make_plan
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
-from lit_knn.modules.base import EstimatorTraining
-from lit_knn.modules.first_try import planned_step
 from lit_knn.runs.checkpoint_io import WholeCheckpointIO, read_training
-from lit_knn.runs.fit_loop import EpochLoop, ResumingFitLoop
 from lit_knn.runs.interruption import end_at_sigterm
 from lit_knn.runs.place import set_version
 from lit_knn.runs.resumption import check_same_run, describe_run
@@ -66,9 +63,9 @@ class Trainer(pl.Trainer):
         )
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
-        loop = ResumingFitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
-        loop.epoch_loop = EpochLoop(self, self.fit_loop.epoch_loop.min_steps, self.fit_loop.epoch_loop.max_steps)
-        self.fit_loop = loop
+        # With several ranks, Lightning reads signals on the GPU before each batch, and so waits for it. `Interruption`
+        # does the same on the CPU.
+        self.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def write_into(self, folder: Path, appends: bool = False) -> None:
         """Make this folder, NAME/VERSION, that of the run, for every logger; call it before the run begins.
@@ -145,9 +142,7 @@ class Trainer(pl.Trainer):
         gpu_gb: float | None = None,
         machine_gb: float | None = None,
     ) -> Plan:
-        """Show how much memory each rank of a fit needs, whether that is available, and the time of a step.
-
-        Nothing is loaded or built: the time is that of the network, tried on blank images.
+        """Show how much memory each rank of a fit needs, and whether that is available. Nothing is loaded or built.
 
         Args:
             model: the module.
@@ -165,11 +160,6 @@ class Trainer(pl.Trainer):
         print(plan)
         if not plan.fits:
             raise SystemExit(1)
-        if isinstance(model, EstimatorTraining):
-            assert datamodule is not None
-            elsewhere = "The time of a step is not known: the GPU that is described is not here."
-            shape = plan.image_shape
-            print(elsewhere if plan.elsewhere else planned_step(model, self, shape, datamodule.batch_size))
         return plan
 
     def best(

@@ -15,8 +15,8 @@ MODEL_KEY = "generative_model"
 ZIP_START = b"PK\x03\x04"
 CHECKPOINTS = "checkpoints"
 LAST_NAME = "last.ckpt"
-# `CheckpointByImages` gives its files these names. Lightning adds -v1 if a name is taken.
-KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
+# `CheckpointByImages` gives its files these names.
+KEPT_NAME = re.compile(r"images_seen=(\d+)\.ckpt")
 
 
 def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> dict[Any, Any]:

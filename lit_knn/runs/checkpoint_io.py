@@ -1,6 +1,5 @@
 """Writes and reads the checkpoints of a training: whole files, checked before they are used."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,17 @@ class WholeCheckpointIO(TorchCheckpointIO):
             InputError: the file cannot be written, for instance to a full disk; an old one stays as it was.
         """
         path = Path(path)
-        # `torch.save` to a full disk raises an error without its reason, so the bytes are written here.
-        content = io.BytesIO()
-        torch.save(checkpoint, content)
         try:
             remove_partial(path)  # A run that was killed may have left one. Only the first rank writes.
-            with written_whole(path) as partial:
-                partial.write_bytes(content.getbuffer())
-        except OSError as error:
+            with written_whole(path) as partial, partial.open("wb") as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # PyTorch raises a RuntimeError of its own while it handles the error of the file, which has the reason.
+            reason = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(reason, OSError):
+                raise
             kept = "; the one from before is kept" if path.is_file() else ""
-            raise InputError(f"{path} cannot be written: {first_line(error)}{kept}") from error
+            raise InputError(f"{path} cannot be written: {first_line(reason)}{kept}") from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Read a checkpoint onto the CPU; `weights_only` is always true. Raises InputError as `read_training`."""

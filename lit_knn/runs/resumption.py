@@ -10,7 +10,6 @@ from lit_knn.runs.checkpoint_io import BATCH_PROGRESS
 from lit_knn.runs.run import find_reference
 
 RUN_KEY = "run"
-VALIDATION_PROGRESS = "epoch_loop.val_loop.batch_progress"
 # The count of batches means other images and other noise if one of these changes.
 MUST_AGREE = {
     "ranks": "ranks (trainer.devices times trainer.num_nodes)",
@@ -27,26 +26,11 @@ HASH_DIGITS = 16
 
 
 class Bookkeeping(pl.Callback):
-    """Tells the module when a batch is done, and whether the validation after it is still to come.
-
-    It runs after callbacks that measure and before those that save checkpoints.
-    """
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Note that no validation is left from before this batch."""
-        pl_module.validation_due = False
+    """Tells the module when a batch is done, before callbacks save checkpoints and after those that measure."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Count the batch, and note that a validation may follow."""
+        """Count the batch."""
         pl_module.finish_batch()
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Note that the validation is done."""
-        pl_module.validation_due = False
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Note that no validation is left at the end of an epoch."""
-        pl_module.validation_due = False
 
 
 def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) -> dict[str, int | str]:
@@ -86,23 +70,11 @@ def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> Non
             )
 
 
-def finished_batches(checkpoint: dict[str, Any]) -> int:
-    """Return the number of batches that are done; checkpoints of earlier versions have it in Lightning's counts."""
-    return checkpoint.get("batches_done", checkpoint["loops"]["fit_loop"][BATCH_PROGRESS]["total"]["processed"])
-
-
 def repair_progress(checkpoint: dict[str, Any]) -> None:
-    """Bring Lightning's counts in a checkpoint, in place, to a state between two batches.
+    """Bring Lightning's counts in a checkpoint, in place, to the end of a batch, after which no validation follows.
 
-    After a batch that an error cut short, Lightning's total counts stay one ahead for good. And Lightning would never
-    repeat a validation that was interrupted: a batch that is processed, but not completed, makes it do so.
+    After a batch that an error cut short, Lightning's total counts would stay one ahead for good.
     """
-    loops = checkpoint["loops"]["fit_loop"]
-    progress = loops[BATCH_PROGRESS]
-    due = bool(checkpoint.get("validation_due", progress["total"]["completed"] != progress["total"]["processed"]))
+    progress = checkpoint["loops"]["fit_loop"][BATCH_PROGRESS]
     for counts in (progress["total"], progress["current"]):
-        done = counts["processed"]
-        counts.update(ready=done, started=done, completed=done - due)
-    if VALIDATION_PROGRESS in loops:
-        for counts in (loops[VALIDATION_PROGRESS]["total"], loops[VALIDATION_PROGRESS]["current"]):
-            counts.update(ready=int(due), started=int(due), processed=0, completed=0)
+        counts.update(ready=counts["processed"], started=counts["processed"], completed=counts["processed"] - 1)

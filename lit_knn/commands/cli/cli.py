@@ -19,7 +19,7 @@ from pytorch_lightning.callbacks import BasePredictionWriter, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities import rank_zero_only
 
-from lit_knn.callbacks import Hyperparameters, RunRecord, SampleWriter, StepCost, StepProgressBar
+from lit_knn.callbacks import Hyperparameters, RunRecord, SampleWriter, StepProgressBar
 from lit_knn.commands import average, export, report
 from lit_knn.commands.cli.arguments import check_linked, kept_options, with_joined_negatives, without_debug
 from lit_knn.commands.cli.config_files import check_config_files, check_empty_mappings
@@ -209,7 +209,7 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, SampleWriter()]  # Without a writer, no sample would be kept.
         if self.subcommand == "fit":
             given = {type(callback) for callback in callbacks}
-            callbacks = [*callbacks, *(made() for made in (RunRecord, StepCost) if made not in given)]
+            callbacks = [*callbacks, *(made() for made in (RunRecord,) if made not in given)]
         if self.subcommand in ("fit", "validate") and options["enable_autolog_hparams"] is not False:
             # Lightning's own logging of hyperparameters knows neither estimator nor net.
             callbacks = [*callbacks, Hyperparameters(as_dict(self.config)[self.subcommand])]
