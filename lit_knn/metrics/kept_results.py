@@ -36,9 +36,7 @@ class KeptResults:
     def __init__(
         self, path: Path, columns: Mapping[str, type], key: tuple[str, ...], settings: Mapping[Any, Mapping[str, Any]]
     ) -> None:
-        self.path = path
-        self.key = key
-        self.settings = settings
+        self.path, self.key, self.settings = path, key, settings
         self._depth = len(next(iter(settings)))
         self._table = ResultsTable(path, {**columns, "settings": str}, (*key, "settings"))
         self.rows: list[Row] = on_first_rank(self._open)
