@@ -81,7 +81,7 @@ class SameNoise:
                     shown.set_description(f"Samples of {name}")
                     found[name] = drawn = self.draw(parts[name], num, shown.update)
                     on_first_rank(partial(save_tensors, paths[name], images=drawn))
-        return {name: images.to(self.reference.device) for name, images in found.items()}
+        return {name: images.to(self.reference.device) for name, images in found.items() if images is not None}
 
     def settings(self) -> dict[str, Any]:
         """Return what samples depend on besides the estimator, in JSON types."""
