@@ -14,10 +14,10 @@ from lit_knn.commands.cli.arguments import check_linked, with_joined_negatives
 from lit_knn.commands.cli.cli import CLI, make_cli
 from lit_knn.commands.cli.config_files import check_config_files
 from lit_knn.commands.cli.interruption import interrupted
-from lit_knn.commands.cli.messages import condense, message_of
+from lit_knn.commands.cli.messages import condense
 from lit_knn.commands.cli.option_values import check_values
 from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, one_line
 from lit_knn.runs.interruption import RunInterrupted
 from tests.image_files import refusal
 
@@ -98,9 +98,9 @@ def test_bad_input_is_told_whatever_error_it_led_to():
                     raise RuntimeError("then this failed") from error
                 raise KeyError("and this failed")  # noqa: B904
         except Exception as error:
-            return message_of(error)
+            return one_line(error)
 
-    assert caught(True) == caught(False) == "the option is bad"
+    assert caught(True) == caught(False) == ("the option is bad", 2)
 
 
 def test_a_long_value_is_cut():
