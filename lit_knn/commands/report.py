@@ -18,8 +18,8 @@ from lit_knn.common.tables import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read
 from lit_knn.estimators.counts import Count
 from lit_knn.figures.save import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
-from lit_knn.runs.folder import config_of_run
-from lit_knn.runs.record import RECORD_NAME, Record, read_record
+from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.record import RECORD_NAME, Record
 from lit_knn.sampling.schedules import ict_doublings
 
 # Options of LitICT that set N(k).
@@ -56,14 +56,15 @@ def read_run(folder: str) -> Run:
     Raises:
         InputError: a file is missing or damaged.
     """
-    settings, record = config_of_run(folder), read_record(folder)
+    run = RunFolder(Path(folder))
+    settings, record = run.config(), run.record()
     config, time = flat(settings), record.time
     estimator, k, n = estimator_of(folder, settings)
     budget = ", ".join(f"{option}={value}" for option, value in (("k", k), ("n", n)) if value is not None)
     seconds = (time.estimator_seconds, time.seconds - time.estimator_seconds)
     ms = (1000 * seconds[0] / time.images, 1000 * seconds[1] / time.images) if time.images else (0.0, 0.0)
     name = f"{folder} {estimator} {budget}".strip()
-    distances = read_distances(parts_of(folder, record))
+    distances = read_distances(run.parts())
     return Run(folder, config, record, TrainingCurve(name, estimator, k, n, distances, ms, doublings(config, record)))
 
 
@@ -82,19 +83,6 @@ def _count(estimator: str, options: dict[str, Any], option: str) -> int | None:
     count = getattr(getattr(estimators, estimator, None), option, None)
     given = options.get(option)
     return count.default if given is None and option in options and isinstance(count, Count) else given
-
-
-def parts_of(folder: str, record: Record) -> list[Path]:
-    """List the folders of a training, from that of its first part that is still there to the given one."""
-    parts = [Path(folder)]
-    while record.resumed_from is not None:
-        # The checkpoint is RUN/checkpoints/last.ckpt.
-        before = Path(record.resumed_from).parent.parent
-        if any(before.resolve() == part.resolve() for part in parts) or not (before / RECORD_NAME).is_file():
-            break
-        parts.insert(0, before)
-        record = read_record(before)
-    return parts
 
 
 def trainings(folders: Sequence[str]) -> list[str]:
