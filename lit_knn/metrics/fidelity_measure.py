@@ -21,6 +21,7 @@ from lit_knn.metrics.fidelity import (
     kernel_distance,
     precision_recall,
 )
+from lit_knn.metrics.latents import check_at_least
 from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
 from lit_knn.reference import ReferenceSet
 
@@ -58,10 +59,8 @@ class FidelityMeasure:
         unknown = [name for name in extra_metrics if name not in EXTRA_METRICS]
         if unknown:
             raise InputError(f"extra_metrics: unknown metric {unknown[0]!r}; there are {', '.join(EXTRA_METRICS)}")
-        if batch_size < 1 or kid_subset_size < 2:
-            raise InputError(
-                f"batch_size={batch_size} must be at least 1 and kid_subset_size={kid_subset_size} at least 2"
-            )
+        check_at_least(1, batch_size=batch_size)
+        check_at_least(2, kid_subset_size=kid_subset_size)
         self.extractor, self.batch_size = extractor, batch_size
         self.extra_metrics, self.kid_subset_size = tuple(extra_metrics), kid_subset_size
         self.cache_dir, self.mirrored = cache_dir, mirrored
@@ -122,7 +121,6 @@ class FidelityMeasure:
             The distance under the name `metric`, the Inception Score and the extra metrics.
         """
         self.extractor.load(reference.shape, device)
-
         if not self._ready:
             self._real = self._real_statistics(reference, device, bar)
             self._ready = True
@@ -136,9 +134,7 @@ class FidelityMeasure:
         if generated.logits is not None:
             values |= inception_score(generated.logits)
         extra: dict[str, float] = {}
-        if self.extra_metrics:
-            assert generated.features is not None
-            assert real.features is not None
+        if generated.features is not None and real.features is not None:
             if "kid" in self.extra_metrics:
                 extra |= kernel_distance(generated.features, real.features, self.kid_subset_size)
             if {"precision", "recall"} & set(self.extra_metrics):

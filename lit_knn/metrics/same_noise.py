@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.distributed import in_every_process, own_batches
 from lit_knn.common.rng import Stream, keyed_generator
@@ -47,15 +47,10 @@ class SameNoise:
         return 2 * self.num_steps - 1
 
     def draw(self, estimator: Estimator, num: int, advance: Callable[[int], Any] = lambda estimates: None) -> Tensor:
-        """Sample the first `num` latents. All ranks must call it; they share the batches and get all samples.
+        """Sample the first `num` latents, (num, *shape) float32, model space, on the device of `reference`.
 
-        Args:
-            estimator: an estimator or a network.
-            num: number of latents.
-            advance: called with the number of estimates after each batch of them.
-
-        Returns:
-            (num, *shape), float32, model space, on the device of `reference`.
+        All ranks must call it; they share the batches and get all samples. `advance` is called with the number of
+        estimates after each evaluation.
         """
         parts = in_every_process(lambda: [*self._own(estimator, num, advance)])
         in_order = sorted((part for own in parts for part in own), key=lambda part: part[0])
@@ -77,7 +72,7 @@ class SameNoise:
         for batch, numbers in own_batches(num, self.batch_size):
             generator = keyed_generator(device, self.seed, batch, Stream.SAME_NOISE)
 
-            def mean(z: Tensor, t: Tensor, generator: torch.Generator = generator) -> Tensor:
+            def mean(z: Tensor, t: Tensor, generator: Generator = generator) -> Tensor:
                 result = estimator.posterior_mean(z, t, generator=generator)
                 advance(len(z))
                 return result
@@ -87,15 +82,11 @@ class SameNoise:
 
 
 def same_noise(samples: Mapping[str, Tensor], network_samples: Mapping[str, Tensor]) -> list[Row]:
-    """Compare samples of estimators with those of networks from the same latents.
+    """Compare samples (n, *shape) of estimators with those of networks from the same latents, both by name.
 
-    Args:
-        samples: (n, *shape) of each estimator, by name.
-        network_samples: the same of each network. If one has more samples, its first ones are compared.
-
-    Returns:
-        A row for each pair of `estimator` and `network`: the number `num_latents`, and for each measure of `Agreement`
-        its quartiles over the latents, `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
+    If one has more samples, its first ones are compared. The result is a row for each pair of `estimator` and
+    `network`: the number `num_latents`, and for each measure of `Agreement` its quartiles over the latents,
+    `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
     """
     rows = []
     for estimator, network in product(samples, network_samples):

@@ -74,20 +74,17 @@ class SongUNet(ResidualUNet):
         self.ends = f"{self.image_size}x{self.image_size}_aux"
         self.dec[f"{self.ends}_norm"] = group_norm(self.widths[0], NORM_EPS)
         last = self.dec[f"{self.ends}_conv"] = nn.Conv2d(self.widths[0], self.in_channels, 3, padding=1)
-        self._start()
-        glorot_(last, NEARLY_ZERO)
-
-    def noise_embedding(self) -> nn.Module:
-        """Make the module from noise labels (B,) to (B, noise_width_factor·channels)."""
-        raise NotImplementedError
-
-    def _start(self) -> None:
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 glorot_(layer)
         for layer in self.modules():
             if isinstance(layer, SongBlock):
                 layer.start()
+        glorot_(last, NEARLY_ZERO)
+
+    def noise_embedding(self) -> nn.Module:
+        """Make the module from noise labels (B,) to (B, noise_width_factor·channels)."""
+        raise NotImplementedError
 
     def heads(self, width: int) -> int:
         return 1
@@ -165,12 +162,7 @@ class NCSNpp(SongUNet):
         if not self.fourier_scale > 0:
             raise InputError(f"NCSNpp: fourier_scale must be above 0, got {self.fourier_scale}")
         super().__post_init__()
-        self._add_image_pyramid()
-
-    def noise_embedding(self) -> nn.Module:
-        return FourierEmbedding(2 * self.channels, scale=self.fourier_scale)
-
-    def _add_image_pyramid(self) -> None:
+        # The pyramid of shrunken images.
         width = self.in_channels
         for level, next_width in enumerate(self.widths[:-1], start=1):
             side = self.image_size >> level
@@ -178,6 +170,9 @@ class NCSNpp(SongUNet):
             glorot_(step)
             self.enc[f"{side}x{side}_aux_residual"] = step
             width = next_width
+
+    def noise_embedding(self) -> nn.Module:
+        return FourierEmbedding(2 * self.channels, scale=self.fourier_scale)
 
     def encode(self, image: Tensor, embedding: Tensor) -> list[Tensor]:
         """Encode the image. Each halving adds the shrunken image to the features; the next one shrinks this sum."""
