@@ -109,16 +109,9 @@ class FidelityMeasure:
     ) -> dict[str, float]:
         """Compare images with the data, the same in all calls; all ranks call it, after `prepare`.
 
-        Args:
-            reference: the data.
-            batches: this rank's share of the images: numbers (B,) int64, each used once over all ranks, and images
-                (B, *shape) in model space. They are read one batch at a time, under a progress bar.
-            total: number of images over all ranks, for the progress bar; None if the caller shows one.
-            device: device of the feature extraction.
-            bar: makes a progress bar.
-
-        Returns:
-            The distance under the name `metric`, the Inception Score and the extra metrics.
+        `batches` are this rank's share of the images, as in `feature_statistics`, read one at a time under a progress
+        bar that `bar` makes. `total` is the number of images over all ranks, None if the caller shows a bar. The result
+        has the distance under the name `metric`, the Inception Score and the extra metrics.
         """
         self.extractor.load(reference.shape, device)
         if not self._ready:

@@ -16,12 +16,7 @@ class NoisyLatents:
     """Noisy latents z = x + t ε: images x are drawn without replacement, and ε depends on the latent's number.
 
     Images and noise are the same at all noise levels, so that curves over t are smooth. They depend neither on the
-    batch nor on the number of ranks.
-
-    Args:
-        reference: the set that x is drawn from.
-        num: number of latents, at most N.
-        seed: first part of the key of every draw.
+    batch nor on the number of ranks. `num` is at most N; `seed` is the first part of the key of every draw.
     """
 
     def __init__(self, reference: ReferenceSet, num: int, seed: int) -> None:
