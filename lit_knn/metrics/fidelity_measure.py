@@ -1,8 +1,10 @@
 """Measures the fidelity of any images to a data set, for the `Fidelity` callback."""
 
+import hashlib
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,8 +23,8 @@ from lit_knn.metrics.fidelity import (
     kernel_distance,
     precision_recall,
 )
+from lit_knn.metrics.kept_results import load_tensors, save_tensors
 from lit_knn.metrics.latents import check_at_least
-from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
 from lit_knn.reference import ReferenceSet
 
 EXTRA_METRICS = ("kid", "precision", "recall")
@@ -171,3 +173,23 @@ class FidelityMeasure:
 
 def _own_share(total: int | None) -> int | None:
     return None if total is None else total // rank_and_size()[1]
+
+
+def cache_path(folder: str | Path, metric: str, data: str, extractor: str, with_features: bool) -> Path:
+    """Return the path of the statistics; `data` and `extractor` are fingerprints."""
+    name = hashlib.sha256(f"{data} {extractor} features={with_features}".encode()).hexdigest()[:16]
+    return Path(folder) / f"{metric}-{name}.npz"
+
+
+def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
+    """Write statistics without their logits, by `save_tensors`."""
+    save_tensors(path, **{**vars(statistics), "count": torch.tensor(statistics.count), "logits": None})
+
+
+def load_statistics(path: Path, num_features: int) -> FeatureStatistics | None:
+    """Read a file of `save_statistics`; return None if it is absent or damaged, or holds other data."""
+    found = load_tensors(path)
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items() if name != "features"}
+    if shapes != {"mean": (num_features,), "cov": (num_features, num_features), "count": ()}:
+        return None
+    return FeatureStatistics(found["mean"], found["cov"], int(found["count"]), found.get("features"))
