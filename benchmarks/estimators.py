@@ -43,7 +43,7 @@ from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
-from lit_knn.referee.child_process import in_own_process
+from lit_knn.referee.memory import in_own_process
 from lit_knn.reference import ReferenceSet
 
 PLAIN = "KNN, FAISS Flat"
@@ -119,7 +119,7 @@ def measure(images: Tensor, args: argparse.Namespace) -> Rows:
 def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
     """Measure each entry's peak resident memory in its own process, in MiB, less the peak with the images alone."""
     names = list(chosen(args))
-    alone, *peaks = (in_own_process(peak_memory, name, args)[0] for name in (None, *names))
+    alone, *peaks = (in_own_process(peak_memory, name, args) for name in (None, *names))
     return {name: peak - alone for name, peak in zip(names, peaks, strict=True)}
 
 

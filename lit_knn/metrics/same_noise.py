@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.distributed import in_every_process, own_batches
+from lit_knn.common.distributed import in_every_process, on_first_rank, own_batches
+from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.common.rng import Stream, keyed_generator
-from lit_knn.common.settings import describe
+from lit_knn.common.settings import describe, fingerprint
 from lit_knn.estimators import Estimator
 from lit_knn.metrics.agreement import Row, agreement
+from lit_knn.metrics.statistics_cache import load_tensors, save_tensors
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
@@ -46,6 +50,29 @@ class SameNoise:
         parts = in_every_process(lambda: [*self._own(estimator, num, advance)])
         in_order = sorted((part for own in parts for part in own), key=lambda part: part[0])
         return torch.cat([images for _, images in in_order]).to(self.reference.device)
+
+    def kept(
+        self, folder: Path, parts: Mapping[str, Estimator], num: int, bar: Bar = progress_bar
+    ) -> dict[str, Tensor]:
+        """Return the first `num` samples of each estimator or network by name, (num, *shape); none if num is 0.
+
+        They are read from files in `folder` whose names have a hash of the settings, or drawn now and kept there. All
+        ranks must call this.
+        """
+        if num == 0:
+            return {}
+        settings = {**self.settings(), "num": num}
+        hashes = {name: fingerprint({"estimator": describe(part), **settings}) for name, part in parts.items()}
+        paths = {name: folder / f"{name}_{own}.npz" for name, own in hashes.items()}
+        found = on_first_rank(lambda: {name: load_tensors(path).get("images") for name, path in paths.items()})
+        todo = num * sum(images is None for images in found.values())
+        with bar(todo * self.estimates, "Sampling", " estimates") as shown:
+            for name, images in found.items():
+                if images is None:
+                    shown.set_description(f"Samples of {name}")
+                    found[name] = drawn = self.draw(parts[name], num, shown.update)
+                    on_first_rank(partial(save_tensors, paths[name], images=drawn))
+        return {name: images.to(self.reference.device) for name, images in found.items() if images is not None}
 
     def settings(self) -> dict[str, Any]:
         """Return what samples depend on besides the estimator, in JSON types."""
