@@ -14,7 +14,7 @@ from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.figures import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.metrics.agreement import COLUMNS
-from lit_knn.metrics.kept_results import KeptResults, load_tensors, save_tensors
+from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import check_at_least, noise_grid
 from lit_knn.metrics.network_agreement import (
     GENERATED,

@@ -16,7 +16,7 @@ from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.common.settings import describe, fingerprint
 from lit_knn.estimators import Estimator
 from lit_knn.metrics.agreement import Row, agreement
-from lit_knn.metrics.statistics_cache import load_tensors, save_tensors
+from lit_knn.metrics.kept_results import load_tensors, save_tensors
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
