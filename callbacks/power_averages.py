@@ -7,12 +7,13 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 
+from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.power_averages import DTYPES, TrackedAverages, checked_lengths, make_snapshot, write_snapshot
-from lit_knn.runs.kept_checkpoints import SNAPSHOTS_FOLDER, snapshots_in
+from lit_knn.runs.folder import SNAPSHOTS_FOLDER
 from lit_knn.runs.run import is_end_of_training, make_folder
 
 
@@ -80,7 +81,7 @@ class PowerAverages(pl.Callback):
 
     def _clear_later(self, seen: int) -> None:
         """Remove the snapshots after the checkpoint that the run resumes from, which the run makes again."""
-        later = [path for images, path in snapshots_in(self._folder).items() if images > seen]
+        later = [path for images, path in kept_in(self._folder).items() if images > seen]
         if later and not seen:
             raise InputError(f"PowerAverages: {later[0]} is of another training: move {self._folder} away")
         for path in later:

@@ -18,8 +18,8 @@ from torch import Tensor
 from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.modules.power_averages import checked_lengths, exponent
-from lit_knn.runs.checkpoint_io import AVERAGE_KEY, WholeCheckpointIO
-from lit_knn.runs.kept_checkpoints import kept_snapshots
+from lit_knn.runs.checkpoints import AVERAGE_KEY, WholeCheckpointIO
+from lit_knn.runs.folder import RunFolder
 
 Snapshot = dict[str, Any]
 AVERAGES_FOLDER = "averages"
@@ -241,7 +241,7 @@ def main(args: Sequence[str] | None = None) -> None:
     with prefixed("average: --ema"):
         lengths = checked_lengths(options.ema)
     with prefixed("average"):
-        paths = up_to(kept_snapshots(options.run), options.images)
+        paths = up_to(RunFolder(Path(options.run)).kept_snapshots(), options.images)
         folder = Path(options.run) / AVERAGES_FOLDER if options.output is None else Path(options.output)
         files = [folder / name_of(length) for length in lengths]
         taken = next((path for path in files if path.exists()), None)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.modules.averaging import MovingAverage
-from lit_knn.runs.checkpoint_io import WholeCheckpointIO
+from lit_knn.runs.checkpoints import WholeCheckpointIO
 
 # σ_rel of γ = 0, the plain mean of all weights. Longer averages would prefer the weights of the beginning.
 LONGEST = 12**-0.5

@@ -29,9 +29,7 @@ USUAL = (
 )
 ERRORS = {
     "mse": "Mean squared error per dimension",
-    "bias_sq": "Squared bias, corrected for the number of estimates",
-    "variance": "Variance",
-    "score_mse": "Mean squared error of the score",
+    "bias_sq": "Squared bias, corrected for the number of estimates; the rest of the error is variance",
 }
 # A mean is told from 0 by one standard error, a square that may be negative by two.
 SURE = {"bias_sq": 2.0}
@@ -49,10 +47,8 @@ def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
         parts += [f"## {case}", facts(results), "### Ranking", escaped(RANKING), ranking(results, entries)]
         parts += [f"![Error against time, {case}]({picture}.png)"]
         parts += [f"![Error ratio over t, {case}]({picture}_over_t.png)"]
-        parts += ["### Errors and times"]
         for column, title in ERRORS.items():
-            parts += [f"#### {title}", means(results, entries, column)]
-        parts += ["#### Time at each noise level", times(results, entries)]
+            parts += [f"### {title}", means(results, entries, column)]
         if certified := [ranked for ranked in entries if ranked.entry.values("certified_share")]:
             parts += ["### Certified errors", CERTIFICATES, certificates(results, certified)]
         parts += [*behaviour(results, entries), *notes(results, entries), *commands(entries)]
@@ -103,7 +99,7 @@ def letter(results: Results, machine: tuple[str, ...]) -> str:
 
 
 def ranking(results: Results, entries: Entries) -> str:
-    """Write the main table: front, time, set-up, memory, and the error ratio at each noise level."""
+    """Write the main table: front, times, memory, and the error ratio at each noise level."""
 
     def seconds(value: float) -> str:
         return MISSING if math.isnan(value) else f"{value:.{0 if value >= 10 else 1}f} s"
@@ -114,6 +110,7 @@ def ranking(results: Results, entries: Entries) -> str:
     columns: dict[str, Callable[[Ranked], str]] = {
         "front": lambda r: cell(str(r.place or MISSING), strong=r.place == 1),
         "time": lambda r: spread(r.time, r.entry.mean("time_ratio_low"), r.entry.mean("time_ratio_high")),
+        "ms per z": lambda r: ratio(r.entry.mean("ms")),
         "worst error": lambda r: ratio(r.error),
         "set-up": lambda r: seconds(r.entry.mean("setup_seconds")),
         "memory": lambda r: mib(r.entry.mean("peak_mib")),
@@ -124,19 +121,6 @@ def ranking(results: Results, entries: Entries) -> str:
 def means(results: Results, entries: Entries, column: str) -> str:
     """Write a table of a mean with its standard error, such as `mse`, at each noise level."""
     return table(results, entries, at_levels(results, lambda r, t: mean(r, t, column)))
-
-
-def times(results: Results, entries: Entries) -> str:
-    """Write the table of time ratios at each noise level, and of the milliseconds for each latent on its machine."""
-
-    def at(r: Ranked, t: float) -> str:
-        return spread(*(r.entry.value(t, f"time_ratio{end}") for end in ("", "_low", "_high")))
-
-    columns: dict[str, Callable[[Ranked], str]] = {
-        "ms per z": lambda r: ratio(r.entry.mean("ms")),
-        "ms, one alone": lambda r: ratio(r.entry.mean("ms_one")),
-    }
-    return table(results, entries, at_levels(results, at) | columns)
 
 
 def certificates(results: Results, entries: Entries) -> str:
