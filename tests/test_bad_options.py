@@ -98,7 +98,6 @@ FILES = [
     (b"trianer: {}\n", "bad.yaml, line 1: there is no option trianer"),
     (b"trainer:\n  max_stepz: {}\n", "bad.yaml, line 2: there is no option trainer.max_stepz"),
     (b"model:\n  init_args:\n    net:\n      init_args: {chan: {}}\n", "no option model.init_args.net.init_args.chan"),
-    (b"trainer: {callbacks: [{class_path: callbacks.MeanPicture, init_args: {foo: {}}}]}\n", "MeanPicture: got"),
     (b"trainer: {callbacks: [{class_path: lit_knn.callbacks.LastCheckpoint}]}\n",
      "trainer.callbacks: each run has a LastCheckpoint already; its options are --last_checkpoint."),
     (b"trainer: {callbacks: [{class_path: lit_knn.callbacks.SampleGrid, init_args: {num_sampls: 3}}, "
