@@ -222,7 +222,7 @@ def test_two_ranks_measure_what_one_does(tmp_path):
     ("options", "words"),
     [
         ({"num_samples": 1}, "Fidelity: num_samples must be at least 2, got 1"),
-        ({"batch_size": 0}, "Fidelity: batch_size=0"),
+        ({"batch_size": 0}, "Fidelity: batch_size must be at least 1, got 0"),
         ({"extra_metrics": ["kid", "fidd"]}, "unknown metric 'fidd'; there are kid, precision, recall"),
         ({"extra_metrics": ["kid"], "extractor": "Pixels"}, "kid: kid_subset_size=1000 is more than the 30 images"),
         ({"extractor": extractor("InceptionV3", weights="no.pth")}, "InceptionV3: weights=no.pth: no such file"),
