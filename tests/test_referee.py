@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.referee.__main__ import main
 from lit_knn.referee.cases import CASES, load_case
@@ -418,7 +418,7 @@ def test_the_cases_are_listed(capsys):
     main(["cases"])
     text = capsys.readouterr().out
     assert all(f"{name}: " in text for name in CASES)
-    assert issubclass(Estimator, TellsSettings)
+    assert issubclass(Estimator, RecordsArguments)
 
 
 BREAKS = """

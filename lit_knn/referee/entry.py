@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError, first_line
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators import Estimator
 from lit_knn.index import Index, exact_index
 from lit_knn.reference import ReferenceSet
@@ -169,7 +169,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
-    if isinstance(value, TellsSettings):
+    if isinstance(value, RecordsArguments):
         return {"class_path": _kind_name(type(value)), "init_args": _plain(value.given())}
     return str(value)
 
