@@ -8,13 +8,14 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
+from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.power_averages import TrackedAverages, checked_lengths, make_snapshot
-from lit_knn.runs.checkpoint_io import WholeCheckpointIO
-from lit_knn.runs.kept_checkpoints import SNAPSHOTS_FOLDER, snapshots_in
+from lit_knn.runs.checkpoints import WholeCheckpointIO
+from lit_knn.runs.folder import SNAPSHOTS_FOLDER
 from lit_knn.runs.run import is_end_of_training, make_folder
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -83,7 +84,7 @@ class PowerAverages(pl.Callback):
 
     def _remove_later(self, seen: int) -> None:
         """Remove the snapshots after the checkpoint that the run resumes from, which the run makes again."""
-        later = [path for images, path in snapshots_in(self._folder).items() if images > seen]
+        later = [path for images, path in kept_in(self._folder).items() if images > seen]
         if later and not seen:
             raise InputError(f"PowerAverages: {later[0]} is of another training: move {self._folder} away")
         for path in later:
@@ -106,7 +107,7 @@ class PowerAverages(pl.Callback):
             problem = f"an average is not finite in {self.dtype}; no snapshot is written"
             rank_zero_warn(f"PowerAverages: at step {trainer.global_step} {problem}")
             return
-        # `snapshots_in` finds files of this name.
+        # `kept_in` finds files of this name.
         path = self._folder / f"images_seen={seen}.ckpt"
         on_first_rank(lambda: WholeCheckpointIO().save_checkpoint(snapshot, path))
 

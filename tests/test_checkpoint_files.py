@@ -15,7 +15,7 @@ import torch
 
 from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError
-from lit_knn.runs.checkpoint_io import WholeCheckpointIO, read_training
+from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from tests.interrupted_runs import file_size_limit, fit, ict
 
 ROOT = Path(__file__).parent.parent

@@ -51,7 +51,6 @@ TRAINING = {
     "Hyperparameters": {},
     "RunRecord": {},
     "RunSummary": {},
-    "StepCost": {},
     "StepProgressBar": {},
 }
 # Like NetworkAgreement, which takes the same path on a GPU, but for its comparison of sizes.

@@ -14,8 +14,8 @@ from lit_knn.callbacks import RunRecord
 from lit_knn.commands.report import doublings, read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.figures import run_comparison
+from lit_knn.runs.clock import TrainingTime
 from lit_knn.runs.record import Record, read_record
-from lit_knn.runs.times import TrainingTime
 from main import main, make_cli
 
 
@@ -24,9 +24,10 @@ def leave_run(folder, estimator, seconds, images=1000, estimator_seconds=0.0, im
     resumed_from = options.pop("resumed_from", None)
     config = {"class_path": f"lit_knn.estimators.{estimator}", "init_args": options}
     config = {"model": {"init_args": {"lr": lr, "estimator": config}}, "data": {"batch_size": 8}, "trainer": {}}
+    config["ckpt_path"] = resumed_from
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     time = TrainingTime(seconds, images, estimator_seconds, ("8 x A100",))
-    record = Record(time=time, images_seen=images_seen or images, step=9, status="finished", resumed_from=resumed_from)
+    record = Record(time=time, images_seen=images_seen or images, step=9, status="finished")
     record.write(folder)
     return str(folder)
 

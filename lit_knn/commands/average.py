@@ -18,8 +18,8 @@ from torch import Tensor
 from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.modules.power_averages import checked_lengths, exponent
-from lit_knn.runs.checkpoint_io import AVERAGE_KEY, WholeCheckpointIO
-from lit_knn.runs.kept_checkpoints import kept_snapshots
+from lit_knn.runs.checkpoints import AVERAGE_KEY, WholeCheckpointIO
+from lit_knn.runs.folder import RunFolder
 
 Snapshot = dict[str, Any]
 AVERAGES_FOLDER = "averages"
@@ -182,7 +182,7 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
     """
     with prefixed("--ema"):
         lengths = checked_lengths(lengths)
-    paths = kept_snapshots(run)
+    paths = RunFolder(run).kept_snapshots()
     if images is not None and images not in paths:
         nearest = ", ".join(map(str, sorted(paths, key=lambda seen: abs(seen - images))[:3]))
         raise InputError(f"--images {images}: there is no such snapshot; the nearest are {nearest}")

@@ -21,18 +21,16 @@ from lit_knn.estimators import DrawingEstimator, Estimator, class_conditional
 from lit_knn.modules.averaging import Averaging
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
+from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
 from lit_knn.runs.interruption import Interruption
-from lit_knn.runs.monitor import TrainingMonitor
 from lit_knn.runs.resumption import (
     RUN_KEY,
     Bookkeeping,
     check_same_run,
     describe_run,
-    finished_batches,
     repair_progress,
 )
 from lit_knn.runs.run import find_reference
-from lit_knn.runs.times import TrainingTime, hardware_name
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.loading import prefix_of
 from lit_knn.sampling.schedules import LevelRange, NoiseGrid
@@ -66,7 +64,6 @@ class EstimatorTraining(pl.LightningModule):
         self.image_shape: tuple[int, ...] | None = None
         self.images_seen = 0
         self.batches_done = 0
-        self.validation_due = False
         self._images_of_open_batch = 0
         self._images_before_step = 0
         self.checks = DeferredChecks()
@@ -222,10 +219,7 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.update(loss.detach(), t, self._images_of_open_batch)
         # Lightning reads what is in its progress bar after each batch, and would wait for the device.
         self.log("train/loss", loss.mean())
-        # Lightning would copy a number to the device.
-        seen = torch.tensor(float(self.images_seen))
-        self.log("train/images_seen", seen)
-        self.log("images_seen", seen, logger=False)  # The names of kept checkpoints have it.
+        self.log("train/images_seen", torch.tensor(float(self.images_seen)))  # A number would be copied to the device.
         return self.checked_objective(loss, x)
 
     def checked_objective(self, loss: Tensor, x: Tensor) -> Tensor:
@@ -241,7 +235,6 @@ class EstimatorTraining(pl.LightningModule):
         """Count a batch whose step, if any, is done. Checkpoints hold it from now on."""
         self.batches_done += 1
         self._images_of_open_batch = 0
-        self.validation_due = True
 
     def _check_finite(self, loss: Tensor, t: Tensor) -> None:
         bad, step = ~loss.isfinite(), self.trainer.global_step
@@ -362,7 +355,6 @@ class EstimatorTraining(pl.LightningModule):
         # A resumed run repeats an interrupted batch, so its images must not count twice.
         checkpoint["images_seen"] = self.images_seen - self._images_of_open_batch
         checkpoint["batches_done"] = self.batches_done
-        checkpoint["validation_due"] = self.validation_due
         checkpoint["image_shape"] = self.image_shape
         checkpoint["training_time"] = asdict(self.training_time())
         checkpoint[RUN_KEY] = describe_run(self.trainer, self)
@@ -397,7 +389,7 @@ class EstimatorTraining(pl.LightningModule):
             self._check_image_shape(checkpoint["image_shape"])
         if trains:
             check_same_run(checkpoint, describe_run(self.trainer, self))
-            self.batches_done = finished_batches(checkpoint)
+            self.batches_done = checkpoint["batches_done"]
             repair_progress(checkpoint)
 
     def known_image_shape(self) -> tuple[int, ...]:

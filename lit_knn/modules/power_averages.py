@@ -111,7 +111,7 @@ def make_snapshot(
     pl_module.on_save_checkpoint(snapshot)
     # The module has not finished the batch yet, and so does not count its images.
     snapshot["images_seen"] = int(pl_module.images_seen)
-    del snapshot["batches_done"], snapshot["validation_due"]
+    del snapshot["batches_done"]
     snapshot["lengths"] = tracked.lengths
     snapshot["averages"] = [{n: _stored(v, dtype) for n, v in each.items()} for each in tracked.weights()]
     finite = all(value.isfinite().all() for each in snapshot["averages"] for value in each.values())

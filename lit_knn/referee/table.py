@@ -17,12 +17,16 @@ from lit_knn.common.versions import package_versions, processor_name, revision
 PROTOCOL = 1
 """Version of the protocol. Rows of different versions are not comparable."""
 
-COLUMNS = (
-    *("protocol", "case", "data", "N", "d", "name", "settings", "origin", "note", "t"),
-    *("mse", "mse_se", "bias_sq", "bias_sq_se", "variance", "variance_se", "score_mse", "score_mse_se"),
+NUMBERS = (
+    *("t", "mse", "mse_se", "bias_sq", "bias_sq_se", "variance", "variance_se", "score_mse", "score_mse_se"),
     *("mse_ratio", "mse_ratio_se", "exact_error"),
     *("ms", "ms_low", "ms_high", "reference_ms", "time_ratio", "time_ratio_low", "time_ratio_high", "ms_one"),
     *("setup_seconds", "peak_mib", "certified_mse", "certified_share", "certified_spread"),
+)
+"""Columns that hold a number or nothing. The others hold text."""
+COLUMNS = (
+    *("protocol", "case", "data", "N", "d", "name", "settings", "origin", "note"),
+    *NUMBERS,
     *("repeats_itself", "seeded", "global_random", "mutates", "needs_source", "batch_gap", "small_t", "float16"),
     *("latents", "repeats", "batch", "threads", "python", "torch", "numpy", "faiss", "lit_knn"),
     *("cpu", "cores", "memory_gb", "date"),

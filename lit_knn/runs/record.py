@@ -16,7 +16,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.memory import process_bytes
 from lit_knn.common.versions import package_versions, revision
-from lit_knn.runs.times import TrainingTime
+from lit_knn.runs.clock import TrainingTime
 
 RECORD_NAME = "run.json"
 # What a record keeps of an earlier part of the run.

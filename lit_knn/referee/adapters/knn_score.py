@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
+from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, Count, of_images
 from lit_knn.referee.adapters.adapter import Adapter, check_pixels
 from lit_knn.referee.adapters.checkout import Load, Origin
 from lit_knn.reference import ReferenceSet
@@ -36,7 +36,7 @@ class KNNScore(Adapter):
         "in float32; it fails if all k neighbours are equally likely, e.g. at k = 1."
     )
 
-    k = Count(DEFAULT_K, IMAGES)
+    k = Count(DEFAULT_K, of_images)
     n = Count(DEFAULT_N)
 
     def __init__(self, checkout: str, k: int | None = None, n: int | None = None, quantize: bool = False) -> None:

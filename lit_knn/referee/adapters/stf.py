@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators.counts import DEFAULT_N, IMAGES, Count
+from lit_knn.estimators.counts import DEFAULT_N, Count, of_images
 from lit_knn.referee.adapters.adapter import Adapter
 from lit_knn.referee.adapters.checkout import Load, Origin
 
@@ -34,7 +34,7 @@ class STFTarget(Adapter):
     )
     uses_source = True
 
-    n = Count(DEFAULT_N, IMAGES)
+    n = Count(DEFAULT_N, of_images)
 
     def __init__(self, checkout: str, n: int | None = None) -> None:
         super().__init__(checkout)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_knn.estimators.counts import IMAGES, Count, check_count
+from lit_knn.estimators.counts import Count, check_count, of_images
 from lit_knn.referee.adapters.adapter import Adapter, check_square
 from lit_knn.referee.adapters.checkout import Load, Origin
 from lit_knn.referee.adapters.levels import by_level, ddpm_stand_ins
@@ -118,7 +118,7 @@ class StudioOptimal(_Studio):
         "likelihoods: the rest of the set has weight 0, so it is biased where the posterior is wide."
     )
     model, class_name = "optimal", "OptimalDenoiser"
-    num_neighbors = Count(2000, IMAGES)
+    num_neighbors = Count(2000, of_images)
 
     def __init__(self, checkout: str, num_neighbors: int | None = None, rows: int = LATENTS) -> None:
         super().__init__(checkout)

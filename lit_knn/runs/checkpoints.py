@@ -1,6 +1,5 @@
 """Writes and reads the checkpoints of a training: whole files, checked before they are used."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,16 @@ BATCH_PROGRESS = "epoch_loop.batch_progress"
 class WholeCheckpointIO(TorchCheckpointIO):
     """Replaces a checkpoint only when the new one is complete on the disk, and reads only undamaged ones."""
 
+    _kept: tuple[str, dict[str, Any]] | None = None
+
+    def keep(self, path: str | Path, checkpoint: dict[str, Any]) -> None:
+        """Keep a checkpoint that was read and checked until it is loaded, so that it is read once."""
+        self._kept = str(path), checkpoint
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the checkpoint behind: a process that is spawned reads it again."""
+        return {}
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a checkpoint beside its target, then rename it.
 
@@ -33,34 +42,35 @@ class WholeCheckpointIO(TorchCheckpointIO):
             InputError: the file cannot be written, for instance to a full disk; an old one stays as it was.
         """
         path = Path(path)
-        # `torch.save` to a full disk raises an error without its reason, so the bytes are written here.
-        content = io.BytesIO()
-        torch.save(checkpoint, content)
         try:
             remove_partial(path)  # A run that was killed may have left one. Only the first rank writes.
-            with written_whole(path) as partial:
-                partial.write_bytes(content.getbuffer())
-        except OSError as error:
+            with written_whole(path) as partial, partial.open("wb") as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # PyTorch raises a RuntimeError of its own while it handles the error of the file, which has the reason.
+            reason = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(reason, OSError):
+                raise
             kept = "; the one from before is kept" if path.is_file() else ""
-            raise InputError(f"{path} cannot be written: {first_line(error)}{kept}") from error
+            raise InputError(f"{path} cannot be written: {first_line(reason)}{kept}") from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """Read a checkpoint onto the CPU; `weights_only` is always true. Raises InputError as `read_training`."""
-        return read_training(path)
+        """Return the kept checkpoint, or read one onto the CPU without running code of it."""
+        kept, self._kept = self._kept, None
+        return kept[1] if kept is not None and kept[0] == str(path) else read_checkpoint_file(path)
 
 
-def read_training(path: str | Path, to_resume: bool = False, mmap: bool = False) -> dict[str, Any]:
-    """Read the checkpoint of a training.
+def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
+    """Read the checkpoint of a training. Its tensors stay on the disk until they are used.
 
     Args:
         path: the file.
         to_resume: also ask for what a resumed training needs.
-        mmap: leave the tensors on the disk until they are used.
 
     Raises:
         InputError: the file is damaged, is not a checkpoint of a training, or has weights that are not finite.
     """
-    checkpoint = read_checkpoint_file(path, mmap)
+    checkpoint = read_checkpoint_file(path, mmap=True)
     needed = (*NEEDED, *(NEEDED_BY_FIT if to_resume else ()))
     if to_resume and AVERAGE_KEY in checkpoint:
         raise InputError(f"{path} cannot be resumed from: it is an average that was made after a training")
