@@ -79,16 +79,14 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
     Every process of a distributed run must call it; outside one it only calls `lead()`. The result must be picklable.
     Errors are those of `in_every_process`.
     """
-    rank, machines = rank_and_size()[0], in_every_process(machine_name)
-    leader = machines.index(machines[rank])
-    led = in_every_process(lambda: lead() if rank == leader else None)[leader]
-    in_every_process(lambda: None if rank == leader else follow(cast(T, led)))
-
-
-def machine_name() -> str:
-    """Return a name that the processes of one machine or container share, and that no other process has."""
-    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-    return f"{socket.gethostname()} {boot}"
+    if _is_alone():
+        lead()
+        return
+    with _patient_group() as group:
+        machines, rank = _together(machine_name, group), dist.get_rank()
+        leader = machines.index(machines[rank])
+        given = _together(lambda: lead() if rank == leader else None, group)[leader]
+        _together(lambda: None if rank == leader else follow(given), group)
 
 
 def in_every_process(work: Callable[[], T]) -> list[T]:
@@ -104,21 +102,26 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
     """
     if _is_alone():
         return [work()]
-    result, failure = None, None
-    outcomes: list[Any] = [None] * dist.get_world_size()
     with _patient_group() as group:
-        try:
-            result = work()
-        except Exception as error:
-            failure = error
-        problem = None if failure is None else f"{type(failure).__name__}: {failure}"
-        with _losing_no_process():
-            dist.all_gather_object(outcomes, (result, problem), group=group)
-    if failure is not None:
-        raise failure
-    for rank, (_, problem) in enumerate(outcomes):
-        if problem is not None:
-            raise InputError(f"rank {rank} failed while the reference set was made ready: {problem}")
+        return _together(work, group)
+
+
+def _together(work: Callable[[], T], group: Any) -> list[Any]:
+    """Run `work`, wait for the other processes, and return the result of each process."""
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as raised:
+        error = raised
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    with _losing_no_process():
+        message = None if error is None else f"{type(error).__name__}: {error}"
+        dist.all_gather_object(outcomes, (result, message), group=group)
+    if error is not None:
+        raise error
+    for rank, (_, message) in enumerate(outcomes):
+        if message is not None:
+            raise InputError(f"rank {rank} failed while the reference set was made ready: {message}")
     return [result for result, _ in outcomes]
 
 
@@ -144,6 +147,12 @@ def _losing_no_process() -> Iterator[None]:
     except RuntimeError as error:
         reason = first_line(error).partition(". ")[0]
         raise LostProcessError(f"another process ended while the reference set was made ready ({reason})") from error
+
+
+def machine_name() -> str:
+    """Return a name that the processes of one machine or container share, and that no other process has."""
+    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+    return f"{socket.gethostname()} {boot}"
 
 
 def cpu_group() -> Any:
