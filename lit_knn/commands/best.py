@@ -145,7 +145,7 @@ class BestCheckpoint(pl.Callback):
         return row | {"seconds": round(time.monotonic() - start, 2)}
 
     def _conclude(self) -> None:
-        """Draw the curve, and tell the best checkpoint."""
+        """Draw the curve, and print the best checkpoint."""
         rows: list[Any] = sorted(self._kept.rows, key=lambda row: row[self._key])
         best = min(rows, key=lambda row: row[self.metric])
         points = [(row[self._key], row[self.metric]) for row in rows]

@@ -32,7 +32,7 @@ TAGS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What a model card tells of a training, as plain values; what is not known is empty.
+    """Facts of a training for its model card, as plain values; an unknown one is empty.
 
     Attributes:
         steps: number of optimiser steps.

@@ -92,7 +92,7 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: settings}
     found: dict[str, Any] = {}
     for name, value in items:
-        # The level `init_args` says nothing to a reader.
+        # Leave out the level `init_args`, which every class has.
         part = "" if name == "init_args" else f".{name}" if prefix else str(name)
         found |= flat(value, prefix + part)
     return found
@@ -214,7 +214,7 @@ def _data(data: dict[str, Any]) -> list[str]:
 
 
 def best_of(points: Points, metric: str) -> str:
-    """Say the best value and when it was reached, and the last one if it differs; "-" without values."""
+    """Describe the best value and when it was reached, and the last one if it differs; "-" without values."""
     if not points:
         return "-"
     best = best_point(points, metric)

@@ -71,7 +71,7 @@ class DDPMpp(ResidualUNet):
     """
 
     block = SongBlock
-    taps = (1, 1)
+    taps: ClassVar[tuple[float, ...]] = (1, 1)
     last_decoder_block_attends_alone = True
     noise_width_factor: ClassVar[int] = 1  # features of the noise embedding, in units of `channels`
 

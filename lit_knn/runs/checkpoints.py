@@ -14,9 +14,6 @@ from lit_knn.common.files import remove_partial, written_whole
 # `global_step` and the version are in every checkpoint of Lightning; only a `fit` needs the rest.
 NEEDED = ("state_dict", "global_step", "pytorch-lightning_version")
 NEEDED_BY_FIT = ("optimizer_states", "lr_schedulers", "loops")
-# What a module reads of a checkpoint that has it.
-PLAIN_PARTS = {"global_step": int, "images_seen": int, "batches_done": int, "hyper_parameters": dict}
-PLAIN_PARTS |= {"training_time": dict, "run": dict}
 # `lit-knn average` writes this into its checkpoints.
 AVERAGE_KEY = "power_average"
 BATCH_PROGRESS = "epoch_loop.batch_progress"
@@ -81,26 +78,7 @@ def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
     weights = checkpoint["state_dict"]
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise InputError(f"{path} is no checkpoint of a training: its state_dict is not one of tensors")
-    if not _has_plain_parts(checkpoint) or (to_resume and not _has_loops_and_optimizer(checkpoint)):
-        raise InputError(f"{path} is no checkpoint of a training: its counts or its optimiser are not readable")
     for name, value in weights.items():
         if not value.isfinite().all():
             raise InputError(f"{path} has weights that are not finite: {name}")
     return checkpoint
-
-
-def _has_plain_parts(checkpoint: dict[str, Any]) -> bool:
-    return all(isinstance(checkpoint[name], kind) for name, kind in PLAIN_PARTS.items() if name in checkpoint)
-
-
-def _has_loops_and_optimizer(checkpoint: dict[str, Any]) -> bool:
-    states = checkpoint["optimizer_states"]
-    whole = isinstance(states, list) and all(
-        isinstance(s, dict) and {"state", "param_groups"} <= set(s) for s in states
-    )
-    try:
-        progress = checkpoint["loops"]["fit_loop"][BATCH_PROGRESS]
-        counts = [progress[part][name] for part in ("total", "current") for name in ("processed", "completed")]
-    except (KeyError, TypeError, IndexError):
-        return False
-    return whole and bool(states) and all(isinstance(count, int) for count in counts)
