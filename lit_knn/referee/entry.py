@@ -42,7 +42,7 @@ class OwnCallable(Estimator):
         self.deterministic = bool(getattr(self.target, "deterministic", False))
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Makes the object of a class."""
+        """Bind, and make the object if the target is a class."""
         super().bind(reference)
         if self.function is None:
             self.function = self.target(reference)
