@@ -231,7 +231,7 @@ def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
     three, drawn = written
     assert three.shape == drawn.shape == (24, 8, 8, 1)
     assert (three != drawn).any()
-    conditioning = Conditioning("", Watched(10), class_conditional=True, sampling_class=None)
+    conditioning = Conditioning(Watched(10), class_conditional=True, sampling_class=None)
     own = conditioning.of_samples(range(24), torch.device("cpu")).numpy()
     assert (labels == own).all()
     assert (own == 3).any()

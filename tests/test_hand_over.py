@@ -74,7 +74,7 @@ def drawn_by_hand(kind, run, steps):
     net, prefix = net_of(kind), next(iter(stored)).partition("embedding")[0]
     net.load_state_dict({name.removeprefix(prefix): value for name, value in stored.items()})
     net.eval()
-    classes = Conditioning("", net, kind.endswith("_classes"), None).of_samples(SEEDS, torch.device("cpu"))
+    classes = Conditioning(net, kind.endswith("_classes"), None).of_samples(SEEDS, torch.device("cpu"))
     latents = [seeded_noise(SEEDS, (1, 8, 8), draw) for draw in range(2)]
     if kind.startswith("edm"):
         return heun_sampler(partial(EDMPrecond(net), class_label=classes), latents[0], steps)

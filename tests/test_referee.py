@@ -15,7 +15,7 @@ import torch
 from lit_knn.commands import entry as command_line
 from lit_knn.commands.referee import options_of
 from lit_knn.common.errors import InputError
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import CASES, load_case
@@ -428,7 +428,7 @@ def test_the_cases_are_listed(capsys):
     main(["cases"])
     text = capsys.readouterr().out
     assert all(f"{name}: " in text for name in CASES)
-    assert issubclass(Estimator, TellsSettings)
+    assert issubclass(Estimator, RecordsArguments)
 
 
 BREAKS = """
