@@ -33,7 +33,6 @@ KEPT = [96, 192, 288, 352]
 callbacks = [
     {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70, "batch_size": 16}},
     {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": EVERY}},
-    {"class_path": "lit_knn.callbacks.LastCheckpoint"},
 ]
 SMALL = {
     "trainer": {"callbacks": callbacks, "enable_progress_bar": False, "enable_model_summary": False},
@@ -286,7 +285,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(run, capsys):
     with pytest.raises(SystemExit):
         main(["best"])
     assert "run" in capsys.readouterr().err
-    line = complaint(capsys, "--trainer.callbacks", "lit_knn.callbacks.LastCheckpoint")
+    line = complaint(capsys, "--trainer.callbacks", "[]")
     assert "the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml" in line
     other = complaint(capsys, "--model.net.channels", "16")
     assert "the checkpoint is of another architecture" in other

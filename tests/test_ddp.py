@@ -29,7 +29,6 @@ def run_demo(folder, devices, batch_size, *options, launched=False, steps=4):
     probe.write_text(
         "trainer:\n  callbacks:\n"
         "    - {class_path: lit_knn.callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
-        "    - {class_path: lit_knn.callbacks.LastCheckpoint}\n"
         "    - class_path: pytorch_lightning.callbacks.ModelCheckpoint\n"
         "      init_args: {monitor: fd_pixels, mode: min, filename: best}\n"
         f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {folder}}}}}\n"
@@ -199,11 +198,7 @@ def test_the_other_rank_says_that_the_one_that_built_the_index_was_killed(tmp_pa
 def test_an_error_on_one_rank_ends_the_run(tmp_path):
     # Saving a checkpoint takes all ranks: the rank with the error must not wait for the others in it.
     failing = tmp_path / "failing.yaml"
-    failing.write_text(
-        "trainer:\n  callbacks:\n"
-        "    - {class_path: lit_knn.callbacks.LastCheckpoint}\n"
-        "    - {class_path: tests.ddp_probe.FailingRank}\n"
-    )
+    failing.write_text("trainer:\n  callbacks:\n    - {class_path: tests.ddp_probe.FailingRank}\n")
     command = ["fit", "-c", ROOT / "configs/demo.yaml", "-c", ROOT / "tests/tiny.yaml", "-c", failing]
     command += ["--trainer.max_steps", "50", "--model.net.channels", "8", "--model.estimator.k", "32"]
     done = run_main([*command, "--trainer.logger.save_dir", tmp_path], ranks=2, check=False)

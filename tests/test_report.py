@@ -255,7 +255,7 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     assert record["memory_gb"] > 0.1
     # The record of every part of the run tells where the part started.
     last = folder / "checkpoints" / "last.ckpt"
-    args += ["--data.batch_size", "16", "--trainer.callbacks+=callbacks.RunRecord", "--trainer.logger.version", "knn_1"]
+    args += ["--data.batch_size", "16", "--trainer.logger.version", "knn_1"]
     cli = make_cli(["fit", "-c", "configs/demo.yaml", *args, "--trainer.max_steps", "4", "--ckpt_path", str(last)])
     assert sum(isinstance(callback, RunRecord) for callback in cli.trainer.callbacks) == 1
     record = json.loads((tmp_path / "demo" / "knn_1" / "run.json").read_text())

@@ -59,7 +59,6 @@ def write_small():
     callbacks = [
         {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 8}},
         {"class_path": "lit_knn.callbacks.SampleGrid", "init_args": {"num_samples": 4}},
-        {"class_path": "lit_knn.callbacks.LastCheckpoint"},
         {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": 32}},
     ]
     trainer = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}

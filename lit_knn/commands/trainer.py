@@ -9,6 +9,7 @@ from jsonargparse.typing import restricted_number_type
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 
+from lit_knn.callbacks import LastCheckpoint
 from lit_knn.commands.best import BestCheckpoint, MeasuresSamples
 from lit_knn.commands.plan import Plan, make_plan
 from lit_knn.common.checkpoint_file import CHECKPOINTS
@@ -49,6 +50,8 @@ class Trainer(pl.Trainer):
         overfit_batches: Batches = 0.0,
         **kwargs: Any,
     ) -> None:
+        if kwargs.get("enable_checkpointing") is False:  # The command line gives every run a LastCheckpoint.
+            kwargs["callbacks"] = [c for c in kwargs.get("callbacks") or () if not isinstance(c, LastCheckpoint)]
         super().__init__(
             limit_train_batches=limit_train_batches,
             limit_val_batches=limit_val_batches,

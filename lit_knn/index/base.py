@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 
 
 class Vectors(NamedTuple):
@@ -24,7 +24,7 @@ class Vectors(NamedTuple):
     """Tells whether all processes of a distributed run build from these vectors."""
 
 
-class Index(TellsSettings, ABC):
+class Index(RecordsArguments, ABC):
     """Finds near neighbours, in squared L2 distance, among the vectors of `build`.
 
     An index may be approximate and may return fewer than k neighbours. Estimators stay consistent as n → ∞, because

@@ -15,13 +15,13 @@ from typing import Any
 import jsonargparse
 import pytorch_lightning as pl
 import yaml
-from pytorch_lightning.callbacks import BasePredictionWriter, ProgressBar
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 import lit_knn.common.startup
-from lit_knn.callbacks import Hyperparameters, RunRecord, SampleWriter, StepProgressBar
+from lit_knn.callbacks import Hyperparameters, LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands import average, export, report
 from lit_knn.commands.cli.arguments import check_linked, kept_options, with_joined_negatives, without_debug
 from lit_knn.commands.cli.config_files import check_config_files, check_empty_mappings
@@ -57,6 +57,17 @@ for module in NAMED:
 
 # These commands read files, and need neither a model nor data nor a trainer.
 FILE_COMMANDS = {"average": average.main, "export": export.main, "report": report.main}
+
+# Every run has these callbacks, and their options these names: `--last_checkpoint.every_n_steps 500`.
+OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": SampleWriter}
+
+# Runs are counted in batches, not in epochs: an epoch of a small set takes a second.
+TRAINER_DEFAULTS = {
+    "default_root_dir": "runs",
+    "num_sanity_val_steps": 0,
+    "check_val_every_n_epoch": None,
+    "val_check_interval": 1000,
+}
 
 # `best` uses these parts of a run's configuration; the other parts say how its training was started.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
@@ -102,9 +113,11 @@ class CLI(LightningCLI):
         return self.init_parser(**kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Make `--seed_everything` also set the random streams of the model and the order of the data."""
+        """Link `--seed_everything` to the seeds of model and data; add the options of the callbacks of every run."""
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
+        for option, callback in OF_EVERY_RUN.items():
+            parser.add_lightning_class_args(callback, option)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -230,11 +243,9 @@ class CLI(LightningCLI):
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
-        if self.subcommand == "predict" and not any(isinstance(c, BasePredictionWriter) for c in callbacks):
-            callbacks = [*callbacks, SampleWriter()]  # Without a writer, no sample would be kept.
-        if self.subcommand == "fit":
-            given = {type(callback) for callback in callbacks}
-            callbacks = [*callbacks, *(made() for made in (RunRecord,) if made not in given)]
+        for kind in {type(callback) for callback in callbacks} & {RunRecord, RunSummary, *OF_EVERY_RUN.values()}:
+            options_of = {made: f"; its options are --{name}.…" for name, made in OF_EVERY_RUN.items()}
+            raise InputError(f"trainer.callbacks: each run has a {kind.__name__} already{options_of.get(kind, '')}")
         if self.subcommand in ("fit", "validate") and options["enable_autolog_hparams"] is not False:
             # Lightning's own logging of hyperparameters knows neither estimator nor net.
             callbacks = [*callbacks, Hyperparameters(as_dict(self.config)[self.subcommand])]
@@ -310,7 +321,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
-        trainer_defaults={"default_root_dir": "runs"},
+        trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord(), RunSummary()]},
         save_config_callback=SaveConfig,
         save_config_kwargs={"overwrite": True},
         parser_kwargs={
