@@ -12,7 +12,7 @@ from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, NonFiniteLossError
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.runs.checkpoint_io import read_training
+from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.interruption import stop_signal
 from lit_knn.runs.run import is_end_of_training, make_folder
 
@@ -62,7 +62,7 @@ class StepCheckpoint(Checkpoint):
         """Save the training as it is; all ranks must call this."""
         path, module = str(Path(str(self.dirpath)) / name), trainer.lightning_module
         if all(weight.isfinite().all() for weight in module.parameters()):
-            trainer.save_checkpoint(path)
+            trainer.save_checkpoint(path, weights_only=False)
             self.last_saved = path
             return
         if isinstance(module, EstimatorTraining):
@@ -121,15 +121,21 @@ class LastCheckpoint(StepCheckpoint):
         super().on_train_start(trainer, pl_module)
         self._saved_step, self._whole = -1, True
 
-    def check_overwrites(self, trainer: pl.Trainer, step: int) -> None:
-        """Raise InputError if this run, which starts at `step`, would overwrite a longer one."""
+    def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
+        """Raise InputError if this run would overwrite a longer one.
+
+        Args:
+            trainer: its trainer.
+            step: the step at which it starts.
+            start: the checkpoint that it resumes from, or None.
+        """
         folder = Path(self.dirpath or Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS)
         path = folder / LAST_NAME
-        if not path.exists():
+        if not path.exists() or (start is not None and path.samefile(start)):
             return
         advice = "resume from it with --ckpt_path, move it, or give another folder or logger version"
         try:
-            saved = read_training(path, mmap=True)["global_step"]
+            saved = read_training(path)["global_step"]
         except InputError as error:
             raise InputError(f"{error}; this run would overwrite it: move it, or give another folder") from error
         if saved > step:

@@ -138,7 +138,7 @@ class NetworkAgreement(Measurement):
         }
 
     def _show(self, rows: list[Row], samples: dict[str, Tensor], generated: dict[str, Tensor]) -> None:
-        """Write the run's tables and pictures, and tell which estimator is nearest."""
+        """Write the run's tables and pictures, and print which estimator is nearest."""
         averaged = over_networks(rows)
         write_rows(self.run_folder / CSV_NAME, averaged)
         rank_zero_info(f"The estimator nearest to the networks:\n{text_table(nearest(averaged), NEAREST)}")

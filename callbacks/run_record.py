@@ -1,6 +1,7 @@
 """Write the record of a training run beside its checkpoints, and tell the time of a step."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,8 +10,8 @@ from pytorch_lightning.utilities import rank_zero_warn
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.clock import TrainingTime, duration
-from lit_knn.runs.folder import is_in
-from lit_knn.runs.record import Record, read_record
+from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.record import Record
 from lit_knn.runs.run import find_reference
 
 # The first steps take longer: PyTorch chooses kernels and reserves memory, or compiles the network.
@@ -37,9 +38,10 @@ class RunRecord(pl.Callback):
             return
         resumed_from = None if trainer.ckpt_path is None else str(trainer.ckpt_path)
         self._record = Record(resumed_from=resumed_from, data=data, processes=trainer.world_size)
-        if resumed_from is not None and self._folder is not None and is_in(resumed_from, self._folder):
+        run = RunFolder(Path(str(self._folder)))
+        if resumed_from is not None and run.holds(resumed_from):
             try:
-                self._record.follow(read_record(self._folder))
+                self._record.follow(run.record())
             except InputError as error:
                 rank_zero_warn(f"{error}; what it said of the earlier part of this run is lost")
         self._write(trainer, pl_module)

@@ -12,7 +12,6 @@ from matplotlib.container import ErrorbarContainer
 
 from lit_knn.common.errors import InputError
 from lit_knn.referee.page import content, markdown, write_page
-from lit_knn.referee.page.behaviour import unusual
 from lit_knn.referee.page.command import command
 from lit_knn.referee.page.front import pareto_front, ranked
 from lit_knn.referee.page.pictures import error_against_time, ratio_over_t
@@ -284,8 +283,8 @@ def test_what_is_unusual_is_said_in_words(tmp_path):
         "float16": "1e-4",
     }
     usual, strange = results_of(tmp_path, [row("usual", batch_gap="1e-15"), row("strange", **changes)]).entries
-    assert unusual(usual) == []
-    assert unusual(strange) == [
+    assert content.unusual(usual) == []
+    assert content.unusual(strange) == [
         "needs the image that z was made from",
         "batches of one latent and of 32 differ by an MSE of 3.0e-4",
         "a hundredth of the smallest t: it has NaN",

@@ -17,7 +17,8 @@ from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, TITLES, R
 from lit_knn.figures import average_curve, checkpoint_curve, save_figure
 from lit_knn.metrics import FidelityMeasure
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.runs.kept_checkpoints import averages_in, kept_checkpoints, read_checkpoint
+from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.folder import RunFolder, averages_in
 from lit_knn.runs.run import data_reference, measuring_bar
 
 
@@ -73,7 +74,9 @@ class BestCheckpoint(pl.Callback):
     def _find(self, max_steps: int) -> tuple[dict[Any, Path], str]:
         """Return the checkpoints by images seen, or the averages by relative length, and the name of that column."""
         averages = {} if self.folder is None else averages_in(self.folder)
-        return (averages, "ema") if averages else (kept_checkpoints(self.run, self.folder, max_steps), "images_seen")
+        if averages:
+            return averages, "ema"
+        return RunFolder(Path(self.run)).kept_checkpoints(self.folder, max_steps), "images_seen"
 
     def _open(self, pl_module: pl.LightningModule) -> KeptResults:
         """Open the table. All ranks must call this, because they describe the data together."""
@@ -117,7 +120,7 @@ class BestCheckpoint(pl.Callback):
         """Load the averaged weights of a checkpoint into the model; return False on all ranks if one refuses it."""
         problem, checkpoint = None, None
         try:
-            checkpoint = read_checkpoint(path)
+            checkpoint = read_training(path)
             if not all(value.isfinite().all() for value in checkpoint["state_dict"].values()):
                 problem = f"{path} has weights that are not finite"
         except InputError as error:
@@ -142,7 +145,7 @@ class BestCheckpoint(pl.Callback):
         return row | {"seconds": round(time.monotonic() - start, 2)}
 
     def _conclude(self) -> None:
-        """Draw the curve, and tell the best checkpoint."""
+        """Draw the curve, and print the best checkpoint."""
         rows: list[Any] = sorted(self._kept.rows, key=lambda row: row[self._key])
         best = min(rows, key=lambda row: row[self.metric])
         points = [(row[self._key], row[self.metric]) for row in rows]

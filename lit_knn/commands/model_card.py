@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from lit_knn.commands.report import parts_of, read_distances, table
+from lit_knn.commands.report import read_distances, table
 from lit_knn.common.errors import InputError, printable
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import TITLES, read_rows
-from lit_knn.runs.folder import CONFIG_NAME, config_of_run
-from lit_knn.runs.record import RECORD_NAME, read_record
+from lit_knn.runs.folder import CONFIG_NAME, METRICS_NAME, RunFolder
+from lit_knn.runs.record import RECORD_NAME
 from lit_knn.runs.resumption import RUN_KEY
 from lit_knn.sampling import GenerativeModel
 
@@ -23,7 +23,6 @@ from lit_knn.sampling import GenerativeModel
 OF_THE_TRAINER = ("max_steps", "precision", "devices", "num_nodes", "accumulate_grad_batches", "gradient_clip_val")
 # These facts of the data are in a checkpoint; the card gives them these names.
 OF_THE_DATA = {"images": "images", "data": "hash", "shards": "hash of the shards", "labels": "hash of the labels"}
-LOGGED = "metrics.csv"
 TAGS = {
     "consistency": ["consistency-model"],
     "diffusion": ["diffusion-model", "edm"],
@@ -33,7 +32,7 @@ TAGS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What a model card tells of a training, as plain values; what is not known is empty.
+    """Facts of a training for its model card, as plain values; an unknown one is empty.
 
     Attributes:
         steps: number of optimiser steps.
@@ -73,17 +72,17 @@ def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
     versions: dict[str, str] = {}
     parts = [run]
     if (run / RECORD_NAME).is_file():
-        record = read_record(run)
+        record = RunFolder(run).record()
         data = {**record.data, **data}
         versions = {"python": record.python, **record.packages, "revision": record.revision or "-"}
-        parts = parts_of(str(run), record)
+        parts = RunFolder(run).parts()
     return Facts(steps, seen, hours, hardware, data, _last_values(parts, seen, steps), versions, _config(run))
 
 
 def _last_values(parts: list[Path], seen: int, steps: int) -> dict[str, tuple[int | None, float]]:
     """Return the last value of each metric up to the checkpoint, of samples and of a CSV logger's validations."""
     found: dict[str, tuple[int | None, float]] = {}
-    for path in (part / LOGGED for part in parts):
+    for path in (path for part in parts for path in (*RunFolder(part).earlier(METRICS_NAME), part / METRICS_NAME)):
         try:
             for row in read_rows(path) if path.is_file() else ():
                 if int(row.get("step") or 0) <= steps:
@@ -101,7 +100,7 @@ def _last_values(parts: list[Path], seen: int, steps: int) -> dict[str, tuple[in
 def _config(run: Path) -> dict[str, Any]:
     if not (run / CONFIG_NAME).is_file():
         return {}
-    config = config_of_run(run)
+    config = RunFolder(run).config()
     trainer = config["trainer"] if isinstance(config["trainer"], dict) else {}
     return {
         "seed_everything": config.get("seed_everything"),

@@ -235,27 +235,23 @@ def estimator_parts(
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     # Each rank holds the coordinates of the images of all ranks.
     all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1
-    told = [(e, _holdings(e, all_images, d, pixels, device)) for e in estimators]
-    needing = [(e, holdings) for e, holdings in told if e.needs_reference]
-    # An estimator that does not tell its needs may search for neighbours.
-    neighbours = max((1 if holdings is None else holdings.neighbours for _, holdings in needing), default=0)
+    neighbours, arrays, unknown = 0, dict[str, int](), []
+    for estimator in estimators:
+        own, name = estimator.holds(all_images, d, pixels, device), type(estimator).__name__
+        if own is None:
+            unknown.append(Part(name, 0, "does not tell what else it holds: NOT KNOWN, not counted", counted=False))
+            own = Holdings(neighbours=1)  # It may search for neighbours.
+        if not isinstance(own, Holdings):
+            raise InputError(f"plan: {name}.holds must return Holdings or None, got {own!r}")
+        if estimator.needs_reference:
+            neighbours = max(neighbours, own.neighbours)
+        for array, size in own.arrays.items():
+            arrays[array] = max(size, arrays.get(array, 0))
     held, building = _index_parts(data, N, d, neighbours, device, ranks) if neighbours else ([], [])
-    arrays: dict[str, int] = {}
-    for name, size in (array for _, holdings in told if holdings for array in holdings.arrays.items()):
-        arrays[name] = max(size, arrays.get(name, 0))
-    held += [Part(name, size) for name, size in sorted(arrays.items())]
-    if needing:
+    held += [Part(array, size) for array, size in sorted(arrays.items())]
+    if any(estimator.needs_reference for estimator in estimators):
         held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about", estimated=True))
-    silent = "does not tell what else it holds: NOT KNOWN, not counted"
-    held += [Part(type(e).__name__, 0, silent, counted=False) for e, holdings in told if holdings is None]
-    return held, building
-
-
-def _holdings(estimator: Estimator, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-    told = estimator.holds(N, d, pixels, device)
-    if told is None or isinstance(told, Holdings):
-        return told
-    raise InputError(f"plan: {type(estimator).__name__}.holds must return Holdings or None, got {told!r}")
+    return [*held, *unknown], building
 
 
 def _index_parts(
@@ -266,8 +262,8 @@ def _index_parts(
     index.check(N, d, device, min(neighbours, N))
     shared = index.shared and ranks == 1  # With shards, each rank has its own index.
     size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
-    told = [value for name, value in index.settings().items() if isinstance(value, str) and name != "cache_dir"]
-    note = " ".join([type(index).__name__, *told])
+    words = [value for name, value in index.settings().items() if isinstance(value, str) and name != "cache_dir"]
+    note = " ".join([type(index).__name__, *words])
     note += "" if size is not None else ": size NOT KNOWN, not counted"
     held = Part("index", size or 0, note, shared=shared and device.type == "cpu", counted=size is not None)
     # Some indexes are built in the memory of the machine, whatever the device.

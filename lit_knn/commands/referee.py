@@ -136,7 +136,8 @@ def _about(name: str) -> str:
 def _text(rows: Rows) -> str:
     shown = [{name: _short(row[name]) for name in SHOWN} for row in rows]
     first = rows[0]
-    told = f"{first['name']} on {first['case']}: set-up {first['setup_seconds']} s, memory {first['peak_mib']} MiB"
+    memory = f", memory {first['peak_mib']} MiB" if first["peak_mib"] != "" else ""
+    told = f"{first['name']} on {first['case']}: set-up {first['setup_seconds']} s{memory}"
     return f"{told}\n{text_table(shown, dict.fromkeys(SHOWN, ''))}"
 
 

@@ -19,8 +19,8 @@ from lit_knn.common.tables import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read
 from lit_knn.estimators.counts import Count
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
-from lit_knn.runs.folder import config_of_run
-from lit_knn.runs.record import RECORD_NAME, Record, read_record
+from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.record import RECORD_NAME, Record
 from lit_knn.sampling.schedules import ict_doublings
 
 # Options of LitICT that set N(k).
@@ -54,13 +54,14 @@ def read_run(folder: str) -> Run:
     Raises:
         InputError: a file is missing or damaged.
     """
-    settings, record = config_of_run(folder), read_record(folder)
+    run = RunFolder(Path(folder))
+    settings, record = run.config(), run.record()
     config, time = flat(settings), record.time
     ms_per_image = (0.0, 0.0)
     if time.images:
         rest = time.seconds - time.estimator_seconds
         ms_per_image = (1000 * time.estimator_seconds / time.images, 1000 * rest / time.images)
-    distances = read_distances(parts_of(folder, record))
+    distances = read_distances(run.parts())
     estimator = estimator_of(folder, settings)
     curve = TrainingCurve(folder, *estimator, distances, ms_per_image, doublings(config, record))
     return Run(folder, config, record, curve)
@@ -91,7 +92,7 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: settings}
     found: dict[str, Any] = {}
     for name, value in items:
-        # The level `init_args` says nothing to a reader.
+        # Leave out the level `init_args`, which every class has.
         part = "" if name == "init_args" else f".{name}" if prefix else str(name)
         found |= flat(value, prefix + part)
     return found
@@ -104,19 +105,6 @@ def doublings(config: dict[str, Any], record: Record) -> list[float]:
         return []
     images_per_step = record.images_seen / record.step
     return [step * images_per_step for step in ict_doublings(*options) if step <= record.step]
-
-
-def parts_of(folder: str, record: Record) -> list[Path]:
-    """List the folders of a training, from that of its first part that is still there to the given one."""
-    parts = [Path(folder)]
-    while record.resumed_from is not None:
-        # The checkpoint is RUN/checkpoints/last.ckpt.
-        before = Path(record.resumed_from).parent.parent
-        if any(before.resolve() == part.resolve() for part in parts) or not (before / RECORD_NAME).is_file():
-            break
-        parts.insert(0, before)
-        record = read_record(before)
-    return parts
 
 
 def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
@@ -226,7 +214,7 @@ def _data(data: dict[str, Any]) -> list[str]:
 
 
 def best_of(points: Points, metric: str) -> str:
-    """Say the best value and when it was reached, and the last one if it differs; "-" without values."""
+    """Describe the best value and when it was reached, and the last one if it differs; "-" without values."""
     if not points:
         return "-"
     best = best_point(points, metric)

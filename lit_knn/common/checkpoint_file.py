@@ -82,9 +82,9 @@ def _check_parts(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 def kept_in(folder: Path) -> dict[int, Path]:
-    """Find the checkpoints in a folder that `CheckpointByImages` kept, by the number of images seen."""
-    matches = ((KEPT_NAME.fullmatch(path.name), path) for path in sorted(folder.glob("*.ckpt")))
-    return {int(match[1]): path for match, path in matches if match}
+    """Find the checkpoints in a folder that `CheckpointByImages` kept, by the number of images seen, ascending."""
+    matches = ((KEPT_NAME.fullmatch(path.name), path) for path in folder.glob("*.ckpt"))
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 def last_checkpoint(run: str | Path) -> Path:

@@ -12,7 +12,7 @@ from lit_knn.common.deferred_checks import deferring, refuse
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
 from lit_knn.common.rng import following
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators.counts import fit_counts
 from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
@@ -54,7 +54,7 @@ class Query(NamedTuple):
         return Query(self.z[own], self.t[own], source, self.generator, labels, warp)
 
 
-class Estimator(TellsSettings, ABC):
+class Estimator(RecordsArguments, ABC):
     """Estimates the posterior mean E[x|z,t] (Eq. 8, eq:posterior_mean), and with it the score (Eq. 5).
 
     An estimator is a plain object, not a module, because it has no state to learn or to save. A subclass implements

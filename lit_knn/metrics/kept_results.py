@@ -1,9 +1,15 @@
 """Finished results of measurements in a folder, with the settings that each depends on."""
 
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError
@@ -90,3 +96,19 @@ class KeptResults:
 
     def _settings_path(self, settings_hash: str) -> Path:
         return self.path.parent / "settings" / f"{settings_hash}.json"
+
+
+def save_tensors(path: Path, **tensors: Tensor | None) -> None:
+    """Write tensors to an npz file completely or not at all; an existing file is replaced. None is left out."""
+    arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
+    with written_whole(path) as partial:
+        np.savez(partial, **arrays)  # type: ignore[arg-type]
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of `save_tensors`; return no tensors if it is absent or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: torch.from_numpy(file[name]) for name in file.files}
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error):
+        return {}

@@ -141,11 +141,8 @@ def compare_at(
     """Compare the posterior means at z = x + tε. All ranks must call it; they split the latents and get the same rows.
 
     The estimators are bound; their random draws are the same at all noise levels. `advance` is called with the number
-    of estimates after each batch of them.
-
-    Returns:
-        A row for each pair of `estimator` and `network`: `t`, `num_images`, and the means over the latents of each
-        measure of `Agreement`, with standard errors over the latents (`_se`).
+    of estimates after each batch. The result is a row for each pair of `estimator` and `network`: `t`, `num_images`,
+    and the means over the latents of each measure of `Agreement`, with standard errors over the latents (`_se`).
     """
     device, num = latents.reference.device, len(latents.ids)
     means = {pair: LatentMeans(MEASURES).to(device) for pair in product(estimators, networks)}

@@ -16,7 +16,7 @@ from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.common.settings import describe, fingerprint
 from lit_knn.estimators import Estimator
 from lit_knn.metrics.agreement import Row, agreement
-from lit_knn.metrics.statistics_cache import load_tensors, save_tensors
+from lit_knn.metrics.kept_results import load_tensors, save_tensors
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
@@ -27,23 +27,14 @@ QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 
 @dataclass(frozen=True)
 class SameNoise:
-    """Samples the latents with the seeds 0, 1, … by EDM's sampler: estimators and networks alike.
+    """Samples the latents with the seeds 0, 1, … by EDM's sampler: estimators and networks alike."""
 
-    Attributes:
-        reference: the data, which tells the shape of the latents and the device.
-        num_steps: levels of the sampler.
-        grid: the sampler's grid.
-        batch_size: latents at a time. A random estimator's draws depend on it.
-        seed: first part of the key of an estimator's draws; the latents do not depend on it.
-        process: the noise process whose probability flow is integrated.
-    """
-
-    reference: ReferenceSet
-    num_steps: int = 18
+    reference: ReferenceSet  # the data, which tells the shape of the latents and the device
+    num_steps: int = 18  # levels of the sampler
     grid: NoiseGrid = EDM_GRID
-    batch_size: int = 128
-    seed: int = 0
-    process: Process = EDM_PROCESS
+    batch_size: int = 128  # latents at a time; a random estimator's draws depend on it
+    seed: int = 0  # first part of the key of an estimator's draws; the latents do not depend on it
+    process: Process = EDM_PROCESS  # the noise process whose probability flow is integrated
 
     @property
     def estimates(self) -> int:

@@ -49,17 +49,31 @@ class SongBlock(ResidualBlock):
 
 
 @dataclass(eq=False, repr=False)
-class SongUNet(ResidualUNet):
-    """Base class of DDPM++ and NCSN++.
+class DDPMpp(ResidualUNet):
+    """DDPM++: positional noise embedding, box filters. The defaults are EDM's for CIFAR-10.
 
     Attention has one head; in the decoder only the last block of a resolution attends. The network loads the published
     EDM checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half precision use autocast: it keeps the
     embedding and NCSN++'s frequencies in float32. `torch.compile` makes one graph (tried with inductor on the CPU).
+
+    Args:
+        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
+        in_channels: channels of the images.
+        channels: base width; even.
+        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
+            uses (1, 2, 2, 2) at 64x64.
+        blocks: residual blocks per resolution.
+        attention_at: image sides at which blocks attend.
+        dropout: dropout probability inside the blocks.
+        num_classes: number of class labels, 0 for an unconditional network.
+        label_dropout: probability of training an item without its class label.
+        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
     """
 
     block = SongBlock
+    taps: ClassVar[tuple[float, ...]] = (1, 1)
     last_decoder_block_attends_alone = True
-    noise_width_factor: ClassVar[int]  # features of the noise embedding, in units of `channels`
+    noise_width_factor: ClassVar[int] = 1  # features of the noise embedding, in units of `channels`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +98,7 @@ class SongUNet(ResidualUNet):
 
     def noise_embedding(self) -> nn.Module:
         """Make the module from noise labels (B,) to (B, noise_width_factor·channels)."""
-        raise NotImplementedError
+        return PositionalEmbedding(self.channels, endpoint=True, sines_first=True)
 
     def heads(self, width: int) -> int:
         return 1
@@ -107,46 +121,12 @@ class SongUNet(ResidualUNet):
 
 
 @dataclass(eq=False, repr=False)
-class DDPMpp(SongUNet):
-    """DDPM++: positional noise embedding, box filters. The defaults are EDM's for CIFAR-10.
-
-    Args:
-        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
-        in_channels: channels of the images.
-        channels: base width; even.
-        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
-            uses (1, 2, 2, 2) at 64x64.
-        blocks: residual blocks per resolution.
-        attention_at: image sides at which blocks attend.
-        dropout: dropout probability inside the blocks.
-        num_classes: number of class labels, 0 for an unconditional network.
-        label_dropout: probability of training an item without its class label.
-        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
-    """
-
-    taps = (1, 1)
-    noise_width_factor = 1
-
-    def noise_embedding(self) -> nn.Module:
-        return PositionalEmbedding(self.channels, endpoint=True, sines_first=True)
-
-
-@dataclass(eq=False, repr=False)
-class NCSNpp(SongUNet):
+class NCSNpp(DDPMpp):
     """NCSN++: Fourier noise embedding, smoother filters, and an encoder that sees the image at every resolution.
 
+    The other options are those of `DDPMpp`.
+
     Args:
-        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
-        in_channels: channels of the images.
-        channels: base width; even.
-        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
-            uses (1, 2, 2, 2) at 64x64.
-        blocks: residual blocks per resolution.
-        attention_at: image sides at which blocks attend.
-        dropout: dropout probability inside the blocks.
-        num_classes: number of class labels, 0 for an unconditional network.
-        label_dropout: probability of training an item without its class label.
-        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
         fourier_scale: standard deviation of the frequencies. Improved consistency training (Song & Dhariwal 2023,
             Section 3.1) and the paper's release use 0.02, the default: student and teacher, one step apart, must see
             nearly the same embedding. Diffusion models use 16 (Song et al. 2021, EDM's VE networks), and so does

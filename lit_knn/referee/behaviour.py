@@ -34,27 +34,17 @@ class Contestant:
     @classmethod
     def bound(cls, name: str, estimator: Estimator, images: ReferenceSet) -> Self:
         """Bind an estimator, if it needs images; raise InputError if its code fails."""
-        with _told(f"{name} cannot be made from the images"):
+        with _in_one_line(f"{name} cannot be made from the images"):
             return cls(name, estimator.bind(images) if estimator.needs_reference else estimator)
 
     def mean(self, z: Tensor, t: Tensor | float, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Call the estimator, with the source `x` only if it uses one, and check its estimate.
-
-        Raises:
-            InputError: the estimator fails, or its estimate is not finite or not of the shape of z.
-        """
-        with _told(f"{self.name} cannot be measured"):
-            mean = self.estimator.posterior_mean(z, t, x if self.estimator.uses_source else None, generator)
-            if not isinstance(mean, Tensor) or mean.shape != z.shape:
-                got = tuple(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
-                raise InputError(f"its estimate must be a tensor {tuple(z.shape)}, got {got}")
-            if not mean.isfinite().all():
-                raise InputError("its estimate is not finite")
-            return mean
+        """Call the estimator, with the source `x` only if it uses one; raise InputError if it fails."""
+        with _in_one_line(f"{self.name} cannot be measured"):
+            return self.estimator.posterior_mean(z, t, x if self.estimator.uses_source else None, generator)
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _in_one_line(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:

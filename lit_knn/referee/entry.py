@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError, first_line
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators import Estimator
 from lit_knn.index import Index, exact_index
 from lit_knn.reference import ReferenceSet
@@ -42,7 +42,7 @@ class OwnCallable(Estimator):
         self.deterministic = bool(getattr(self.target, "deterministic", False))
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Makes the object of a class."""
+        """Bind, and make the object if the target is a class."""
         super().bind(reference)
         if self.function is None:
             self.function = self.target(reference)
@@ -117,7 +117,7 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, OwnCallable):
         return {"class_path": value.kind}
-    if isinstance(value, TellsSettings):
+    if isinstance(value, RecordsArguments):
         return {"class_path": _class_path(type(value)), "init_args": _plain(value.given())}
     return str(value)
 

@@ -24,7 +24,7 @@ from lit_knn.referee.behaviour import Contestant, behaviour, check_conduct
 from lit_knn.referee.cases import LoadedCase, case_named, load_case
 from lit_knn.referee.entry import Entry, Mean, entry_of
 from lit_knn.referee.memory import copy_of_set, memory_of
-from lit_knn.referee.table import PROTOCOL, Rows, add_rows, check_fits, check_writable, surroundings
+from lit_knn.referee.table import PROTOCOL, Rows, add_row, check_fits, check_writable, surroundings
 
 Place = str | os.PathLike[str]
 BATCH = 128
@@ -101,7 +101,7 @@ def referee(
     check_writable(table)
     loaded = load_case(case_named(case), path, latents, options.cache)
     check_fits(table, case, loaded.reference.fingerprint()[:12])
-    return run(entry, loaded, path, options, lambda row: add_rows(table, [row]))
+    return run(entry, loaded, path, options, lambda row: add_row(table, row))
 
 
 def run(

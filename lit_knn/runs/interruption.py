@@ -141,14 +141,22 @@ def stop_signal(trainer: pl.Trainer) -> int:
     return next((each.stops for each in trainer.callbacks if isinstance(each, Interruption)), 0)  # type: ignore[attr-defined]
 
 
-def end_at_sigterm(trainer: pl.Trainer) -> None:
-    """Make SIGTERM raise `SIGTERMException`. Lightning gives the signal back when the trainer's work ends."""
+class EndAtSigterm(pl.Callback):
+    """Makes SIGTERM end a validation or a prediction at once, by `SIGTERMException`; Lightning would only note it."""
 
-    def end(signum: int, frame: Any) -> None:
-        signal.signal(signum, signal.SIG_IGN)  # A launcher may send it twice.
-        if trainer.strategy.launcher is not None:
-            trainer.strategy.launcher.kill(signum)
-        raise SIGTERMException
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take over the signal, unless the validation is part of a training, which `Interruption` ends."""
+        if trainer.state.fn != "fit":
+            self.on_predict_start(trainer, pl_module)
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end)
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take over the signal. Lightning gives it back when the trainer's work ends."""
+
+        def end(signum: int, frame: Any) -> None:
+            signal.signal(signum, signal.SIG_IGN)  # A launcher may send it twice.
+            if trainer.strategy.launcher is not None:
+                trainer.strategy.launcher.kill(signum)
+            raise SIGTERMException
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, end)

@@ -1,12 +1,15 @@
-"""Checks that a resumed training has the data and options of its checkpoint, and repairs the checkpoint's counts."""
+"""Checks what a training starts from and would overwrite, and repairs the counts of a checkpoint."""
 
 import hashlib
+import re
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.common.errors import InputError
-from lit_knn.runs.checkpoint_io import BATCH_PROGRESS
+from lit_knn.runs.checkpoints import BATCH_PROGRESS, read_training
 from lit_knn.runs.run import find_reference
 
 RUN_KEY = "run"
@@ -31,6 +34,48 @@ class Bookkeeping(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Count the batch."""
         pl_module.finish_batch()
+
+
+def check_fit(
+    trainer: Any, model: pl.LightningModule, datamodule: Any, start: str | None, checkpoint: dict[str, Any] | None
+) -> None:
+    """Check what a fit starts from and what it would overwrite, before any work.
+
+    Args:
+        trainer: its trainer.
+        model: the module.
+        datamodule: the data.
+        start: the checkpoint to resume from, or None.
+        checkpoint: its content.
+
+    Raises:
+        InputError: the checkpoint is of a run with other options that its counts depend on, or has more than
+            `max_steps` steps; or this run would overwrite a longer one.
+    """
+    requeued = requeued_checkpoint(trainer) if start is None else None
+    if requeued is not None:
+        start, checkpoint = str(requeued), read_training(requeued, to_resume=True)
+    step = 0 if checkpoint is None else checkpoint["global_step"]
+    if checkpoint is not None:
+        try:
+            check_same_run(checkpoint, describe_run(trainer, model, datamodule))
+        except InputError as error:
+            raise InputError(f"--ckpt_path {start}: {error}") from error
+        if 0 <= trainer.max_steps < step:
+            raise InputError(f"--trainer.max_steps {trainer.max_steps}: {start} has {step} steps already; give more")
+    if trainer.is_global_zero and requeued is None:  # A requeued run only repeats its own last steps.
+        for callback in trainer.checkpoint_callbacks:
+            if hasattr(callback, "check_overwrites"):
+                callback.check_overwrites(trainer, step, start)
+
+
+def requeued_checkpoint(trainer: pl.Trainer) -> Path | None:
+    """Return the checkpoint that Lightning resumes from if SLURM has queued this job again, or None."""
+    if not SLURMEnvironment.detect():
+        return None
+    paths = Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")
+    found = {int(match[1]): path for path in paths if (match := re.fullmatch(r"hpc_ckpt_(\d+)\.ckpt", path.name))}
+    return found[max(found)] if found else None
 
 
 def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) -> dict[str, int | str]:

@@ -1,13 +1,24 @@
 """The Markdown of a page: what was measured, the ranking, and all that stands behind it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from lit_knn.referee.page.behaviour import unusual
 from lit_knn.referee.page.command import command
 from lit_knn.referee.page.front import ROUNDING, Ranked
-from lit_knn.referee.page.markdown import MISSING, cell, error, escaped, fenced, ratio, upper_limit
-from lit_knn.referee.page.results import Results
+from lit_knn.referee.page.markdown import (
+    MISSING,
+    Entries,
+    at_levels,
+    cell,
+    error,
+    escaped,
+    fenced,
+    mean,
+    ratio,
+    spread,
+    table,
+)
+from lit_knn.referee.page.results import Entry, Results
 
 VERSIONS = ("lit_knn", "python", "torch", "numpy", "faiss")
 RANKING = (
@@ -29,15 +40,23 @@ USUAL = (
 )
 ERRORS = {
     "mse": "Mean squared error per dimension",
-    "bias_sq": "Squared bias, corrected for the number of estimates",
-    "variance": "Variance",
-    "score_mse": "Mean squared error of the score",
+    "bias_sq": "Squared bias, corrected for the number of estimates; the rest of the error is variance",
 }
-# A mean is told from 0 by one standard error, a square that may be negative by two.
-SURE = {"bias_sq": 2.0}
-# These columns hold text. The others hold numbers, which are set to the right.
-TEXTS = ("estimator", "what is unusual", "what it computes")
-Entries = Sequence[Ranked]
+# A pixel value is this wide in [-1, 1]; a smaller deviation shows in no image.
+PIXEL = 2 / 255
+# The column, an answer, and what it says.
+ANSWERS = (
+    ("repeats_itself", "no", "the same generator does not give the same estimate"),
+    ("needs_source", "yes", "needs the image that z was made from"),
+    ("needs_source", "uses it", "uses the image that z was made from, if it is given"),
+)
+SMALLEST = "a hundredth of the smallest t"
+# The column, what was tried, the largest usual number, and what a larger one says.
+SIZES = (
+    ("batch_gap", "batches of one latent", ROUNDING, "batches of one latent and of {batch} differ by an MSE of {size}"),
+    ("small_t", SMALLEST, ROUNDING, f"at {SMALLEST} its MSE to the nearest image is {{size}}"),
+    ("float16", "float16 input", PIXEL, "float16 input moves the estimate by up to {size}"),
+)
 
 
 def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
@@ -49,10 +68,8 @@ def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
         parts += [f"## {case}", facts(results), "### Ranking", escaped(RANKING), ranking(results, entries)]
         parts += [f"![Error against time, {case}]({picture}.png)"]
         parts += [f"![Error ratio over t, {case}]({picture}_over_t.png)"]
-        parts += ["### Errors and times"]
         for column, title in ERRORS.items():
-            parts += [f"#### {title}", means(results, entries, column)]
-        parts += ["#### Time at each noise level", times(results, entries)]
+            parts += [f"### {title}", means(results, entries, column)]
         if certified := [ranked for ranked in entries if ranked.entry.values("certified_share")]:
             parts += ["### Certified errors", CERTIFICATES, certificates(results, certified)]
         parts += [*behaviour(results, entries), *notes(results, entries), *commands(entries)]
@@ -92,18 +109,12 @@ def _machines(results: Results) -> dict[str, str]:
         own = [entry for entry in results.entries if entry.machine == machine]
         if ms := [value for entry in own for value in entry.values("reference_ms")]:
             text += f"; the reference estimator takes {ratio(min(ms))} to {ratio(max(ms))} ms per z"
-        items[f"Machine {letter(results, machine)}:" if len(results.machines) > 1 else "Machine:"] = text
+        items[f"Machine {results.letter(machine)}:" if len(results.machines) > 1 else "Machine:"] = text
     return items
 
 
-def letter(results: Results, machine: tuple[str, ...]) -> str:
-    """Name a machine on this page: A, B, and so on, and by numbers after Z."""
-    place = results.machines.index(machine)
-    return chr(ord("A") + place) if place < 26 else str(place + 1)
-
-
 def ranking(results: Results, entries: Entries) -> str:
-    """Write the main table: front, time, set-up, memory, and the error ratio at each noise level."""
+    """Write the main table: front, times, memory, and the error ratio at each noise level."""
 
     def seconds(value: float) -> str:
         return MISSING if math.isnan(value) else f"{value:.{0 if value >= 10 else 1}f} s"
@@ -114,6 +125,7 @@ def ranking(results: Results, entries: Entries) -> str:
     columns: dict[str, Callable[[Ranked], str]] = {
         "front": lambda r: cell(str(r.place or MISSING), strong=r.place == 1),
         "time": lambda r: spread(r.time, r.entry.mean("time_ratio_low"), r.entry.mean("time_ratio_high")),
+        "ms per z": lambda r: ratio(r.entry.mean("ms")),
         "worst error": lambda r: ratio(r.error),
         "set-up": lambda r: seconds(r.entry.mean("setup_seconds")),
         "memory": lambda r: mib(r.entry.mean("peak_mib")),
@@ -126,19 +138,6 @@ def means(results: Results, entries: Entries, column: str) -> str:
     return table(results, entries, at_levels(results, lambda r, t: mean(r, t, column)))
 
 
-def times(results: Results, entries: Entries) -> str:
-    """Write the table of time ratios at each noise level, and of the milliseconds for each latent on its machine."""
-
-    def at(r: Ranked, t: float) -> str:
-        return spread(*(r.entry.value(t, f"time_ratio{end}") for end in ("", "_low", "_high")))
-
-    columns: dict[str, Callable[[Ranked], str]] = {
-        "ms per z": lambda r: ratio(r.entry.mean("ms")),
-        "ms, one alone": lambda r: ratio(r.entry.mean("ms_one")),
-    }
-    return table(results, entries, at_levels(results, at) | columns)
-
-
 def certificates(results: Results, entries: Entries) -> str:
     """Write the table of certified over actual error."""
 
@@ -149,6 +148,21 @@ def certificates(results: Results, entries: Entries) -> str:
         return cell(ratio(r.entry.value(t, "certified_share")), "" if math.isnan(spread) else f"spread {ratio(spread)}")
 
     return table(results, entries, at_levels(results, at))
+
+
+def unusual(entry: Entry) -> list[str]:
+    """List what is unusual about an entry, in words; empty if nothing is."""
+    facts = entry.facts
+    said = [words for column, answer, words in ANSWERS if facts[column] == answer]
+    for column, tried, usual, words in SIZES:
+        try:
+            size = float(facts[column] or 0)
+        except ValueError:  # It failed, and the column has the message.
+            said.append(f"{tried}: {facts[column]}")
+            continue
+        if size > usual:
+            said.append(words.format(batch=facts["batch"], size=error(size)))
+    return said
 
 
 def behaviour(results: Results, entries: Entries) -> list[str]:
@@ -177,45 +191,6 @@ def commands(entries: Entries) -> list[str]:
         parts.append(escaped(f"{ranked.number} {ranked.entry.name} ({when}, lit_knn {revision}):"))
         parts.append(fenced(command(ranked.entry) or own["settings"]))
     return parts
-
-
-def table(results: Results, entries: Entries, columns: Mapping[str, Callable[[Ranked], str]]) -> str:
-    """Write a table with a row for each entry; `columns` has the function that writes the cells of each column."""
-    header = ["#", "estimator", *columns]
-    rule = ["---" if column in TEXTS else "---:" for column in header]
-    rows = [[str(r.number), name(results, r), *(write(r) for write in columns.values())] for r in entries]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (map(escaped, header), rule, *rows))
-
-
-def at_levels(results: Results, write: Callable[[Ranked, float], str]) -> dict[str, Callable[[Ranked], str]]:
-    """Return a column for each noise level, whose cells `write` writes."""
-    return {f"t = {t:g}": lambda r, t=t: write(r, t) for t in results.levels}  # type: ignore[misc]
-
-
-def name(results: Results, ranked: Ranked) -> str:
-    """Write the cell of an entry's name, with origin and machine where they matter."""
-    origin = ranked.entry.facts["origin"]
-    machine = f"machine {letter(results, ranked.entry.machine)}" if len(results.machines) > 1 else ""
-    return cell(ranked.entry.name, ", ".join(part for part in (origin, machine) if part not in ("", "lit_knn")))
-
-
-def mean(ranked: Ranked, t: float, column: str, form: Callable[[float], str] = error) -> str:
-    """Write the cell of a mean with its standard error, or of its upper limit if it cannot be told from 0."""
-    value, standard_error = ranked.entry.value(t, column), ranked.entry.value(t, f"{column}_se")
-    if math.isnan(value):
-        return MISSING
-    # Only the ratio of the ranking shows who is on the front.
-    strong = column == "mse_ratio" and t in ranked.front
-    limit = upper_limit(value, standard_error, SURE.get(column, 1.0))
-    if limit is not None:
-        return cell(f"< {form(limit)}", strong=strong)
-    return cell(form(value), f"± {form(standard_error)}" if standard_error > 0 else "", strong)
-
-
-def spread(value: float, low: float, high: float) -> str:
-    """Write the cell of a time ratio with its range over the repeats."""
-    known = not (math.isnan(low) or math.isnan(high))
-    return cell(ratio(value), f"{ratio(low)} to {ratio(high)}" if known else "")
 
 
 def _commas(text: str) -> str:

@@ -80,6 +80,11 @@ class Results:
         """All machines, in order of appearance."""
         return list(dict.fromkeys(entry.machine for entry in self.entries))
 
+    def letter(self, machine: tuple[str, ...]) -> str:
+        """Name a machine on the page: A, B, and so on, and by numbers after Z."""
+        place = self.machines.index(machine)
+        return chr(ord("A") + place) if place < 26 else str(place + 1)
+
     def distinct(self, column: str) -> list[str]:
         """Return the values of a column in all rows, without repetitions and empty ones."""
         found = (row[column] for entry in self.entries for row in entry.rows.values())
