@@ -5,8 +5,10 @@ import re
 from lit_knn.common.errors import InputError, causes
 
 # A parser's message has these lines around the actual reason, which is indented most.
-FRAMES = ("Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path")
-FRAMES += ("Subclass types expect", "a class path (str)", "a dict with")
+FRAMES = (
+    *("Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path"),
+    *("Subclass types expect", "a class path (str)", "a dict with"),
+)
 # These lines say only that another reading of the value failed, if there is another reason.
 VAGUE = ("Expected a path but", "Expected a <class 'NoneType'>", "Not a valid subclass of")
 LONGEST_VALUE = 200
