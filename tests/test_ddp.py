@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from main import main
+from tests.command_lines import TINY
 from tests.ranks import run_main, run_torchrun
 
 ROOT = Path(__file__).parent.parent
@@ -204,3 +205,11 @@ def test_an_error_on_one_rank_ends_the_run(tmp_path):
     # A rank that waited would be killed.
     assert done.codes == [2, 1]
     assert "one rank fails" in done.errors[1]
+
+
+@pytest.mark.slow
+def test_processes_that_lightning_spawns_end_well(tmp_path):
+    args = ["fit", "-c", "demo", *TINY, "--trainer.strategy", "ddp_spawn", "--trainer.devices", "2"]
+    done = subprocess.run([sys.executable, "-m", "lit_knn", *args], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert torch.load(tmp_path / "runs/demo/knn_0/checkpoints/last.ckpt", weights_only=True)["global_step"] == 1

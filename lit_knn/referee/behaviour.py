@@ -34,17 +34,17 @@ class Contestant:
     @classmethod
     def bound(cls, name: str, estimator: Estimator, images: ReferenceSet) -> Self:
         """Bind an estimator, if it needs images; raise InputError if its code fails."""
-        with _told(f"{name} cannot be made from the images"):
+        with _in_one_line(f"{name} cannot be made from the images"):
             return cls(name, estimator.bind(images) if estimator.needs_reference else estimator)
 
     def mean(self, z: Tensor, t: Tensor | float, x: Tensor, generator: torch.Generator) -> Tensor:
         """Call the estimator, with the source `x` only if it uses one; raise InputError if it fails."""
-        with _told(f"{self.name} cannot be measured"):
+        with _in_one_line(f"{self.name} cannot be measured"):
             return self.estimator.posterior_mean(z, t, x if self.estimator.uses_source else None, generator)
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _in_one_line(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:

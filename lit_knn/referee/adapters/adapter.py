@@ -61,7 +61,7 @@ class Adapter(Estimator):
             raise InputError(f"{name}: its code needs uint8 images, got {dtype}")
         if self.needs_square and (len(shape) != 3 or shape[1] != shape[2]):
             raise InputError(f"{name}: its code needs square images (C, H, H), got {shape}")
-        with self._code.importing(self._stand_ins()) as load, self._failures_told():
+        with self._code.importing(self._stand_ins()) as load, self._failures_in_one_line():
             return self._make(load)
 
     @abstractmethod
@@ -85,11 +85,11 @@ class Adapter(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        with self._failures_told():
+        with self._failures_in_one_line():
             return self._mean(z.float(), t.flatten(), None if x_source is None else x_source.float())
 
     @contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _failures_in_one_line(self) -> Iterator[None]:
         try:
             yield
         except InputError:

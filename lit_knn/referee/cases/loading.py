@@ -108,7 +108,7 @@ def record_of(loaded: LoadedCase) -> dict[str, Any]:
 
 
 def _record_of(case: Case, data: str) -> dict[str, Any] | None:
-    """Return the record of data with this hash. An unknown copy is told on one line; other unknown data are refused."""
+    """Return the record of data with this hash. For an unknown copy of the user, print a line."""
     records = {known["data"]: known for known in recorded(case)}
     if records and data not in records:
         hashes = ", ".join(known[:12] for known in records)

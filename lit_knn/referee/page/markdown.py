@@ -10,7 +10,7 @@ from lit_knn.referee.page.results import Results
 # A backslash takes the meaning from each of these. A name such as lit_knn needs none within the word.
 SPECIAL = re.compile(r"[\\`*\[\]<>|~&$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 MISSING = "–"
-# A mean is told from 0 by one standard error, a square that may be negative by two.
+# A mean differs from 0 if it is above one standard error; a square that may be negative needs two.
 SURE = {"bias_sq": 2.0}
 # These columns hold text. The others hold numbers, which are set to the right.
 TEXTS = ("estimator", "what is unusual", "what it computes")
@@ -54,12 +54,12 @@ def ratio(value: float) -> str:
 
 
 def upper_limit(value: float, standard_error: float, sure: float = 1.0) -> float | None:
-    """Return the upper limit of a mean that cannot be told from 0, or None if it can.
+    """Return the upper limit of a mean that may be 0, or None if it differs from 0.
 
     Args:
         value: the mean; an estimate of a square may be negative.
         standard_error: of the mean; NaN if unknown.
-        sure: a mean of more standard errors than this is told from 0.
+        sure: a mean of more standard errors than this differs from 0.
     """
     if math.isnan(standard_error) or value > sure * standard_error or (value == 0 == standard_error):
         return None
@@ -87,7 +87,7 @@ def name(results: Results, ranked: Ranked) -> str:
 
 
 def mean(ranked: Ranked, t: float, column: str, form: Callable[[float], str] = error) -> str:
-    """Write the cell of a mean with its standard error, or of its upper limit if it cannot be told from 0."""
+    """Write the cell of a mean with its standard error, or of its upper limit if it may be 0."""
     value, standard_error = ranked.entry.value(t, column), ranked.entry.value(t, f"{column}_se")
     if math.isnan(value):
         return MISSING

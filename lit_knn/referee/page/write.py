@@ -47,5 +47,5 @@ def _picture_names(all_results: Sequence[Results], stem: str) -> list[str]:
     if len(all_results) == 1:
         return [stem]
     cases = [re.sub(r"\W+", "_", results.case) for results in all_results]
-    # Two data sets of one case, and cases whose names differ in a sign alone, are told apart by a number.
+    # Two data sets of a case, and cases whose names differ only in a sign, get numbers.
     return [f"{stem}_{case}" + (f"_{n + 1}" if cases.count(case) > 1 else "") for n, case in enumerate(cases)]
