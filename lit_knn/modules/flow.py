@@ -34,7 +34,7 @@ class LitFlow(PosteriorRegression):
     such as `UniformSNIS`, has another one.
 
     The loss is the squared error of the velocity, averaged over pixels and items, whatever the network puts out.
-    `LitEDM` tells how augmented items get their target. `TimeDistribution` has the rule for τ → 0 and τ → 1.
+    `LitEDM` explains the target of augmented items. `TimeDistribution` has the rule for τ → 0 and τ → 1.
 
     Defaults are those of torchcfm's CIFAR-10 runs (Tong et al. 2023, arXiv 2302.00482; examples/images/cifar10 of
     github.com/atong01/conditional-flow-matching): Adam at 2e-4, 5,000 steps of warm-up and an EMA decay of 0.9999, all
@@ -156,7 +156,7 @@ class LitFlow(PosteriorRegression):
         """Also refuses another parameterisation."""
         own, saved = self.flow.description(), checkpoint.get(FLOW_KEY)
         if saved is None:
-            raise InputError("the checkpoint is not of LitFlow: it does not tell the parameterisation of a flow")
+            raise InputError("the checkpoint is not of LitFlow: it has no parameterisation of a flow")
         if saved != own:
             raise InputError(f"the checkpoint is of another parameterisation: {saved}, but the model has {own}")
         super().check_checkpoint(checkpoint)

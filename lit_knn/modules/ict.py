@@ -1,4 +1,7 @@
-"""Improved consistency training (iCT) with a plug-in score estimator: Eq. 7 (eq:CM)."""
+"""Improved consistency training (iCT) with a plug-in score estimator: its noise levels and its options.
+
+The loss, Eq. 7 (eq:CM), is `ConsistencyTraining.losses`, which consistency tuning shares.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
