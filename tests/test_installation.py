@@ -12,6 +12,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import lightning_fabric
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -289,6 +290,7 @@ def test_what_is_kept_from_the_console_is_what_lightning_says():
     files = ("callbacks/model_checkpoint", "callbacks/weight_averaging", "loops/prediction_loop", "trainer/call")
     files += ("trainer/setup",)
     text = "".join(Path(pl.__path__[0], f"{name}.py").read_text(encoding="utf-8") for name in files)
+    text += Path(lightning_fabric.__path__[0], "loggers", "csv_logs.py").read_text(encoding="utf-8")
     text = text.replace("TPU available: {", "TPU available: False{")
     assert [line for line in LINES[1:] if line not in text] == []
     assert [warning for warning in WARNINGS[1:] if not re.search(warning.partition(": `")[0], text)] == []
