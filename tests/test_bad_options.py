@@ -66,7 +66,7 @@ OPTIONS = [
         "SampleGrid: Option 'num_sample' is not accepted; did you mean num_samples?",
     ),
     ("--model.estimator sft.yaml", "--model.estimator sft.yaml: no such file; did you mean estimators/stf.yaml?"),
-    ("--model.estimator stf", "dot import path string: stf; known by name: ByClass, "),
+    ("--model.estimator stf", "--model.estimator: Expected a dot import path string: stf"),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
     ("-c .", "--config .: this is a folder"),
 ]  # fmt: skip
@@ -188,13 +188,17 @@ def test_debug_shows_the_traceback_and_nothing_else_does(tmp_path, monkeypatch, 
     assert "--debug" in capsys.readouterr().out
 
 
-def test_a_fault_of_the_program_is_not_hidden(tmp_path, monkeypatch):
+def test_a_fault_of_the_program_is_told_in_one_line_with_another_status(tmp_path, monkeypatch, capsys):
     import lit_knn.modules.ict
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lit_knn.modules.ict, "lognormal_step_probs", lambda *_: 1 / 0)
-    with pytest.raises(ValueError, match="division by zero"):
+    with pytest.raises(SystemExit) as stop:
         main(["fit", "-c", DEMO, *TINY])
+    assert stop.value.code == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("error: fit: ")
+    assert line.endswith("division by zero (the traceback: --debug)")
 
 
 def test_the_error_has_a_line_of_its_own_below_a_progress_bar(tmp_path, monkeypatch, capsys):

@@ -10,14 +10,14 @@ import pytest
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_only
 
-import main
 from lit_knn.commands.cli.arguments import check_linked, with_joined_negatives
+from lit_knn.commands.cli.cli import CLI, make_cli
 from lit_knn.commands.cli.config_files import check_config_files
 from lit_knn.commands.cli.interruption import interrupted
-from lit_knn.commands.cli.messages import condense, message_of
+from lit_knn.commands.cli.messages import condense
 from lit_knn.commands.cli.option_values import check_values
 from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, one_line
 from lit_knn.runs.interruption import RunInterrupted
 from tests.image_files import refusal
 
@@ -33,10 +33,10 @@ def test_negative_numbers_belong_to_the_option_before_them(number):
 )
 def test_only_the_options_of_the_called_command_are_added(args, number, monkeypatch):
     added = []
-    original = main.CLI.add_arguments_to_parser
-    monkeypatch.setattr(main.CLI, "add_arguments_to_parser", lambda *a: added.append(1) or original(*a))
+    original = CLI.add_arguments_to_parser
+    monkeypatch.setattr(CLI, "add_arguments_to_parser", lambda *a: added.append(1) or original(*a))
     with pytest.raises((Exception, SystemExit)):
-        main.make_cli(args)
+        make_cli(args)
     assert len(added) == number
 
 
@@ -98,9 +98,9 @@ def test_bad_input_is_told_whatever_error_it_led_to():
                     raise RuntimeError("then this failed") from error
                 raise KeyError("and this failed")  # noqa: B904
         except Exception as error:
-            return message_of(error)
+            return one_line(error)
 
-    assert caught(True) == caught(False) == "the option is bad"
+    assert caught(True) == caught(False) == ("the option is bad", 2)
 
 
 def test_a_long_value_is_cut():

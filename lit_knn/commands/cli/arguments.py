@@ -7,13 +7,7 @@ from typing import Any
 
 from lit_knn.common.errors import InputError
 
-DEBUG = "--debug"
 ESTIMATOR_OPTION = re.compile(r"--[\w.]+\.estimator")
-
-
-def without_debug(args: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the arguments without `--debug`, and whether it was there."""
-    return [arg for arg in args if arg != DEBUG], DEBUG in args
 
 
 def with_joined_negatives(args: Sequence[str]) -> list[str]:

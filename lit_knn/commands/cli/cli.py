@@ -6,7 +6,6 @@ import os
 import pkgutil
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,23 +19,22 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-import lit_knn.common.startup
 from lit_knn.callbacks import Hyperparameters, LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands import average, export, report
-from lit_knn.commands.cli.arguments import check_linked, kept_options, with_joined_negatives, without_debug
+from lit_knn.commands.cli.arguments import check_linked, kept_options, with_joined_negatives
 from lit_knn.commands.cli.config_files import check_config_files, check_empty_mappings
 from lit_knn.commands.cli.construction import construct
 from lit_knn.commands.cli.interruption import interrupted
 from lit_knn.commands.cli.learning_rate import check_learning_rate
 from lit_knn.commands.cli.memory_check import check_fits, warn_of_large_images
-from lit_knn.commands.cli.messages import is_lost, message_of, quiet_threads
+from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.option_help import Parser
 from lit_knn.commands.cli.option_values import as_dict, check_values
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.quiet import quiet
 from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options, explain
 from lit_knn.commands.trainer import Trainer
-from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, prefixed, printable
+from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, is_lost, one_line, prefixed
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
     CONFIG_NAME,
@@ -130,7 +128,10 @@ class CLI(LightningCLI):
         args = with_packaged_configs(with_joined_negatives(sys.argv[1:] if args is None else args))
         check_linked(args)
         empty = check_config_files(args)
-        self.config = parser.parse_args(with_config_of_run(args))
+        try:
+            self.config = parser.parse_args(with_config_of_run(args))
+        except argparse.ArgumentError as error:
+            raise refusal(error) from error
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
@@ -349,36 +350,28 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
     return ["best", "-c", yaml.safe_dump(config), *args[1:]]
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line; bad input ends it with one line and exit status 2, after a traceback with `--debug`."""
-    args, debug = without_debug(sys.argv[1:] if args is None else args)
+def main(args: Sequence[str]) -> None:
+    """Run one command line. The first rank raises its errors; the others print theirs only if nobody else does."""
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    lit_knn.common.startup.finish()
     try:
         if args and args[0] in FILE_COMMANDS:
             FILE_COMMANDS[args[0]](args[1:])
         else:
-            with quiet_threads(), quiet():
+            with quiet():
                 make_cli(args)
     except (KeyboardInterrupt, SystemExit) as stop:
         raise interrupted(stop, args) from None
     except Exception as error:
-        told = message_of(error)
-        if told is None:  # This is a fault of the program.
-            raise
-        if debug:
-            traceback.print_exc()
-        message = printable(told)
-        sys.stdout.flush()  # Progress bars end their line there.
         rank = rank_zero_only.rank  # type: ignore[attr-defined]
         if rank == 0:
-            print(f"error: {message}", file=sys.stderr)
-        # Other ranks print, too: each machine has its own files, each rank its own loss, and rank 0 may be lost.
-        elif _is_first_of_machine() or isinstance(error, ALWAYS_SAID) or is_lost(error) or _is_first_alive():
+            raise
+        message, status = one_line(error, args[0])
+        # Each machine has its own files, each rank its own loss, and rank 0 may be lost.
+        if _is_first_of_machine() or isinstance(error, ALWAYS_SAID) or is_lost(error) or _is_first_alive():
             print(f"error: rank {rank}: {message}", file=sys.stderr)
-        raise SystemExit(2) from error
+        raise SystemExit(status) from error
 
 
 def _is_first_of_machine() -> bool:
