@@ -43,6 +43,7 @@ from lit_knn.runs.folder import (
     METRICS_NAME,
     RunFolder,
     choose_folder,
+    expanded,
     is_first_process,
     newest_checkpoint,
 )
@@ -276,6 +277,8 @@ class CLI(LightningCLI):
     def _make_logger(self, kind: type, *args: Any, version: Any = None, **options: Any) -> Any:
         """Make a TensorBoard or CSV logger; without a version of its own it has that of the run."""
         assert self._run is not None
+        if options.get("save_dir"):
+            options["save_dir"] = str(expanded(options["save_dir"]))
         return construct(kind, *args, version=self._run.path.name if version is None else version, **options)
 
 
