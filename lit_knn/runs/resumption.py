@@ -28,14 +28,6 @@ MUST_AGREE = {
 HASH_DIGITS = 16
 
 
-class Bookkeeping(pl.Callback):
-    """Tells the module when a batch is done, before callbacks save checkpoints and after those that measure."""
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Count the batch."""
-        pl_module.finish_batch()
-
-
 def check_fit(
     trainer: Any, model: pl.LightningModule, datamodule: Any, start: str | None, checkpoint: dict[str, Any] | None
 ) -> None:
