@@ -33,7 +33,7 @@ class Parser(LightningArgumentParser):
             super().validate(*args, **kwargs)
         except KeyError as error:
             if unknown := NOT_ACCEPTED.fullmatch(str(error)):
-                options = sorted({name.partition(".")[0] for name in self.get_defaults()})
+                options = sorted({name.partition(".")[0] for name in vars(self.get_defaults())})
                 near = difflib.get_close_matches(unknown[1], options, n=1)
                 told = f"did you mean {near[0]}?" if near else f"it has {', '.join(options) or 'none'}"
                 error.args = (f"{error}; {told}",)
