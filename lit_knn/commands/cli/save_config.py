@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from lit_knn.commands.cli.option_values import as_dict
+from lit_knn.commands.cli.arguments import as_dict
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 
 Flat = dict[str, str | int | float | bool]
