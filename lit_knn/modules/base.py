@@ -23,7 +23,7 @@ from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
 from lit_knn.runs.interruption import Interruption
-from lit_knn.runs.resumption import RUN_KEY, check_same_run, describe_run, repair_progress
+from lit_knn.runs.resumption import RUN_KEY, check_ranks, check_same_run, describe_run, repair_progress
 from lit_knn.runs.run import find_reference
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.loading import prefix_of
@@ -265,7 +265,14 @@ class EstimatorTraining(pl.LightningModule):
     # Logging
 
     def on_fit_start(self) -> None:
-        """Start the clock. Note the optimiser's options before Lightning loads those of a checkpoint."""
+        """Check that all ranks run the same, and start the clock.
+
+        Note the optimiser's options before Lightning loads those of a checkpoint.
+        """
+        estimator = getattr(self.estimator, "estimator", self.estimator)  # `class_conditional` wraps an estimator.
+        options = {**self.hparams, **{f"estimator.{name}": value for name, value in estimator.settings().items()}}
+        plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
+        check_ranks({**describe_run(self.trainer, self), "estimator": type(estimator).__name__, **plain})
         self.monitor.restart()
         self.checks = DeferredChecks()
         self._given_options = [

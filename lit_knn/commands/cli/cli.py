@@ -72,6 +72,9 @@ PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 LARGEST_SEED = 2**32 - 1
 DEBUG_HELP = "--debug: also show the traceback of an error"
 
+# Launchers tell the number of processes by these variables.
+SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "JSM_NAMESPACE_SIZE")
+
 # Each rank has its own loss, and only the ranks that are left know of a lost one.
 ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
@@ -327,6 +330,8 @@ def main(args: Sequence[str]) -> None:
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    if all(os.environ.get(size, "1") == "1" for size in SIZES):
+        rank_zero_only.rank = 0  # type: ignore[attr-defined]  # Another launcher may have left its rank behind.
     try:
         if args and args[0] in FILE_COMMANDS:
             FILE_COMMANDS[args[0]](args[1:])
