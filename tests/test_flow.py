@@ -1,6 +1,5 @@
 """LitFlow: target velocities, parameterisations, the loss, training from end to end, and what it refuses."""
 
-
 import pytest
 import pytorch_lightning as pl
 import torch

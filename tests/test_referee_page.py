@@ -12,7 +12,7 @@ from matplotlib.container import ErrorbarContainer
 
 from lit_knn.common.errors import InputError
 from lit_knn.referee.page import content, markdown, write_page
-from lit_knn.referee.page.command import command
+from lit_knn.referee.page.content import command
 from lit_knn.referee.page.front import pareto_front, ranked
 from lit_knn.referee.page.pictures import error_against_time, ratio_over_t
 from lit_knn.referee.page.results import read_results
