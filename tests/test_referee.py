@@ -420,7 +420,7 @@ def test_a_table_of_another_protocol_or_data_is_refused(tmp_path):
     with pytest.raises(InputError, match="protocol of its rows is '0'"):
         add_row(path, row)
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="protocol of its rows is none"):
+    with pytest.raises(InputError, match="protocol of its rows is None"):
         read_table(path)
 
 
