@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import io
 import json
 import math
@@ -18,9 +19,10 @@ import numpy as np
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
+from lit_knn.data.files import reading
 from lit_knn.data.image_files import check_same_size
 from lit_knn.data.image_source import Options, Source, open_source
-from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, hash_of_next, npy_path, open_prepared
+from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, npy_path, open_prepared
 
 # Images are written and recorded in blocks of this many bytes. An interruption loses at most one block.
 BLOCK_BYTES = 8 * 2**20
@@ -79,9 +81,10 @@ def write_prepared(
         header = _npy_header(planned.shape)
         done = _images_done(out, file, len(header), planned)
         _check_space(out, file, len(header) + math.prod(planned.shape))
+        file.truncate(len(header) + done * image_bytes)
         file.seek(0)
         file.write(header)
-        digest = hash_of_next(done * image_bytes, file, "Reading what is done")
+        digest = hashlib.file_digest(file, "sha256")
         for pixels in _blocks(images, planned.shape, done, block, workers):
             file.write(pixels)
             file.flush()
@@ -179,16 +182,14 @@ def _images_done(out: Path, file: BinaryIO, header_bytes: int, planned: Descript
     """
     record_file = _record_file(out)
     if record_file.exists():
-        try:
+        with reading(record_file, advice="; delete it"):
             record = json.loads(record_file.read_text(encoding="utf-8"))
-        except ValueError:
-            record = None
-        done = record.get("done") if isinstance(record, dict) and _same(record.get("origin"), planned.origin) else None
+            origin, done = record["origin"], int(record["done"])
         there = (os.fstat(file.fileno()).st_size - header_bytes) // math.prod(planned.shape[1:])
-        if type(done) is int and 0 <= done <= min(there, planned.shape[0]):
-            say(f"{out}: going on after {done:,} images")
+        if _same(origin, planned.origin) and 0 <= done <= min(there, planned.shape[0]):
+            print(f"{out}: going on after {done:,} images", file=sys.stderr)
             return done
-        say(f"{out} was begun with other images or in another way: starting again")
+        print(f"{out} was begun with other images or in another way: starting again", file=sys.stderr)
         record_file.unlink()
     file.truncate(0)
     return 0
@@ -207,8 +208,7 @@ def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, worke
 
     def read(i: int) -> np.ndarray:
         image = images.read(i)
-        advice = "" if image.shape[1:] != shape[2:] else "; --rgb makes them all RGB"
-        check_same_size("", (images.names[0], np.empty(shape[1:])), (images.names[i], image), advice)
+        check_same_size(images.names[0], shape[1:], images.names[i], image.shape)
         return image
 
     between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
@@ -222,8 +222,3 @@ def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, worke
                 pixels += image.tobytes()
                 bar.update()
             yield bytes(pixels)
-
-
-def say(line: str) -> None:
-    """Print a line to standard error, beside the progress bar."""
-    print(line, file=sys.stderr)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lit_knn.common.errors import InputError
-from lit_knn.data.digits import read_digits
+from lit_knn.data.reading import read_digits
 from lit_knn.referee.cases import generated
 from lit_knn.referee.cases.case import Case
 
