@@ -1,35 +1,46 @@
-"""Shared parts of the benchmarks: data, entries, child processes, tables and output files."""
+"""Shared parts of the benchmarks: entries, the simplest rival, tables and output files."""
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.index import Index
+from lit_knn.reference import ReferenceSet
 
 Rows = list[dict[str, Any]]
 
 
 class Entry(NamedTuple):
-    """An estimator and the index that it searches.
-
-    Attributes:
-        estimator: makes the estimator.
-        search: makes its index, given the number of lists to search; None if it searches none.
-        probes: numbers of lists to search, one after the other; [None] if the index has no lists.
-    """
+    """Makes an estimator, and the index that it searches, if it does."""
 
     estimator: Callable[[], Estimator]
-    search: Callable[[int | None], Index] | None = None
-    probes: Sequence[int | None] = (None,)
+    search: Callable[[], Index] | None = None
 
-    def make_index(self, probe: int | None = None) -> Index | None:
-        """Make the index, which searches `probe` lists."""
-        return None if self.search is None else self.search(probe)
+
+class ThreeLines(Estimator):
+    """The exact mean in three lines of PyTorch: the rival to beat. Float32; images and norms are prepared before."""
+
+    deterministic = True
+
+    def bind(self, reference: ReferenceSet) -> Self:
+        super().bind(reference)
+        self.x = reference.take(torch.arange(reference.N, device=reference.device)).flatten(1)
+        self.half_sq_norms = self.x.square().sum(1) / 2
+        return self
+
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        log_p = (z.flatten(1) @ self.x.T - self.half_sq_norms) / t.flatten(1).float() ** 2
+        return (torch.softmax(log_p, dim=1) @ self.x).reshape(z.shape)
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

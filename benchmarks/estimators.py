@@ -2,16 +2,13 @@
 
     python -m benchmarks.estimators --data PATH [--t 1 3 10 20 80] [--batch 128] [--repeats 4] [--output STEM]
     python -m benchmarks.estimators --data PATH --estimators "SubspaceKNN, r=512" Exact
-    python -m benchmarks.estimators --data PATH --scaling 12500 25000 50000 100000 200000 [--output STEM]
 
 The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. The Markdown output has
 the mean squared error per dimension of each posterior mean against the exact one in float64, at each noise level
 (Eq. 15, eq:mse), and its ratio to the plain method's error at the same latents, both ± one standard error over the
 latents. It also has the time of a call: estimators take turns, and the first call of each is not timed. Peak memory is
 measured in a separate process for each estimator. `--output` also writes STEM.csv, STEM.md, and STEM.png and .pdf,
-error against time. "Three lines of PyTorch" is `Exact` as one writes it by hand, in float32.
-
-`--scaling` measures the time of a call at these numbers of images: the first ones, or also mirrored and shifted copies.
+error against time.
 """
 
 import argparse
@@ -19,14 +16,13 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.common import Entry, Output, Rows, cell, markdown
+from benchmarks.common import Entry, Output, Rows, ThreeLines, cell, markdown
 from lit_knn.common.errors import told_in_one_line
 from lit_knn.common.memory import process_bytes
 from lit_knn.data.reading import reference_from
@@ -47,38 +43,19 @@ from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
-from lit_knn.referee.child_process import in_own_process
+from lit_knn.referee.memory import in_own_process
 from lit_knn.reference import ReferenceSet
 
 PLAIN = "KNN, FAISS Flat"
-SCALED = (PLAIN, "KNN, TorchIndex", "SubspaceKNN, r=512", "Exact", "three lines of PyTorch")
 LEAST_SHOWN = 1e-13
-
-
-class ThreeLines(Estimator):
-    """The exact mean as one writes it by hand: float32, with the images and their norms prepared before."""
-
-    deterministic = True
-
-    def bind(self, reference: ReferenceSet) -> Self:
-        super().bind(reference)
-        self.x = reference.take(torch.arange(reference.N)).flatten(1)
-        self.half_sq_norms = self.x.square().sum(1) / 2
-        return self
-
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        log_p = (z.flatten(1) @ self.x.T - self.half_sq_norms) / t.flatten(1).float() ** 2
-        return (torch.softmax(log_p, dim=1) @ self.x).reshape(z.shape)
 
 
 def entries(k: int, n: int) -> dict[str, Entry]:
     """Return the estimators by name, the plain method first."""
     return {
-        PLAIN: Entry(lambda: KNN(k, n), lambda _: FaissIndex()),
-        "KNN, TorchIndex": Entry(lambda: KNN(k, n), lambda _: TorchIndex()),
-        "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda _: SubspaceIndex(256)),
+        PLAIN: Entry(lambda: KNN(k, n), FaissIndex),
+        "KNN, TorchIndex": Entry(lambda: KNN(k, n), TorchIndex),
+        "KNN, TorchIndex r=256": Entry(lambda: KNN(k, n), lambda: SubspaceIndex(256)),
         "SubspaceKNN, r=256": Entry(lambda: SubspaceKNN(256, n)),
         "SubspaceKNN, r=512": Entry(lambda: SubspaceKNN(512, n)),
         "OneSample": Entry(OneSample),
@@ -99,20 +76,17 @@ def chosen(args: argparse.Namespace) -> dict[str, Entry]:
 
 def bound(entry: Entry, images: Tensor) -> Estimator:
     """Make the estimator of an entry, and bind it to a new set of `images` with the index of the entry."""
-    return entry.estimator().bind(ReferenceSet(images, index=entry.make_index()))
+    return entry.estimator().bind(ReferenceSet(images, index=entry.search and entry.search()))
 
 
 def timed_errors(
-    estimators: Mapping[str, Estimator], images: Tensor, t: float, args: argparse.Namespace, exact: Estimator | None
+    estimators: Mapping[str, Estimator], images: Tensor, t: float, args: argparse.Namespace, exact: Estimator
 ) -> dict[str, dict[str, Tensor]]:
-    """Measure errors and times with `repeated_errors` at all latents. The estimators' first calls are not counted.
-
-    Without `exact` the errors have no meaning.
-    """
+    """Measure errors and times with `repeated_errors` at all latents. The estimators' first calls are not counted."""
     found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in estimators}
     for repeat in range(args.repeats + 1):
         z, x = NoisyLatents(ReferenceSet(images), args.batch, repeat).batch(range(args.batch), t)
-        mu = z.double() if exact is None or repeat == 0 else exact.posterior_mean(z.double(), t)
+        mu = z.double() if repeat == 0 else exact.posterior_mean(z.double(), t)
         for name, estimator in estimators.items():
             found[name].append(repeated_errors(estimator, 1, z, t, mu, fixed_source(x), (repeat,)))
     return {
@@ -137,20 +111,15 @@ def measure(images: Tensor, args: argparse.Namespace) -> Rows:
                 share_and_error(values["mse"], found[PLAIN]["mse"]),
             )
             row = {"t": t, "estimator": name, "mse": mse, "mse_se": mse_se, "share": share, "share_se": share_se}
-            rows.append({**row, "seconds": seconds(values, args)})
+            rows.append({**row, "seconds": values[TIME].mean().item() * args.batch / 1000})
         print(f"t={t:g} measured", file=sys.stderr, flush=True)
     return rows
-
-
-def seconds(values: dict[str, Tensor], args: argparse.Namespace) -> float:
-    """Return the seconds of a call."""
-    return values[TIME].mean().item() * args.batch / 1000
 
 
 def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
     """Measure each entry's peak resident memory in its own process, in MiB, less the peak with the images alone."""
     names = list(chosen(args))
-    alone, *peaks = (in_own_process(peak_memory, name, args)[0] for name in (None, *names))
+    alone, *peaks = (in_own_process(peak_memory, name, args) for name in (None, *names))
     return {name: peak - alone for name, peak in zip(names, peaks, strict=True)}
 
 
@@ -210,43 +179,6 @@ def pareto_figure(rows: Rows) -> Figure:
     return figure
 
 
-def resized(images: Tensor, N: int) -> Tensor:
-    """Return the first N images; if there are fewer, add mirrored and then shifted copies up to N."""
-    copies, shift = [images], 0
-    while sum(map(len, copies)) < N:
-        shift += 1
-        rolled = images.roll(shift // 2, dims=-1)
-        copies.append(rolled.flip(-1) if shift % 2 else rolled)
-    return torch.cat(copies)[:N]
-
-
-def scaling(images: Tensor, args: argparse.Namespace) -> Rows:
-    """Measure the seconds that some estimators take per call at each number of images, on average over noise levels."""
-    rows: Rows = []
-    for N in args.scaling:
-        some = resized(images, N)
-        estimators = {name: bound(entry, some) for name, entry in chosen(args).items() if name in SCALED}
-        found = [timed_errors(estimators, some, t, args, None) for t in args.t]
-        for name in estimators:
-            time = sum(seconds(values[name], args) for values in found) / len(found)
-            rows.append({"N": N, "estimator": name, "seconds": time})
-        print(f"N={N} measured", file=sys.stderr, flush=True)
-    return rows
-
-
-def scaling_table(rows: Rows) -> str:
-    """Make a Markdown table of the seconds at each N and the slope of a straight line through them."""
-    sizes = list(dict.fromkeys(float(row["N"]) for row in rows))
-    names = dict.fromkeys(row["estimator"] for row in rows)
-    times = {name: [float(row["seconds"]) for row in rows if row["estimator"] == name] for name in names}
-    slopes = {name: np.polyfit(sizes, time, 1)[0] * 1e6 for name, time in times.items()}
-    lines = [["estimator", *(f"N = {N:g}" for N in sizes), "ms per 1,000 images", "of plain"]]
-    for name, time in times.items():
-        slope = (f"{slopes[name]:.2f}", f"{slopes[name] / slopes[PLAIN]:.2f}")
-        lines.append([name, *(f"{s:.3f} s" for s in time), *slope])
-    return markdown(lines)
-
-
 @told_in_one_line()
 def main() -> None:
     """Parse the command line, measure, print, and write the requested files."""
@@ -259,17 +191,16 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=256, help="images gathered")
     names = list(entries(1, 1))
     parser.add_argument("--estimators", nargs="+", choices=names, default=names, help="which, besides the plain one")
-    parser.add_argument("--scaling", type=int, nargs="+", help="numbers of images")
     parser.add_argument("--output", type=Path, help="stem of the files to write")
     args = parser.parse_args()
     images = reference_from(args.data).images
     output = Output(args.output, "csv", "md", "png", "pdf")
-    rows = scaling(images, args) if args.scaling else measure(images, args)
+    rows = measure(images, args)
     output.write_rows(rows)  # Rows are saved before memory is measured, because that may fail.
-    text = scaling_table(rows) if args.scaling else table(rows, peak_memory_of_each(args))
+    text = table(rows, peak_memory_of_each(args))
     shape = f"N = {len(images)}, d = {images[0].numel()}, B = {args.batch}, k = {args.k}, n = {args.n}"
     output.tell(f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{text}")
-    if args.output is not None and not args.scaling:
+    if args.output is not None:
         save_figure(pareto_figure(rows), args.output)
 
 

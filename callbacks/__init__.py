@@ -1,11 +1,10 @@
 """Lightning callbacks: each is thin. Configs name them as `lit_knn.callbacks.X`."""
 
-from lit_knn.callbacks.checkpoint_by_images import CheckpointByImages
+from lit_knn.callbacks.checkpoints import CheckpointByImages, LastCheckpoint
 from lit_knn.callbacks.estimator_error import EstimatorError
 from lit_knn.callbacks.fidelity import Fidelity, PixelFrechetDistance
 from lit_knn.callbacks.hybrid_sampling import HybridSampling
 from lit_knn.callbacks.hyperparameters import Hyperparameters
-from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.callbacks.mean_picture import MeanPicture
 from lit_knn.callbacks.memorisation import Memorisation
 from lit_knn.callbacks.network_agreement import NetworkAgreement
@@ -18,7 +17,6 @@ from lit_knn.callbacks.run_summary import RunSummary
 from lit_knn.callbacks.sample_grid import SampleGrid
 from lit_knn.callbacks.sample_writer import SampleWriter
 from lit_knn.callbacks.size_calibration import SizeCalibration
-from lit_knn.callbacks.step_cost import StepCost
 
 __all__ = [
     "CheckpointByImages",
@@ -39,7 +37,6 @@ __all__ = [
     "SampleGrid",
     "SampleWriter",
     "SizeCalibration",
-    "StepCost",
     "StepProgressBar",
 ]
 

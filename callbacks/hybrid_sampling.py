@@ -84,7 +84,8 @@ class HybridSampling(Measurement):
         check_not_empty(t_switch=t_switch)
         MemorisationMetric(threshold)  # This refuses a bad threshold now.
         self.network = network
-        self.estimators: dict[str, Estimator | None] = {**estimators, FORWARD: None}
+        self.estimators = estimators
+        self.methods = (*estimators, FORWARD)
         self.t_switch = sorted(set(t_switch), reverse=True)
         self.folder = Path(folder)
         self.num_samples = num_samples
@@ -99,15 +100,14 @@ class HybridSampling(Measurement):
         """Check all settings and find the finished points, before any sample is drawn."""
         grid, reference = self.module.grid, self.reference.to(self.device)
         for t in self.t_switch:
-            hybrid_sigmas(t, self.num_steps, grid)
-        self._samples = HybridSamples(self.network, reference, self.num_steps, grid, self.seed)
+            hybrid_sigmas(t, self.num_steps, grid)  # This refuses a level outside of the grid.
         parts = {"network": self.network, **{f"estimators.{name}": own for name, own in self.estimators.items()}}
         for option, estimator in parts.items():
-            if estimator is not None:
-                with prefixed(option):
-                    estimator.check_levels(*grid.noise_range())
-                try_estimator(option, estimator, reference, grid.sigma_max)
+            with prefixed(option):
+                estimator.check_levels(*grid.noise_range())
+            try_estimator(option, estimator, reference, grid.sigma_max)
         check_search(reference)
+        self._samples = HybridSamples(self.network, reference, self.num_steps, grid, self.seed)
         self._real = self.real_images(self.held_out)
         self.distance.prepare(self._real, self.num_samples)
         measured = dict.fromkeys((self.distance.metric, "copied_fraction", "mean_nearest_distance"), float)
@@ -119,7 +119,7 @@ class HybridSampling(Measurement):
 
     def evaluate(self) -> None:
         """Measure the unfinished points, and draw all points."""
-        points = [(method, t) for t in self.t_switch for method in self.estimators]
+        points = [(method, t) for t in self.t_switch for method in self.methods]
         todo = [point for point in points if self._kept.find(*point) is None]
         rank_zero_info(f"Hybrid sampling: {len(points) - len(todo)} of {len(points)} points are finished")
         with self.bar(len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True) as bar:
@@ -141,7 +141,7 @@ class HybridSampling(Measurement):
                 self.save_picture(grid, self.folder / "samples" / name, tag)
             bar.update(min(len(seeds) * self.trainer.world_size, bar.total - bar.n))
 
-        draw = partial(self._samples.draw, self.estimators[method], t_switch)
+        draw = partial(self._samples.draw, self.estimators.get(method), t_switch)
         drawn = draw_samples(draw, self.num_samples, self.batch_size)
         options = (self.threshold, show, self.bar, self._real)
         measured = measure_samples(drawn, self._samples.reference, self.distance, *options)
@@ -150,6 +150,7 @@ class HybridSampling(Measurement):
 
     def _describe(self) -> dict[tuple[str], dict[str, Any]]:
         """Describe everything that the results of each method depend on."""
+        estimators = {**{name: describe(own) for name, own in self.estimators.items()}, FORWARD: None}
         shared: dict[str, Any] = {
             "network": describe(self.network),
             "data": {"images": self.reference.fingerprint(), "index": describe(self.reference.index)},
@@ -162,7 +163,4 @@ class HybridSampling(Measurement):
             "seed": self._samples.seed,
             **asdict(self._samples.grid),
         }
-        return {
-            (name,): {"estimator": None if estimator is None else describe(estimator), **shared}
-            for name, estimator in self.estimators.items()
-        }
+        return {(name,): {"estimator": own, **shared} for name, own in estimators.items()}

@@ -7,10 +7,9 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.pixels import are_pictures
-from lit_knn.common.settings import describe, fingerprint
+from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.figures import agreement_curves, agreement_grid, same_noise_boxes
@@ -30,7 +29,6 @@ from lit_knn.metrics.network_agreement import (
     with_ideal,
 )
 from lit_knn.metrics.same_noise import SameNoise, same_noise
-from lit_knn.metrics.statistics_cache import load_tensors, save_tensors
 from lit_knn.modules import LitEstimator
 
 CSV_NAME, CURVES, SAME_NOISE = "network_agreement.csv", "network_agreement", "same_noise"
@@ -114,8 +112,9 @@ class NetworkAgreement(Measurement):
     def evaluate(self) -> None:
         """Measure what is not finished, and draw everything."""
         num_generated = self.num_images if GENERATED in self.images else 0
-        generated = self._samples(self.networks, max(num_generated, self.num_latents))
-        samples = self._samples(self.estimators, self.num_latents)
+        samples_folder = self.folder / "samples"
+        generated = self._sampler.kept(samples_folder, self.networks, max(num_generated, self.num_latents), self.bar)
+        samples = self._sampler.kept(samples_folder, self.estimators, self.num_latents, self.bar)
         sets = image_sets(self.networks, self._real, generated if num_generated else {})
         rows, total = [], self.num_images * len(sets) * len(self.noise_levels) * len(self.estimators)
         with self.bar(total, "Network agreement", " estimates", leave=True) as bar:
@@ -125,25 +124,6 @@ class NetworkAgreement(Measurement):
                 rows.append(row)
         if self.is_first:
             self._show(rows, samples, generated)
-
-    def _samples(self, parts: dict[str, Estimator], num: int) -> dict[str, Tensor]:
-        """Return the first `num` samples of each part, from files or drawn now; none if num is 0."""
-        if num == 0:
-            return {}
-        settings = {**self._sampler.settings(), "num": num}
-        hashes = {name: fingerprint({"estimator": describe(part), **settings}) for name, part in parts.items()}
-        # The name is for people, and the hash knows the settings.
-        paths = {name: self.folder / "samples" / f"{name}_{own}.npz" for name, own in hashes.items()}
-        found = on_first_rank(lambda: {name: load_tensors(path).get("images") for name, path in paths.items()})
-        todo = num * sum(images is None for images in found.values())
-        with self.bar(todo * self._sampler.estimates, "Sampling", " estimates", leave=True) as bar:
-            for name, images in found.items():
-                if images is None:
-                    bar.set_description(f"Samples of {name}")
-                    found[name] = drawn = self._sampler.draw(parts[name], num, bar.update)
-                    if self.is_first:
-                        save_tensors(paths[name], images=drawn)
-        return {name: images.to(self.device) for name, images in found.items() if images is not None}
 
     def _describe(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Describe everything that the comparisons of each pair depend on."""
@@ -158,7 +138,7 @@ class NetworkAgreement(Measurement):
         }
 
     def _show(self, rows: list[Row], samples: dict[str, Tensor], generated: dict[str, Tensor]) -> None:
-        """Write the run's tables and pictures, and tell which estimator is nearest."""
+        """Write the run's tables and pictures, and print which estimator is nearest."""
         averaged = over_networks(rows)
         write_rows(self.run_folder / CSV_NAME, averaged)
         rank_zero_info(f"The estimator nearest to the networks:\n{text_table(nearest(averaged), NEAREST)}")

@@ -5,15 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
+from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.modules.power_averages import DTYPES, TrackedAverages, checked_lengths, make_snapshot, write_snapshot
-from lit_knn.runs.kept_checkpoints import SNAPSHOTS_FOLDER, snapshots_in
+from lit_knn.modules.power_averages import TrackedAverages, checked_lengths, make_snapshot
+from lit_knn.runs.checkpoints import WholeCheckpointIO
+from lit_knn.runs.folder import SNAPSHOTS_FOLDER
 from lit_knn.runs.run import is_end_of_training, make_folder
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class PowerAverages(pl.Callback):
@@ -48,7 +53,7 @@ class PowerAverages(pl.Callback):
         self.every_n_images = every_n_images
         self.dtype = dtype
         self._tracked: TrackedAverages | None = None
-        self._complete = False
+        self._resumed = False
         self._passed = self._step = 0
 
     @property
@@ -62,25 +67,24 @@ class PowerAverages(pl.Callback):
             return
         if not isinstance(pl_module, EstimatorTraining):
             raise InputError(f"PowerAverages: {type(pl_module).__name__} does not count images, as LitEDM does")
-        self._tracked = TrackedAverages(pl_module, trainer.strategy.root_device, self.lengths)
-        self._complete = False
+        self._tracked, self._resumed = TrackedAverages(pl_module, trainer.strategy.root_device, self.lengths), False
         self._folder = Path(trainer.log_dir or trainer.default_root_dir) / SNAPSHOTS_FOLDER
         on_first_rank(lambda: make_folder(self._folder))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Check that the averages begin with the training, and that the folder has no later snapshots."""
         seen = pl_module.images_seen
-        if seen and not self._complete:
+        if seen and not self._resumed:
             raise InputError(
                 f"PowerAverages: the checkpoint, of {seen} images, has no such averages, and they need the whole "
                 "training: leave the callback out, or start a new training"
             )
         self._passed, self._step = seen // self.every_n_images, trainer.global_step
-        on_first_rank(lambda: self._clear_later(seen))
+        on_first_rank(lambda: self._remove_later(seen))
 
-    def _clear_later(self, seen: int) -> None:
+    def _remove_later(self, seen: int) -> None:
         """Remove the snapshots after the checkpoint that the run resumes from, which the run makes again."""
-        later = [path for images, path in snapshots_in(self._folder).items() if images > seen]
+        later = [path for images, path in kept_in(self._folder).items() if images > seen]
         if later and not seen:
             raise InputError(f"PowerAverages: {later[0]} is of another training: move {self._folder} away")
         for path in later:
@@ -95,14 +99,17 @@ class PowerAverages(pl.Callback):
         seen, self._step = pl_module.images_seen, trainer.global_step
         self._tracked.update(pl_module, seen - pl_module.images_of_step, seen)
         passed = seen // self.every_n_images
-        if passed > self._passed or is_end_of_training(trainer):
-            self._passed = passed
-            snapshot = make_snapshot(trainer, pl_module, self._tracked, DTYPES[self.dtype])
-            if snapshot is None:
-                problem = f"an average is not finite in {self.dtype}; no snapshot is written"
-                rank_zero_warn(f"PowerAverages: at step {trainer.global_step} {problem}")
-            else:
-                on_first_rank(lambda: write_snapshot(snapshot, self._folder) and None)
+        if passed == self._passed and not is_end_of_training(trainer):
+            return
+        self._passed = passed
+        snapshot = make_snapshot(trainer, pl_module, self._tracked, DTYPES[self.dtype])
+        if snapshot is None:
+            problem = f"an average is not finite in {self.dtype}; no snapshot is written"
+            rank_zero_warn(f"PowerAverages: at step {trainer.global_step} {problem}")
+            return
+        # `kept_in` finds files of this name.
+        path = self._folder / f"images_seen={seen}.ckpt"
+        on_first_rank(lambda: WholeCheckpointIO().save_checkpoint(snapshot, path))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages, for a checkpoint."""
@@ -113,4 +120,4 @@ class PowerAverages(pl.Callback):
         if self._tracked is not None and state_dict:
             with prefixed("PowerAverages"):
                 self._tracked.load_state_dict(state_dict)
-            self._complete = True
+            self._resumed = True

@@ -24,7 +24,7 @@ GRID_SAMPLES = 64
 
 
 class SampleWriter(BasePredictionWriter):
-    """Write the samples of `predict` batch by batch, and a grid of the first 64 that says of how many.
+    """Write the samples of `predict` batch by batch, and a grid of the first 64 with their number.
 
     Args:
         format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8
@@ -115,6 +115,6 @@ class SampleWriter(BasePredictionWriter):
         shutil.rmtree(self._shards)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Say where the samples are, below the finished progress bar."""
+        """Print where the samples are, below the finished progress bar."""
         if stage == "predict":
             rank_zero_info(f"Samples are in {self._folder}")

@@ -3,8 +3,9 @@
 Each room imports from the rooms above it in this list alone; `tests/test_layers.py` holds that.
 
 - `common`: errors, random streams, files, ranks, memory.
-- `theory`: the paper as pure functions; `linalg`: number types of products, principal components.
-- `index`: neighbour search; `reference`: the data set that estimators average over, whole or in shards.
+- `theory`: the paper as pure functions.
+- `index`: neighbour search, with its products and principal components.
+- `reference`: the data set that estimators average over, whole or in shards.
 - `nets`: networks, and a reader of EDM's published ones.
 - `sampling`: steps of the ODE, noise levels, samplers, the models that sample; `lit_knn.load(path)` reads them.
 - `estimators`: the plug-ins, which all estimate the posterior mean.

@@ -15,11 +15,11 @@ def main(rank, world_size, folder, how):
         world_size=world_size,
         received_sigterm=rank == how,
         strategy=SimpleNamespace(launcher=None),
-        fit_loop=SimpleNamespace(_should_accumulate=lambda: False),
-        _accelerator_connector=SimpleNamespace(cluster_environment=None),
+        global_step=0,
     )
     interruption = Interruption()
     interruption.on_train_start(trainer, None)
+    trainer.global_step = 1
     interruption.on_train_batch_end(trainer)
     (folder / f"{rank}.txt").write_text(str(signal.Signals(interruption.stops).name))
     dist.destroy_process_group()

@@ -16,7 +16,7 @@ from lit_knn.estimators import (
     Smoothed,
     Wiener,
     pca_locality,
-    running_softmax,
+    rounding,
 )
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
@@ -106,7 +106,7 @@ def test_float32_where_it_is_enough_is_as_good_as_float64(monkeypatch):
     reference = SETS["pixels"]()
     z = latents(reference)
     ours = PCALocality(0.1).bind(reference).posterior_mean(z, LEVELS)
-    monkeypatch.setattr(running_softmax, "MOST_ROUNDING", 0.0)
+    monkeypatch.setattr(rounding, "MOST_ROUNDING", 0.0)
     torch.testing.assert_close(PCALocality(0.1).bind(reference).posterior_mean(z, LEVELS), ours, atol=3e-6, rtol=0)
 
 

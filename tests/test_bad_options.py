@@ -63,8 +63,7 @@ OPTIONS = [
     ("--model.estimator.zzz 8", "--model.estimator: Option 'zzz' is not accepted; it has include_source, k, n"),
     (
         "--trainer.callbacks.num_sample 8",
-        "RunSummary: Option 'num_sample' is not accepted; it has none; an option there is of the callback that was "
-        "added last",
+        "SampleGrid: Option 'num_sample' is not accepted; did you mean num_samples?",
     ),
     ("--model.estimator sft.yaml", "--model.estimator sft.yaml: no such file; did you mean estimators/stf.yaml?"),
     ("--model.estimator stf", "dot import path string: stf; known by name: ByClass, "),
@@ -99,9 +98,10 @@ FILES = [
     (b"trianer: {}\n", "bad.yaml, line 1: there is no option trianer"),
     (b"trainer:\n  max_stepz: {}\n", "bad.yaml, line 2: there is no option trainer.max_stepz"),
     (b"model:\n  init_args:\n    net:\n      init_args: {chan: {}}\n", "no option model.init_args.net.init_args.chan"),
-    (b"trainer: {callbacks: [{class_path: lit_knn.callbacks.RunSummary, init_args: {foo: {}}}]}\n", "RunSummary: got"),
+    (b"trainer: {callbacks: [{class_path: lit_knn.callbacks.LastCheckpoint}]}\n",
+     "trainer.callbacks: each run has a LastCheckpoint already; its options are --last_checkpoint."),
     (b"trainer: {callbacks: [{class_path: lit_knn.callbacks.SampleGrid, init_args: {num_sampls: 3}}, "
-     b"{class_path: lit_knn.callbacks.LastCheckpoint}]}\n",
+     b"{class_path: lit_knn.callbacks.CheckpointByImages}]}\n",
      "--trainer.callbacks: SampleGrid: Option 'num_sampls' is not accepted; did you mean num_samples? (given: ["),
     (b"\x00\x01\xff\xfe", "bad.yaml is not a text file in UTF-8"),
     (b"trainer: [\n", "bad.yaml, line 2: "),

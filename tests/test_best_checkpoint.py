@@ -19,7 +19,7 @@ from lit_knn.commands.report import read_distances
 from lit_knn.common.tables import read_rows
 from lit_knn.metrics import FidelityMeasure, Pixels
 from lit_knn.reference import ReferenceSet
-from lit_knn.runs.kept_checkpoints import kept_checkpoints
+from lit_knn.runs.folder import RunFolder
 from main import main
 from tests.ranks import run_main
 
@@ -33,7 +33,6 @@ KEPT = [96, 192, 288, 352]
 callbacks = [
     {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70, "batch_size": 16}},
     {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": EVERY}},
-    {"class_path": "lit_knn.callbacks.LastCheckpoint"},
 ]
 SMALL = {
     "trainer": {"callbacks": callbacks, "enable_progress_bar": False, "enable_model_summary": False},
@@ -239,12 +238,12 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
         assert f"{RUN}/{TABLE} has results with {words}" in complaint(capsys, "-c", "other.yaml")
     assert "model.predict_steps=1, not 2" in complaint(capsys, "--model.predict_steps", "2")
     assert "has results with data=" in complaint(capsys, "--data", "PointsOnALine")
-    settings = run / "checkpoints_fd_pixels.json"
-    kept = settings.read_text()
-    settings.write_text(kept.replace("{", '{"an_option_of_then": 3,', 1))
+    (settings,) = (run / "settings").iterdir()
+    then = settings.with_name("0123456789ab.json")
+    then.write_text(settings.read_text().replace("{", '{"an_option_of_then": 3,', 1))
+    (run / TABLE).write_bytes(before.replace(settings.stem.encode(), then.stem.encode()))
     assert "an_option_of_then=3, not None" in complaint(capsys)
-    settings.write_text(kept)
-    assert (run / TABLE).read_bytes() == before
+    (run / TABLE).write_bytes(before)
     (run / TABLE).rename(run / "one_step.csv")
     best("--model.predict_steps", "2")
     assert rows()[0]["fd_pixels"] != read_rows(run / "one_step.csv")[0]["fd_pixels"]
@@ -286,7 +285,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(run, capsys):
     with pytest.raises(SystemExit):
         main(["best"])
     assert "run" in capsys.readouterr().err
-    line = complaint(capsys, "--trainer.callbacks", "lit_knn.callbacks.LastCheckpoint")
+    line = complaint(capsys, "--trainer.callbacks", "[]")
     assert "the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml" in line
     other = complaint(capsys, "--model.net.channels", "16")
     assert "the checkpoint is of another architecture" in other
@@ -306,13 +305,13 @@ def leave(folder, *kept, last=None, resumed_from=None):
     config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": None if resumed_from is None else str(resumed_from)}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     for seen, name in [*((n, f"images_seen={n}.ckpt") for n in kept), *([(last, "last.ckpt")] if last else [])]:
-        checkpoint = {"state_dict": {}, "images_seen": seen, "global_step": seen}
+        checkpoint = {"state_dict": {}, "images_seen": seen, "global_step": seen, "pytorch-lightning_version": "2"}
         torch.save(checkpoint, folder / "checkpoints" / name)
     return folder
 
 
 def found(run, **options):
-    return {seen: f"{path.parts[-3]}/{path.stem}" for seen, path in kept_checkpoints(run, **options).items()}
+    return {seen: f"{path.parts[-3]}/{path.stem}" for seen, path in RunFolder(run).kept_checkpoints(**options).items()}
 
 
 def test_the_folders_that_a_run_was_resumed_from_are_found(tmp_path):
@@ -337,14 +336,14 @@ def test_an_earlier_folder_that_is_gone_is_told(tmp_path):
     first = leave(tmp_path / "a", 10, last=15)
     second = leave(tmp_path / "b", 20, resumed_from=first / "checkpoints" / "last.ckpt")
     shutil.rmtree(first)
-    with pytest.warns(UserWarning, match=r"resumed from .*a/checkpoints/last\.ckpt, which is not there"):
+    with pytest.warns(UserWarning, match=r"resumed from .*a/checkpoints/last\.ckpt: no such file"):
         assert found(second) == {20: "b/images_seen=20"}
 
 
 def test_the_end_of_a_training_that_is_kept_already_is_not_counted_twice(tmp_path):
     run = leave(tmp_path / "a", 10, 20, last=20)
     assert found(run, max_steps=20) == {10: "a/images_seen=10", 20: "a/images_seen=20"}
-    # One name that Lightning makes if a name is taken, and two files that are not kept checkpoints.
-    for name in ("images_seen=20-v1.ckpt", "best_fid.ckpt", "images_seen=x.ckpt"):
+    # These files are not kept checkpoints.
+    for name in ("best_fid.ckpt", "images_seen=x.ckpt"):
         shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / name)
     assert list(found(run, max_steps=20)) == [10, 20]

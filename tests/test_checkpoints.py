@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -14,8 +15,7 @@ from lit_knn.callbacks import CheckpointByImages, LastCheckpoint, StepProgressBa
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM
-from lit_knn.runs.kept_checkpoints import kept_checkpoints
-from lit_knn.runs.newest_checkpoint import of_same_estimator
+from lit_knn.runs.folder import RunFolder
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral, WatchedNet
 
@@ -88,6 +88,13 @@ def test_checkpoints_by_images_are_those_that_pass_a_multiple_after_a_resume_too
     assert run(tmp_path / "second", 7, ckpt_path=tmp_path / "first" / "last.ckpt") == {6: 180}
     # Checkpoints are of whole steps: 90 images are passed within the second step of two batches.
     assert run(tmp_path / "third", 3, accumulate_grad_batches=2) == {2: 120, 3: 180}
+
+
+def test_the_names_of_kept_checkpoints_are_exact():
+    # float32 would round this number.
+    assert (
+        CheckpointByImages(1).name_of_file(None, SimpleNamespace(images_seen=2**24 + 1)) == "images_seen=16777217.ckpt"
+    )
 
 
 class TwoWeights(WatchedNet):
@@ -185,7 +192,8 @@ def write_run(folder, kept, last, ckpt_path=None):
     (folder / "checkpoints").mkdir(parents=True)
     files = {f"images_seen={seen}.ckpt": (seen, seen // 10) for seen in kept} | {"last.ckpt": last}
     for name, (seen, step) in files.items():
-        torch.save({"state_dict": {}, "images_seen": seen, "global_step": step}, folder / "checkpoints" / name)
+        content = {"state_dict": {}, "images_seen": seen, "global_step": step, "pytorch-lightning_version": "2"}
+        torch.save(content, folder / "checkpoints" / name)
     config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": ckpt_path}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
@@ -194,7 +202,7 @@ def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end
     write_run(tmp_path / "a", [100, 200, 300], (220, 22))
     write_run(tmp_path / "b", [250, 350], (370, 37), str(tmp_path / "a" / "checkpoints" / "last.ckpt"))
     for max_steps, end in ((-1, []), (38, []), (37, [370])):
-        found = kept_checkpoints(tmp_path / "b", max_steps=max_steps)
+        found = RunFolder(tmp_path / "b").kept_checkpoints(max_steps=max_steps)
         assert list(found) == [100, 200, 250, 350, *end]
         assert [path.parent.parent.name for path in found.values()] == ["a", "a", "b", "b", *["b"] * len(end)]
 
@@ -207,5 +215,4 @@ def test_a_folder_without_the_right_to_write_is_refused_before_training(tmp_path
 
 
 def test_a_checkpoint_without_a_config_may_be_of_the_same_estimator(tmp_path):
-    paths = [tmp_path / "a" / "checkpoints" / "last.ckpt"]
-    assert of_same_estimator(paths, {"class_path": "LitICT"}) == paths
+    assert RunFolder(tmp_path / "a").trained({"class_path": "LitICT"}, seed=1)

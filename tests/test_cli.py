@@ -104,11 +104,8 @@ def test_predict_writes_samples_of_the_averaged_weights(capsys):
     names = sorted(path.name for path in folder.iterdir())
     assert names == [*(f"{seed:06d}.png" for seed in range(70)), "grid.png"]
 
-    config = Path("npz.yaml")
-    config.write_text(
-        "trainer: {callbacks: [{class_path: lit_knn.callbacks.SampleWriter, init_args: {format: npz, folder: out}}]}"
-    )
-    more = ["-c", str(config), "--data.predict_samples", "70", "--data.batch_size", "16"]
+    more = ["--sample_writer.format", "npz", "--sample_writer.folder", "out"]
+    more += ["--data.predict_samples", "70", "--data.batch_size", "16"]
     main(["predict", "-c", DEMO, *TINY, *more, "--ckpt_path", checkpoint])
     assert sorted(path.name for path in Path("out").iterdir()) == ["grid.png", "samples.npz"]
     samples = np.load("out/samples.npz")
@@ -141,11 +138,8 @@ def test_validate_measures_what_the_end_of_training_measured():
 @pytest.mark.usefixtures("trained")
 def test_options_of_the_command_line_win_over_those_saved_in_a_checkpoint():
     for folder, steps in (("one", "1"), ("two", "2")):
-        Path("writer.yaml").write_text(
-            "trainer:\n  callbacks:\n"
-            f"    - {{class_path: lit_knn.callbacks.SampleWriter, init_args: {{format: npz, folder: {folder}}}}}\n"
-        )
-        main(["predict", "-c", DEMO, *TINY, "-c", "writer.yaml", "--ckpt_path", LAST, "--model.predict_steps", steps])
+        writer = ["--sample_writer.format", "npz", "--sample_writer.folder", folder]
+        main(["predict", "-c", DEMO, *TINY, *writer, "--ckpt_path", LAST, "--model.predict_steps", steps])
     one, two = (np.load(f"{folder}/samples.npz")["images"].astype(int) for folder in ("one", "two"))
     assert np.abs(one - two).max() > 1
     fit_demo("--ckpt_path", LAST, "--model.total_steps", "20", steps=5)
@@ -189,7 +183,6 @@ def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
     Path("often.yaml").write_text(
         "trainer:\n  callbacks:\n"
         "    - {class_path: lit_knn.callbacks.CheckpointByImages, init_args: {every_n_images: 32}}\n"
-        "    - {class_path: lit_knn.callbacks.LastCheckpoint}\n"
     )
     main(["fit", "-c", ICT_KNN, "-c", "often.yaml", *args, "--trainer.max_steps", "5"])
     folder = Path("runs/table1/knn_0/checkpoints")

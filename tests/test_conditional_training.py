@@ -221,20 +221,17 @@ def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
     folder = Path("runs") / f"{name}_digits_conditional"
     checkpoint = folder / "knn_0" / "checkpoints" / "last.ckpt"
     assert list((folder / "knn_0" / "samples").glob("*.png"))
-    Path("npz.yaml").write_text(
-        "trainer: {callbacks: {class_path: lit_knn.callbacks.SampleWriter, init_args: {format: npz}}}"
-    )
     written = []
     for number, more in enumerate((["--model.sampling_class", "3"], []), start=1):
         options = ["--ckpt_path", str(checkpoint), "--data.predict_samples", "24", *more]
-        main(["predict", "-c", CONFIGS[name], *TINY, "-c", "npz.yaml", *options])
+        main(["predict", "-c", CONFIGS[name], *TINY, "--sample_writer.format", "npz", *options])
         with np.load(folder / f"knn_{number}" / "predictions" / "samples.npz") as file:
             written.append(file["images"].astype(int))
             labels = file["labels"]
     three, drawn = written
     assert three.shape == drawn.shape == (24, 8, 8, 1)
     assert (three != drawn).any()
-    conditioning = Conditioning("", Watched(10), class_conditional=True, sampling_class=None)
+    conditioning = Conditioning(Watched(10), class_conditional=True, sampling_class=None)
     own = conditioning.of_samples(range(24), torch.device("cpu")).numpy()
     assert (labels == own).all()
     assert (own == 3).any()
@@ -274,7 +271,7 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
     options += ["--trainer.precision", "32-true"]
     options += ["--trainer.limit_train_batches", "1", "--trainer.val_check_interval", "1"]
     options += ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
-    options += ["--trainer.callbacks", "lit_knn.callbacks.LastCheckpoint"]
+    options += ["--trainer.callbacks", "[]"]
     run_config = str(ROOT / "configs" / "imagenet64" / "ict_knn_conditional.yaml")
     seen = []
     bound = ByClass.bind

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from main import main
+from tests.command_lines import TINY
 from tests.ranks import run_main, run_torchrun
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +29,6 @@ def run_demo(folder, devices, batch_size, *options, launched=False, steps=4):
     probe.write_text(
         "trainer:\n  callbacks:\n"
         "    - {class_path: lit_knn.callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
-        "    - {class_path: lit_knn.callbacks.LastCheckpoint}\n"
         "    - class_path: pytorch_lightning.callbacks.ModelCheckpoint\n"
         "      init_args: {monitor: fd_pixels, mode: min, filename: best}\n"
         f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {folder}}}}}\n"
@@ -198,14 +198,18 @@ def test_the_other_rank_says_that_the_one_that_built_the_index_was_killed(tmp_pa
 def test_an_error_on_one_rank_ends_the_run(tmp_path):
     # Saving a checkpoint takes all ranks: the rank with the error must not wait for the others in it.
     failing = tmp_path / "failing.yaml"
-    failing.write_text(
-        "trainer:\n  callbacks:\n"
-        "    - {class_path: lit_knn.callbacks.LastCheckpoint}\n"
-        "    - {class_path: tests.ddp_probe.FailingRank}\n"
-    )
+    failing.write_text("trainer:\n  callbacks:\n    - {class_path: tests.ddp_probe.FailingRank}\n")
     command = ["fit", "-c", ROOT / "configs/demo.yaml", "-c", ROOT / "tests/tiny.yaml", "-c", failing]
     command += ["--trainer.max_steps", "50", "--model.net.channels", "8", "--model.estimator.k", "32"]
     done = run_main([*command, "--trainer.logger.save_dir", tmp_path], ranks=2, check=False)
     # A rank that waited would be killed.
     assert done.codes == [2, 1]
     assert "one rank fails" in done.errors[1]
+
+
+@pytest.mark.slow
+def test_processes_that_lightning_spawns_end_well(tmp_path):
+    args = ["fit", "-c", "demo", *TINY, "--trainer.strategy", "ddp_spawn", "--trainer.devices", "2"]
+    done = subprocess.run([sys.executable, "-m", "lit_knn", *args], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert torch.load(tmp_path / "runs/demo/knn_0/checkpoints/last.ckpt", weights_only=True)["global_step"] == 1

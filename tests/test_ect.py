@@ -292,7 +292,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_without_its_start(tmp_path)
         ("sigma_data", 0.3, r"start=.*a\.ckpt was trained with sigma_data=0.5, not 0.3"),
         ("class_conditional", True, "num_classes=0"),
         ("metric", torch.nn.functional.mse_loss, r"mse_loss must return a finite distance of each item.* got \(\)"),
-        ("metric", abs, "metric=abs does not take two arguments"),
+        ("metric", abs, "metric=abs does not take the arguments student, teacher"),
         ("solver", math.sqrt, "solver=sqrt does not take"),
     ],
 )

@@ -26,9 +26,9 @@ def test_validate_needs_no_checkpoint(capsys):
 def test_predict_with_the_exact_score_returns_images_of_the_reference_set():
     # The exact score's flow ends in training images, so memorisation is the right result.
     exact = ["--model.estimator", "Exact", "--model.sampling_steps", "40"]
-    writer = ["--trainer.callbacks", "lit_knn.callbacks.SampleWriter", "--trainer.callbacks.format", "npz"]
+    writer = ["--sample_writer.format", "npz"]
     bar = ["--trainer.enable_progress_bar", "true"]
-    main(["predict", *RUN, *exact, "--data.predict_samples", "40", *writer, "--trainer.callbacks.folder", "out", *bar])
+    main(["predict", *RUN, *exact, "--data.predict_samples", "40", *writer, "--sample_writer.folder", "out", *bar])
     samples = np.load("out/samples.npz")["images"].reshape(40, 64).astype(int)
     digits = np.rint(load_digits().data * (255 / 16)).astype(int)
     distance = np.abs(samples[:, None] - digits[None]).max(2).min(1)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_knn.estimators import Exact, exact
-from lit_knn.estimators.float_sums import float_sums
+from lit_knn.estimators.exact import float_sums
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import pixels, two_groups

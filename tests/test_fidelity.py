@@ -25,7 +25,7 @@ from lit_knn.metrics.fidelity import (
     kernel_distance,
     precision_recall,
 )
-from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
+from lit_knn.metrics.fidelity_measure import cache_path, load_statistics, save_statistics
 from lit_knn.reference import ReferenceSet
 from tests.inception import blobs
 

@@ -77,10 +77,7 @@ def test_scores_are_those_of_torch_fidelity_on_the_files_of_predict(random_weigh
             extra_metrics=["kid"],
             kid_subset_size=11,
         )
-    Path("writer.yaml").write_text(
-        "trainer:\n  callbacks:\n    - {class_path: lit_knn.callbacks.SampleWriter, init_args: {folder: out}}\n"
-    )
-    main(["predict", "--data", *data, *QUICK, "-c", "writer.yaml", "--data.batch_size", "5"])
+    main(["predict", "--data", *data, *QUICK, "--sample_writer.folder", "out", "--data.batch_size", "5"])
     Path("out/grid.png").unlink()
     Path("real").mkdir()
     for number, image in enumerate(np.load("images.npy")):
@@ -177,8 +174,6 @@ def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation(capsys):
             "class_path": "pytorch_lightning.callbacks.ModelCheckpoint",
             "init_args": {"monitor": "fd_pixels", "mode": "min", "filename": "best"},
         },
-        {"class_path": "lit_knn.callbacks.LastCheckpoint"},
-        {"class_path": "lit_knn.callbacks.RunSummary"},
     ]
     Path("best.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
     steps = ["--trainer.max_steps", "12", "--trainer.val_check_interval", "3", "--model.ema_decay", "0.5"]
@@ -227,7 +222,7 @@ def test_two_ranks_measure_what_one_does(tmp_path):
     ("options", "words"),
     [
         ({"num_samples": 1}, "Fidelity: num_samples must be at least 2, got 1"),
-        ({"batch_size": 0}, "Fidelity: batch_size=0"),
+        ({"batch_size": 0}, "Fidelity: batch_size must be at least 1, got 0"),
         ({"extra_metrics": ["kid", "fidd"]}, "unknown metric 'fidd'; there are kid, precision, recall"),
         ({"extra_metrics": ["kid"], "extractor": "Pixels"}, "kid: kid_subset_size=1000 is more than the 30 images"),
         ({"extractor": extractor("InceptionV3", weights="no.pth")}, "InceptionV3: weights=no.pth: no such file"),

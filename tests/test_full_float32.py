@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.index import SubspaceIndex, TorchIndex
-from lit_knn.linalg.precision import full_float32
+from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from tests.toys import all_warped, low_rank_vectors, noisy, pixels
 

@@ -45,19 +45,15 @@ MEASURING = {
 }
 TRAINING = {
     "CheckpointByImages": {"every_n_images": 32},
-    "LastCheckpoint": {},
     "PowerAverages": {"every_n_images": 32},
     "NetworkSpeed": {"compile": False},  # The stand-in cannot compile.
     "Hyperparameters": {},
-    "RunRecord": {},
-    "RunSummary": {},
-    "StepCost": {},
     "StepProgressBar": {},
 }
 # Like NetworkAgreement, which takes the same path on a GPU, but for its comparison of sizes.
 LONG = ("SizeCalibration",)
 # Tests of their own, here and in test_gpu_training.py.
-ELSEWHERE = {"PosteriorPicture", "SampleWriter"}
+ELSEWHERE = {"PosteriorPicture", "SampleWriter", "LastCheckpoint", "RunRecord", "RunSummary"}
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*rank-deficient")]
 

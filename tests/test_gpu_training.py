@@ -26,9 +26,8 @@ SMALL = [
     "32",
 ]
 KNN = ["--model.estimator.k", "32", "--model.estimator.n", "8"]
-WRITER = {"class_path": "lit_knn.callbacks.SampleWriter", "init_args": {"format": "npz", "folder": "samples"}}
+WRITER = ["--sample_writer.format", "npz", "--sample_writer.folder", "samples"]
 CALLBACKS = [
-    {"class_path": "lit_knn.callbacks.LastCheckpoint"},
     {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": 64}},
     {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 20, "batch_size": 10}},
 ]
@@ -100,11 +99,11 @@ def test_a_resumed_run_is_the_uninterrupted_one_and_can_be_used(run):
     _, resumed = fit(run, "part", 6, "--ckpt_path", str(part))
     assert_same(resumed, whole)
 
-    main(["validate", *options(run, "validation", *CALLBACKS[2:]), "--ckpt_path", str(whole)])
+    main(["validate", *options(run, "validation", *CALLBACKS[1:]), "--ckpt_path", str(whole)])
     again = sorted(Path("validation/run").iterdir())[-1]
     for name in ("val/loss", "samples/fd_pixels"):
         assert logged(again, name) == pytest.approx(logged(version, name)[-1:], rel=1e-3)
-    main(["predict", *options(run, "sampling", WRITER), "--ckpt_path", str(whole), "--data.predict_samples", "5"])
+    main(["predict", *options(run, "sampling"), *WRITER, "--ckpt_path", str(whole), "--data.predict_samples", "5"])
     assert sorted(path.name for path in Path("samples").iterdir()) == ["grid.png", "samples.npz"]
 
 

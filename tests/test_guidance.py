@@ -109,7 +109,7 @@ def test_an_item_without_class_is_as_in_a_batch_without_labels(net):
 
 
 def test_labels_are_dropped_as_often_as_asked_and_reproducibly():
-    conditioning = Conditioning("LitEDM", Watched(), True, None, label_dropout=0.2)
+    conditioning = Conditioning(Watched(), True, None, label_dropout=0.2)
     labels = torch.arange(40_000) % 3
     dropped = conditioning.dropped(labels, 1, 2)
     # Four standard deviations of a share of 40,000 draws.

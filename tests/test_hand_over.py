@@ -74,7 +74,7 @@ def drawn_by_hand(kind, run, steps):
     net, prefix = net_of(kind), next(iter(stored)).partition("embedding")[0]
     net.load_state_dict({name.removeprefix(prefix): value for name, value in stored.items()})
     net.eval()
-    classes = Conditioning("", net, kind.endswith("_classes"), None).of_samples(SEEDS, torch.device("cpu"))
+    classes = Conditioning(net, kind.endswith("_classes"), None).of_samples(SEEDS, torch.device("cpu"))
     latents = [seeded_noise(SEEDS, (1, 8, 8), draw) for draw in range(2)]
     if kind.startswith("edm"):
         return heun_sampler(partial(EDMPrecond(net), class_label=classes), latents[0], steps)
@@ -108,8 +108,8 @@ def test_run_checkpoint_and_export_give_the_images_of_the_module_bit_for_bit(kin
 @pytest.mark.parametrize("kind", ["ict_classes", "flow"])
 def test_the_images_are_those_of_predict(kind, runs, tmp_path):
     run, options, exported = runs[kind]
-    writer = f"{{class_path: lit_knn.callbacks.SampleWriter, init_args: {{format: npz, folder: {tmp_path / 'out'}}}}}"
-    more = ["--data.predict_samples", "16", "--trainer.callbacks", writer, "--trainer.logger", "false"]
+    more = ["--data.predict_samples", "16", "--trainer.callbacks", "[]", "--trainer.logger", "false"]
+    more += ["--sample_writer.format", "npz", "--sample_writer.folder", str(tmp_path / "out")]
     main(["predict", *options, *more, "--ckpt_path", str(last(run))])
     written = np.load(tmp_path / "out" / "samples.npz")
     assert written["seeds"].tolist() == list(range(16))

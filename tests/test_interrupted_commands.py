@@ -3,7 +3,6 @@
 import os
 import shlex
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 import yaml
 from pytorch_lightning.loggers import CSVLogger
 
-from lit_knn.runs.newest_checkpoint import checkpoints_of_name
+from lit_knn.runs.folder import checkpoints_of_name
 from main import main
 from tests.interrupted_runs import file_size_limit, killed
 
@@ -29,9 +28,8 @@ def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def configure(*callbacks):
-    last = {"class_path": "lit_knn.callbacks.LastCheckpoint"}
     trainer = {"enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
-    trainer["callbacks"] = [last, {"class_path": "lit_knn.callbacks.RunSummary"}, *callbacks]
+    trainer["callbacks"] = list(callbacks)
     config = {"trainer": trainer, "data": {"init_args": {"batch_size": 32, "val_images": 32}}}
     Path("small.yaml").write_text(yaml.safe_dump(config))
 
@@ -55,9 +53,7 @@ def refused(capsys, command, *args, status=2):
     return line
 
 
-def test_an_interrupted_command_says_the_command_that_goes_on(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["main.py"])
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+def test_an_interrupted_command_says_the_command_that_goes_on(capsys):
     # The second command has resumed already, and so says the newer checkpoint alone.
     for step, *resumed in [(2,), (4, "--ckpt_path", str(last()))]:
         configure(killed("KilledAt", step=step, hook="on_after_backward", signum=int(signal.SIGTERM)))
@@ -69,7 +65,7 @@ def test_an_interrupted_command_says_the_command_that_goes_on(capsys, monkeypatc
         assert line.startswith(said)
         assert line.endswith(f"--ckpt_path {last()}")
         assert line.count("--ckpt_path") == 1
-    main(shlex.split(line)[shlex.split(line).index("main.py") + 1 :])
+    main(shlex.split(line)[shlex.split(line).index("lit-knn") + 1 :])
     assert torch.load(last(), weights_only=True)["global_step"] == 6
 
 
@@ -125,7 +121,7 @@ def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
         fit(4, "--ckpt_path", "last")
 
 
-@pytest.mark.parametrize("logger", [True, {}, {"name": "own"}, {"name": None}, {"save_dir": "elsewhere"}, False])
+@pytest.mark.parametrize("logger", [True, {}, {"name": "own"}, {"name": None}, {"save_dir": "elsewhere"}])
 def test_last_is_looked_for_where_the_logger_of_the_options_writes(logger):
     options = {"default_root_dir": "root", "logger": logger}
     if isinstance(logger, dict):
@@ -133,7 +129,7 @@ def test_last_is_looked_for_where_the_logger_of_the_options_writes(logger):
         options["logger"] = [{"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": logger}]
     else:
         trainer = pl.Trainer(**options, enable_progress_bar=False, accelerator="cpu")
-        folder = Path(trainer.log_dir if logger else trainer.default_root_dir)
+        folder = Path(trainer.log_dir)
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints" / "last.ckpt").touch()
     assert checkpoints_of_name(options) == [folder / "checkpoints" / "last.ckpt"]
@@ -149,7 +145,10 @@ def test_last_is_of_a_run_with_the_same_estimator(capsys):
         config = yaml.safe_load((run / "config.yaml").read_text())
         assert config["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
     line = refused(capsys, "fit", "--ckpt_path", "last", "--model.estimator", "TopK")
-    assert "found none in runs/demo; it needs a whole last.ckpt of a run with this name, model and estimator" in line
+    assert (
+        "found none in runs/demo; it needs a whole last.ckpt of a run with this name, model, estimator and --seed"
+        in line
+    )
 
 
 def test_a_longer_run_is_not_overwritten(capsys):
@@ -216,7 +215,7 @@ def test_a_full_disk_ends_a_training_in_one_line(capsys):
 
 def test_a_disk_that_fills_while_tensorboard_writes_ends_the_training_in_one_line(capsys):
     with file_size_limit(4000), pytest.raises(SystemExit) as stop:
-        fit(30, "--trainer.log_every_n_steps", "1", "--trainer.callbacks", "RunSummary")
+        fit(30, "--trainer.log_every_n_steps", "1", "--trainer.callbacks", "[]")
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert error.splitlines()[-1] == "error: a file cannot be read or written: File too large"

@@ -23,11 +23,10 @@ def run(folder, args, steps, ranks, *callbacks):
     """Start or go on with the run in the folder; the callbacks may kill it."""
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
-    last = {"class_path": "lit_knn.callbacks.LastCheckpoint", "init_args": {"every_n_steps": 2}}
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "killed"}}
     options = {"accelerator": "cpu", "max_steps": steps, "val_check_interval": 5, "enable_progress_bar": False}
-    config = {**options, "logger": logger, "enable_model_summary": False, "callbacks": [last, *callbacks]}
-    Path("run.yaml").write_text(yaml.safe_dump({"trainer": config}))
+    config = {**options, "logger": logger, "enable_model_summary": False, "callbacks": list(callbacks)}
+    Path("run.yaml").write_text(yaml.safe_dump({"trainer": config, "last_checkpoint": {"every_n_steps": 2}}))
     saved = ["--ckpt_path", "last"] if list(Path("runs").rglob("last.ckpt")) else []
     return run_main([*args, "-c", "run.yaml", *saved], ranks, check=False)
 

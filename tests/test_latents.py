@@ -69,8 +69,8 @@ def test_held_out_latents_and_images_are_the_same_items():
     assert (data.image_reference.N, data.held_out_image_reference.N) == (300, 100)
 
 
-def run(*args, data, tmp_path, callbacks):
-    listed = [{"class_path": f"callbacks.{name}", "init_args": options} for name, options in callbacks.items()]
+def run(*args, data, tmp_path, callbacks=None):
+    listed = [{"class_path": f"callbacks.{name}", "init_args": options} for name, options in (callbacks or {}).items()]
     config = {"data": data, "trainer": {"callbacks": listed}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu", "--trainer.logger", "CSVLogger"]
@@ -87,8 +87,8 @@ def test_samples_are_decoded_for_files_and_distances(tmp_path, monkeypatch):
     (path,) = Path("runs").rglob("fidelity.csv")
     # Of as many samples in pixels it is 0.4, and that of noise is above 10.
     assert float(path.read_text().splitlines()[1].split(",")[-1]) < 1
-    writer = {"SampleWriter": {"format": "npz", "folder": "out"}}
-    run("predict", *model, data=LATENTS, tmp_path=tmp_path, callbacks=writer)
+    writer = ["--sample_writer.format", "npz", "--sample_writer.folder", "out"]
+    run("predict", *model, *writer, data=LATENTS, tmp_path=tmp_path)
     images = np.load("out/samples.npz")["images"].astype(float)[..., 0]
     digits = np.rint(load_digits().images * (255 / 16))
     nearest = np.abs(images[:, None] - digits[None]).max((2, 3)).min(1)

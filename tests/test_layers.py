@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 # The list goes from the bottom room to the top. A module may import from its own folder and from earlier lines.
 LAYERS = (
     ("common",),
-    ("theory", "linalg"),
+    ("theory",),
     ("index",),
     ("reference",),
     ("nets",),

@@ -15,12 +15,9 @@ from torch import nn
 
 from benchmarks.learning_curves.__main__ import main
 from benchmarks.learning_curves.claims import judge
-from benchmarks.learning_curves.consistency import flow_end
-from benchmarks.learning_curves.gradients import gradient_moments
 from benchmarks.learning_curves.grid import Run, runs_of
-from benchmarks.learning_curves.kinds import Latents
-from benchmarks.learning_curves.measurements import Measurements, posterior_sources
-from benchmarks.learning_curves.modules import KINDS
+from benchmarks.learning_curves.kinds import KINDS, Latents, flow_end
+from benchmarks.learning_curves.measurements import Measurements, gradient_moments, posterior_sources
 from benchmarks.learning_curves.sets import Lengths, averaged
 from benchmarks.learning_curves.statistics import Curves, derived, interval
 from benchmarks.learning_curves.table import CurveTable
@@ -249,7 +246,7 @@ def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name):
     latents = kind.latents(reference, 40, 0)
     scale, sigma = kind.process.scale(latents.t), kind.process.sigma(latents.t)
     weights, x = posterior(reference, latents.z / scale.float()[:, None, None, None], sigma)
-    wanted = kind.exact_output(latents, kind.exact().bind(reference))
+    wanted = kind.exact_output(latents, Exact().bind(reference))
     torch.testing.assert_close(wanted.flatten(1).double(), weights @ x, rtol=0, atol=1e-4)
     module = kind.make(Linear(4), Exact().bind(reference), 0, 10, None)
     generator = torch.Generator()

@@ -18,12 +18,13 @@ from tests.command_lines import DEMO, ROOT, TINY
 OPTIONS = ["fit", "-c", DEMO, *TINY, "--trainer.val_check_interval", "1"]
 
 
-def page_snippet(logger):
-    """The snippet of the page about loggers that names this logger."""
+def write_config(path, *loggers):
+    """Write the config of the page about loggers, with these loggers alone."""
     text = (ROOT / "docs" / "command_line.md").read_text()
     section = text.split("## Loggers")[1].split("\n## ")[0]
-    (found,) = [s for s in re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL) if logger in s]
-    return found
+    (snippet,) = re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL)
+    listed = {each["class_path"].rpartition(".")[2]: each for each in yaml.safe_load(snippet)["trainer"]["logger"]}
+    Path(path).write_text(yaml.safe_dump({"trainer": {"logger": [listed[name] for name in loggers]}}))
 
 
 def fit(*args):
@@ -89,7 +90,7 @@ def test_options_are_plain_values():
 def test_wandb_gets_pictures_and_options(monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    Path("wandb.yaml").write_text(page_snippet("WandbLogger"))
+    write_config("wandb.yaml", "WandbLogger")
     grid = fit("-c", "wandb.yaml")
     assert any(np.array_equal(grid, got) for got in pixels_in(next(Path().rglob("offline-run-*"))))
     wandb.finish()
@@ -104,9 +105,7 @@ def test_wandb_gets_pictures_and_options(monkeypatch):
 def test_mlflow_csv_and_tensorboard_together_get_pictures_and_options(monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    snippet = yaml.safe_load(page_snippet("MLFlowLogger"))
-    several = yaml.safe_load(page_snippet("CSVLogger"))["trainer"]["logger"]
-    Path("several.yaml").write_text(yaml.safe_dump({"trainer": {"logger": [*several, snippet["trainer"]["logger"]]}}))
+    write_config("several.yaml", "TensorBoardLogger", "CSVLogger", "MLFlowLogger")
     grid = fit("-c", "several.yaml")
     store = Path("mlflow")
     assert any(np.array_equal(grid, got) for got in pixels_in(store))

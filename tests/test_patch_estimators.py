@@ -12,10 +12,10 @@ from lit_knn.estimators import (
     Exact,
     PatchPosterior,
     patch_posterior,
-    running_softmax,
+    rounding,
 )
 from lit_knn.estimators.patch_posterior import sliding_sums
-from lit_knn.estimators.patch_sizes import extents, power_spectrum
+from lit_knn.estimators.patch_sizes import extent, power_spectrum
 from lit_knn.reference import ReferenceSet
 from tests.toys import low_rank_vectors, noisy, pixels
 
@@ -88,7 +88,7 @@ def test_row_products_in_float32_are_as_good_as_float64(t, monkeypatch):
     data = reference(N=20, shape=(3, 20, 20))
     z = latents(data, torch.full((2,), t))
     ours = PatchPosterior(15).bind(data).posterior_mean(z, t)
-    monkeypatch.setattr(running_softmax, "MOST_ROUNDING", 0.0)
+    monkeypatch.setattr(rounding, "MOST_ROUNDING", 0.0)
     torch.testing.assert_close(PatchPosterior(15).bind(data).posterior_mean(z, t), ours, atol=1e-5, rtol=0)
 
 
@@ -113,13 +113,13 @@ def test_extreme_levels_are_enumerated_in_float32(number):
 
 def test_products_are_in_float32_only_where_they_round_little(monkeypatch):
     data, seen = reference(), set()
-    add = running_softmax.RunningSoftmax.add_log_weights
+    weights_of = patch_posterior.weights_of
 
-    def recorded(self, log_p, *rest, **options):
-        seen.add(log_p.dtype)
-        add(self, log_p, *rest, **options)
+    def recorded(log_weights, maximum):
+        seen.add(log_weights.dtype)
+        return weights_of(log_weights, maximum)
 
-    monkeypatch.setattr(running_softmax.RunningSoftmax, "add_log_weights", recorded)
+    monkeypatch.setattr(patch_posterior, "weights_of", recorded)
     z = latents(data, torch.ones(2))
     for t, dtype in ((0.01, torch.float64), (1.0, torch.float32)):
         for levels in (t, torch.tensor([t, 1.0])):
@@ -208,8 +208,8 @@ def test_the_largest_tensor_is_bounded(monkeypatch):
         return made
 
     monkeypatch.setattr(patch_posterior, "work_bytes", lambda device: limit)
-    monkeypatch.setattr(running_softmax.torch, "empty", recorded)
-    monkeypatch.setattr(running_softmax.torch, "bmm", lambda *args, make=torch.bmm: recorded(*args, make=make))
+    monkeypatch.setattr(patch_posterior.torch, "empty", recorded)
+    monkeypatch.setattr(patch_posterior.torch, "bmm", lambda *args, make=torch.bmm: recorded(*args, make=make))
     data = reference(N=300, shape=(3, 8, 8))
     PatchPosterior(3).bind(data).posterior_mean(latents(data, torch.ones(2)), 1.0)
     assert 0 < max(seen) <= 2 * limit
@@ -223,10 +223,11 @@ def test_extents_are_those_of_a_known_field():
         torch.randn(400, 1, 1, 1, generator=torch.Generator().manual_seed(0)).double().expand(-1, 2, 8, 8)
     )
     smooth = pixels(200, (3, 16, 16)).double() / 127.5 - 1
-    sizes = extents(power_spectrum(smooth - smooth.mean(0)), [0.3, 1.0, 3.0, 10.0])
+    spectrum = power_spectrum(smooth - smooth.mean(0))
+    sizes = [extent(spectrum, t) for t in (0.3, 1.0, 3.0, 10.0)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
-    assert extents(flat, [100.0])[0] > 8
+    assert extent(flat, 100.0) > 8
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def test_the_size_of_a_torch_index_is_that_of_what_is_pickled(index):
 def test_the_size_of_a_projection_is_that_of_its_tensors(hflip):
     data = Digits(hflip=hflip)
     estimator = SubspaceKNN(r=7, n=32, compute="float32")
-    held, _ = estimator_parts([STF(4), estimator], data, data.stored(), CPU)
+    # Two estimators share the arrays of one name.
+    held, _ = estimator_parts([STF(4), estimator, estimator], data, data.stored(), CPU)
     (part,) = (p for p in held if "coordinates" in p.name)
     data.setup()
     projection = projection_of(data.reference, 7)

@@ -13,11 +13,12 @@ import yaml
 
 from lit_knn.callbacks import PowerAverages
 from lit_knn.commands.average import average, fit_length, read_snapshots
+from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Network
 from lit_knn.modules.power_averages import exponent
-from lit_knn.runs.kept_checkpoints import kept_checkpoints, kept_snapshots, snapshots_in
+from lit_knn.runs.folder import RunFolder
 from main import main
 from tests.command_lines import ROOT, refusal_of
 from tests.interrupted_runs import At, assert_same, assert_same_numbers, edm, fit, interrupt, tensors
@@ -59,7 +60,7 @@ def run(trained, tmp_path, monkeypatch):
 
 def trajectory(run):
     """The weights after each step, from its checkpoint, in one vector of float64, by images seen."""
-    loaded = {seen: torch.load(path, weights_only=True) for seen, path in kept_checkpoints(run).items()}
+    loaded = {seen: torch.load(path, weights_only=True) for seen, path in RunFolder(run).kept_checkpoints().items()}
     return {seen: vector(checkpoint["current_model_state"]) for seen, checkpoint in loaded.items()}
 
 
@@ -81,7 +82,7 @@ def norm_of_profile(length, end):
 
 
 def test_an_average_made_afterwards_is_the_one_of_the_training(trained):
-    thetas, snapshots = trajectory(trained / RUN), read_snapshots(snapshots_in(trained / RUN / "snapshots"))
+    thetas, snapshots = trajectory(trained / RUN), read_snapshots(kept_in(trained / RUN / "snapshots"))
     assert [s["images_seen"] for s in snapshots] == list(range(EVERY, STEPS * BATCH + 1, EVERY))
     for length, last in [(0.05, 12), (0.07, 12), (0.1, 12), (0.15, 12), (0.15, 8)]:
         end = snapshots[last - 1]["images_seen"]
@@ -193,22 +194,22 @@ BAD = {
     "one average": (
         lambda run: change(run / "snapshots" / "images_seen=64.ckpt", lengths=[0.1]),
         [],
-        "it has not one average for each length",
+        r"images_seen=64\.ckpt is no snapshot of averages",
     ),
     "numbers as averages": (
         lambda run: change(run / "snapshots" / "images_seen=64.ckpt", averages=[1, 2]),
         [],
-        "it has not one average for each length",
+        r"images_seen=64\.ckpt is no snapshot of averages",
     ),
     "lengths of text": (
         lambda run: change(run / "snapshots" / "images_seen=64.ckpt", lengths=["a", "b"]),
         [],
-        "its lengths are not numbers",
+        r"images_seen=64\.ckpt is no snapshot of averages",
     ),
     "averages of two networks": (
         lambda run: other_averages(run / "snapshots" / "images_seen=64.ckpt", lambda each, name: each.pop(name)),
         [],
-        "no snapshot of averages: they are of different architectures",
+        r"images_seen=64\.ckpt is no snapshot of averages",
     ),
     "not finite": (
         lambda run: other_averages(
@@ -217,7 +218,7 @@ BAD = {
         [],
         "average: the sum of .* is not finite, because a snapshot is not",
     ),
-    "a file as folder": (None, ["--output", __file__], "--output .*test_power_averages.py is a file, not a folder"),
+    "a file as folder": (None, ["--output", __file__], r"test_power_averages\.py/ema=0\.070\.ckpt cannot be written"),
 }
 
 
@@ -272,7 +273,7 @@ def test_an_average_weighs_each_step_by_its_images_whatever_the_number_of_its_ba
     steps.append(0)
     fit(tmp_path, edm(), 4, callbacks=callbacks, accumulate_grad_batches=2)
     assert list(thetas) == [80, 160, 240, 320]
-    (snapshot,) = read_snapshots(snapshots_in(tmp_path / "run" / "snapshots"))
+    (snapshot,) = read_snapshots(kept_in(tmp_path / "run" / "snapshots"))
     for length, made in zip(snapshot["lengths"], snapshot["averages"], strict=True):
         expected, _ = explicit(thetas, length, 320)
         torch.testing.assert_close(vector(made), expected, rtol=1e-5, atol=1e-6)
@@ -291,9 +292,9 @@ def test_snapshots_of_a_resumed_run_are_those_before_it_was_resumed_and_its_own(
     leave(tmp_path / "a", 10, 20, 30)
     last = tmp_path / "a" / "checkpoints" / "last.ckpt"
     last.parent.mkdir()
-    torch.save({"state_dict": {}, "images_seen": 25, "global_step": 3}, last)
+    torch.save({"state_dict": {}, "images_seen": 25, "global_step": 3, "pytorch-lightning_version": "2"}, last)
     leave(tmp_path / "b", 20, 40, resumed_from=last)
-    found = [(seen, path.parts[-3]) for seen, path in kept_snapshots(tmp_path / "b").items()]
+    found = [(seen, path.parts[-3]) for seen, path in RunFolder(tmp_path / "b").kept_snapshots().items()]
     assert found == [(10, "a"), (20, "b"), (40, "b")]
 
 
@@ -314,7 +315,7 @@ def test_a_folder_with_later_snapshots_is_refused_or_its_later_ones_are_made_aga
     later.write_bytes(b"")
     with pytest.warns(UserWarning, match=r"images_seen=400\.ckpt is removed: this training resumes from 80 images"):
         fit(tmp_path, edm(), 3, path, callbacks=[PowerAverages(every_n_images=40)])
-    assert list(snapshots_in(tmp_path / "run" / "snapshots")) == [40, 80, 120]
+    assert list(kept_in(tmp_path / "run" / "snapshots")) == [40, 80, 120]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_two_ranks_write_one_average_of_both_and_16_bits_are_rounded_once(tmp_pa
     assert {value.dtype for value in snapshot["averages"][0].values()} == {torch.float16}
     expected, _ = explicit(trajectory(RUN), 0.05, 128)
     assert torch.allclose(vector(snapshot["averages"][0]), expected, rtol=2**-10, atol=1e-6)
-    assert list(snapshots_in(RUN / "snapshots")) == [64, 128]
+    assert list(kept_in(RUN / "snapshots")) == [64, 128]
     main(["average", str(RUN), "--ema", "0.05"])
     made = torch.load(RUN / "averages" / "ema=0.050.ckpt", weights_only=True)["state_dict"]
     assert {value.dtype for value in made.values()} == {torch.float32}

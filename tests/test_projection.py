@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lit_knn.estimators import SubspaceKNN
-from lit_knn.linalg.pca import principal_components, sample_size
+from lit_knn.index.pca import principal_components, sample_size
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import components_of, projection_of
 from tests.toys import low_rank_vectors

@@ -58,7 +58,7 @@ def predict(path, folder, *options):
     args = ["predict", "--model", "LitEstimator", "--model.estimator", "Network", "--model.estimator.path", str(path)]
     args += ["--model.sampling_steps", str(STEPS), "--data", "ImageFiles", "--data.path", "images.zip"]
     args += ["--data.predict_samples", str(SAMPLES), "--data.batch_size", "4", *options]
-    args += ["--trainer.callbacks", "lit_knn.callbacks.SampleWriter", "--trainer.callbacks.folder", folder]
+    args += ["--sample_writer.folder", folder]
     args += ["--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
     main(args)
     files = [Path(folder, f"{seed:06d}.png") for seed in range(SAMPLES)]

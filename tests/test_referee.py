@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from lit_knn.commands import entry as command_line
+from lit_knn.commands.referee import options_of
 from lit_knn.common.errors import InputError
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
-from lit_knn.referee.__main__ import main
+from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
-from lit_knn.referee.cases.loading import record_case
-from lit_knn.referee.cases.recording import RECORDED, recorded_data
-from lit_knn.referee.entry import entry_from_arguments, entry_of
+from lit_knn.referee.cases.loading import RECORDED, record_case, recorded
+from lit_knn.referee.entry import entry_of
 from lit_knn.referee.protocol import Options, run
-from lit_knn.referee.table import COLUMNS, add_rows, read_table
+from lit_knn.referee.table import COLUMNS, add_row, read_table
 from lit_knn.reference import ReferenceSet
 
 SHIFT, SPREAD = 0.02, 0.05
@@ -48,6 +49,10 @@ def zero(z, t, generator):
 def broken(z, t, generator):
     return z.flatten(1)
 """
+
+
+def main(arguments):
+    command_line.main(["referee", *arguments])
 
 
 class Noisy(Exact):
@@ -83,7 +88,8 @@ def measured(estimator, loaded, options=QUICK):
 
 
 def test_known_errors_are_found_within_their_standard_errors(loaded):
-    for row in measured(Noisy(), loaded):
+    # In batches of one, equal draws in each repeat would show as a variance of 0.
+    for row in measured(Noisy(), loaded, replace(QUICK, batch=1)):
         # 32 latents x 4 repeats x 64 dimensions: the variance is known to about 2 per cent.
         for name, truth in [("variance", SPREAD**2), ("bias_sq", SHIFT**2), ("mse", SHIFT**2 + SPREAD**2)]:
             value, error = float(row[name]), float(row[f"{name}_se"])
@@ -131,8 +137,8 @@ def test_times_are_of_equal_turns_and_errors_of_latents(loaded, monkeypatch):
 
     now, calls = [0.0], []
 
-    def call(self, estimator, z, t, x, key):
-        own = estimator is self.estimator
+    def call(self, contestant, z, t, x, key):
+        own = contestant is self.own
         calls.append("own" if own else "reference")
         first = calls.count(calls[-1]) == 1
         now[0] += (3 if own else 2) * len(z) + 1000 * first
@@ -144,7 +150,7 @@ def test_times_are_of_equal_turns_and_errors_of_latents(loaded, monkeypatch):
 
     monkeypatch.setattr(protocol.Contest, "_call", call)
     monkeypatch.setattr(protocol.time, "perf_counter", lambda: now[0])
-    contest = protocol.Contest(Noisy(), loaded, 32, 4, "noisy")
+    contest = protocol.Contest(Contestant("noisy", Noisy()), loaded, 32, 4)
     row = contest.row(2, protocol.progress_bar(None, "", ""))
     assert (float(row["ms"]), float(row["reference_ms"]), float(row["time_ratio"])) == (3000, 2000, 1.5)
     assert (float(row["mse"]), float(row["mse_ratio"])) == pytest.approx((1, 2), rel=1e-5)
@@ -241,32 +247,34 @@ def test_means_are_kept_and_damage_is_noticed(loaded, cache, monkeypatch):
     assert again.exact.errors == loaded.exact.errors
     monkeypatch.undo()
     kept = path.read_bytes()
-    path.write_bytes(kept[:-200])
-    with pytest.warns(UserWarning, match="computed anew"):
-        load_case(loaded.case, None, 32, cache)
-    assert len(path.read_bytes()) == len(kept)
+    flipped = kept[:5000] + bytes([kept[5000] ^ 1]) + kept[5001:]
+    for damaged in (kept[:-200], flipped):
+        path.write_bytes(damaged)
+        with pytest.warns(UserWarning, match="computed anew"):
+            load_case(loaded.case, None, 32, cache)
+        assert len(path.read_bytes()) == len(kept)
 
 
 @pytest.mark.parametrize("name", ["digits", "toy2d", "gmm64"])
 def test_the_recorded_cases_are_what_they_were(name, cache):
     # The data, latents and means of this machine are compared with the recorded ones inside.
     loaded = load_case(CASES[name], None, 8, cache)
-    (known,) = recorded_data(CASES[name])
+    (known,) = recorded(CASES[name])
     assert known["data"] == loaded.reference.fingerprint()
     assert max(known["exact_error"].values()) < 1e-18
 
 
 def test_other_data_latents_and_means_are_noticed(cache, monkeypatch, tmp_path, capsys):
-    from lit_knn.referee.cases import recording
+    from lit_knn.referee.cases import loading
 
     case = replace(CASES["digits"], levels=(0.5, 2), latents=8)
-    monkeypatch.setattr(recording, "RECORDED", tmp_path)
+    monkeypatch.setattr(loading, "RECORDED", tmp_path)
     for _ in range(2):
         assert record_case(case, None, cache) == tmp_path / "digits.json"
-    (known,) = recorded_data(case)
+    (known,) = recorded(case)
 
-    def load(recorded, case):
-        (tmp_path / "digits.json").write_text(json.dumps([recorded]))
+    def load(record, case):
+        (tmp_path / "digits.json").write_text(json.dumps([record]))
         return load_case(case, None, 8, cache)
 
     load(known, case)
@@ -275,9 +283,9 @@ def test_other_data_latents_and_means_are_noticed(cache, monkeypatch, tmp_path, 
         with pytest.raises(InputError, match="case digits"):
             load(known | change, case)
     # A copy that the user names may be another one, and a line says so.
-    images = case.make()
+    images = case.images()
     np.save(tmp_path / "copy.npy", images)
-    named = replace(case, make=None)
+    named = replace(case, images="a recipe")
     (tmp_path / "digits.json").write_text(json.dumps([known | {"data": "0" * 64}]))
     load_case(named, tmp_path / "copy.npy", 8, cache)
     assert "not comparable" in capsys.readouterr().err
@@ -305,14 +313,15 @@ def test_entries_by_class_path_config_and_own_file(tmp_path):
         (["--estimator=lit_knn.estimators.Exact", "--index", "TorchIndex"], Exact, {}),
         (["--estimator", f"{path}:Mine", "--estimator.k=9"], KNN, {"k": 9}),
     ]:
-        entry = entry_from_arguments(arguments)
+        options = options_of(["--case", "digits", *arguments])
+        entry = entry_of(options.estimator, options.index)
         made, _ = entry.make()
         assert isinstance(made, kind)
         assert settings.items() <= made.settings().items()
         assert settings.items() <= json.loads(entry.settings)["init_args"].items()
     assert (entry.origin, entry.note, entry.name) == ("own file", "a test", f"{path}:Mine(k=9)")
     for name in ("zero", "Centre"):
-        entry = entry_from_arguments(["--estimator", f"{path}:{name}"])
+        entry = entry_of(options_of(["--case", "digits", "--estimator", f"{path}:{name}"]).estimator)
         assert isinstance(entry.make()[0], Estimator)
         assert json.loads(entry.settings) == {"class_path": f"{path}:{name}"}
 
@@ -340,11 +349,12 @@ def test_the_command_adds_and_replaces_rows(tmp_path, cache, capsys):
         (["--estimator", f"{own}:broken"], "must be a tensor"),
         (["--estimator", f"{own}:absent"], "has no class or function absent"),
         (["--estimator", "absent.py:Mine"], "no such file"),
-        (["--estimator", f"{own}:zero", "--estimator.k", "3"], "only a subclass of Estimator"),
-        (["--estimator", "NoSuch"], "--estimator"),
+        (["--estimator", f"{own}:zero", "--estimator.k", "3"], "--estimator: Option 'k' is not accepted"),
+        (["--estimator", "NoSuch"], "error: --estimator: Expected a dot import path string: NoSuch"),
+        (["--estimator", "no_such.yaml"], "--estimator no_such.yaml: no such file"),
         ([], "--estimator is missing"),
-        (["--estimator", "KNN", "--estimator.q", "3"], "q"),
-        (["--estimator", "KNN", "--colour", "3"], "--colour: no such option"),
+        (["--estimator", "KNN", "--estimator.q", "3"], "error: --estimator: Option 'q' is not accepted"),
+        (["--estimator", "KNN", "--colour", "3"], "--colour"),
         (["--estimator", "OneSample", "--case", "absent"], "no such case"),
         (["--estimator", "OneSample", "--case", "cifar10"], "needs --data"),
         (["--estimator", "OneSample", "--data", "absent.zip"], "makes its own data"),
@@ -402,13 +412,13 @@ def test_the_examples_of_the_page_run(tmp_path, cache):
 def test_a_table_of_another_protocol_or_data_is_refused(tmp_path):
     path = tmp_path / "results.csv"
     row = dict.fromkeys(COLUMNS, "") | {"protocol": "1", "case": "digits", "data": "a", "name": "x"}
-    add_rows(path, [row])
+    add_row(path, row)
     assert read_table(path) == [row]
     with pytest.raises(InputError, match="of the data a, these are b"):
-        add_rows(path, [row | {"data": "b"}])
+        add_row(path, row | {"data": "b"})
     path.write_text(path.read_text().replace("\n1,", "\n0,"))
     with pytest.raises(InputError, match="protocol of its rows is '0'"):
-        add_rows(path, [row])
+        add_row(path, row)
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="protocol of its rows is none"):
         read_table(path)
@@ -418,7 +428,7 @@ def test_the_cases_are_listed(capsys):
     main(["cases"])
     text = capsys.readouterr().out
     assert all(f"{name}: " in text for name in CASES)
-    assert issubclass(Estimator, TellsSettings)
+    assert issubclass(Estimator, RecordsArguments)
 
 
 BREAKS = """

@@ -14,8 +14,8 @@ from lit_knn.callbacks import RunRecord
 from lit_knn.commands.report import doublings, read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.figures import run_comparison
+from lit_knn.runs.clock import TrainingTime
 from lit_knn.runs.record import Record, read_record
-from lit_knn.runs.times import TrainingTime
 from main import main, make_cli
 
 
@@ -24,9 +24,10 @@ def leave_run(folder, estimator, seconds, images=1000, estimator_seconds=0.0, im
     resumed_from = options.pop("resumed_from", None)
     config = {"class_path": f"lit_knn.estimators.{estimator}", "init_args": options}
     config = {"model": {"init_args": {"lr": lr, "estimator": config}}, "data": {"batch_size": 8}, "trainer": {}}
+    config["ckpt_path"] = resumed_from
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     time = TrainingTime(seconds, images, estimator_seconds, ("8 x A100",))
-    record = Record(time=time, images_seen=images_seen or images, step=9, status="finished", resumed_from=resumed_from)
+    record = Record(time=time, images_seen=images_seen or images, step=9, status="finished")
     record.write(folder)
     return str(folder)
 
@@ -254,7 +255,7 @@ def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
     assert record["memory_gb"] > 0.1
     # The record of every part of the run tells where the part started.
     last = folder / "checkpoints" / "last.ckpt"
-    args += ["--data.batch_size", "16", "--trainer.callbacks+=callbacks.RunRecord", "--trainer.logger.version", "knn_1"]
+    args += ["--data.batch_size", "16", "--trainer.logger.version", "knn_1"]
     cli = make_cli(["fit", "-c", "configs/demo.yaml", *args, "--trainer.max_steps", "4", "--ckpt_path", str(last)])
     assert sum(isinstance(callback, RunRecord) for callback in cli.trainer.callbacks) == 1
     record = json.loads((tmp_path / "demo" / "knn_1" / "run.json").read_text())

@@ -101,19 +101,18 @@ def test_accumulated_gradients_are_not_lost(whole, tmp_path):
     assert_same(resumed, whole(ict, accumulate_grad_batches=2))
 
 
-@pytest.mark.parametrize(
-    ("step", "hook"),
-    [(3, "on_validation_start"), (3, "on_validation_epoch_end"), (9, "on_validation_batch_end")],
-)
-def test_an_interrupted_validation_is_repeated(step, hook, whole, tmp_path):
-    # Also the last one, after which no step is left.
+@pytest.mark.parametrize(("step", "hook"), [(3, "on_validation_start"), (9, "on_validation_batch_end")])
+def test_a_run_interrupted_in_a_validation_goes_on_after_it(step, hook, whole, tmp_path):
     status, path = fit(tmp_path / "a", ict(), 9, at=At(step, hook, interrupt))
     assert status == 130
-    assert step - 1 not in validations(tmp_path / "a")
     status, resumed = fit(tmp_path / "b", ict(), 9, path)
     assert status == 0
+    # After the last step nothing is left, and nothing is logged.
     assert_same(resumed if step < 9 else path, whole(ict))
-    assert validations(tmp_path / "a", tmp_path / "b") == validations(whole(ict).parents[2])
+    parts = [tmp_path / "a", tmp_path / "b"] if step < 9 else [tmp_path / "a"]
+    # `validate` measures what the interrupted one did not.
+    expected = validations(whole(ict).parents[2])
+    assert validations(*parts) == {at: value for at, value in expected.items() if at != step - 1}
 
 
 def test_a_finished_validation_is_not_repeated(whole, tmp_path):
@@ -249,10 +248,6 @@ def test_other_images_or_labels_are_refused(tmp_path):
     # Without classes the labels do not matter. A set in shards is the same set.
     assert resume(path, Relabelled(batch_size=40)) == 2
     assert resume(path, Digits(batch_size=40, sharded=True)) == 2
-    checkpoint = torch.load(path, weights_only=True)
-    del checkpoint["run"]["data"]
-    torch.save(checkpoint, tmp_path / "earlier_version.ckpt")
-    assert resume(tmp_path / "earlier_version.ckpt", Inverted(batch_size=40)) == 2
 
     def conditional():
         net = UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10)

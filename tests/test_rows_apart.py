@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.index import TorchIndex
-from lit_knn.linalg.precision import is_native
+from lit_knn.index.precision import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import pixels

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +19,7 @@ from lit_knn.callbacks import SampleGrid
 from lit_knn.commands.report import main as report
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
-from lit_knn.runs.folder import earlier_configs, keep_earlier_config, resumed_from
-from lit_knn.runs.kept_checkpoints import kept_checkpoints
-from lit_knn.runs.place import choose_folder, folder_of_name, next_version, version_stem
+from lit_knn.runs.folder import RunFolder, choose_folder, folder_of_name, next_version, version_stem
 from lit_knn.runs.record import read_record
 from main import main
 
@@ -30,6 +30,7 @@ RUN = Path("runs/demo/knn_0")
 LAST = RUN / "checkpoints" / "last.ckpt"
 CSV = "pytorch_lightning.loggers.CSVLogger"
 TENSORBOARD = "pytorch_lightning.loggers.TensorBoardLogger"
+MODEL = {"class_path": "lit_knn.modules.ict.LitICT"}
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,6 @@ def write_small():
     callbacks = [
         {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 8}},
         {"class_path": "lit_knn.callbacks.SampleGrid", "init_args": {"num_samples": 4}},
-        {"class_path": "lit_knn.callbacks.LastCheckpoint"},
         {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": 32}},
     ]
     trainer = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
@@ -109,10 +109,10 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
         f"step_000000{step}_1-step.png" for step in (2, 4, 6)
     ]
     # The settings of each part are kept, and the chain of checkpoints does not end in a circle.
-    assert [path.read_text() for path in earlier_configs(RUN)] == [first]
+    assert [path.read_text() for path in RunFolder(RUN).earlier("config.yaml")] == [first]
     assert yaml.safe_load((RUN / "config.yaml").read_text())["ckpt_path"] == str(LAST)
-    assert resumed_from(RUN) is None
-    assert list(kept_checkpoints(RUN)) == [32, 64, 96]
+    assert RunFolder(RUN).start() is None
+    assert list(RunFolder(RUN).kept_checkpoints()) == [32, 64, 96]
     now = read_record(RUN)
     assert now.resumed_from is None
     assert (now.step, now.time.images, now.images_seen) == (6, 96, 96)
@@ -136,11 +136,11 @@ def test_what_is_no_continuation_gets_a_folder_of_its_own():
     assert sorted(path.name for path in RUN.parent.iterdir()) == ["knn_0", "knn_1", "knn_2", "own", "stf_0"]
     assert read_record(Path("runs/another/knn_0")).step == 3
     assert read_record(RUN.parent / "own").resumed_from == str(LAST)
-    assert resumed_from(RUN.parent / "own") == str(LAST)
+    assert RunFolder(RUN.parent / "own").start() == str(LAST)
     # What has been resumed into another folder goes on there, and still knows where it began.
     fit(4, "--ckpt_path", RUN.parent / "own" / "checkpoints" / "last.ckpt")
-    assert read_record(RUN.parent / "own").resumed_from == resumed_from(RUN.parent / "own") == str(LAST)
-    assert list(kept_checkpoints(RUN.parent / "own")) == [32, 64]
+    assert read_record(RUN.parent / "own").resumed_from == RunFolder(RUN.parent / "own").start() == str(LAST)
+    assert list(RunFolder(RUN.parent / "own").kept_checkpoints()) == [32, 64]
 
 
 def test_runs_without_a_logger_do_not_share_a_folder():
@@ -157,8 +157,9 @@ def test_runs_without_a_logger_do_not_share_a_folder():
 def test_no_earlier_configuration_is_replaced(tmp_path):
     for name in ("config.yaml", "config_1.yaml"):  # Someone has deleted config_0.yaml.
         (tmp_path / name).write_text(name)
-    assert keep_earlier_config(tmp_path) == tmp_path / "config_2.yaml"
-    assert [path.read_text() for path in earlier_configs(tmp_path)] == ["config.yaml", "config_1.yaml"]
+    run = RunFolder(tmp_path)
+    assert run.keep_earlier("config.yaml") == tmp_path / "config_2.yaml"
+    assert [path.read_text() for path in run.earlier("config.yaml")] == ["config_1.yaml", "config.yaml"]
 
 
 @pytest.mark.parametrize("place", ["~", "$PLACE"])
@@ -177,7 +178,8 @@ def test_two_loggers_share_the_folder_and_a_resumed_table_has_all_rows():
     run = Path("runs/two/knn_0")
     assert {"metrics.csv"} < set(parts(run))
     fit(4, *both, "--ckpt_path", "last")
-    assert steps_of(run / "metrics.csv", "train/loss") == [0, 1, 2, 3]
+    assert steps_of(run / "metrics_0.csv", "train/loss") == [0, 1]
+    assert steps_of(run / "metrics.csv", "train/loss") == [2, 3]
     assert len(list(run.glob("events.out.*"))) == 2
     assert [path.name for path in run.parent.iterdir()] == ["knn_0"]
 
@@ -226,22 +228,21 @@ def test_the_number_is_above_those_of_the_same_name(tmp_path):
 
 def test_the_number_is_new_in_the_folders_of_all_loggers(tmp_path):
     (tmp_path / "b" / "ict_3").mkdir(parents=True)
-    loggers = [CSVLogger(tmp_path, name="a"), CSVLogger(tmp_path, name="b")]
-    model = {"class_path": "lit_knn.modules.ict.LitICT"}
-    assert choose_folder(tmp_path / "a", loggers, model) == tmp_path / "a" / "ict_4"
+    loggers = [logger(CSV, save_dir=str(tmp_path), name="a"), logger(CSV, save_dir=str(tmp_path), name="b")]
+    assert choose_folder({"default_root_dir": None, "logger": loggers}, MODEL).path == tmp_path / "a" / "ict_4"
 
 
 def test_runs_that_start_together_get_folders_of_their_own(tmp_path):
-    model = {"class_path": "lit_knn.modules.ict.LitICT"}
+    options = {"default_root_dir": str(tmp_path), "logger": True}
     start = threading.Barrier(16)
 
     def choose(_):
         start.wait()
-        return choose_folder(tmp_path, [], model)
+        return choose_folder(options, MODEL).path
 
     with ThreadPoolExecutor(16) as threads:
         chosen = set(threads.map(choose, range(16)))
-    assert chosen == {tmp_path / f"ict_{number}" for number in range(16)}
+    assert chosen == {tmp_path / "lightning_logs" / f"ict_{number}" for number in range(16)}
 
 
 @pytest.mark.usefixtures("trained")
@@ -267,14 +268,13 @@ def test_a_run_that_fails_later_keeps_its_files(monkeypatch):
 @pytest.mark.parametrize("version", ["", ".", "..", "x/y", "/x"])
 def test_a_version_that_is_no_name_of_a_folder_is_refused(version, tmp_path):
     with pytest.raises(InputError, match=r"trainer\.logger\.version must be the name of a folder"):
-        choose_folder(tmp_path, [CSVLogger(tmp_path, version=version)], {"class_path": "lit_knn.modules.ict.LitICT"})
+        choose_folder({"default_root_dir": str(tmp_path), "logger": logger(CSV, version=version)}, MODEL)
 
 
 @pytest.mark.parametrize(("version", "folder"), [("mine", "mine"), (7, "version_7")])
 def test_a_version_of_ones_own_stays(version, folder, tmp_path):
-    loggers = [TensorBoardLogger(tmp_path), CSVLogger(tmp_path, version=version)]
-    model = {"class_path": "lit_knn.modules.ict.LitICT"}
-    assert choose_folder(tmp_path, loggers, model) == tmp_path / folder
+    options = {"default_root_dir": str(tmp_path), "logger": [logger(TENSORBOARD), logger(CSV, version=version)]}
+    assert choose_folder(options, MODEL).path == tmp_path / "lightning_logs" / folder
 
 
 @pytest.mark.usefixtures("trained")
@@ -292,15 +292,37 @@ def test_a_measurement_in_the_folder_of_a_run_leaves_its_configuration():
     main(["validate", *SMALL, *here])
     assert (RUN / "config.yaml").read_bytes() == kept
     assert yaml.safe_load((RUN / "config_validate.yaml").read_text())["ckpt_path"] == str(LAST)
-    assert earlier_configs(RUN) == []
-    assert resumed_from(RUN) is None
+    assert RunFolder(RUN).earlier("config.yaml") == []
+    assert RunFolder(RUN).start() is None
 
 
-def test_a_table_of_another_run_is_not_deleted(tmp_path, capsys):
+def test_a_table_of_another_run_is_not_deleted(tmp_path):
     table = tmp_path / "x" / "mine" / "metrics.csv"
     table.parent.mkdir(parents=True)
     table.write_text("step\n7\n")
-    with pytest.raises(SystemExit):
-        fit(2, *options("csv", logger(CSV, save_dir=str(tmp_path), name="x", version="mine")))
-    assert f"{table} has the rows of another run" in capsys.readouterr().err
-    assert table.read_text() == "step\n7\n"
+    fit(2, *options("csv", logger(CSV, save_dir=str(tmp_path), name="x", version="mine")))
+    assert table.with_name("metrics_0.csv").read_text() == "step\n7\n"
+    assert steps_of(table, "train/loss") == [0, 1]
+
+
+@pytest.mark.usefixtures("trained")
+def test_two_processes_do_not_train_in_one_folder(capsys):
+    code = f"import fcntl; lock = open('{RUN}/.lock', 'a'); fcntl.lockf(lock, fcntl.LOCK_EX); print(); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        other.stdout.readline()
+        before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
+        with pytest.raises(SystemExit):
+            fit(4, "--ckpt_path", "last")
+        assert capsys.readouterr().err.startswith(f"error: {RUN}: another process trains in this folder; wait")
+        assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")} == before
+        other.communicate(b"\n")
+    fit(4, "--ckpt_path", "last")
+    assert read_record(RUN).step == 4
+
+
+def test_last_is_of_the_same_seed():
+    for seed in (1, 2):
+        fit(1, "--seed_everything", seed)
+    fit(2, "--seed_everything", 1, "--ckpt_path", "last")
+    assert [read_record(RUN.parent / f"knn_{number}").step for number in (0, 1)] == [2, 1]

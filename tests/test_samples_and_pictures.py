@@ -119,7 +119,7 @@ def test_npz_has_samples_and_seeds_in_the_order_of_the_seeds(tmp_path):
 
 
 def test_images_of_a_conditional_model_have_their_classes(tmp_path, monkeypatch):
-    classes = Conditioning("", SimpleNamespace(num_classes=10), class_conditional=True, sampling_class=None)
+    classes = Conditioning(SimpleNamespace(num_classes=10), class_conditional=True, sampling_class=None)
     monkeypatch.setattr(Painter, "conditioning", classes, raising=False)
     expected = seeded_classes(sorted(SEEDS), 10, torch.device("cpu")).tolist()
     assert len(set(expected)) > 2

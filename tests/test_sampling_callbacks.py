@@ -81,7 +81,7 @@ def test_a_point_is_of_its_data_grid_seed_estimator_and_options(tmp_path):
 
 def test_the_grid_of_a_point_is_of_its_first_batch_and_the_first_rank_alone_writes_the_table(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(kept_results, "rank_and_size", lambda: (1, 2))
+        patch.setattr(kept_results, "on_first_rank", lambda work: [])
         assert sweep(tmp_path / "second", rank=1) == 0
     sweep(tmp_path / "first")
     (path,) = (tmp_path / "first" / "samples").glob("forward_t2_*.png")

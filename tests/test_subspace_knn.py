@@ -8,8 +8,8 @@ import torch
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import KNN, Exact, SubspaceKNN
-from lit_knn.linalg import precision
-from lit_knn.linalg.precision import is_native
+from lit_knn.index import precision
+from lit_knn.index.precision import is_native
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.reference.principal import components_of, projection_of
 from lit_knn.theory import stratified

@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, FlatIndex, SubspaceIndex, TorchIndex
+from lit_knn.index.precision import is_native
 from lit_knn.index.torch_index import SCORE_BYTES
-from lit_knn.linalg.precision import is_native
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import pixels

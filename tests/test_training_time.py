@@ -11,9 +11,8 @@ from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitICT
 from lit_knn.nets import UNet
-from lit_knn.runs import monitor
-from lit_knn.runs.monitor import TrainingMonitor
-from lit_knn.runs.times import TrainingTime, hardware_name
+from lit_knn.runs import clock as monitor
+from lit_knn.runs.clock import TrainingMonitor, TrainingTime, duration, hardware_name
 from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.sampling.solvers import euler_step
 
@@ -105,22 +104,27 @@ def test_parts_of_a_resumed_run_add_up(tmp_path, clock):
     assert resumed["hardware"] == first["hardware"]
 
 
+def test_the_time_of_a_step_is_printed_after_ten_steps(tmp_path, clock, capsys):
+    train(tmp_path / "a", clock, 9)
+    assert "A step of" not in capsys.readouterr().out
+    train(tmp_path / "b", clock, 110, ckpt_path=tmp_path / "a" / "last.ckpt")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("A step of")]
+    assert line == "A step of 64 images takes about 13 s (estimator 3 s): 91 steps about 19 min 43 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.0341, "0.034 s"), (170, "2 min 50 s"), (11_100, "3 h 5 min"), (1_036_800, "12 days")]
+)
+def test_times_are_told_in_units_of_people(seconds, told):
+    assert duration(seconds) == told
+
+
 def test_an_interrupted_run_leaves_its_time(tmp_path, clock):
     record = train(tmp_path / "a", clock, 9, interrupt_at=4)
     assert record["seconds"] == 4 * (STEP + ESTIMATE)
     assert (record["images"], record["step"]) == (4 * 64, 4)
     again = train(tmp_path / "b", clock, 9, ckpt_path=tmp_path / "a" / "last.ckpt")
     assert again["seconds"] == 9 * (STEP + ESTIMATE)
-
-
-def test_a_checkpoint_without_a_record_counts_from_there(tmp_path, clock):
-    train(tmp_path / "a", clock, 2)
-    checkpoint = torch.load(tmp_path / "a" / "last.ckpt", weights_only=False)
-    del checkpoint["training_time"]
-    torch.save(checkpoint, tmp_path / "old.ckpt")
-    record = train(tmp_path / "b", clock, 5, ckpt_path=tmp_path / "old.ckpt")
-    assert record["seconds"] == 3 * (STEP + ESTIMATE)
-    assert (record["images"], record["images_seen"]) == (3 * 64, 5 * 64)
 
 
 def test_reading_in_between_changes_nothing(clock):

@@ -26,7 +26,6 @@ import torch
 from benchmarks.common import Output, Rows
 from benchmarks.gpu import checks, estimators, training
 from benchmarks.gpu.images import synthetic_images
-from benchmarks.gpu.picture import save_picture
 from benchmarks.gpu.roofline import Roofline, Sizes
 from benchmarks.gpu.timing import FAILED, why
 from lit_knn.common.errors import InputError, told_in_one_line
@@ -131,7 +130,7 @@ class Results:
         parts = checks.table(checked), training.table(trained), estimators.table(measured, step_ms)
         self._output.tell("\n\n".join([title, *parts]))
         if (path := self._output.path("png")) is not None:
-            save_picture(measured, path)
+            estimators.save_picture(measured, path)
 
     def problems(self) -> list[str]:
         """Return what failed, in one line each."""

@@ -1,12 +1,13 @@
-"""Time, memory and roofline of every estimator on a device."""
+"""Time, memory and roofline of every estimator on a device: rows, their table and their picture."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import Rows, markdown, number
+from benchmarks.common import Rows, ThreeLines, markdown, number
 from benchmarks.gpu import roofline
 from benchmarks.gpu.roofline import Phase, Roofline, Sizes
 from benchmarks.gpu.timing import milliseconds, peak_mib, release, why
@@ -42,6 +43,7 @@ ENTRIES = {
     "SubspaceKNN": Measured(lambda s: SubspaceKNN(s.r, s.n), roofline.subspace_knn),
     "MonteCarlo": Measured(lambda s: MonteCarlo(s.n), roofline.monte_carlo),
     "Exact": Measured(lambda s: Exact(), roofline.exact),
+    "three lines of PyTorch": Measured(lambda s: ThreeLines(), roofline.exact),
 }
 
 
@@ -98,3 +100,30 @@ def table(rows: Rows, step_ms: float) -> str:
             lines.append([*start, row["note"], f"{row['least_ms']:.3g}", "", "", ""])
     sizes = Sizes(*(rows[0][name] for name in Sizes._fields))
     return f"B = {sizes.B}, d = {sizes.d}, k = {sizes.k}, n = {sizes.n}, t = {NOISE_LEVEL:g}:\n\n{markdown(lines)}"
+
+
+def save_picture(rows: Rows, path: Path) -> None:
+    """Draw bars of milliseconds and marks of the roofline, one panel per number of images.
+
+    It says so and draws nothing if matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print(f"matplotlib is missing, so {path} is not drawn")
+        return
+    if not rows:
+        return
+    sizes = list(dict.fromkeys(row["N"] for row in rows))
+    figure = Figure(figsize=(4.8 * len(sizes), 4), layout="constrained")
+    for axes, N in zip(figure.subplots(1, len(sizes), squeeze=False).flat, sizes, strict=True):
+        own = [row for row in rows if row["N"] == N][::-1]
+        names = [row["estimator"] for row in own]
+        axes.barh(names, [row.get("ms", float("nan")) for row in own], color="#4477aa", label="measured")
+        axes.plot([row["least_ms"] for row in own], names, "|", color="#cc3311", markersize=14, label="roofline")
+        axes.set_xscale("log")
+        axes.set_xlabel("ms a call")
+        axes.set_title(f"N = {N:,}")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
+    figure.savefig(path, dpi=120)

@@ -11,9 +11,8 @@ from torch import nn
 
 from benchmarks.common import Rows, markdown, number
 from benchmarks.gpu.images import synthetic_images
-from benchmarks.gpu.sync_counter import SyncCounter
+from benchmarks.gpu.step_callbacks import StepClock, SyncCounter
 from benchmarks.gpu.timing import MIB, release, wait, why
-from benchmarks.step_clock import StepClock
 from lit_knn.common.errors import first_line
 from lit_knn.data.batches import ReferenceBatches
 from lit_knn.estimators import OneSample
@@ -97,7 +96,7 @@ def _trained(
         from lit_knn.callbacks import NetworkSpeed  # This package also needs matplotlib and torchvision.
 
         callbacks.append(NetworkSpeed())
-    clock, counter = StepClock(size.warm_up, size.steps), SyncCounter(size.warm_up)
+    clock, counter = StepClock(size.warm_up), SyncCounter(size.warm_up)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:

@@ -1,6 +1,6 @@
 """Learning curves of EDM, flow matching, iCT and ECT by estimator: Fréchet distance, error and gradient variance.
 
-    python -m benchmarks.learning_curves --output benchmarks/results/learning_curves_digits_cpu.csv
+    python -m benchmarks.learning_curves --output curves.csv
     python -m benchmarks.learning_curves --set cifar16 --images cifar10.zip --kept cifar16.npy --output x.csv
 
 The command trains every run that the table lacks, one after the other, and adds its rows. Interrupted, it goes on with

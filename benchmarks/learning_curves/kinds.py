@@ -1,6 +1,8 @@
-"""Describes a training module to the learning curves: how to make it, its loss at fixed latents, its exact target."""
+"""The training modules of the learning curves: how each is made, its loss at fixed latents, and its exact target."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,12 +11,25 @@ from torch import Tensor, nn
 
 from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import Estimator, Exact
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT
 from lit_knn.modules.base import EstimatorTraining
+from lit_knn.modules.time_distributions import UniformTimes
 from lit_knn.reference import ReferenceSet
-from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise
+from lit_knn.sampling.schedules import (
+    TuningSchedule,
+    consistency_weight,
+    karras_sigmas,
+    log_normal_sigmas,
+    lognormal_step_probs,
+)
+from lit_knn.sampling.solvers import heun_step
+from lit_knn.theory.noise import EDM_PROCESS, LINEAR_PROCESS, Process, forward_noise, per_item, under_process
 
 # These streams are the last parts of keys; those of training and of the measurements in lit_knn are below 20.
 LATENTS, SOURCES, REPEATS, INITIAL_WEIGHTS = 30, 31, 32, 33
+FLOW_STEPS = 24
+SIGMA_MIN = 0.002
+P_STD = 2.0  # the default of LitECT
 
 
 class Latents(NamedTuple):
@@ -31,8 +46,6 @@ class Kind(ABC):
 
     process: Process = EDM_PROCESS
     """The process of the latents."""
-    exact: type[Exact] = Exact
-    """The estimator behind `exact_output`."""
     tunes = False
     """Tells whether a run starts from the end of the EDM run of the same seed with one-sample targets."""
 
@@ -68,3 +81,143 @@ class Kind(ABC):
         x = reference.gather(torch.randint(reference.N, (size,), generator=generator))
         t, lower = self.levels(size, generator)
         return Latents(x, forward_noise(x, t, torch.randn(x.shape, generator=generator), self.process), t, lower)
+
+
+class Regression(Kind):
+    """A module whose exact target is the posterior mean, Eq. 8 (eq:posterior_mean). Its error has the loss's weight."""
+
+    def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
+        mean = under_process(module.estimator.posterior_mean, self.process)
+        return self.errors(module, latents, mean(latents.z, latents.t, source, generator))
+
+    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
+        return under_process(exact.posterior_mean, self.process)(latents.z, latents.t)
+
+    def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
+        return module.item_losses(latents.z, latents.t, wanted, None, None)
+
+
+class EDM(Regression):
+    """`LitEDM`."""
+
+    def options(self, steps: int) -> dict[str, Any]:
+        """See `Kind.options`; the options of configs/table2/digits.yaml."""
+        return {"lr": 2e-3, "lr_ramp_up_images": 10_000, "ema_half_life_images": 20_000, "sampling_steps": 12}
+
+    def make(
+        self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
+    ) -> EstimatorTraining:
+        return LitEDM(net, estimator, measure_target=False, seed=seed, **self.options(steps))
+
+    def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """See `Kind.levels`; EDM's default."""
+        t = log_normal_sigmas(size, generator=generator)
+        return t, t
+
+
+class Flow(Regression):
+    """`LitFlow` with a network that puts out velocities, at uniform times."""
+
+    process = LINEAR_PROCESS
+
+    def options(self, steps: int) -> dict[str, Any]:
+        """See `Kind.options`; the options of configs/flow/digits.yaml."""
+        return EDM().options(steps)
+
+    def make(
+        self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
+    ) -> EstimatorTraining:
+        return LitFlow(net, estimator, measure_target=False, seed=seed, **self.options(steps))
+
+    def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        t = UniformTimes().draw(size, generator)
+        return t, t
+
+
+class Consistency(Kind):
+    """A consistency model. All estimators take Heun's step; with one-sample targets it equals Euler's."""
+
+    def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
+        """See `Kind.losses`; Eq. 7 (eq:CM) at fixed (z, t)."""
+
+        def mean(z: Tensor, t: Tensor) -> Tensor:
+            return module.estimator.posterior_mean(z, t, source, generator)
+
+        _, z, t, lower = latents
+        student = module.consistency_function(z, t)
+        with torch.no_grad():
+            teacher = module.consistency_function(module.solver(z, t, lower, mean), lower)
+        return consistency_weight(t, lower).float() * module.metric(student, teacher)
+
+    def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
+        return (module.consistency_function(latents.z, latents.t) - wanted).square().flatten(1).mean(1)
+
+    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
+        """See `Kind.exact_output`: the end of the probability flow from (z, t)."""
+        return flow_end(latents.z, latents.t, exact.posterior_mean)
+
+
+class ICT(Consistency):
+    """`LitICT`, whose function is the identity at σ_min."""
+
+    def options(self, steps: int) -> dict[str, Any]:
+        """See `Kind.options`; the options of configs/table1/digits.yaml."""
+        return {"lr": 3e-3, "ema_decay": 0.995, "total_steps": steps, "s0": 10, "s1": 20, "P_mean": -0.5}
+
+    def make(
+        self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
+    ) -> EstimatorTraining:
+        return LitICT(net, estimator, seed=seed, **self.options(steps))
+
+    def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """See `Kind.levels`; the pairs of neighbours of the last and finest grid."""
+        sigmas = karras_sigmas(self.options(1)["s1"] + 1)
+        probs = lognormal_step_probs(sigmas, self.options(1)["P_mean"])
+        lower = torch.multinomial(probs, size, replacement=True, generator=generator)
+        return sigmas[lower + 1], sigmas[lower]
+
+
+class ECT(Consistency):
+    """`LitECT`, whose function is the identity at 0. It tunes the EDM run of the same seed with one-sample targets."""
+
+    tunes = True
+
+    def options(self, steps: int) -> dict[str, Any]:
+        """See `Kind.options`; those of configs/ect/digits.yaml, with a slower average for twice the steps."""
+        stages = {"stages": 4, "stage_steps": max(steps // 4, 1)}
+        return {"lr": 1e-3, "ema_decay": 0.99, "P_mean": -0.5, **stages}
+
+    def make(
+        self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
+    ) -> EstimatorTraining:
+        return LitECT(estimator, start, net, seed=seed, **self.options(steps))
+
+    def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """See `Kind.levels`; those of the last stage."""
+        t = log_normal_sigmas(size, self.options(1)["P_mean"], P_STD, generator)
+        stages = self.options(1)["stages"]
+        return t, TuningSchedule(stages=stages).teacher_level(t, stages)
+
+    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
+        """See `Consistency.exact_output`; the last step, to 0, gives the posterior mean."""
+        end = super().exact_output(latents, exact)
+        return exact.posterior_mean(end, latents.t.clamp(max=SIGMA_MIN))
+
+
+def flow_end(z: Tensor, t: Tensor, mean: Callable[[Tensor, Tensor], Tensor], rho: float = 7.0) -> Tensor:
+    """Integrate Eq. 3 (eq:pfode) from each item's t (B,) down to σ_min, in float64: (B, *shape).
+
+    It takes `FLOW_STEPS` Heun steps, evenly spaced in t^(1/rho). Items below σ_min stay as they are.
+    """
+    share = torch.linspace(1, 0, FLOW_STEPS + 1, dtype=torch.float64)
+    low, high = SIGMA_MIN ** (1 / rho), t.double() ** (1 / rho)
+    levels = (low + share[:, None] * (high - low)) ** rho
+    y = z.double()
+    for now, following in pairwise(levels):
+        moved = heun_step(y, now, following, lambda v, s: mean(v.float(), s).double())
+        y = torch.where(per_item(now > following, y), moved, y)
+    return y.to(z.dtype)
+
+
+# In the order of the report.
+KINDS: dict[str, Kind] = {"EDM": EDM(), "flow": Flow(), "iCT": ICT(), "ECT": ECT()}

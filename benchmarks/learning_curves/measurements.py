@@ -1,15 +1,15 @@
 """Measures a run: the error at held latents, the Fréchet distance, and the variance of the gradient."""
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.learning_curves.gradients import GradientMoments, flat_gradient, gradient_moments
 from benchmarks.learning_curves.kinds import REPEATS, SOURCES, Kind, Latents
 from benchmarks.learning_curves.sets import Lengths
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import Estimator, MonteCarlo, OneSample
+from lit_knn.estimators import Estimator, Exact, MonteCarlo, OneSample
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
 from lit_knn.modules.base import EstimatorTraining
@@ -18,6 +18,41 @@ from lit_knn.theory.noise import Process, under_process
 
 # The two parts of the keys of latents: no latent of the error is one of the gradient.
 HELD, PAIRS = 0, 1
+
+
+class GradientMoments(NamedTuple):
+    """Mean and variance of a random gradient g.
+
+    Attributes:
+        variance: trace of the covariance of g, unbiased.
+        variance_se: standard error of `variance` over the repeats.
+        norm_sq: ‖E g‖², unbiased: the squared norm of the sample mean, less variance/R. It may be negative.
+    """
+
+    variance: float
+    variance_se: float
+    norm_sq: float
+
+
+def gradient_moments(gradients: Iterable[Tensor]) -> GradientMoments:
+    """Compute the moments from R >= 2 independent draws of the gradient, each (P,)."""
+    g = torch.stack(list(gradients)).double()
+    repeats = len(g)
+    mean = g.mean(0)
+    # The mean of these R numbers is the trace of the covariance, because the sample mean takes one degree of freedom.
+    deviations = (g - mean).square().sum(1) * (repeats / (repeats - 1))
+    variance = deviations.mean()
+    norm_sq = mean.square().sum() - variance / repeats
+    return GradientMoments(variance.item(), (deviations.std() / repeats**0.5).item(), norm_sq.item())
+
+
+def flat_gradient(objective: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return the gradient of a scalar with respect to all parameters in one vector, (P,); 0 where there is none."""
+    with torch.enable_grad():
+        own = [each for each in parameters if each.requires_grad]
+        found = torch.autograd.grad(objective(), own, allow_unused=True)
+    pairs = zip(found, own, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g.detach()).flatten() for g, p in pairs])
 
 
 class Measurements:
@@ -36,7 +71,7 @@ class Measurements:
     def __init__(self, kind: Kind, reference: ReferenceSet, lengths: Lengths) -> None:
         self.kind, self.lengths = kind, lengths
         self.held = kind.latents(reference, lengths.held, HELD)
-        self.wanted = kind.exact_output(self.held, kind.exact().bind(reference))
+        self.wanted = kind.exact_output(self.held, Exact().bind(reference))
         self.pairs = kind.latents(reference, lengths.pairs, PAIRS)
         self.sources = posterior_sources(reference, kind.process, self.pairs, lengths.repeats)
         self.pixels = Pixels()

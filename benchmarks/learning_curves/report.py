@@ -13,7 +13,7 @@ from benchmarks.learning_curves.statistics import Curves, Interval
 from benchmarks.learning_curves.table import CurveTable
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
-from lit_knn.figures.save import save_figure
+from lit_knn.figures.style import save_figure
 
 FINAL = {
     "fd_pixels": "fd_pixels",

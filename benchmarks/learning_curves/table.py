@@ -4,7 +4,6 @@ import fcntl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 from benchmarks.learning_curves.grid import Run
 from lit_knn.common.errors import InputError
@@ -35,35 +34,30 @@ COLUMNS: Mapping[str, type] = {
     "hardware": str,
 }
 
-R = TypeVar("R", bound=tuple)
 
-
-class RunTable(ResultsTable, Generic[R]):
+class CurveTable(ResultsTable):
     """Rows of runs, several for each. Several processes may add runs to one file at the same time.
 
     Args:
         path: the file; it need not exist.
-        run: the class R of runs, a named tuple, whose fields are the first columns.
-        columns: name and type of each column; `settings` holds the fingerprint of a run's settings.
     """
 
-    def __init__(self, path: Path, run: Any, columns: Mapping[str, type]) -> None:
-        super().__init__(path, columns, (*run._fields, "step"))
-        self.run = run
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, COLUMNS, (*Run._fields, "step"))
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def runs(self) -> dict[R, list[Row]]:
+    def runs(self) -> dict[Run, list[Row]]:
         """Return the rows of each run."""
-        runs: dict[R, list[Row]] = {}
+        runs: dict[Run, list[Row]] = {}
         for row in self.load():
-            runs.setdefault(self.run._make(row[name] for name in self.run._fields), []).append(row)
+            runs.setdefault(Run._make(row[name] for name in Run._fields), []).append(row)
         return runs
 
-    def finished(self) -> dict[R, str]:
+    def finished(self) -> dict[Run, str]:
         """Return the finished runs with the fingerprint of their settings. Here their rows are written together."""
         return {run: str(rows[0]["settings"]) for run, rows in self.runs().items()}
 
-    def check(self, settings: Mapping[R, str]) -> None:
+    def check(self, settings: Mapping[Run, str]) -> None:
         """Raise InputError if a run in the file has other settings than this command would give it."""
         for run, rows in self.runs().items():
             known = str(rows[0]["settings"])
@@ -73,14 +67,14 @@ class RunTable(ResultsTable, Generic[R]):
                     "another file, or the options of that run"
                 )
 
-    def add(self, run: R, rows: Iterable[Row]) -> None:
+    def add(self, run: Run, rows: Iterable[Row]) -> None:
         """Add the rows of a finished run, if the file does not have them."""
         with locked(self.path):
             if run not in self.finished():
                 write_rows(self.path, [*self.load(), *({name: row[name] for name in self.columns} for row in rows)])
 
     @contextmanager
-    def claimed(self, run: R, finished_too: bool = False) -> Iterator[bool]:
+    def claimed(self, run: Run, finished_too: bool = False) -> Iterator[bool]:
         """Yield whether this process may do the run: no other process is at it, and it is not finished.
 
         With `finished_too`, a finished run may be done again, because its checkpoint is not on this machine.
@@ -96,14 +90,3 @@ class RunTable(ResultsTable, Generic[R]):
                 yield False
                 return
             yield finished_too or run not in self.finished()
-
-
-class CurveTable(RunTable[Run]):
-    """Rows of the learning curves.
-
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, Run, COLUMNS)

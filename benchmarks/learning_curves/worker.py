@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.learning_curves.grid import ESTIMATORS, Run
+from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
-from benchmarks.learning_curves.modules import KINDS
 from benchmarks.learning_curves.sets import ImageSet
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.training import train
 from lit_knn.common.checkpoint_file import LAST_NAME
 from lit_knn.common.settings import describe, fingerprint
 from lit_knn.common.tables import Row
-from lit_knn.runs.times import hardware_name
+from lit_knn.runs.clock import hardware_name
 
 SECONDS_BETWEEN_LOOKS = 20
 

@@ -18,14 +18,13 @@ from torch import Tensor
 from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.modules.power_averages import checked_lengths, exponent
-from lit_knn.runs.checkpoint_io import AVERAGE_KEY, WholeCheckpointIO
-from lit_knn.runs.kept_checkpoints import kept_snapshots
+from lit_knn.runs.checkpoints import AVERAGE_KEY, WholeCheckpointIO
+from lit_knn.runs.folder import RunFolder
 
 Snapshot = dict[str, Any]
 AVERAGES_FOLDER = "averages"
-# Above these shares of the profile's norm, the sum is told to be, or is not taken for, the wanted average.
+# A sum whose profile has a larger error than these is written with a warning, or refused.
 WARNED, REFUSED = 0.05, 0.3
-PARTS_OF_A_SNAPSHOT = {"lengths", "averages", "images_seen", "global_step", "pytorch-lightning_version"}
 # Singular values below this share of the largest are rounding errors of the inner products.
 CUTOFF = 1e-13
 
@@ -84,64 +83,41 @@ def fit(stored: Sequence[Profile], wanted: Profile) -> Fit:
     return Fit(weights, float(np.sqrt(max(squared, 0.0) / norm)))
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """Read a snapshot. Its tensors are loaded when they are used.
-
-    Raises:
-        InputError: the file is damaged, or is no snapshot of averages.
-    """
-    snapshot = read_checkpoint_file(path, mmap=True)
-    if not snapshot.keys() >= PARTS_OF_A_SNAPSHOT:
-        raise InputError(f"{path} is no snapshot of averages, which lit_knn.callbacks.PowerAverages writes")
-    lengths, averages = snapshot["lengths"], snapshot["averages"]
-    whole = isinstance(lengths, list) and isinstance(averages, list) and len(lengths) == len(averages)
-    if not whole or not all(_is_average(each) for each in averages):
-        raise InputError(f"{path} is no snapshot of averages: it has not one average for each length")
-    if any(_shapes(each) != _shapes(averages[0]) for each in averages):
-        raise InputError(f"{path} is no snapshot of averages: they are of different architectures")
-    if not all(type(length) in (int, float) for length in lengths):
-        raise InputError(f"{path} is no snapshot of averages: its lengths are not numbers")
-    with prefixed(f"{path}"):
-        checked_lengths(lengths)
-    return snapshot
-
-
 def read_snapshots(paths: Mapping[int, Path]) -> list[Snapshot]:
-    """Read snapshots of one training, given by the images seen.
+    """Read snapshots of one training, given by the images seen. Tensors are loaded when they are used.
 
     Raises:
-        InputError: one is damaged, has another name than it was written to, or is of another architecture.
+        InputError: a file is damaged or no snapshot, has another name than it was written to, or is of another
+            architecture.
     """
     snapshots: list[Snapshot] = []
     for seen, path in paths.items():
-        snapshot = read_snapshot(path)
+        snapshot = read_checkpoint_file(path, mmap=True)
+        if not _is_snapshot(snapshot):
+            raise InputError(f"{path} is no snapshot of averages, which lit_knn.callbacks.PowerAverages writes")
         if snapshot["images_seen"] != seen:
             raise InputError(f"{path} is of {snapshot['images_seen']} images: it has been renamed")
-        if snapshots and (other := _difference(snapshots[0], snapshot)):
-            raise InputError(f"{path} is of another architecture than {next(iter(paths.values()))}: {other}")
         snapshots.append(snapshot)
+        first, own = (_shapes(each["averages"][0]) for each in (snapshots[0], snapshot))
+        for name in first | own:
+            if (expected := first.get(name, "absent")) != (found := own.get(name, "absent")):
+                other = next(iter(paths.values()))
+                raise InputError(f"{path} is of another architecture than {other}: {name} is {found}, not {expected}")
     return snapshots
 
 
-def _is_average(weights: object) -> bool:
-    return isinstance(weights, dict) and all(isinstance(value, Tensor) for value in weights.values())
+def _is_snapshot(content: Mapping[str, Any]) -> bool:
+    """Check that there is one average for each relative length, and that all are of one architecture."""
+    try:
+        lengths = [exponent(length) for length in content["lengths"]]
+        shapes = [_shapes(average) for average in content["averages"]]
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return False
+    return "images_seen" in content and 0 < len(lengths) == len(shapes) and all(each == shapes[0] for each in shapes)
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in weights.items()}
-
-
-def _difference(first: Snapshot, other: Snapshot) -> str | None:
-    shapes = [_shapes(snapshot["averages"][0]) for snapshot in (first, other)]
-    names = (name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
-    return next(
-        (f"{name} is {shapes[1].get(name, 'absent')}, not {shapes[0].get(name, 'absent')}" for name in names), None
-    )
-
-
-def profiles(snapshots: Sequence[Snapshot]) -> list[Profile]:
-    """List the profiles of all averages in the snapshots, in the order in which `average` takes them."""
-    return [Profile(exponent(length), s["images_seen"]) for s in snapshots for length in s["lengths"]]
 
 
 def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
@@ -167,35 +143,66 @@ def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Ten
         for weight, each in zip(weights, averages, strict=True):
             total.add_(each[name].double(), alpha=float(weight))
         if not total.isfinite().all():
-            raise InputError(f"average: the sum of {name} is not finite, because a snapshot is not")
+            raise InputError(f"the sum of {name} is not finite, because a snapshot is not")
         summed[name] = total.to(torch.float32 if last.element_size() < 4 else last.dtype)
     return summed
-
-
-def as_checkpoint(snapshots: Sequence[Snapshot], length: float, fitted: Fit) -> dict[str, Any]:
-    """Make a checkpoint that `validate` and `predict` take; no training can go on from it."""
-    checkpoint = {name: value for name, value in snapshots[-1].items() if name not in ("lengths", "averages")}
-    checkpoint["state_dict"] = average(snapshots, fitted.weights)
-    checkpoint[AVERAGE_KEY] = {"length": length, "residual": fitted.residual, "snapshots": len(snapshots)}
-    return checkpoint
 
 
 def fit_length(snapshots: Sequence[Snapshot], length: float) -> Fit:
     """Fit the average of a relative length at the last of the snapshots.
 
     Raises:
-        InputError: the snapshots do not span it.
+        InputError: the nearest sum is too far from it.
     """
-    fitted = fit(profiles(snapshots), Profile(exponent(length), snapshots[-1]["images_seen"]))
-    told = f"--ema {length:g}: the nearest sum of {len(snapshots)} snapshot(s) has an error of {fitted.residual:.0%}"
+    stored = [Profile(exponent(each), s["images_seen"]) for s in snapshots for each in s["lengths"]]
+    fitted = fit(stored, Profile(exponent(length), snapshots[-1]["images_seen"]))
+    problem = f"--ema {length:g}: the nearest sum of {len(snapshots)} snapshot(s) has an error of {fitted.residual:.0%}"
     advice = (
         f"stored are the lengths {snapshots[-1]['lengths']}; more snapshots, by a smaller every_n_images, reach further"
     )
     if fitted.residual > REFUSED:
-        raise InputError(f"average: {told}, above {REFUSED:.0%}; {advice}")
+        raise InputError(f"{problem}, above {REFUSED:.0%}; {advice}")
     if fitted.residual > WARNED:
-        rank_zero_warn(f"{told}; {advice}")
+        rank_zero_warn(f"{problem}; {advice}")
     return fitted
+
+
+def write_averages(run: Path, lengths: Sequence[float], images: int | None = None, folder: Path | None = None) -> None:
+    """Make averages of a run, and print what was written.
+
+    Args:
+        run: folder of the run.
+        lengths: relative lengths.
+        images: average up to the snapshot of so many images; None for the last one.
+        folder: folder of the checkpoints; None for RUN/averages.
+
+    Raises:
+        InputError: a length is out of its range or not reached by the snapshots, there are no snapshots, one is damaged
+            or of another architecture, or a file to write is there already.
+    """
+    with prefixed("--ema"):
+        lengths = checked_lengths(lengths)
+    paths = RunFolder(run).kept_snapshots()
+    if images is not None and images not in paths:
+        nearest = ", ".join(map(str, sorted(paths, key=lambda seen: abs(seen - images))[:3]))
+        raise InputError(f"--images {images}: there is no such snapshot; the nearest are {nearest}")
+    folder = run / AVERAGES_FOLDER if folder is None else folder
+    files = [folder / name_of(length) for length in lengths]
+    taken = next((path for path in files if path.exists()), None)
+    if taken is not None:
+        raise InputError(f"{taken} is there already; nothing is overwritten, give another --output")
+    snapshots = read_snapshots({seen: path for seen, path in paths.items() if images is None or seen <= images})
+    fits = [fit_length(snapshots, length) for length in lengths]
+    last = snapshots[-1]
+    print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
+    header = {name: value for name, value in last.items() if name not in ("lengths", "averages")}
+    for length, fitted, path in zip(lengths, fits, files, strict=True):
+        # `validate` and `predict` take such a checkpoint; no training can go on from it.
+        made = {"length": length, "residual": fitted.residual, "snapshots": len(snapshots)}
+        checkpoint = {**header, "state_dict": average(snapshots, fitted.weights), AVERAGE_KEY: made}
+        WholeCheckpointIO().save_checkpoint(checkpoint, path)
+        print(f"{path}: error of the profile {fitted.residual:.2g}")
+    print(f"Written: {len(files)} average(s), into {folder}")
 
 
 def name_of(length: float) -> str:
@@ -203,69 +210,19 @@ def name_of(length: float) -> str:
     return f"ema={length:.3f}.ckpt" if float(f"{length:.3f}") == length else f"ema={length!r}.ckpt"
 
 
-def parse(args: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
+def main(args: Sequence[str] | None = None) -> None:
+    """Make the averages of a command line. Raises InputError as `write_averages`."""
     parser = argparse.ArgumentParser(
         prog="lit-knn average",
         description="Make averages of the weights of a run after its training, of any length, from the snapshots that "
         "lit_knn.callbacks.PowerAverages stored. `validate` and `predict --ckpt_path` take them. See docs/training.md.",
     )
-    parser.add_argument(
-        "run", metavar="RUN", help="folder of a training run; of a resumed one the last, earlier ones are found"
-    )
-    parser.add_argument(
-        "--ema",
-        nargs="+",
-        type=float,
-        required=True,
-        metavar="LENGTH",
-        help="relative lengths: standard deviation of the average's profile as a share of the training, 0.01 to 0.28",
-    )
-    parser.add_argument(
-        "--images", type=int, metavar="N", help="average up to the snapshot of N images seen; by default up to the last"
-    )
-    parser.add_argument(
-        "--output", metavar="FOLDER", help=f"folder of the checkpoints; by default RUN/{AVERAGES_FOLDER}"
-    )
-    return parser.parse_args(args)
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Make the averages of a command line, and print what was written.
-
-    Raises:
-        InputError: a length is out of its range or not reached by the snapshots, there are no snapshots, one is damaged
-            or of another architecture, or a file to write is there already.
-    """
-    options = parse(args)
-    with prefixed("average: --ema"):
-        lengths = checked_lengths(options.ema)
+    add = parser.add_argument
+    add("run", metavar="RUN", type=Path, help="folder of a run; of a resumed one the last, earlier ones are found")
+    lengths = "relative lengths: standard deviation of the average's profile as a share of the training, 0.01 to 0.28"
+    add("--ema", nargs="+", type=float, required=True, metavar="LENGTH", help=lengths)
+    add("--images", type=int, metavar="N", help="average up to the snapshot of N images seen; by default the last")
+    add("--output", type=Path, metavar="FOLDER", help=f"folder of the checkpoints; by default RUN/{AVERAGES_FOLDER}")
+    options = parser.parse_args(args)
     with prefixed("average"):
-        paths = up_to(kept_snapshots(options.run), options.images)
-        folder = Path(options.run) / AVERAGES_FOLDER if options.output is None else Path(options.output)
-        files = [folder / name_of(length) for length in lengths]
-        taken = next((path for path in files if path.exists()), None)
-        if taken is not None:
-            raise InputError(f"{taken} is there already; nothing is overwritten, give another --output")
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"--output {folder} is a file, not a folder")
-        snapshots = read_snapshots(paths)
-    fits = [fit_length(snapshots, length) for length in lengths]
-    last = snapshots[-1]
-    print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
-    for length, fitted, path in zip(lengths, fits, files, strict=True):
-        WholeCheckpointIO().save_checkpoint(as_checkpoint(snapshots, length, fitted), path)
-        print(f"{path}: error of the profile {fitted.residual:.2g}")
-    print(f"Written: {len(files)} average(s), into {folder}")
-
-
-def up_to(paths: Mapping[int, Path], images: int | None) -> dict[int, Path]:
-    """Leave out the snapshots after the one of so many images; None keeps all.
-
-    Raises:
-        InputError: there is no snapshot of so many images.
-    """
-    if images is not None and images not in paths:
-        there = ", ".join(map(str, sorted(paths, key=lambda seen: abs(seen - images))[:3]))
-        raise InputError(f"--images {images}: there is no such snapshot; the nearest are {there}")
-    return {seen: path for seen, path in paths.items() if images is None or seen <= images}
+        write_averages(options.run, options.ema, options.images, options.output)

@@ -12,13 +12,13 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError
-from lit_knn.common.files import locked, written_whole
-from lit_knn.common.settings import fingerprint
-from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, TITLES, ResultsTable, Row
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, TITLES, Row
 from lit_knn.figures import average_curve, checkpoint_curve, save_figure
 from lit_knn.metrics import FidelityMeasure
-from lit_knn.runs.kept_checkpoints import averages_in, kept_checkpoints, read_checkpoint
+from lit_knn.metrics.kept_results import KeptResults
+from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.folder import RunFolder, averages_in
 from lit_knn.runs.run import data_reference, measuring_bar
 
 
@@ -68,18 +68,41 @@ class BestCheckpoint(pl.Callback):
         self.checkpoints, self._key = on_first_rank(lambda: self._find(trainer.max_steps))
         self._reference = data_reference(trainer, may_be_sharded=True)
         self.fidelity.measure.prepare(self._reference, self.fidelity.num_samples)
-        self._settings = self._describe(pl_module)  # Every rank must call `_describe`.
-        self._table = self._open_table()
-        self._rows = on_first_rank(self._finished)
+        self._kept = self._open(pl_module)
+        self._kept.refuse_other_settings()
 
     def _find(self, max_steps: int) -> tuple[dict[Any, Path], str]:
         """Return the checkpoints by images seen, or the averages by relative length, and the name of that column."""
         averages = {} if self.folder is None else averages_in(self.folder)
-        return (averages, "ema") if averages else (kept_checkpoints(self.run, self.folder, max_steps), "images_seen")
+        if averages:
+            return averages, "ema"
+        return RunFolder(Path(self.run)).kept_checkpoints(self.folder, max_steps), "images_seen"
+
+    def _open(self, pl_module: pl.LightningModule) -> KeptResults:
+        """Open the table. All ranks must call this, because they describe the data together."""
+        measure = self.fidelity.measure
+        settings = {
+            "num_samples": self.fidelity.num_samples,
+            "extractor": measure.extractor.fingerprint(),
+            "extra_metrics": list(measure.extra_metrics),
+            "mirrored": measure.mirrored,
+            "data": self._reference.fingerprint(measure.mirrored),
+            **({"kid_subset_size": measure.kid_subset_size} if "kid" in measure.extra_metrics else {}),
+            **{f"model.{name}": value for name, value in pl_module.hparams.items()},
+        }
+        settings = json.loads(json.dumps(settings, default=str))  # A file on disk gives the same types when read.
+        names = [self.metric, *(("inception_score", "inception_score_std") if measure.extractor.num_logits else ())]
+        names += [n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,))]
+        columns = {"step": int, "images_seen": int, **({"ema": float} if self._key == "ema" else {}), "checkpoint": str}
+        columns |= dict.fromkeys(names, float) | {"num_samples": int, "seconds": float}
+        path = self.run / f"{CHECKPOINTS_PREFIX}{self.metric}.csv"
+        if self._key == "ema":
+            path = Path(str(self.folder)) / f"{AVERAGES_PREFIX}{self.metric}.csv"
+        return KeptResults(path, columns, (self._key,), {(): settings})
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the remaining checkpoints, then draw and print the result."""
-        todo = {place: path for place, path in self.checkpoints.items() if place not in self._rows}
+        todo = {place: path for place, path in self.checkpoints.items() if self._kept.find(place) is None}
         done = len(self.checkpoints) - len(todo)
         rank_zero_info(f"{done} of {len(self.checkpoints)} checkpoints are measured already")
         with measuring_bar(trainer, len(self.checkpoints), "Checkpoints", " checkpoints", leave=True) as bar:
@@ -88,16 +111,16 @@ class BestCheckpoint(pl.Callback):
             for place, path in todo.items():
                 bar.set_description(path.name)
                 if self._load(trainer, pl_module, path):
-                    self._rows[place] = self._measure(trainer, pl_module, place, path)
+                    self._kept.add(self._measure(trainer, pl_module, place, path))
                 bar.update()
-        if trainer.is_global_zero and self._rows:
+        if trainer.is_global_zero and self._kept.rows:
             self._conclude()
 
     def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
         """Load the averaged weights of a checkpoint into the model; return False on all ranks if one refuses it."""
         problem, checkpoint = None, None
         try:
-            checkpoint = read_checkpoint(path)
+            checkpoint = read_training(path)
             if not all(value.isfinite().all() for value in checkpoint["state_dict"].values()):
                 problem = f"{path} has weights that are not finite"
         except InputError as error:
@@ -112,91 +135,28 @@ class BestCheckpoint(pl.Callback):
         return True
 
     def _measure(self, trainer: pl.Trainer, pl_module: Any, place: float, path: Path) -> Row:
+        """Measure samples of the loaded weights."""
         start, fidelity = time.monotonic(), self.fidelity
-        samples = fidelity.samples(pl_module)
-        try:
-            device, bar = trainer.strategy.root_device, partial(measuring_bar, trainer)
-            values = fidelity.measure(self._reference, samples, fidelity.num_samples, device, bar)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
+        with prefixed(str(path)):
+            samples, bar = fidelity.samples(pl_module), partial(measuring_bar, trainer)
+            values = fidelity.measure(self._reference, samples, fidelity.num_samples, trainer.strategy.root_device, bar)
         row: Row = {"step": int(pl_module.step), "images_seen": int(pl_module.images_seen), self._key: place}
-        row["checkpoint"] = str(path)
-        row |= {**values, "num_samples": fidelity.num_samples, "seconds": round(time.monotonic() - start, 2)}
-        row["settings"] = fingerprint(self._settings)
-        on_first_rank(lambda: self._add(row))
-        return row
-
-    def _add(self, row: Row) -> None:
-        path = self._settings_path
-        # Two commands may measure the same run at the same time.
-        with locked(self._table.path):
-            if not self._table.path.exists():
-                with written_whole(path) as partial:
-                    partial.write_text(json.dumps(self._settings, indent=2) + "\n")
-            if self._table.find(self._table.load(), **row) is None:
-                self._table.append(row)
-
-    def _open_table(self) -> ResultsTable:
-        measure = self.fidelity.measure
-        names = [self.metric, *(("inception_score", "inception_score_std") if measure.extractor.num_logits else ())]
-        names += [n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,))]
-        columns = {"step": int, "images_seen": int, **({"ema": float} if self._key == "ema" else {}), "checkpoint": str}
-        columns |= dict.fromkeys(names, float)
-        columns |= {"num_samples": int, "seconds": float, "settings": str}
-        path = self.run / f"{CHECKPOINTS_PREFIX}{self.metric}.csv"
-        if self._key == "ema":
-            path = Path(str(self.folder)) / f"{AVERAGES_PREFIX}{self.metric}.csv"
-        return ResultsTable(path, columns, key=(self._key,))
-
-    def _describe(self, pl_module: pl.LightningModule) -> dict[str, Any]:
-        """Describe everything that the results depend on, except the checkpoint."""
-        measure = self.fidelity.measure
-        described = {
-            "num_samples": self.fidelity.num_samples,
-            "extractor": measure.extractor.fingerprint(),
-            "extra_metrics": list(measure.extra_metrics),
-            "mirrored": measure.mirrored,
-            "data": self._reference.fingerprint(measure.mirrored),
-            **({"kid_subset_size": measure.kid_subset_size} if "kid" in measure.extra_metrics else {}),
-            **{f"model.{name}": value for name, value in pl_module.hparams.items()},
-        }
-        return json.loads(json.dumps(described, default=str))  # A table on disk gives the same types when read.
-
-    @property
-    def _settings_path(self) -> Path:
-        return self._table.path.with_suffix(".json")
-
-    def _finished(self) -> dict[Any, Row]:
-        """Return the rows of the table, by images seen or relative length.
-
-        Raises:
-            InputError: the rows have other settings.
-        """
-        if not self._table.path.exists():
-            return {}
-        path, now = self._settings_path, self._settings
-        before = json.loads(path.read_text()) if path.exists() else {}
-        other = next((name for name in {**now, **before} if now.get(name) != before.get(name)), None)
-        if other is not None:
-            raise InputError(
-                f"{self._table.path} has results with {other}={before.get(other)}, not {now.get(other)}: "
-                "measure with the same settings, or rename that file"
-            )
-        return {row[self._key]: row for row in self._table.load()}
+        row |= {"checkpoint": str(path), **values, "num_samples": fidelity.num_samples}
+        return row | {"seconds": round(time.monotonic() - start, 2)}
 
     def _conclude(self) -> None:
-        rows = [self._rows[place] for place in sorted(self._rows)]
+        """Draw the curve, and print the best checkpoint."""
+        rows: list[Any] = sorted(self._kept.rows, key=lambda row: row[self._key])
         best = min(rows, key=lambda row: row[self.metric])
-        points: list[Any] = [(row[self._key], row[self.metric]) for row in rows]
+        points = [(row[self._key], row[self.metric]) for row in rows]
         draw: Any = average_curve if self._key == "ema" else checkpoint_curve
         figure = draw(points, (best[self._key], best[self.metric]), self.metric, f"{self.run}")
-        pictures = save_figure(figure, self._table.path.with_suffix(""))
-        shown = [name for name in self._table.columns if name in TITLES and name in best]
-        values = ", ".join(f"{TITLES[name]} {best[name]:.4g}" for name in shown)
-        values = values or f"{self.metric} {best[self.metric]:.4g}"
+        pictures = save_figure(figure, self._kept.path.with_suffix(""))
+        shown = [name for name in best if name in TITLES] or [self.metric]
+        values = ", ".join(f"{TITLES.get(name, name)} {best[name]:.4g}" for name in shown)
         print(
             f"\nBest of {len(rows)} checkpoints: {values}, step {best['step']:,}, {best['images_seen']:,} images seen\n"
             f"  {best['checkpoint']}\n"
-            f"Rows:     {self._table.path}\n"
+            f"Rows:     {self._kept.path}\n"
             f"Pictures: {', '.join(map(str, pictures))}"
         )

@@ -15,7 +15,7 @@ from lit_knn.common.extras import told
 ALONE = {
     "prepare": "lit_knn.commands.prepare",
     "convert": "lit_knn.sampling.loading",
-    "referee": "lit_knn.referee.__main__",
+    "referee": "lit_knn.commands.referee",
 }
 # `cli` parses the other commands, or hands them on.
 COMMANDS = {

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from lit_knn.commands.model_card import model_card
-from lit_knn.commands.run_facts import collect
+from lit_knn.commands.model_card import collect, model_card
 from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.files import written_whole
@@ -47,13 +46,14 @@ def export(
     checkpoint = read_checkpoint_file(file, mmap=True)
     with prefixed(os.fspath(file)):
         facts = collect(checkpoint, file.resolve().parent.parent)
-    card = model_card(folder.resolve().name, model, facts)
     config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}
+    config_text = json.dumps({**config, "training": asdict(facts)}, indent=2) + "\n"
+    card = model_card(folder.resolve().name, model, facts)
     # The largest file comes first: if the disk is full, nothing is left behind.
     write_exported(folder / WEIGHTS_NAME, model)
-    for name, text in ((CONFIG_NAME, json.dumps({**config, "training": asdict(facts)}, indent=2)), (CARD_NAME, card)):
+    for name, text in ((CONFIG_NAME, config_text), (CARD_NAME, card)):
         with written_whole(folder / name) as partial:
-            partial.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+            partial.write_text(text, encoding="utf-8")
     return model
 
 

@@ -1,31 +1,128 @@
-"""The model card: what a person must know of an exported model, as Markdown with YAML front matter."""
+"""The model card of an exported model: what is known of its training, and the same as Markdown with front matter."""
 
+import ntpath
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lit_knn.commands.report import table
-from lit_knn.commands.run_facts import Facts
-from lit_knn.common.errors import printable
-from lit_knn.common.tables import TITLES
+from lit_knn.commands.report import read_distances, table
+from lit_knn.common.errors import InputError, printable
+from lit_knn.common.pixels import are_pictures
+from lit_knn.common.tables import TITLES, read_rows
+from lit_knn.runs.folder import CONFIG_NAME, METRICS_NAME, RunFolder
+from lit_knn.runs.record import RECORD_NAME
+from lit_knn.runs.resumption import RUN_KEY
 from lit_knn.sampling import GenerativeModel
 
+# The trainer's other options change nothing about the weights.
+OF_THE_TRAINER = ("max_steps", "precision", "devices", "num_nodes", "accumulate_grad_batches", "gradient_clip_val")
+# These facts of the data are in a checkpoint; the card gives them these names.
+OF_THE_DATA = {"images": "images", "data": "hash", "shards": "hash of the shards", "labels": "hash of the labels"}
 TAGS = {
     "consistency": ["consistency-model"],
     "diffusion": ["diffusion-model", "edm"],
     "flow": ["flow-matching"],
 }
-CHANNELS_OF_PICTURES = (1, 3)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of a training for its model card, as plain values; an unknown one is empty.
+
+    Attributes:
+        steps: number of optimiser steps.
+        images_seen: number of training images, over all processes.
+        hours: time of the training steps, without validations.
+        hardware: names of the hardware.
+        data: number and hash of the images, and with a record the class, shape and fingerprint of the data.
+        metrics: (images seen or None, value) by metric; the last value that was measured up to these weights.
+        versions: versions of Python and packages, and the Git revision.
+        config: the parts of config.yaml that make the weights, without paths of the machine.
+    """
+
+    steps: int
+    images_seen: int
+    hours: float
+    hardware: list[str]
+    data: dict[str, Any]
+    metrics: dict[str, tuple[int | None, float]]
+    versions: dict[str, str]
+    config: dict[str, Any]
+
+
+def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
+    """Collect the facts of a checkpoint and of the run folder that it is in, as far as they are there.
+
+    Raises:
+        InputError: a count or a time in the checkpoint is no number, or a file in the folder is damaged.
+    """
+    time = checkpoint.get("training_time") or {}
+    try:
+        steps, seen = int(checkpoint.get("global_step", 0)), int(checkpoint.get("images_seen", 0))
+        hours, hardware = float(time.get("seconds", 0)) / 3600, [str(name) for name in time.get("hardware", ())]
+        found = dict(checkpoint.get(RUN_KEY) or {})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the checkpoint's counts and times are not readable: {error}") from error
+    data = {name: found[key] for key, name in OF_THE_DATA.items() if key in found}
+    versions: dict[str, str] = {}
+    parts = [run]
+    if (run / RECORD_NAME).is_file():
+        record = RunFolder(run).record()
+        data = {**record.data, **data}
+        versions = {"python": record.python, **record.packages, "revision": record.revision or "-"}
+        parts = RunFolder(run).parts()
+    return Facts(steps, seen, hours, hardware, data, _last_values(parts, seen, steps), versions, _config(run))
+
+
+def _last_values(parts: list[Path], seen: int, steps: int) -> dict[str, tuple[int | None, float]]:
+    """Return the last value of each metric up to the checkpoint, of samples and of a CSV logger's validations."""
+    found: dict[str, tuple[int | None, float]] = {}
+    for path in (path for part in parts for path in (*RunFolder(part).earlier(METRICS_NAME), part / METRICS_NAME)):
+        try:
+            for row in read_rows(path) if path.is_file() else ():
+                if int(row.get("step") or 0) <= steps:
+                    values = {name: value for name, value in row.items() if name.startswith("val/") and value}
+                    found |= {name: (None, float(value)) for name, value in values.items()}
+        except ValueError as error:
+            raise InputError(f"{path} is damaged: {error}") from error
+    for name, points in read_distances(parts).items():
+        before = [point for point in points if point[0] <= seen]
+        if before:
+            found[name] = before[-1]
+    return found
+
+
+def _config(run: Path) -> dict[str, Any]:
+    if not (run / CONFIG_NAME).is_file():
+        return {}
+    config = RunFolder(run).config()
+    trainer = config["trainer"] if isinstance(config["trainer"], dict) else {}
+    return {
+        "seed_everything": config.get("seed_everything"),
+        "model": without_paths(config["model"]),
+        "data": without_paths(config["data"]),
+        "trainer": {name: trainer[name] for name in OF_THE_TRAINER if name in trainer},
+    }
+
+
+def without_paths(value: Any) -> Any:
+    """Replace each option that is an absolute path by its last part, so that the card does not describe the machine."""
+    if isinstance(value, dict):
+        return {name: without_paths(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [without_paths(part) for part in value]
+    if isinstance(value, str) and (posixpath.isabs(value) or ntpath.isabs(value) or value.startswith("~")):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    return value
 
 
 def model_card(name: str, model: GenerativeModel, facts: Facts) -> str:
-    """Write the card of a model.
-
-    Args:
-        name: name of the folder that holds the model.
-        model: the model.
-        facts: what is known of its training.
-    """
+    """Write the card of a model; `name` is that of the folder that holds it."""
     name = printable(name)
     lines = ["---", *_front_matter(model), "---", "", f"# {name}", "", f"`{model!r}`, trained with lit_knn.", ""]
     lines += ["## Use", "", *_use(name, model), "", "## Network", "", *_network(model), ""]
@@ -38,13 +135,12 @@ def model_card(name: str, model: GenerativeModel, facts: Facts) -> str:
 
 
 def _front_matter(model: GenerativeModel) -> list[str]:
-    picture = len(model.image_shape) == 3 and model.image_shape[0] in CHANNELS_OF_PICTURES
-    said: dict[str, Any] = {"library_name": "lit_knn"}
-    if picture:
-        said["pipeline_tag"] = "unconditional-image-generation"
-    said["tags"] = ["lit_knn", "pytorch", *TAGS.get(model.kind, [])]
+    front: dict[str, Any] = {"library_name": "lit_knn"}
+    if are_pictures(model.image_shape):
+        front["pipeline_tag"] = "unconditional-image-generation"
+    front["tags"] = ["lit_knn", "pytorch", *TAGS.get(model.kind, [])]
     licence = "# The licence is yours to choose, and the data may limit it: add a line such as `license: cc-by-4.0`."
-    return [licence, *yaml.safe_dump(said, sort_keys=False).splitlines()]
+    return [licence, *yaml.safe_dump(front, sort_keys=False).splitlines()]
 
 
 def _use(name: str, model: GenerativeModel) -> list[str]:
@@ -67,31 +163,25 @@ def _use(name: str, model: GenerativeModel) -> list[str]:
 
 def _network(model: GenerativeModel) -> list[str]:
     architecture = model.description()["architecture"] or {"class": type(model.net).__name__, "options": {}}
-    rows = [["option", "value"], ["class", architecture["class"]]]
-    rows += [[name, str(value)] for name, value in {**architecture["options"], **model.options()}.items()]
-    return table(rows)
+    options = {"class": architecture["class"], **architecture["options"], **model.options()}
+    return table([["option", "value"], *([name, str(value)] for name, value in options.items())])
 
 
 def _training(facts: Facts) -> list[str]:
-    time = f"{facts.hours:.3g} hours, without validations" if facts.hours else "-"
-    rows = [
-        ["", ""],
-        ["trained by", _class_path(facts.config, "model")],
-        ["target estimated by", _class_path(facts.config, "model", "init_args", "estimator")],
-        ["optimiser steps", f"{facts.steps:,}"],
-        ["images seen", f"{facts.images_seen:,}"],
-        ["time", time],
-        ["hardware", "; ".join(facts.hardware) or "-"],
-        *([f"data: {name}", str(value)] for name, value in facts.data.items()),
-        *([name, str(value)] for name, value in facts.versions.items()),
-    ]
-    return [printable(line) for line in table(rows)]
-
-
-def _class_path(config: Any, *keys: str) -> str:
-    for key in keys:
-        config = config.get(key) if isinstance(config, dict) else None
-    return str(config.get("class_path", "-")) if isinstance(config, dict) else "-"
+    model = facts.config.get("model") or {}
+    estimator = (model.get("init_args") or {}).get("estimator") or {}
+    rows = {
+        "": "",
+        "trained by": model.get("class_path", "-"),
+        "target estimated by": estimator.get("class_path", "-"),
+        "optimiser steps": f"{facts.steps:,}",
+        "images seen": f"{facts.images_seen:,}",
+        "time": f"{facts.hours:.3g} hours, without validations" if facts.hours else "-",
+        "hardware": "; ".join(facts.hardware) or "-",
+        **{f"data: {name}": value for name, value in facts.data.items()},
+        **facts.versions,
+    }
+    return [printable(line) for line in table([[name, str(value)] for name, value in rows.items()])]
 
 
 def _metrics(facts: Facts) -> list[str]:

@@ -5,7 +5,8 @@ The plan counts data, index, coordinates, weights and optimiser. It does not cou
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -28,32 +29,34 @@ OPTIMISER_STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "RAdam": 2, "NAdam": 2, "Ad
 WORK_ARRAYS = 4
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """One line of a plan.
 
     Attributes:
         name: the thing that takes memory.
         bytes: bytes on one rank.
         note: further information.
-        passing: whether it is held only while the run starts.
+        temporary: whether it is held only while the run starts.
         shared: whether the ranks of a machine hold it once, together.
-        known: whether its size is known; otherwise it is not counted.
-        about: whether its size is an estimate.
+        counted: whether its size is known; otherwise `bytes` is 0.
+        estimated: whether its size is a guess.
     """
 
     name: str
     bytes: int
-    note: str
-    passing: bool = False
+    note: str = ""
+    temporary: bool = False
     shared: bool = False
-    known: bool = True
-    about: bool = False
+    counted: bool = True
+    estimated: bool = False
 
     def __str__(self) -> str:
-        return f"  {self.name:26}{self.bytes / 1e9:8.3f} GB  {self.note}".rstrip()
+        return f"  {self.name:26}{self.bytes / GB:8.3f} GB  {self.note}".rstrip()
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """The planned memory of one rank.
 
     Attributes:
@@ -64,7 +67,6 @@ class Plan(NamedTuple):
         host_memory: memory of the machine in bytes, None if unknown.
         ranks: number of processes that share the machine.
         elsewhere: whether the device belongs to another machine, as the user described it.
-        image_shape: shape of one image.
     """
 
     device: torch.device
@@ -74,7 +76,6 @@ class Plan(NamedTuple):
     host_memory: float | None
     ranks: int
     elsewhere: bool = False
-    image_shape: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
@@ -83,34 +84,35 @@ class Plan(NamedTuple):
 
     @property
     def needed(self) -> list[tuple[str, float, float | None]]:
-        """For each memory, return its name, the bytes needed and the bytes available."""
+        """For each memory: its name, the bytes needed and the bytes available."""
         if self.device.type == "cpu":
-            return [("the machine", self.of_all_ranks(self.parts), self.host_memory)]
-        host = self.of_all_ranks(self.host)
+            return [("the machine", self._of_all_ranks(self.parts), self.host_memory)]
+        host = self._of_all_ranks(self.host)
         return [("each device", self.total, self.device_memory), ("the machine", host, self.host_memory)]
 
-    def of_all_ranks(self, parts: list[Part]) -> int:
+    def _of_all_ranks(self, parts: list[Part]) -> int:
         """Return the bytes of parts in the memory of a machine. Its ranks hold each shared part once."""
         return sum(part.bytes * (1 if part.shared else self.ranks) for part in parts)
 
     @property
     def fits(self) -> bool:
-        """Tells whether everything fits, as far as it is known."""
+        """Whether everything fits, as far as it is known."""
         return all(there is None or needed <= there for _, needed, there in self.needed)
 
     def __str__(self) -> str:
         given = f"a GPU of {(self.device_memory or 0) / GB:g} GB that is given, not found here"
         lines = [f"Each of {self.ranks} rank(s) of a machine, on {given if self.elsewhere else self.device.type}:"]
-        lines += [str(part) for part in self.parts]
-        lines.append(f"  {'total':26}{self.total / GB:8.3f} GB")
+        lines += [*map(str, self.parts), str(Part("total", self.total))]
         if self.device.type != "cpu":
             lines += ["  and in the memory of the machine, until it is on the device:", *map(str, self.host)]
         lines.append("Not counted: activations of the network, which grow with the batch.")
-        fits = ": fits" if all(part.known for part in self.parts) else ": fits, apart from what is NOT KNOWN"
+        fits = "fits" if all(part.counted for part in self.parts) else "fits, apart from what is NOT KNOWN"
         for name, needed, there in self.needed:
-            has = "whose memory is not known" if there is None else f"which has {there / GB:.2f} GB"
-            verdict = "" if there is None else (fits if needed <= there else ": DOES NOT FIT")
-            lines.append(f"{needed / GB:.2f} GB on {name}, {has}{verdict}")
+            if there is None:
+                verdict = "whose memory is not known"
+            else:
+                verdict = f"which has {there / GB:.2f} GB: {fits if needed <= there else 'DOES NOT FIT'}"
+            lines.append(f"{needed / GB:.2f} GB on {name}, {verdict}")
         return "\n".join(lines)
 
 
@@ -133,29 +135,45 @@ def make_plan(
     device = trainer.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)
     assert datamodule is not None
     stored = _stored(datamodule, images, image_shape)
-    N = stored.shape[0]
+    held, loading = data_parts(trainer, model, datamodule, stored, device)
     network = network_parts(model, trainer)
+    order = Part("order of an epoch", 8 * stored.shape[0] * (1 + datamodule.hflip))
+    # This process holds the network already.
     base = process_bytes() - (network[0].bytes if network else 0)
-    stored, loaded, on_device, held, building = data_parts(trainer, model, datamodule, stored, device)
-    if datamodule.sharded and not stored.mapped:
-        others = (N - stored.shape[0]) * on_device.bytes // stored.shape[0]
-        building.append(Part("images of others", others, "until this rank has chosen its share", passing=True))
-    order = Part("order of an epoch", 8 * N * (1 + datamodule.hflip), "")
     program = Part("program", max(base, 0), "Python, PyTorch, Lightning: this process now")
-    host = [loaded, order, *building, program]
-    if device.type != "cpu":
-        parts = [on_device, *held, *network, Part("CUDA context", CUDA_CONTEXT_BYTES, "about")]
-    else:
-        parts = [loaded, order, *held, *network, program]
+    if device.type == "cpu":
         # The index is built before there are gradients, so only the excess over the needs of training counts.
-        later = sum(part.bytes for part in network[1:])
-        sample = sum(part.bytes for part in building if part.passing)
-        parts.append(Part("building the index", max(sample - later, 0), "beyond what training needs later"))
-    ranks = trainer.world_size // trainer.num_nodes
-    this = machine_bytes() if gpu_gb is None else None
-    machine = this if machine_gb is None else machine_gb * GB
-    shape = tuple(stored.shape[1:])
-    return Plan(device, parts, host, device_memory(device, gpu_gb), machine, ranks, gpu_gb is not None, shape)
+        excess = sum(part.bytes for part in loading if part.temporary) - sum(part.bytes for part in network[1:])
+        building = Part("building the index", max(excess, 0), "beyond what training needs later")
+        parts = [*held, order, *network, program, building]
+    else:
+        parts = [*held, *network, Part("CUDA context", CUDA_CONTEXT_BYTES, "about")]
+    here = machine_bytes() if gpu_gb is None else None
+    return Plan(
+        device,
+        parts,
+        [*loading, order, program],
+        device_memory(device, gpu_gb),
+        here if machine_gb is None else machine_gb * GB,
+        trainer.world_size // trainer.num_nodes,
+        gpu_gb is not None,
+    )
+
+
+def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None) -> Stored:
+    """Return size and layout of the images, from the data unless both are given."""
+    if images is not None and image_shape is not None:
+        return Stored((images, *image_shape), mapped=datamodule.mapped)
+    try:
+        stored = datamodule.stored()
+    except InputError as error:
+        raise InputError(f"plan: {error}; without the data give --images and --image_shape") from error
+    if stored is None:
+        raise InputError(
+            f"plan: {type(datamodule).__name__} does not tell its size before it is loaded; give --images and "
+            "--image_shape"
+        )
+    return stored._replace(shape=(images or stored.shape[0], *(image_shape or stored.shape[1:])))
 
 
 def data_parts(
@@ -164,40 +182,31 @@ def data_parts(
     datamodule: ReferenceDataModule,
     stored: Stored,
     device: torch.device,
-) -> tuple[Stored, Part, Part, list[Part], list[Part]]:
-    """Plan the data of one rank: what it stores, its images as loaded and on `device`, then as `estimator_parts`."""
-    split = trainer.world_size if datamodule.sharded else 1
-    stored = stored._replace(shape=(-(-stored.shape[0] // split), *stored.shape[1:]))
-    estimators = estimators_of(trainer, model)
-    held, building = estimator_parts(estimators, datamodule, stored, device, split)
-    loaded, on_device = _image_parts(stored)
-    if getattr(model, "conditioning", None) and not stored.by_class and any(e.needs_reference for e in estimators):
-        held.insert(0, Part("images by class", on_device.bytes, "copies; none of data sorted by class"))
-    return stored, loaded, on_device, held, building
+) -> tuple[list[Part], list[Part]]:
+    """Plan the images and the estimators of one rank.
 
-
-def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None) -> Stored:
-    try:
-        known = None if images is not None and image_shape is not None else datamodule.stored()
-    except InputError as error:
-        raise InputError(f"plan: {error}; without the data give --images and --image_shape") from error
-    if known is None and (images is None or image_shape is None):
-        raise InputError(
-            f"plan: {type(datamodule).__name__} does not tell its size before it is loaded; give --images and "
-            "--image_shape"
-        )
-    shape = (images or known.shape[0], *(image_shape or known.shape[1:]))  # type: ignore[union-attr]
-    return Stored(shape, mapped=datamodule.mapped) if known is None else known._replace(shape=shape)
-
-
-def _image_parts(stored: Stored) -> tuple[Part, Part]:
-    """Plan the images as they are loaded, and on a device."""
+    Returns:
+        What is held on `device`, and what the machine holds until it is there.
+    """
     N, *shape = stored.shape
-    what = f"{N:,} x {'x'.join(map(str, shape))} {'uint8' if stored.value_bytes == 1 else 'float32'}"
-    place = "mapped from the disk, shared, given up when short" if stored.mapped else "in memory"
-    size = math.prod(stored.shape) * stored.value_bytes
-    loaded = Part("images", 0 if stored.mapped else size, f"{what}, {place}")
-    return loaded, Part("images", size, f"{what}, copied to the device")
+    ranks = trainer.world_size if datamodule.sharded else 1
+    own = stored._replace(shape=(-(-N // ranks), *shape))
+    image_bytes = math.prod(shape) * own.value_bytes
+    what = f"{own.shape[0]:,} x {'x'.join(map(str, shape))} {'uint8' if own.value_bytes == 1 else 'float32'}"
+    size = own.shape[0] * image_bytes
+    if own.mapped:
+        loaded = Part("images", 0, f"{what}, mapped from the disk, shared, given up when short")
+    else:
+        loaded = Part("images", size, f"{what}, in memory")
+    estimators = estimators_of(trainer, model)
+    held, building = estimator_parts(estimators, datamodule, own, device, ranks)
+    if getattr(model, "conditioning", None) and not own.by_class and any(e.needs_reference for e in estimators):
+        held.insert(0, Part("images by class", size, "copies; none of data sorted by class"))
+    if datamodule.sharded and not own.mapped:
+        others = (N - own.shape[0]) * image_bytes
+        building.append(Part("images of others", others, "until this rank has chosen its share", temporary=True))
+    on_device = loaded if device.type == "cpu" else Part("images", size, f"{what}, copied to the device")
+    return [on_device, *held], [loaded, *building]
 
 
 def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
@@ -226,27 +235,23 @@ def estimator_parts(
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     # Each rank holds the coordinates of the images of all ranks.
     all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1
-    told = [(e, _holdings(e, all_images, d, pixels, device)) for e in estimators]
-    needing = [(e, holdings) for e, holdings in told if e.needs_reference]
-    # An estimator that does not tell its needs may search for neighbours.
-    neighbours = max((1 if holdings is None else holdings.neighbours for _, holdings in needing), default=0)
+    neighbours, arrays, unknown = 0, dict[str, int](), []
+    for estimator in estimators:
+        own, name = estimator.holds(all_images, d, pixels, device), type(estimator).__name__
+        if own is None:
+            unknown.append(Part(name, 0, "does not tell what else it holds: NOT KNOWN, not counted", counted=False))
+            own = Holdings(neighbours=1)  # It may search for neighbours.
+        if not isinstance(own, Holdings):
+            raise InputError(f"plan: {name}.holds must return Holdings or None, got {own!r}")
+        if estimator.needs_reference:
+            neighbours = max(neighbours, own.neighbours)
+        for array, size in own.arrays.items():
+            arrays[array] = max(size, arrays.get(array, 0))
     held, building = _index_parts(data, N, d, neighbours, device, ranks) if neighbours else ([], [])
-    arrays: dict[str, int] = {}
-    for name, size in (array for _, holdings in told if holdings for array in holdings.arrays.items()):
-        arrays[name] = max(size, arrays.get(name, 0))
-    held += [Part(name, size, "") for name, size in sorted(arrays.items())]
-    if needing:
-        held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about", about=True))
-    silent = "does not tell what else it holds: NOT KNOWN, not counted"
-    held += [Part(type(e).__name__, 0, silent, known=False) for e, holdings in told if holdings is None]
-    return held, building
-
-
-def _holdings(estimator: Estimator, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-    told = estimator.holds(N, d, pixels, device)
-    if told is None or isinstance(told, Holdings):
-        return told
-    raise InputError(f"plan: {type(estimator).__name__}.holds must return Holdings or None, got {told!r}")
+    held += [Part(array, size) for array, size in sorted(arrays.items())]
+    if any(estimator.needs_reference for estimator in estimators):
+        held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about", estimated=True))
+    return [*held, *unknown], building
 
 
 def _index_parts(
@@ -257,16 +262,16 @@ def _index_parts(
     index.check(N, d, device, min(neighbours, N))
     shared = index.shared and ranks == 1  # With shards, each rank has its own index.
     size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
-    told = [value for name, value in index.settings().items() if isinstance(value, str) and name != "cache_dir"]
-    note = " ".join([type(index).__name__, *told])
+    words = [value for name, value in index.settings().items() if isinstance(value, str) and name != "cache_dir"]
+    note = " ".join([type(index).__name__, *words])
     note += "" if size is not None else ": size NOT KNOWN, not counted"
-    held = Part("index", size or 0, note, shared=shared and device.type == "cpu", known=size is not None)
+    held = Part("index", size or 0, note, shared=shared and device.type == "cpu", counted=size is not None)
     # Some indexes are built in the memory of the machine, whatever the device.
     if index.built_on_cpu or device.type == "cpu":
         built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
     else:
         built = Part("index", 0, f"{note}, built on the device")
-    return [held], [built, Part("index training", sample, "until it is built", passing=True, shared=shared)]
+    return [held], [built, Part("index training", sample, "until it is built", temporary=True, shared=shared)]
 
 
 def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
@@ -280,11 +285,12 @@ def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     if not isinstance(model, EstimatorTraining):
         return parts
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    gradients = trained * 4
-    name, states = _optimiser(model)
+    gradients = 4 * trained
+    optimiser = type(model.configure_optimizers()).__name__
+    note = optimiser if optimiser in OPTIMISER_STATES else f"{optimiser}: 2 copies assumed"
     parts.append(Part("gradients", gradients, f"{trained:,} of them trained"))
-    parts.append(Part("optimiser", states * gradients, name))
-    parts.append(Part("averaged weights", weights, ""))
+    parts.append(Part("optimiser", OPTIMISER_STATES.get(optimiser, 2) * gradients, note))
+    parts.append(Part("averaged weights", weights))
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     lengths = sum(getattr(callback, "copies_of_weights", 0) for callback in callbacks)
     if lengths:
@@ -292,13 +298,6 @@ def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     if trainer.world_size > 1:
         parts.append(Part("gradient exchange", gradients, "buckets of DDP"))
     return parts
-
-
-def _optimiser(model: pl.LightningModule) -> tuple[str, int]:
-    optimiser = model.configure_optimizers()
-    name = type(optimiser).__name__
-    known = name in OPTIMISER_STATES
-    return name if known else f"{name}: 2 copies assumed", OPTIMISER_STATES.get(name, 2)
 
 
 def _networks(model: pl.LightningModule, trainer: pl.Trainer) -> list[nn.Module]:

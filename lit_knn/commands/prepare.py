@@ -10,32 +10,31 @@ from lit_knn.data.image_source import Options
 from lit_knn.data.prepared import verify
 from lit_knn.data.prepared_writer import prepare
 
-RECIPES = """
+EPILOG = """
 SOURCE is a .zip file or a folder of PNG and JPEG files, in subfolders too, in the order of their names, with their
 labels in dataset.json at the root if there is one (the layout of EDM's data sets); or a folder that has
 cifar-10-batches-py. Only one block of images is in memory at a time. After an interruption the same command goes on
 where it stopped. OUT appears when it is complete: pixels, uint8 (N, C, H, W), which every tool reads, and beside it a
 .json with the labels, the origin and a hash of all pixels. A run does not read them all; --verify FILE does.
 
-recipes:
-  CelebA, 202,599 images (img_align_celeba.zip of the data set's own page, as it is or unpacked), 2.5 GB:
-    lit-knn prepare img_align_celeba.zip data/celeba64.npy --size 64 --center-crop
-  ImageNet, 1,281,167 images with labels (the folder train/ of 1,000 folders n01440764 ... of .JPEG files), 15.7 GB:
-    mkdir train; cd train; tar xf ../ILSVRC2012_img_train.tar
-    for f in n*.tar; do mkdir ${f%.tar}; tar xf $f -C ${f%.tar}; rm $f; done; cd ..
-    lit-knn prepare train data/imagenet64.npy --size 64 --center-crop --rgb --labels-from-folders
-  CIFAR-10 (data has cifar-10-batches-py), 154 MB:
-    lit-knn prepare data data/cifar10.npy
+CelebA, 202,599 images (img_align_celeba.zip of the data set's own page, as it is or unpacked), 2.5 GB:
+  lit-knn prepare img_align_celeba.zip data/celeba64.npy --size 64 --center-crop
+ImageNet, 1,281,167 images with labels (the folder train/ of 1,000 folders n01440764 ... of .JPEG files), 15.7 GB:
+  mkdir train; cd train; tar xf ../ILSVRC2012_img_train.tar
+  for f in n*.tar; do mkdir ${f%.tar}; tar xf $f -C ${f%.tar}; rm $f; done; cd ..
+  lit-knn prepare train data/imagenet64.npy --size 64 --center-crop --rgb --labels-from-folders
+CIFAR-10 (data has cifar-10-batches-py), 154 MB:
+  lit-knn prepare data data/cifar10.npy
 Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
 """
 
 
-def parse(args: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command line; bad input ends it with one line and exit status 2."""
     parser = argparse.ArgumentParser(
         "lit-knn prepare",
         description="Write images, changed as asked, to an .npy file that runs read by page, with a .json beside it.",
-        epilog=RECIPES,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="SOURCE", nargs="?", help=".zip file or folder")
@@ -57,12 +56,6 @@ def parse(args: Sequence[str] | None) -> argparse.Namespace:
         parser.error("SOURCE and OUT are needed")
     if options.verify is not None and given != ["verify"]:
         parser.error("--verify FILE stands alone")
-    return options
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line; bad input ends it with one line and exit status 2."""
-    options = parse(args)
     try:
         with told_in_one_line():
             if options.verify is not None:
@@ -78,7 +71,3 @@ def main(args: Sequence[str] | None = None) -> None:
     labels = "without" if made.labels is None else "with"
     size = Path(options.out).expanduser().stat().st_size / 1e9
     print(f"{options.out}: {N:,} images of {width}x{height}x{channels}, {labels} labels, {size:.2f} GB")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,6 +5,7 @@ in another folder has several; the last one stands for all, and earlier ones are
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,16 +17,18 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
 from lit_knn.estimators.counts import Count
-from lit_knn.figures.save import save_figure
+from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
-from lit_knn.runs.folder import config_of_run
-from lit_knn.runs.record import RECORD_NAME, Record, read_record
+from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.record import RECORD_NAME, Record
 from lit_knn.sampling.schedules import ict_doublings
 
 # Options of LitICT that set N(k).
 CURRICULUM = ("total_steps", "s0", "s1")
-# These columns of the tables are no metrics.
+# All other columns of the tables are metrics.
 POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings"}
+
+# Reading runs
 
 
 @dataclass(frozen=True)
@@ -36,18 +39,13 @@ class Run:
         folder: as given on the command line.
         config: all settings, by dotted names.
         record: what ran, where, and how long.
-        curve: what the pictures show; its name is that of the folder and the estimator.
+        curve: what the pictures show.
     """
 
     folder: str
     config: dict[str, Any]
     record: Record
     curve: TrainingCurve
-
-    @property
-    def estimator(self) -> str:
-        """The estimator's class name, with k and n if it has them."""
-        return self.curve.name.removeprefix(f"{self.folder} ")
 
 
 def read_run(folder: str) -> Run:
@@ -56,15 +54,17 @@ def read_run(folder: str) -> Run:
     Raises:
         InputError: a file is missing or damaged.
     """
-    settings, record = config_of_run(folder), read_record(folder)
+    run = RunFolder(Path(folder))
+    settings, record = run.config(), run.record()
     config, time = flat(settings), record.time
-    estimator, k, n = estimator_of(folder, settings)
-    budget = ", ".join(f"{option}={value}" for option, value in (("k", k), ("n", n)) if value is not None)
-    seconds = (time.estimator_seconds, time.seconds - time.estimator_seconds)
-    ms = (1000 * seconds[0] / time.images, 1000 * seconds[1] / time.images) if time.images else (0.0, 0.0)
-    name = f"{folder} {estimator} {budget}".strip()
-    distances = read_distances(parts_of(folder, record))
-    return Run(folder, config, record, TrainingCurve(name, estimator, k, n, distances, ms, doublings(config, record)))
+    ms_per_image = (0.0, 0.0)
+    if time.images:
+        rest = time.seconds - time.estimator_seconds
+        ms_per_image = (1000 * time.estimator_seconds / time.images, 1000 * rest / time.images)
+    distances = read_distances(run.parts())
+    estimator = estimator_of(folder, settings)
+    curve = TrainingCurve(folder, *estimator, distances, ms_per_image, doublings(config, record))
+    return Run(folder, config, record, curve)
 
 
 def estimator_of(folder: str, settings: dict[str, Any]) -> tuple[str, int | None, int | None]:
@@ -74,39 +74,12 @@ def estimator_of(folder: str, settings: dict[str, Any]) -> tuple[str, int | None
         options, name = estimator.get("init_args") or {}, estimator["class_path"].rpartition(".")[2]
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"report: {folder}/config.yaml has no model.init_args.estimator") from error
-    return name, _count(name, options, "k"), _count(name, options, "n")
-
-
-def _count(estimator: str, options: dict[str, Any], option: str) -> int | None:
-    """Read an option of an estimator: None if it is not given, and the default of its class if it is null."""
-    count = getattr(getattr(estimators, estimator, None), option, None)
-    given = options.get(option)
-    return count.default if given is None and option in options and isinstance(count, Count) else given
-
-
-def parts_of(folder: str, record: Record) -> list[Path]:
-    """List the folders of a training, from that of its first part that is still there to the given one."""
-    parts = [Path(folder)]
-    while record.resumed_from is not None:
-        # The checkpoint is RUN/checkpoints/last.ckpt.
-        before = Path(record.resumed_from).parent.parent
-        if any(before.resolve() == part.resolve() for part in parts) or not (before / RECORD_NAME).is_file():
-            break
-        parts.insert(0, before)
-        record = read_record(before)
-    return parts
-
-
-def trainings(folders: Sequence[str]) -> list[str]:
-    """Leave out folders of `validate` and `predict`, which `runs/NAME/*` also names, with a line for each."""
-    folders = list(dict.fromkeys(folders))
-    recorded = [folder for folder in folders if (Path(folder) / RECORD_NAME).is_file()]
-    if not recorded:
-        return folders  # Reading them reports what is missing.
-    for folder in folders:
-        if folder not in recorded:
-            print(f"left out: {folder} has no {RECORD_NAME}, which every training writes", file=sys.stderr)
-    return recorded
+    counts = {option: options[option] for option in ("k", "n") if option in options}
+    for option, value in counts.items():
+        default = getattr(getattr(estimators, name, None), option, None)
+        if value is None and isinstance(default, Count):
+            counts[option] = default.default
+    return name, counts.get("k"), counts.get("n")
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
@@ -119,10 +92,19 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: settings}
     found: dict[str, Any] = {}
     for name, value in items:
-        # The level `init_args` says nothing to a reader.
+        # Leave out the level `init_args`, which every class has.
         part = "" if name == "init_args" else f".{name}" if prefix else str(name)
         found |= flat(value, prefix + part)
     return found
+
+
+def doublings(config: dict[str, Any], record: Record) -> list[float]:
+    """Return the images seen where N(k) of a run of LitICT doubled; no numbers for another model."""
+    options = [value for name in CURRICULUM if isinstance(value := config.get(f"model.{name}"), int)]
+    if len(options) < len(CURRICULUM) or not record.step:
+        return []
+    images_per_step = record.images_seen / record.step
+    return [step * images_per_step for step in ict_doublings(*options) if step <= record.step]
 
 
 def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
@@ -141,24 +123,26 @@ def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
 
 def _read_table(path: Path) -> dict[str, dict[int, float]]:
     """Read the values of each metric by the images seen, from a table that may be missing."""
-    if not path.is_file():
-        return {}
+    found: dict[str, dict[int, float]] = {}
     try:
-        rows = read_rows(path)
-        values = {
-            metric: {int(row["images_seen"]): float(row[metric]) for row in rows if _number(row.get(metric))}
-            for metric in set().union(*rows) - POINT_COLUMNS
-        }
+        for row in read_rows(path) if path.is_file() else ():
+            for metric in row.keys() - POINT_COLUMNS:
+                value = _number(row[metric])
+                if not math.isnan(value):
+                    found.setdefault(metric, {})[int(row["images_seen"])] = value
     except (KeyError, ValueError) as error:
         raise InputError(f"report: {path}: {error}") from error
-    return {metric: points for metric, points in values.items() if points}
+    return found
 
 
-def _number(text: str | None) -> bool:
+def _number(text: str) -> float:
     try:
-        return text is not None and float(text) == float(text)
+        return float(text)
     except ValueError:
-        return False
+        return math.nan
+
+
+# The page
 
 
 def markdown(runs: Sequence[Run], baseline: Run) -> str:
@@ -166,7 +150,7 @@ def markdown(runs: Sequence[Run], baseline: Run) -> str:
     columns = [cells(run, runs, baseline) for run in runs]
     results = [[label, *(column[label] for column in columns)] for label in columns[0]]
     lines = ["# Training runs", "", *table(results), ""]
-    lines.append(f"Time per image is relative to {baseline.folder} ({baseline.estimator}), without validations.")
+    lines.append(f"Time per image is relative to {baseline.folder} ({baseline.curve.method}), without validations.")
     if len(runs) > 1:
         lines.append("Trainings of other seeds show how much of a difference between the distances is chance.")
     for run in runs:
@@ -185,7 +169,7 @@ def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
     relative = f"{speed / time.images_per_second:.1%}" if time.images_per_second > 0 and speed > 0 else "-"
     return {
         "run": run.folder,
-        "estimator": run.estimator,
+        "estimator": run.curve.method,
         "seed": str(run.config.get("seed_everything", "-")),
         "status": record.status,
         "steps": f"{record.step:,}",
@@ -229,17 +213,8 @@ def _data(data: dict[str, Any]) -> list[str]:
     return words
 
 
-def doublings(config: dict[str, Any], record: Record) -> list[float]:
-    """Return the images seen where N(k) of a run of LitICT doubled; no numbers for another model."""
-    options = [value for name in CURRICULUM if isinstance(value := config.get(f"model.{name}"), int)]
-    if len(options) < len(CURRICULUM) or not record.step:
-        return []
-    images_per_step = record.images_seen / record.step
-    return [step * images_per_step for step in ict_doublings(*options) if step <= record.step]
-
-
 def best_of(points: Points, metric: str) -> str:
-    """Say the best value and when it was reached, and the last one if it differs; "-" without values."""
+    """Describe the best value and when it was reached, and the last one if it differs; "-" without values."""
     if not points:
         return "-"
     best = best_point(points, metric)
@@ -265,6 +240,21 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
 
 
+# The command
+
+
+def trainings(folders: Sequence[str]) -> list[str]:
+    """Leave out folders of `validate` and `predict`, which `runs/NAME/*` also names, with a line for each."""
+    folders = list(dict.fromkeys(folders))
+    recorded = [folder for folder in folders if (Path(folder) / RECORD_NAME).is_file()]
+    if not recorded:
+        return folders  # Reading them reports what is missing.
+    for folder in folders:
+        if folder not in recorded:
+            print(f"left out: {folder} has no {RECORD_NAME}, which every training writes", file=sys.stderr)
+    return recorded
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Print the report of the runs on the command line, and write it with its pictures.
 
@@ -285,19 +275,23 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier report")
     options = parser.parse_args(args)
     runs = [read_run(folder) for folder in trainings(options.runs)]
+    curves = [run.curve for run in runs]
     pictures = {options.output: run_comparison}
-    if is_ablation([run.curve for run in runs]):
+    if is_ablation(curves):
         pictures[f"{options.output}_figure4"] = figure4
     page = Path(f"{options.output}.md")
     written = [page, *(Path(f"{stem}.{suffix}") for stem in pictures for suffix in ("png", "pdf"))]
     check_output(options.output, written, options.overwrite)
-    plain = [run for run in runs if run.estimator == "OneSample"]
-    text = markdown(runs, read_run(options.baseline) if options.baseline else [*plain, *runs][0])
+    if options.baseline:
+        baseline = read_run(options.baseline)
+    else:
+        baseline = next((run for run in runs if run.curve.estimator == "OneSample"), runs[0])
+    text = markdown(runs, baseline)
     print(text)
     with written_whole(page) as partial:
         partial.write_text(text, encoding="utf-8")
     for stem, draw in pictures.items():
-        save_figure(draw([run.curve for run in runs]), stem)
+        save_figure(draw(curves), stem)
     print(f"Written: {', '.join(map(str, written))}")
 
 

@@ -8,20 +8,15 @@ import pytorch_lightning as pl
 from jsonargparse.typing import restricted_number_type
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
-from pytorch_lightning.plugins.environments import SLURMEnvironment
 
+from lit_knn.callbacks import LastCheckpoint
 from lit_knn.commands.best import BestCheckpoint, MeasuresSamples
 from lit_knn.commands.plan import Plan, make_plan
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
-from lit_knn.modules.base import EstimatorTraining
-from lit_knn.modules.first_try import planned_step
-from lit_knn.runs.checkpoint_io import WholeCheckpointIO, read_training
-from lit_knn.runs.fit_loop import EpochLoop, ResumingFitLoop
-from lit_knn.runs.interruption import end_at_sigterm
-from lit_knn.runs.place import set_version
-from lit_knn.runs.resumption import check_same_run, describe_run
+from lit_knn.runs.checkpoints import WholeCheckpointIO
+from lit_knn.runs.interruption import EndAtSigterm
 
 # Lightning's type is Union[int, float]. Python may give it an earlier Union[float, int] for that, and then the parser
 # reads one batch, `1`, as the whole epoch, `1.0`. No other union has this type.
@@ -32,8 +27,7 @@ Batches: TypeAlias = int | Share
 class Trainer(pl.Trainer):
     """Lightning's trainer; it can also plan a run, and measure the kept checkpoints of a run.
 
-    Its checkpoints are whole files, checked when read. Before a fit begins any work, it checks that the checkpoint to
-    resume from fits the options, and that no longer run would be overwritten.
+    Its checkpoints are whole files, checked when read.
 
     Args:
         limit_train_batches: how much of each training epoch to use: `10` is 10 batches, and `0.1` a tenth.
@@ -56,6 +50,8 @@ class Trainer(pl.Trainer):
         overfit_batches: Batches = 0.0,
         **kwargs: Any,
     ) -> None:
+        if kwargs.get("enable_checkpointing") is False:  # The command line gives every run a LastCheckpoint.
+            kwargs["callbacks"] = [c for c in kwargs.get("callbacks") or () if not isinstance(c, LastCheckpoint)]
         super().__init__(
             limit_train_batches=limit_train_batches,
             limit_val_batches=limit_val_batches,
@@ -66,20 +62,14 @@ class Trainer(pl.Trainer):
         )
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
-        loop = ResumingFitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
-        loop.epoch_loop = EpochLoop(self, self.fit_loop.epoch_loop.min_steps, self.fit_loop.epoch_loop.max_steps)
-        self.fit_loop = loop
+        self.callbacks = [EndAtSigterm(), *self.callbacks]  # type: ignore[has-type]
+        # With several ranks, Lightning reads signals on the GPU before each batch, and so waits for it. `Interruption`
+        # does the same on the CPU.
+        self.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
 
-    def write_into(self, folder: Path, appends: bool = False) -> None:
-        """Make this folder, NAME/VERSION, that of the run, for every logger; call it before the run begins.
-
-        Args:
-            folder: the folder of config.yaml, checkpoints, tables and pictures.
-            appends: the folder may be that of an earlier part of the run, whose rows a CSV logger then keeps.
-        """
+    def write_into(self, folder: Path) -> None:
+        """Make this folder that of the run; call it before the run begins."""
         self._run_folder = folder
-        for logger in self.loggers:
-            set_version(logger, folder.name, appends)
         for callback in self.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(folder / CHECKPOINTS)
@@ -91,51 +81,6 @@ class Trainer(pl.Trainer):
             return super().log_dir
         return self.strategy.broadcast(str(self._run_folder))
 
-    def _run_stage(self) -> Any:
-        """Let SIGTERM end a validation or a prediction at once; Lightning would only note it."""
-        if self.state.fn != "fit":
-            end_at_sigterm(self)
-        return super()._run_stage()
-
-    def check_fit(
-        self,
-        model: pl.LightningModule,
-        datamodule: Any,
-        ckpt_path: str | None,
-        checkpoint: dict[str, Any] | None,
-    ) -> None:
-        """Check what a fit starts from and what it would overwrite.
-
-        Args:
-            model: the module.
-            datamodule: the data.
-            ckpt_path: the checkpoint to resume from, or None.
-            checkpoint: its content.
-
-        Raises:
-            InputError: the checkpoint is of a run with other options that its counts depend on, or has more than
-                `max_steps` steps; or this run would overwrite a longer one.
-        """
-        step = 0
-        requeued = ckpt_path is None and SLURMEnvironment.detect() and self._checkpoint_connector._hpc_resume_path
-        if requeued:  # SLURM has queued the job again, so Lightning resumes from the checkpoint it saved for that.
-            ckpt_path, checkpoint = requeued, read_training(requeued, to_resume=True, mmap=True)
-        if checkpoint is not None:
-            step = checkpoint["global_step"]
-            try:
-                check_same_run(checkpoint, describe_run(self, model, datamodule))
-            except InputError as error:
-                raise InputError(f"--ckpt_path {ckpt_path}: {error}") from error
-            if 0 <= self.max_steps < step:
-                raise InputError(
-                    f"--trainer.max_steps {self.max_steps}: {ckpt_path} has {step} steps already; give more"
-                )
-        if self.is_global_zero and not requeued:  # A requeued run only repeats its own last steps.
-            for callback in self.checkpoint_callbacks:
-                check = getattr(callback, "check_overwrites", None)
-                if check is not None:
-                    check(self, step)
-
     def plan(
         self,
         model: pl.LightningModule,
@@ -145,9 +90,7 @@ class Trainer(pl.Trainer):
         gpu_gb: float | None = None,
         machine_gb: float | None = None,
     ) -> Plan:
-        """Show how much memory each rank of a fit needs, whether that is available, and the time of a step.
-
-        Nothing is loaded or built: the time is that of the network, tried on blank images.
+        """Show how much memory each rank of a fit needs, and whether that is available. Nothing is loaded or built.
 
         Args:
             model: the module.
@@ -165,11 +108,6 @@ class Trainer(pl.Trainer):
         print(plan)
         if not plan.fits:
             raise SystemExit(1)
-        if isinstance(model, EstimatorTraining):
-            assert datamodule is not None
-            elsewhere = "The time of a step is not known: the GPU that is described is not here."
-            shape = plan.image_shape
-            print(elsewhere if plan.elsewhere else planned_step(model, self, shape, datamodule.batch_size))
         return plan
 
     def best(
@@ -199,7 +137,7 @@ class Trainer(pl.Trainer):
             InputError: there is no metric or no kept checkpoint, or the table is from other settings; at the end, if
                 checkpoints were damaged.
         """
-        callbacks: list[pl.Callback] = self.callbacks  # type: ignore[has-type]
+        callbacks: list[pl.Callback] = self.callbacks
         measures = [callback for callback in callbacks if isinstance(callback, MeasuresSamples)]
         if not measures:
             raise InputError("best: the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml")
@@ -207,10 +145,14 @@ class Trainer(pl.Trainer):
         bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
         for bar in bars:
             bar.disable()  # One bar over all checkpoints replaces this bar.
-        self.callbacks, self.loggers = [best, *bars], []
+        self.callbacks, self.loggers = [best, *bars, EndAtSigterm()], []
         assert datamodule is not None
         # `predict` itself draws one sample on each rank, as a trial before the long work.
         datamodule.predict_samples, self.limit_predict_batches = self.world_size, 1
         self.predict(model, datamodule=datamodule, return_predictions=False)
         if best.damaged:
             raise InputError(f"{len(best.damaged)} checkpoint(s) are not measured: {'; '.join(best.damaged)}")
+
+
+def _do_nothing() -> None:
+    pass

@@ -15,8 +15,8 @@ MODEL_KEY = "generative_model"
 ZIP_START = b"PK\x03\x04"
 CHECKPOINTS = "checkpoints"
 LAST_NAME = "last.ckpt"
-# `CheckpointByImages` gives its files these names. Lightning adds -v1 if a name is taken.
-KEPT_NAME = re.compile(r"images_seen=(\d+)(-v\d+)?\.ckpt")
+# `CheckpointByImages` gives its files these names.
+KEPT_NAME = re.compile(r"images_seen=(\d+)\.ckpt")
 
 
 def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> dict[Any, Any]:
@@ -82,9 +82,9 @@ def _check_parts(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 def kept_in(folder: Path) -> dict[int, Path]:
-    """Find the checkpoints in a folder that `CheckpointByImages` kept, by the number of images seen."""
-    matches = ((KEPT_NAME.fullmatch(path.name), path) for path in sorted(folder.glob("*.ckpt")))
-    return {int(match[1]): path for match, path in matches if match}
+    """Find the checkpoints in a folder that `CheckpointByImages` kept, by the number of images seen, ascending."""
+    matches = ((KEPT_NAME.fullmatch(path.name), path) for path in folder.glob("*.ckpt"))
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 def last_checkpoint(run: str | Path) -> Path:

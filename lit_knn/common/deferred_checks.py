@@ -1,4 +1,4 @@
-"""Checks of values on a GPU that speak later, so that a training step does not wait for the device."""
+"""Checks of values on a GPU that fail later, so that a training step does not wait for the device."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -40,19 +40,15 @@ class DeferredChecks:
         key = name, len(bad), bad.device
         values = values.detach().double()
         found = torch.stack([torch.full_like(values, self._step), values], dim=1)
-        first = self._first.get(key)
-        if first is None:
-            first = torch.full_like(found, -1)
+        first = self._first.get(key, torch.full_like(found, -1))
         fresh = bad & (first[:, 0] < 0)
         self._first[key], self._failures[key] = torch.where(fresh[:, None], found, first), failure
 
     def raise_first(self) -> None:
         """Raise the earliest failure, and of one step the one that was checked first. Waits for the device, once."""
-        if not self._first:
-            return
-        rows = torch.cat(list(self._first.values())).tolist()
-        named = [(key, i) for key, first in self._first.items() for i in range(len(first))]
-        failed = [(step, value, *name) for (step, value), name in zip(rows, named, strict=True) if step >= 0]
+        checks = [(key, i) for key, first in self._first.items() for i in range(len(first))]
+        rows = torch.cat(list(self._first.values())).tolist() if checks else []
+        failed = [(step, value, *check) for (step, value), check in zip(rows, checks, strict=True) if step >= 0]
         if failed:
             step, value, key, i = min(failed, key=lambda each: each[0])
             raise self._failures[key](i, value, f" at step {step:.0f}")
@@ -62,7 +58,7 @@ _COLLECTING: ContextVar[DeferredChecks | None] = ContextVar("collecting", defaul
 
 
 def deferring(device: torch.device) -> bool:
-    """Tell whether checks of values on `device` are noted for later."""
+    """Return whether checks of values on `device` are noted for later."""
     return device.type == "cuda" and _COLLECTING.get() is not None
 
 
@@ -70,7 +66,7 @@ def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failur
     """Raise the error of the first check that fails, or note it inside `DeferredChecks.collect` if it is on a GPU.
 
     Args:
-        name: tells the checks of one place from others.
+        name: name of the checks of one place.
         bad: (n,) bool, which of n checks fail.
         values: returns (n,) numbers for the messages, on the device of `bad`; called only where they may be needed.
         failure: makes the error.

@@ -115,8 +115,8 @@ def _together(work: Callable[[], T], group: Any) -> list[Any]:
         error = raised
     outcomes: list[Any] = [None] * dist.get_world_size()
     with _losing_no_process():
-        told = None if error is None else f"{type(error).__name__}: {error}"
-        dist.all_gather_object(outcomes, (result, told), group=group)
+        message = None if error is None else f"{type(error).__name__}: {error}"
+        dist.all_gather_object(outcomes, (result, message), group=group)
     if error is not None:
         raise error
     for rank, (_, message) in enumerate(outcomes):

@@ -16,9 +16,10 @@ OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error is a failed allocation, on the machine or on a device."""
-    told = isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
-    return told or isinstance(error, MemoryError)
+    """Return whether an error is a failed allocation, on the machine or on a device."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 def moved(values: "Tensor", device: "torch.device") -> "Tensor":

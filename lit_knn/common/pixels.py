@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def are_pictures(shape: tuple[int, ...]) -> bool:
-    """Tell whether images of this shape have 1 or 3 channels. Latents and vectors cannot be shown."""
+    """Return whether images of this shape have 1 or 3 channels. Latents and vectors cannot be shown."""
     return len(shape) == 3 and shape[0] in (1, 3)
 
 

@@ -1,4 +1,4 @@
-"""Objects that report the settings they were made with, and short hashes of settings."""
+"""Objects that record the arguments they were made with, and short hashes of settings."""
 
 import copy
 import hashlib
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-class TellsSettings:
+class RecordsArguments:
     """Records the arguments of the constructor, even if attributes store them under other names."""
 
     _arguments: Mapping[str, Any] | None = None
@@ -39,29 +39,28 @@ class TellsSettings:
         return dict(self._arguments or {})
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that results depend on: the constructor's arguments, with their current values."""
+        """Return the constructor's arguments with their current values: attributes of their names, if there are any."""
         # Only attributes of the object count, because a class attribute does not hold the constructor's argument.
-        own = vars(self)
-        return {name: getattr(self, name) if name in own else value for name, value in self.given().items()}
+        return {name: vars(self).get(name, value) for name, value in self.given().items()}
 
 
-def describe(thing: TellsSettings) -> dict[str, Any]:
+def describe(thing: RecordsArguments) -> dict[str, Any]:
     """Describe class and settings in JSON types: numbers and names as they are, weights as a hash.
 
     Any other value becomes a unique string. So different settings never look equal, and a stored result of a value
     that is not known here is never used again.
     """
-    given, told = thing.given(), {name: _tell(value) for name, value in thing.settings().items()}
-    for name in told.keys() & given.keys():
+    given, described = thing.given(), {name: _described(value) for name, value in thing.settings().items()}
+    for name, now in described.items():
         # An attribute may hold the default that None stands for, but it may also keep only a part of its argument.
-        if given[name] is not None and (passed := _tell(given[name])) != told[name]:
-            told[name] = {"now": told[name], "given": passed}
+        if given[name] is not None and (passed := _described(given[name])) != now:
+            described[name] = {"now": now, "given": passed}
     # An object may hold a network although its constructor was given only the name of a file.
-    held = {name: part for name, part in vars(thing).items() if isinstance(part, nn.Module) and name not in told}
-    told |= {name: _tell(part) for name, part in held.items()}
+    held = {name: part for name, part in vars(thing).items() if isinstance(part, nn.Module) and name not in given}
+    described |= {name: _described(part) for name, part in held.items()}
     if thing._arguments is None or isinstance(thing, nn.Module):
-        told["untold"] = _untold()
-    return {"class": _name(type(thing)), **told}
+        described["unknown"] = _unlike_any_other()
+    return {"class": _name(type(thing)), **described}
 
 
 def fingerprint(settings: Any) -> str:
@@ -69,15 +68,14 @@ def fingerprint(settings: Any) -> str:
     return _hash(json.dumps(settings, sort_keys=True).encode())[:12]
 
 
-def _tell(value: Any) -> Any:
-    """Tell a value in JSON, in which 1, 1.0, true, null and "1" differ."""
+def _described(value: Any) -> Any:
+    """Describe a value in JSON, in which 1, 1.0, true, null and "1" differ."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, TellsSettings):
+    if isinstance(value, RecordsArguments):
         return describe(value)
     if isinstance(value, nn.Module):
-        told = [[path, *_tell_module(part)] for path, part in value.named_modules()]
-        return _hash(json.dumps(told).encode())
+        return _hash(json.dumps([[path, *_of_module(part)] for path, part in value.named_modules()]).encode())
     if isinstance(value, Tensor) and value.layout == torch.strided:
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return f"{value.dtype} {tuple(value.shape)} {_hash(plain.view(-1).view(torch.uint8).numpy().tobytes())}"
@@ -86,24 +84,24 @@ def _tell(value: Any) -> Any:
     if isinstance(value, (type, FunctionType)) and "<" not in value.__qualname__:
         return _name(value)
     if isinstance(value, Mapping):
-        return {"mapping": [[_tell(name), _tell(part)] for name, part in value.items()]}
+        return {"mapping": [[_described(name), _described(part)] for name, part in value.items()]}
     if isinstance(value, (list, tuple)):
-        return [_tell(part) for part in value]
-    return _untold()
+        return [_described(part) for part in value]
+    return _unlike_any_other()
 
 
-def _tell_module(part: nn.Module) -> list[Any]:
+def _of_module(part: nn.Module) -> list[Any]:
     own = {name: value for name, value in vars(part).items() if name not in OF_EVERY_MODULE}
     tensors = dict([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
-    return [_name(type(part)), _tell(own), _tell(tensors)]
+    return [_name(type(part)), _described(own), _described(tensors)]
 
 
 def _name(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
-def _untold() -> str:
-    return f"untold {uuid.uuid4()}"
+def _unlike_any_other() -> str:
+    return f"unknown {uuid.uuid4()}"
 
 
 def _hash(data: bytes) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.files import written_whole
+from lit_knn.common.files import locked, written_whole
 
 # Names of the files in a run's folder.
 FIDELITY_CSV = "fidelity.csv"
@@ -71,7 +71,7 @@ def undamaged_rows(path: Path) -> list[dict[str, str]]:
 
 
 class ResultsTable:
-    """Rows in a CSV file with key columns. Each new row rewrites the file, completely or not at all.
+    """Rows in a CSV file with key columns. Several processes may add rows at the same time.
 
     Args:
         path: the file; it need not exist.
@@ -106,10 +106,13 @@ class ResultsTable:
             return []
 
     def append(self, row: Row) -> None:
-        """Add a finished row to the file; only one rank may call this."""
-        write_rows(self.path, [*self.load(), {name: row[name] for name in self.columns}])
+        """Add a finished row, unless another process has added one of this key; only one rank may call this."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path):
+            rows = self.load()
+            if self.find(rows, **row) is None:
+                write_rows(self.path, [*rows, {name: row[name] for name in self.columns}])
 
     def find(self, rows: list[Row], **key: str | int | float) -> Row | None:
-        """Return the last of `rows` with this key, or None."""
-        found = [row for row in rows if all(row[name] == key[name] for name in self.key)]
-        return found[-1] if found else None
+        """Return the row with this key, or None."""
+        return next((row for row in rows if all(row[name] == key[name] for name in self.key)), None)

@@ -38,7 +38,7 @@ def revision() -> str | None:
 
 
 def processor_name() -> str:
-    """Return the name of the processor, or of its architecture if the system does not tell."""
+    """Return the name of the processor, or of its architecture if the system does not name it."""
     lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.linalg.pca import PrincipalComponents, principal_components, sample_size
-from lit_knn.linalg.precision import full_float32
+from lit_knn.index.pca import PrincipalComponents, principal_components, sample_size
+from lit_knn.index.precision import full_float32
 
 
 class Autoencoder(ABC):

@@ -93,7 +93,7 @@ def decode(files: Files, name: str, change: Callable[[Any], Any] | None = None) 
     with reading(where, "as an image"):
         try:
             # Other formats have readers that need far more memory, or that start other programs.
-            image = Image.open(io.BytesIO(files.read(name)), formats=("PNG", "JPEG"))
+            image: Image.Image = Image.open(io.BytesIO(files.read(name)), formats=("PNG", "JPEG"))
         except UnidentifiedImageError as error:
             raise InputError(f"{where} is not an image, as PNG or JPEG") from error
         if image.mode == "P" and "transparency" not in image.info:

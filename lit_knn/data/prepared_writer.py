@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -134,7 +134,7 @@ def _record_file(out: Path) -> Path:
 
 
 @contextmanager
-def _partial_file(out: Path) -> Iterator[BinaryIO]:
+def _partial_file(out: Path) -> Iterator[io.BufferedRandom]:
     """Open the file that becomes `out`, locked for this process."""
     path = _partial_path(out)
     if out.with_suffix(".json").exists() and not path.exists():
@@ -174,7 +174,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def _images_done(out: Path, file: BinaryIO, header_bytes: int, planned: Description) -> int:
+def _images_done(out: Path, file: io.BufferedRandom, header_bytes: int, planned: Description) -> int:
     """Return the number of images that an interrupted preparation of the same images has written to `file`.
 
     If it cannot be continued, the file and its record are emptied. Otherwise an interruption at the first new block
@@ -195,7 +195,7 @@ def _images_done(out: Path, file: BinaryIO, header_bytes: int, planned: Descript
     return 0
 
 
-def _check_space(out: Path, file: BinaryIO, size: int) -> None:
+def _check_space(out: Path, file: io.BufferedRandom, size: int) -> None:
     missing = size - 512 * os.fstat(file.fileno()).st_blocks
     free = shutil.disk_usage(out.parent).free
     if missing > free:

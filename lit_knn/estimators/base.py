@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.deferred_checks import deferring, refuse
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
 from lit_knn.common.rng import following
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators.counts import fit_counts
-from lit_knn.linalg.precision import full_float32
+from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.reference_set import LARGEST_VALUE
 from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
@@ -26,35 +26,24 @@ LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).ma
 
 
 class Holdings(NamedTuple):
-    """Memory that an estimator needs in addition to the images.
-
-    Attributes:
-        neighbours: neighbours searched per z; 0 if the estimator needs no index.
-        arrays: bytes by array name; arrays that estimators share have the same name.
-    """
+    """Memory that an estimator needs in addition to the images."""
 
     neighbours: int = 0
+    """Neighbours searched per z; 0 if the estimator needs no index."""
+
     arrays: Mapping[str, int] = {}
+    """Bytes by array name; arrays that estimators share have the same name."""
 
 
 class Query(NamedTuple):
-    """The checked arguments of one call.
+    """The checked arguments of one call."""
 
-    Attributes:
-        z: (B, *shape), noisy latents.
-        t: (B, 1, …, 1), float64, their noise levels, in the shape of `z`.
-        x_source: (B, *shape), the clean x of each z, or None.
-        generator: source of all randomness; None stands for PyTorch's own.
-        labels: (B,), int64, the class of each z, on the CPU or with `z`; or None.
-        warp: B maps of images, if the mean of warped images is asked for; or None.
-    """
-
-    z: Tensor
-    t: Tensor
-    x_source: Tensor | None = None
-    generator: torch.Generator | None = None
-    labels: Tensor | None = None
-    warp: Warp | None = None
+    z: Tensor  # (B, *shape), noisy latents
+    t: Tensor  # (B, 1, …, 1), float64, their noise levels, in the shape of `z`
+    x_source: Tensor | None = None  # (B, *shape), the clean x of each z
+    generator: Generator | None = None  # source of all randomness; None stands for PyTorch's own
+    labels: Tensor | None = None  # (B,), int64, the class of each z, on the CPU or with `z`
+    warp: Warp | None = None  # B maps of images, if the mean of warped images is asked for
 
     def rows(self, rows: Tensor) -> "Query":
         """Select the items `rows`, (b,) int64, on the CPU or with `z`."""
@@ -65,7 +54,7 @@ class Query(NamedTuple):
         return Query(self.z[own], self.t[own], source, self.generator, labels, warp)
 
 
-class Estimator(TellsSettings, ABC):
+class Estimator(RecordsArguments, ABC):
     """Estimates the posterior mean E[x|z,t] (Eq. 8, eq:posterior_mean), and with it the score (Eq. 5).
 
     An estimator is a plain object, not a module, because it has no state to learn or to save. A subclass implements
@@ -103,9 +92,7 @@ class Estimator(TellsSettings, ABC):
             cls.shardable = False
 
     @abstractmethod
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         """Hook for `posterior_mean` that a subclass implements. Its arguments are checked, and it may overwrite them.
 
         Whatever it draws without the generator repeats all the same, because PyTorch's own generator is then seeded
@@ -121,9 +108,7 @@ class Estimator(TellsSettings, ABC):
             (B, *shape), of any float type.
         """
 
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
+    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         """Hook for `warped_mean`. Its arguments are those of `_posterior_mean`; `x_source` is always given."""
         raise NotImplementedError
 
@@ -141,13 +126,9 @@ class Estimator(TellsSettings, ABC):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """Predict the memory that the estimator will hold on `device`. Returns None if the estimator cannot tell.
+        """Predict the memory that the estimator will hold on `device`, for N images of dimension d, or None if unknown.
 
-        Args:
-            N: number of images, including mirrored images and images on other ranks.
-            d: flattened dimension of one image.
-            pixels: whether the images are uint8.
-            device: where the images are.
+        N counts mirrored images and those of other ranks; `pixels` tells that the images are uint8.
         """
         return None
 
@@ -176,7 +157,7 @@ class Estimator(TellsSettings, ABC):
         z: Tensor,
         t: Tensor | float,
         x_source: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         labels: Tensor | None = None,
     ) -> Tensor:
         """Estimate E[x|z,t], Eq. 8 (eq:posterior_mean).
@@ -205,24 +186,14 @@ class Estimator(TellsSettings, ABC):
         t: Tensor | float,
         warp: Warp,
         x_source: Tensor,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         labels: Tensor | None = None,
     ) -> Tensor:
-        """Estimate E[Ax|z,t], the posterior mean over the reference set warped by each item's own map A.
+        """Estimate E[Ax|z,t], the posterior mean over the reference set warped by each item's own map A, (B, C, H, W).
 
         This is the target of a network that sees z = A·x_source + tε and knows A. Each gathered image is resampled
-        once. The weights are exact, so sampling estimators stay consistent.
-
-        Args:
-            z: (B, C, H, W), noisy latents of warped images, on the device of the reference set.
-            t: (B,) or scalar, noise level, finite and t > 0.
-            warp: the maps A of the B items.
-            x_source: (B, C, H, W), the clean images before warping.
-            generator: as `posterior_mean`.
-            labels: as `posterior_mean`.
-
-        Returns:
-            (B, C, H, W), in the dtype of `z`.
+        once. The weights are exact, so sampling estimators stay consistent. `warp` holds the maps of the B items, and
+        `x_source` (B, C, H, W) the images before warping; the other arguments are those of `posterior_mean`.
 
         Raises:
             InputError: `can_warp` is false; z are not images; the number of maps is not B; or as `posterior_mean`.
@@ -249,24 +220,15 @@ class Estimator(TellsSettings, ABC):
         z: Tensor,
         t: Tensor | float,
         x_source: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         labels: Tensor | None = None,
         process: Process = EDM_PROCESS,
     ) -> Tensor:
         """Estimate the score ∇ log p_t(z), Eq. 5 (eq:clean_score), under any noise process (ap:general_diffusion).
 
         For z = s(t)·(x + σ(t)·ε) it is (s·μ − z) / (s·σ)², where μ is the posterior mean at z/s and noise level σ.
-
-        Args:
-            z: (B, *shape), noisy latents of the process.
-            t: (B,) or scalar, time of the process (the noise level in the EDM process).
-            x_source: as `posterior_mean`.
-            generator: as `posterior_mean`.
-            labels: as `posterior_mean`.
-            process: the noise process; by default the paper's, σ(t) = t and s(t) = 1.
-
-        Returns:
-            (B, *shape), in the dtype of `z`.
+        `t` is the time of `process`, by default the paper's, σ(t) = t and s(t) = 1. The other arguments and the result
+        are those of `posterior_mean`.
 
         Raises:
             InputError: as `posterior_mean`; the process has no finite noise level above 0 at t.
@@ -295,9 +257,11 @@ class Estimator(TellsSettings, ABC):
         # For no latents, as on a rank that only answers for its shard, nothing is drawn, and no number is used up.
         with following(generator if len(z) else None):
             if query.warp is None:
-                return self._checked_mean(self._posterior_mean(z, t, source, generator), query.z)
-            assert source is not None
-            return self._checked_mean(self._warped_mean(z, t, query.warp, source, generator), query.z)
+                mean = self._posterior_mean(z, t, source, generator)
+            else:
+                assert source is not None
+                mean = self._warped_mean(z, t, query.warp, source, generator)
+            return self._checked_mean(mean, query.z)
 
     def _answer(self, query: Query) -> Tensor:
         if len(query.z) == 0 and not self._asked_with_others():
@@ -315,7 +279,7 @@ class Estimator(TellsSettings, ABC):
         z: Tensor,
         t: Tensor | float,
         x_source: Tensor | None,
-        generator: torch.Generator | None,
+        generator: Generator | None,
         labels: Tensor | None,
     ) -> Query:
         """Check the arguments of a call."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import moved
@@ -90,9 +90,7 @@ class ByClass(Estimator):
             result[moved(rows, result.device)] = mean
         return result
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         raise AssertionError("only the parts estimate")
 
 

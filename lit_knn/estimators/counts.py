@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from lit_knn.common.distributed import rank_and_size
 from lit_knn.common.errors import InputError
@@ -13,21 +13,18 @@ DEFAULT_K, DEFAULT_N = 2048, 256
 # This default is our own: on CIFAR-10 at t >= 2, r = 256 has 3 to 8 times the error and takes 0.9 times as long.
 DEFAULT_R = 512
 
-
-class Limit(NamedTuple):
-    """Upper limit of a count.
-
-    Attributes:
-        of: function (N, d) -> limit for a set of N images of dimension d.
-        text: description of the limit, with placeholders for N, d and where, which is the name of the set.
-    """
-
-    of: Callable[[int, int], int]
-    text: str
+Limit = Callable[[int, int], tuple[int, str]]
+"""(N, d) -> the upper limit of a count for N images of dimension d, and a text that tells what it is."""
 
 
-IMAGES = Limit(lambda N, d: N, "the {N} images of {where}")
-COMPONENTS = Limit(min, "min(N, d) = min({N}, {d}) of {where}")
+def of_images(N: int, d: int) -> tuple[int, str]:
+    """Limit a count by the number of images."""
+    return N, f"the {N} images"
+
+
+def of_components(N: int, d: int) -> tuple[int, str]:
+    """Limit a count by the number of principal components."""
+    return min(N, d), f"min(N, d) = min({N}, {d})"
 
 
 class Count:
@@ -38,7 +35,7 @@ class Count:
 
     Args:
         default: the number if none is given.
-        limit: the largest possible number; None if there is no limit.
+        limit: `of_images`, `of_components`, or None if there is no limit.
     """
 
     def __init__(self, default: int, limit: Limit | None = None) -> None:
@@ -65,15 +62,15 @@ class Count:
         """
         given = vars(estimator).get(self.name)
         wanted = self.default if given is None else given
-        if self.limit is None or N is None or d is None or wanted <= (most := self.limit.of(N, d)):
+        if self.limit is None or N is None or d is None:
             return wanted
-        if given is not None:
-            limit = self.limit.text.format(N=N, d=d, where="the reference set")
+        most, what = self.limit(N, d)
+        if given is not None and given > most:
             raise InputError(
-                f"{type(estimator).__name__}: {self.name}={given} is more than {limit}: give {self.name} <= {most}, or "
-                "null for the default, which is taken down"
+                f"{type(estimator).__name__}: {self.name}={given} is more than {what} of the reference set: give "
+                f"{self.name} <= {most}, or null for the default, which is taken down"
             )
-        return most
+        return min(wanted, most)
 
 
 def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
@@ -97,12 +94,9 @@ def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
             reference.told.add(about)
             where, going_on = f"class {reference.label}", "in each class with as many as it has"
         if rank_and_size()[0] == 0:
-            limit = count.limit.text.format(N=reference.N, d=reference.d, where=where)
-            text = (
-                f"{kind.__name__}: the default {count.name}={count.default} is more than {limit}; going on {going_on}"
-            )
+            more = f"the default {count.name}={count.default} is more than {count.limit(reference.N, reference.d)[1]}"
             # This stack level is the caller of `bind`.
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(f"{kind.__name__}: {more} of {where}; going on {going_on}", stacklevel=4)
 
 
 def check_count(owner: str, option: str, value: int) -> int:

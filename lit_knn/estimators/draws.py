@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
-from lit_knn.linalg.precision import full_float32
+from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
 from lit_knn.reference.streaming import GPU_FACTOR
@@ -75,7 +75,7 @@ class DrawingEstimator(Estimator):
         raise NotImplementedError
 
     @abstractmethod
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         """Draw the images of each z. The arguments are those of `_posterior_mean`, but `t` is (B,)."""
 
     @torch.no_grad()
@@ -84,7 +84,7 @@ class DrawingEstimator(Estimator):
         z: Tensor,
         t: Tensor | float,
         x_source: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
     ) -> Certificate:
         """Compute `posterior_mean` together with an estimate of its error.
 
@@ -103,15 +103,11 @@ class DrawingEstimator(Estimator):
             raise InputError(f"{type(self).__name__}: needs a Certificate of {len(z)} rows in each of its parts")
         return certificate._replace(mean=self._checked_mean(certificate.mean, z))
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         t = t.flatten()
         return self._mean(self._draw(z, t, x_source, generator), z, t)
 
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
+    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         t = t.flatten()
         query = warp.query(z, t, x_source, self.reference.mean())
         draws = self._draw(*query, x_source if self.uses_source else None, generator)
@@ -123,7 +119,7 @@ class DrawingEstimator(Estimator):
         parts = self._weighted(draws, z, t, warp)
         return in_order(((rows, (images.mean(weights),)) for rows, images, weights in parts), len(z))[0]
 
-    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
         draws = self._draw(z, t, x_source, generator)
 
         def part(rows: Tensor, images: Images, weights: Tensor) -> tuple[Tensor, ...]:
@@ -205,13 +201,8 @@ def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws
 def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> Tensor:
     """Estimate the squared error per dimension of the mean of independent draws: (B,), float64.
 
-    It is the variance of Eq. 12 (eq:SNIS_Var), with the weights of the draws in place of the posterior.
-
-    Args:
-        weights: (B, p), float64, normalised.
-        single: (B, p), the weight of one of the draws that a place stands for.
-        images: the images at the places.
-        mean: (B, *shape), their weighted mean.
+    It is the variance of Eq. 12 (eq:SNIS_Var), with the weights of the draws in place of the posterior. `single` is the
+    weight of one of the draws that a place stands for; `weights`, `single` are (B, p), `mean` is (B, *shape).
     """
     sq_weights = weights * single
     # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a

@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.float_sums import float_sums
-from lit_knn.linalg.precision import is_native, matmul_float32
+from lit_knn.index.precision import is_native, matmul_float32
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.streaming import work_bytes
+from lit_knn.reference.streaming import batches_of, stream_sq_dist, work_bytes
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
 
@@ -59,14 +58,10 @@ class Exact(Estimator):
         scores = min(score_bytes(N, device), 4 * N * PLANNED_LATENTS)
         return Holdings(arrays={"norms of the images": 4 * N, f"scores of {PLANNED_LATENTS} latents": scores})
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         return _join(*self.reference.over_shards(exact_sums, z, t.flatten()))
 
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
+    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         """Compute in float64, and resample every image for each z. This costs N times as much as warping a batch."""
 
         def mean(part: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,8 +72,42 @@ class Exact(Estimator):
         return warp.apply(joined.to(x_source.dtype))
 
 
+def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None) -> tuple[Tensor, Tensor]:
+    """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), for z (B, *shape) at t (B,). The memory does not grow with B or N.
+
+    With `warp`, B maps A, the likelihoods use A x, but the mean is still over x.
+
+    Returns:
+        The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.
+    """
+    parts = [
+        _stream(reference, z[rows], t[rows], None if warp is None else warp.rows(rows))
+        for rows in batches_of(z, reference.d)
+    ]
+    if not parts:
+        return z.double(), t
+    mu, log_normaliser = (torch.cat(part) for part in zip(*parts, strict=True))
+    return mu.reshape(z.shape), log_normaliser
+
+
+def _stream(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None) -> tuple[Tensor, Tensor]:
+    """Compute `float_sums` for one batch. The mean is (B, d)."""
+    maximum = torch.full((len(z), 1), -math.inf, dtype=torch.float64, device=z.device)
+    normaliser = torch.zeros_like(maximum)
+    weighted_sum = torch.zeros(len(z), reference.d, dtype=torch.float64, device=z.device)
+    for _, x, sq_dist in stream_sq_dist(reference, z, warp):
+        log_p = unnormalised_log_likelihood(sq_dist, t)
+        new_maximum = torch.maximum(maximum, log_p.amax(1, keepdim=True))
+        rescale = (maximum - new_maximum).exp()
+        weights = (log_p - new_maximum).exp()
+        normaliser = normaliser * rescale + weights.sum(1, keepdim=True)
+        weighted_sum = weighted_sum.mul_(rescale).add_(weights @ x.double())
+        maximum = new_maximum
+    return weighted_sum / normaliser, (maximum + normaliser.log()).squeeze(1)
+
+
 def exact_sums(part: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute what `float_sums` computes, by products in float32, with repairs where their rounding could be seen."""
+    """Compute `float_sums` by products in float32, with repairs where their rounding could be seen."""
     if z.dtype == torch.float64 or (z.is_cuda and part.images.dtype != torch.uint8):
         return float_sums(part, z, t)
     group = score_bytes(part.N, z.device) // (4 * part.N)

@@ -3,10 +3,10 @@
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
+from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, Count, of_images
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, merged
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
@@ -17,7 +17,22 @@ from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposa
 RECOMPUTED_NEIGHBOURS = 16
 
 
-class KNN(DrawingEstimator):
+class NeighbourEstimator(DrawingEstimator):
+    """Base of the estimators that search the k nearest images of each z."""
+
+    k = Count(DEFAULT_K, of_images)
+
+    def bind(self, reference: ReferenceSet) -> Self:
+        """Build the neighbour index of the set."""
+        super().bind(reference)
+        reference.try_search(self.k)
+        return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        return Holdings(neighbours=type(self).k.within(self, N, d))
+
+
+class KNN(NeighbourEstimator):
     """SNIS (Eq. 11) with the nearest-neighbour proposal (Eq. 13, eq:proposal): Algorithm 1 (alg:estimator).
 
     It is biased, O(1/n). Its variance is at most Z_q/p_t(z) times the variance of `MonteCarlo` (Theorem 4.1). The
@@ -44,20 +59,9 @@ class KNN(DrawingEstimator):
     searches = True
     shardable = True
 
-    k = Count(DEFAULT_K, IMAGES)
-
     def __init__(self, k: int | None = None, n: int | None = None, include_source: bool = False) -> None:
         self.k, self.n = k, n
         self.include_source = self.uses_source = include_source
-
-    def bind(self, reference: ReferenceSet) -> Self:
-        """Build the neighbour index of the set."""
-        super().bind(reference)
-        reference.try_search(self.k)
-        return self
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings(neighbours=KNN.k.within(self, N, d))
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
         """Build the proposal for z (B, *shape) at t (B,), Eq. 13 (eq:proposal)."""
@@ -68,7 +72,7 @@ class KNN(DrawingEstimator):
             sq_dist, ids = self._with_source(z, x_source, sq_dist, ids)
         return neighbour_proposal(sq_dist, ids, t, self.reference.N)
 
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         proposal = self.proposal(z, t, x_source if self.include_source else None)
         ids, log_q = sample_proposal(proposal, self.n, generator)
         return merged(ids, -log_q)
@@ -91,7 +95,7 @@ class KNN(DrawingEstimator):
         return torch.where(ids >= 0, sq_dist, torch.inf)
 
 
-class TopK(DrawingEstimator):
+class TopK(NeighbourEstimator):
     """The posterior mean (Eq. 8, eq:posterior_mean) over the k nearest images of each z, as if there were no others.
 
     It is deterministic and as biased as the weight of the images beyond the k nearest: nearly exact at small t, where
@@ -109,7 +113,7 @@ class TopK(DrawingEstimator):
     deterministic = True
     shardable = True
 
-    k = Count(DEFAULT_N, IMAGES)
+    k = Count(DEFAULT_N, of_images)
 
     def __init__(self, k: int | None = None) -> None:
         self.k = k
@@ -119,22 +123,13 @@ class TopK(DrawingEstimator):
         """Number of images that are averaged: k."""
         return self.k
 
-    def bind(self, reference: ReferenceSet) -> Self:
-        """Build the neighbour index of the set."""
-        super().bind(reference)
-        reference.try_search(self.k)
-        return self
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings(neighbours=TopK.k.within(self, N, d))
-
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         _, ids = self.reference.search(z, self.k)
         # An approximate index marks places that it could not fill by −1.
         log_factor = torch.zeros_like(ids, dtype=torch.float64).masked_fill_(ids < 0, -torch.inf)
         return Draws(ids=ids.clamp(min=0), log_factor=log_factor)
 
-    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
         certificate = super()._certify(z, t, x_source, generator)
         # The error is that of the images that are left out, which no draw tells.
         return certificate._replace(sq_error=torch.full_like(certificate.sq_error, torch.inf))

@@ -1,7 +1,7 @@
 """Multi-sample Monte Carlo with the exact posterior."""
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.draws import DrawingEstimator, Draws, merged
@@ -29,20 +29,16 @@ class MonteCarlo(DrawingEstimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()
 
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         ids = self.posterior_ids(z, t, generator)
         return merged(ids, torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
 
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
+    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         ids = self.posterior_ids(z, t.flatten(), generator, warp)
         draws = Draws(ids=ids, log_factor=torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
         return warp.apply(self._mean(draws, z, t.flatten()).to(x_source.dtype))
 
-    def posterior_ids(
-        self, z: Tensor, t: Tensor, generator: torch.Generator | None, warp: Warp | None = None
-    ) -> Tensor:
+    def posterior_ids(self, z: Tensor, t: Tensor, generator: Generator | None, warp: Warp | None = None) -> Tensor:
         """Draw n ids for each z (B, *shape) at t (B,) from p_t(x|z), Eq. 2 (eq:posterior): (B, n).
 
         With `warp`, the posterior is over images warped by each z's map.

@@ -5,7 +5,7 @@ from os import PathLike
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
@@ -72,7 +72,5 @@ class Network(Estimator):
         conditioned._labels = moved(query.labels, query.z.device)
         return Estimator.mean_of(conditioned, query)
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         return self.denoiser.to(z.device)(z, t.flatten(), self._labels)

@@ -1,7 +1,7 @@
 """The one-sample estimator of diffusion and consistency training."""
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
@@ -24,14 +24,10 @@ class OneSample(Estimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         if x_source is None:
             raise InputError("OneSample needs x_source, the clean x that z was made from")
         return x_source
 
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
+    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         return warp.apply(x_source)

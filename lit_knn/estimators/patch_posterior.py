@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.patch_sizes import checked_sizes, sizes_of
-from lit_knn.estimators.running_softmax import Rounding, RunningSoftmax, weights_of
+from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import work_bytes
 
@@ -73,15 +73,14 @@ class PatchPosterior(Estimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         t = t.flatten()
         sizes = self._sizes_at(t)
         mean = torch.empty_like(z, dtype=torch.float64)
         for size in sorted(set(sizes)):
             rows = [row for row, own in enumerate(sizes) if own == size]
-            step = max(STATE_BYTES // (8 * self._state_floats(size)), 1)
+            windows = math.prod(map(len, self._starts(size)))
+            step = min(max(STATE_BYTES // (8 * (2 * windows + 4 * self.reference.d)), 1), ITEMS)
             for start in range(0, len(rows), step):
                 part = torch.tensor(rows[start : start + step], device=z.device)
                 mean[part] = self._mean_at(z[part], t[part], size)
@@ -93,35 +92,31 @@ class PatchPosterior(Estimator):
             return [*self._table.values()] * len(t)
         return [self._table[min(self._table, key=lambda own: abs(math.log(own / level)))] for level in t.tolist()]
 
-    def _state_floats(self, size: int) -> int:
-        """Return the number of float64 values that one item needs."""
-        rows, columns = self._starts(size)
-        return 2 * len(rows) * len(columns) + 4 * self.reference.d
-
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         """Estimate the mean with patches of one size. Returns float64, like z in shape."""
-        if len(z) > ITEMS:
-            parts = zip(z.split(ITEMS), t.split(ITEMS), strict=True)
-            return torch.cat([self._mean_at(*part, size) for part in parts])
         channels, height, width = self.reference.shape
         rows, columns = self._starts(size)
         h, w = min(size, height), min(size, width)
-        dtype = Rounding(self.reference, z, t.min()).dtype(h * w * channels)
+        dtype = product_dtype(self.reference, z, t.min(), h * w * channels)
         windows = _Windows(scaled_latents(images_last(z), t, dtype), rows, h, w)
         # Each window has its own normaliser. A first pass over the images finds them. Then the weights of all windows
         # that hold a pixel can be added before they are multiplied with it, in place of all windows' values.
-        softmax = RunningSoftmax((len(columns) * len(rows), len(z)), 0, dtype, z.device)
-        groups = [slice(start, start + len(rows)) for start in range(0, len(columns) * len(rows), len(rows))]
+        maxima = torch.full((len(columns), len(rows), len(z), 1), -torch.inf, dtype=dtype, device=z.device)
+        normalisers = torch.zeros_like(maxima, dtype=torch.float64)
         for x in self._chunks(len(z)):
-            keys, one = with_half_squares(x, dtype), x.new_ones(1, 1, x.shape[3]).expand(len(rows), -1, -1)
-            for left, own in zip(columns, groups, strict=True):
-                softmax.add_log_weights(windows.log_weights(keys, left), one, own)
-        share = softmax.sums.reciprocal().float()
+            keys, ones = with_half_squares(x, dtype), x.new_ones(1, 1, x.shape[3]).expand(len(rows), -1, -1).mT
+            for left, maximum, normaliser in zip(columns, maxima, normalisers, strict=True):
+                log_weights = windows.log_weights(keys, left)
+                new_maximum = torch.maximum(maximum, log_weights.amax(2, keepdim=True))
+                weights = weights_of(log_weights, new_maximum)
+                normaliser.mul_((maximum - new_maximum).exp_()).add_(torch.bmm(weights, ones))
+                maximum.copy_(new_maximum)
+        shares = normalisers.reciprocal_().float()
         total = torch.zeros(height, width * channels, len(z), dtype=torch.float64, device=z.device)
         for x in self._chunks(len(z)):
             keys, values = with_half_squares(x, dtype), x.flatten(1, 2)
-            for left, own in zip(columns, groups, strict=True):
-                weights = weights_of(windows.log_weights(keys, left), softmax.maximum[own]).mul_(share[own])
+            for left, maximum, share in zip(columns, maxima, shares, strict=True):
+                weights = weights_of(windows.log_weights(keys, left), maximum).mul_(share)
                 inside = slice(left * channels, (left + w) * channels)
                 total[:, inside] += torch.bmm(values[:, inside], windows.over_pixels(weights).mT)
         count = _windows_at(rows, h, height)[:, None] * _windows_at(columns, w, width)
@@ -130,7 +125,9 @@ class PatchPosterior(Estimator):
     def _chunks(self, items: int) -> Iterator[Tensor]:
         """Stream images (H, W, C, n), as many as keep the log weights of a column of windows in the cache."""
         channels, height, width = self.reference.shape
-        return chunks_with_images_last(self.reference, max(8 * height * items, height * width * (channels + 1)))
+        floats = max(8 * height * items, height * width * (channels + 1))
+        for _, x in self.reference.chunks(max(work_bytes(self.reference.device) // (8 * floats), 1)):
+            yield images_last(x)
 
     def _starts(self, size: int) -> tuple[Axis, Axis]:
         """First rows and first columns of the windows."""
@@ -153,24 +150,15 @@ def _windows_at(starts: Axis, size: int, length: int) -> Tensor:
 
 
 class _Windows:
-    """The windows of some latents, one column of them at a time.
-
-    Args:
-        queries: (H, W, C + 1, B), see `scaled_latents`.
-        rows: first rows of the windows.
-        h: rows of a window.
-        w: columns of a window.
-    """
+    """The h × w windows of `scaled_latents`, one column of them at a time; `rows` are their first rows."""
 
     def __init__(self, queries: Tensor, rows: Axis, h: int, w: int) -> None:
         self.queries, self.rows, self.h, self.w = queries, rows, h, w
         self.all_rows = len(rows) == len(queries) - h + 1
 
     def log_weights(self, keys: Tensor, left: int) -> Tensor:
-        """Compute the log weights of images (H, W, C + 1, n) in the windows with the first column `left`: (R, B, n).
-
-        Each row of pixels is one product, which up to h windows share.
-        """
+        """Compute the log weights of images (H, W, C + 1, n) in the windows with the first column `left`: (R, B, n)."""
+        # Each row of pixels is one product, which up to h windows share.
         queries, own = (images[:, left : left + self.w].flatten(1, 2) for images in (self.queries, keys))
         sums = sliding_sums(torch.bmm(queries.mT, own), self.h)
         return sums if self.all_rows else sums[self.rows]
@@ -190,11 +178,9 @@ def images_last(x: Tensor) -> Tensor:
     return x.permute(2, 3, 1, 0).contiguous()
 
 
-def chunks_with_images_last(reference: ReferenceSet, floats_per_image: int) -> Iterator[Tensor]:
-    """Stream all images as (H, W, C, n) float32, where n images with `floats_per_image` float64 fit `work_bytes`."""
-    rows = max(work_bytes(reference.device) // (8 * floats_per_image), 1)
-    for _, x in reference.chunks(rows):
-        yield images_last(x)
+def weights_of(log_weights: Tensor, maximum: Tensor) -> Tensor:
+    """Return exp(log_weights − maximum) in float32. `log_weights` is overwritten."""
+    return log_weights.sub_(maximum).float().clamp_(min=LEAST_LOG_WEIGHT).exp_()
 
 
 def scaled_latents(z: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
 """The size of patches at each noise level: how far the Wiener filter of the images looks around a pixel."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -27,9 +27,7 @@ def checked_sizes(size: Any) -> dict[float, int] | None:
         return None
     table = size if isinstance(size, Mapping) else {1.0: size}
     if not table:
-        raise InputError(
-            f"PatchPosterior: size must be a number, a table of at least one noise level, or null, got {size}"
-        )
+        raise InputError(f"PatchPosterior: size must be a number, a table of noise levels or null, got {size}")
     for level, own in table.items():
         if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < math.inf:
             raise InputError(f"PatchPosterior: the noise levels of size must be finite and above 0, got {level!r}")
@@ -51,22 +49,17 @@ def sizes_of(reference: ReferenceSet) -> dict[float, int]:
     levels = [deviation * 10 ** (step / LEVELS_PER_DECADE) for step in steps]
     # At levels far below the spectrum, an ever wider filter gains ever less. Less noise never asks for a larger patch.
     # A window wider than the image gains little, and the whole image is cheaper.
-    wanted = [min(extent, largest) for extent in extents(spectrum, levels)]
+    wanted = [min(extent(spectrum, level), largest) for level in levels]
     sizes = list(accumulate(reversed(wanted), min, initial=largest))[:0:-1]
     return dict(zip(levels, sizes, strict=True))
 
 
 def power_spectrum(x: Tensor) -> Tensor:
-    """Estimate the power spectrum of images in the principal axes of their colours.
+    """Estimate the power spectrum of centred images (N, C, H, W) in the principal axes of their colours, (C, 2H, 2W).
 
-    It is the Fourier transform of the autocovariance, averaged over positions. Zero padding to twice the size keeps
-    opposite borders apart, and dividing by H·W for all shifts keeps the spectrum positive.
-
-    Args:
-        x: (N, C, H, W) float64, centred.
-
-    Returns:
-        (C, 2H, 2W) float64; the mean over frequencies is the variance of a pixel in that axis.
+    It is the Fourier transform of the autocovariance, averaged over positions; its mean over frequencies is the
+    variance of a pixel in that axis. Zero padding to twice the size keeps opposite borders apart, and dividing by H·W
+    for all shifts keeps the spectrum positive. All is float64.
     """
     n, channels, height, width = x.shape
     colours = torch.einsum("nchw,ndhw->cd", x, x) / (n * height * width)
@@ -78,25 +71,15 @@ def power_spectrum(x: Tensor) -> Tensor:
     return total / (n * height * width)
 
 
-def extents(spectrum: Tensor, levels: Sequence[float]) -> list[int]:
-    """Find the window of the Wiener filter at each noise level.
+def extent(spectrum: Tensor, t: float) -> int:
+    """Find the window of the Wiener filter at noise level t for a `power_spectrum`: its odd edge in pixels.
 
     For a stationary field of spectrum S, the filter G = S/(S + t²) has the least squared error of all linear filters,
     mean over frequencies of S·t²/(S + t²). The filter that is cut to a window of p×p pixels, G_p, has the error
     mean((S + t²)·|G − G_p|²) more. The best filter of one pixel has the error v·t²/(v + t²), v the variance. The
-    extent is the least odd p whose cut filter keeps `KEPT_GAIN` of the difference between the two.
-
-    Args:
-        spectrum: (C, 2H, 2W), see `power_spectrum`.
-        levels: noise levels t > 0.
-
-    Returns:
-        The odd edge p in pixels for each level, at most 2·max(H, W) − 1.
+    extent is the least odd p whose cut filter keeps `KEPT_GAIN` of the difference between the two, at most
+    2·max(H, W) − 1.
     """
-    return [_extent(spectrum, level) for level in levels]
-
-
-def _extent(spectrum: Tensor, t: float) -> int:
     noise = t * t
     total = spectrum + noise
     gain = spectrum / total

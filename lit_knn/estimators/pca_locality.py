@@ -4,11 +4,11 @@ import math
 from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.running_softmax import LEAST_LOG_WEIGHT, Rounding
+from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import covariance_of
 from lit_knn.reference.streaming import work_bytes
@@ -19,19 +19,12 @@ SIDE = 4
 
 
 class Tile(NamedTuple):
-    """Output pixels whose masks are alike. Pixels are numbered from 0 to d − 1.
+    """Output pixels whose masks are alike. Pixels are numbered from 0 to d − 1."""
 
-    Attributes:
-        pixels: (g,), output pixels.
-        common: (a,), pixels that all their masks contain.
-        others: (u,), pixels that some of their masks contain.
-        masks: (g, u), whether the mask of each output pixel contains each of `others`, float32.
-    """
-
-    pixels: Tensor
-    common: Tensor
-    others: Tensor
-    masks: Tensor
+    pixels: Tensor  # (g,), output pixels
+    common: Tensor  # (a,), pixels that all their masks contain
+    others: Tensor  # (u,), pixels that some of their masks contain
+    masks: Tensor  # (g, u), float32, whether the mask of each output pixel contains each of `others`
 
 
 class PCALocality(Estimator):
@@ -94,9 +87,7 @@ class PCALocality(Estimator):
             self._last = last
         return last[2]
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         mean = torch.empty(z.shape, dtype=torch.float64, device=z.device)
         levels, level_of = t.flatten().unique(return_inverse=True)
         for number, level in enumerate(levels.tolist()):
@@ -126,19 +117,11 @@ def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile])
 
     μ_p = Σ_n w_pn·x_np with w_pn ∝ exp(−Σ_{q ∈ M_p} (z_q − x_nq)² / 2t²). The squares of z are the same for all n, so
     they cancel. What is left are products: Σ z_q·x_nq/t² − Σ x_nq²/2t². A running maximum, normaliser and weighted sum
-    for each z and pixel bound the memory.
-
-    Args:
-        reference: the set, on the device of `z`.
-        z: (B, d).
-        t: noise level.
-        tiles: the masks of all d pixels.
-
-    Returns:
-        (B, d), float64.
+    for each z and pixel bound the memory. `tiles` hold the masks of all d pixels; z is (B, d), the result (B, d)
+    float64.
     """
     terms = max(len(tile.common) + len(tile.others) for tile in tiles)
-    dtype = Rounding(reference, z, t).dtype(terms)
+    dtype = product_dtype(reference, z, t, terms)
     # Dividing first keeps float32 from overflowing at extreme t.
     z, half_precision = (z.double() / t / t).to(dtype), 0.5 / t / t
     shape = reference.d, len(z)
@@ -164,14 +147,10 @@ def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile])
 
 
 def _log_weights(tile: Tile, z: Tensor, x: Tensor, half_squares: Tensor, work: Tensor) -> Tensor:
-    """Compute the log weights, (g, B, c), of c images for the pixels of a tile, except for a constant.
+    """Compute the log weights, (g, B, c), of c images x (d, c) for the pixels of a tile, except for a constant.
 
-    Args:
-        tile: the pixels and their masks.
-        z: (B, d), divided by t².
-        x: (d, c), images.
-        half_squares: (d, c), x²/2t².
-        work: memory for g·B·c numbers or more. New memory at each use would cost a CPU a fifth of the product.
+    `z` (B, d) is divided by t², `half_squares` is x²/2t², and `work` is memory for g·B·c numbers or more: new memory at
+    each use would cost a CPU a fifth of the product.
     """
     masks, g = tile.masks.to(x.dtype), len(tile.pixels)
     # Every mask contains `common`: (B, c), without the rest.

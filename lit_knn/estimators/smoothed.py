@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator, Holdings, Query
@@ -67,9 +67,7 @@ class Smoothed(Estimator):
         """Nothing is held besides what the averaged estimator holds."""
         return self.estimator.holds(N, d, pixels, device)
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         if self.width == 0:
             return self.part.mean_of(Query(z, t, x_source, generator))
         total = torch.zeros(z.shape, dtype=torch.float64, device=z.device)
@@ -80,7 +78,7 @@ class Smoothed(Estimator):
             total += mean.double().view(near.shape).sum(0)
         return total / self.n
 
-    def _neighbourhood(self, z: Tensor, generator: torch.Generator | None) -> Iterator[Tensor]:
+    def _neighbourhood(self, z: Tensor, generator: Generator | None) -> Iterator[Tensor]:
         """Draw n points near each z, as many at a time as memory allows: (draws, B, *shape), float32 or wider."""
         # Half precision would round a small width away.
         z = z.to(torch.promote_types(z.dtype, torch.float32))

@@ -1,7 +1,7 @@
 """Weighted means of random images: SNIS with the uniform proposal, and the stable target field (Xu et al. 2023)."""
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.draws import DrawingEstimator, Draws
@@ -27,7 +27,7 @@ class UniformSNIS(DrawingEstimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()
 
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Draws:
+    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         size = len(z), self.n - (x_source is not None)
         ids = torch.randint(self.reference.N, size, device=z.device, generator=generator)
         # A source is weighted as if it were one of the draws.

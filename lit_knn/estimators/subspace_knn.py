@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import COMPONENTS, DEFAULT_N, DEFAULT_R, IMAGES, Count
+from lit_knn.estimators.counts import DEFAULT_N, DEFAULT_R, Count, of_components, of_images
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_order
-from lit_knn.linalg.pca import Projection
-from lit_knn.linalg.precision import check_compute, compute_dtype, matmul_float32
+from lit_knn.index.pca import Projection
+from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Images
 from lit_knn.reference.principal import projection_of
@@ -32,15 +32,10 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class SubspaceDraws(Draws):
-    """`Draws` of which some are from the rest of the proposal, after its most probable images.
+    """`Draws` of which some are from the rest of the proposal, after its most probable images."""
 
-    Attributes:
-        sampled: (B, n), bool, which images are draws from the rest; the others are kept.
-        rest_mean: (B, r), float32, the exact E_q[y] over the rest.
-    """
-
-    sampled: Tensor
-    rest_mean: Tensor
+    sampled: Tensor  # (B, n), bool, which images are draws from the rest; the others are kept
+    rest_mean: Tensor  # (B, r), float32, the exact E_q[y] over the rest
 
 
 class SubspaceKNN(DrawingEstimator):
@@ -70,8 +65,8 @@ class SubspaceKNN(DrawingEstimator):
 
     shardable = True
 
-    r = Count(DEFAULT_R, COMPONENTS)
-    n = Count(DEFAULT_N, IMAGES)
+    r = Count(DEFAULT_R, of_components)
+    n = Count(DEFAULT_N, of_images)
 
     def __init__(self, r: int | None = None, n: int | None = None, compute: str = "auto") -> None:
         self.r, self.n = r, n
@@ -92,9 +87,7 @@ class SubspaceKNN(DrawingEstimator):
         reference = self.reference
         return projection_of(reference, self.r, compute_dtype("SubspaceKNN", self.compute, reference.device))
 
-    def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
+    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         t = t.flatten()
         query = warp.query(z, t, x_source, self.reference.mean())
         # The proposal only approximates the posterior of warped images, so images with negligible shares may be likely.
@@ -112,7 +105,7 @@ class SubspaceKNN(DrawingEstimator):
         # Use one product for all rows, because P is large and reading it for a few rows at a time would be slow.
         return mean - self._projection().components.expand(excess).view(mean.shape)
 
-    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None) -> Certificate:
+    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
         draws, parts, wide = self._draw(z, t, x_source, generator), [], torch.promote_types(z.dtype, torch.float32)
         for rows, images, weights in self._weighted(draws, z, t):
             excess = self._projection().components.expand(self._excess(weights, draws, rows)).view(-1, *z.shape[1:])
@@ -126,7 +119,7 @@ class SubspaceKNN(DrawingEstimator):
         z: Tensor,
         t: Tensor,
         x_source: Tensor | None,
-        generator: torch.Generator | None,
+        generator: Generator | None,
         negligible_share: float = NEGLIGIBLE_SHARE,
     ) -> SubspaceDraws:
         """Choose the images of each z from the posterior given P'z alone."""
@@ -144,14 +137,16 @@ class SubspaceKNN(DrawingEstimator):
         return SubspaceDraws(ids=ids, log_factor=log_factor, sampled=sampled, rest_mean=rest_mean)
 
     def _draw_rows(
-        self, projection: Projection, y: Tensor, t: Tensor, log_share: float, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        self, projection: Projection, y: Tensor, t: Tensor, log_share: float, generator: Generator | None
+    ) -> tuple[Tensor, ...]:
         """Choose the images of some rows, given y = P'(z − mean), (b, r): the tensors of their `SubspaceDraws`."""
         coordinates, noise = projection.coordinates, t.square()
         log_q = matmul_float32(y.to(coordinates.dtype), coordinates.T).sub_(projection.half_sq_norms)
         log_q.div_(noise.unsqueeze(1).float().clamp_(min=LEAST_NOISE))
+        key = "largest norm in coordinates", self.r, coordinates.dtype
+        largest_norm = self.reference.cached(key, lambda: (2 * projection.half_sq_norms.max()).sqrt())
         # Largest rounding error of the low-precision product. Rounding must not make likely images look negligible.
-        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * self._largest_norm(projection) / noise
+        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * largest_norm / noise
         draws = stratified_draws(log_q, self.n, log_share - 2 * rounding.double(), generator)
         rest_mean = self._rest_mean(draws.rest, draws.sampled, coordinates)
         return draws.ids, draws.log_correction, draws.sampled, rest_mean
@@ -166,11 +161,6 @@ class SubspaceKNN(DrawingEstimator):
         if some.any():
             mean[some] = _mean_of_rest(rest[some], coordinates)
         return mean
-
-    def _largest_norm(self, projection: Projection) -> Tensor:
-        """Return the largest norm of an image in coordinates, a scalar. It is computed once."""
-        key = "largest coordinates", self.r, projection.coordinates.dtype
-        return self.reference.cached(key, lambda: (2 * projection.half_sq_norms.max()).sqrt())
 
     def _excess(self, weights: Tensor, draws: Draws, rows: Tensor) -> Tensor:
         """Return the known error of the mean of y that the choice of drawn images causes: (b, r), float32."""

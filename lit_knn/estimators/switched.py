@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator, Holdings, Query
@@ -49,17 +49,14 @@ class Switched(Estimator):
 
     @property
     def shardable(self) -> bool:  # type: ignore[override]
-        """Tells whether each part that needs the set is shardable. A subclass says so itself."""
         return all(part.shardable or not part.needs_reference for part in self.parts)
 
     @property
     def takes_labels(self) -> bool:  # type: ignore[override]
-        """Tells whether both parts take labels."""
         return all(part.takes_labels for part in self.parts)
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
-        """Number of classes that networks among the parts know; 0 if a part takes no labels."""
         return max(part.num_classes for part in self.parts) if self.takes_labels else 0
 
     @property
@@ -71,7 +68,6 @@ class Switched(Estimator):
         return Switched(self.below.by_class(wrap), self.above.by_class(wrap), self.t)
 
     def check_levels(self, lowest: float, highest: float) -> None:
-        """The switch must be one of the levels of a run."""
         if not lowest <= self.t <= highest:
             raise InputError(f"Switched: t={self.t} is outside the noise levels of the run, {lowest:g} to {highest:g}")
         for part in self.parts:
@@ -90,14 +86,12 @@ class Switched(Estimator):
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
         """Arrays of the same name are shared by the parts."""
-        told = [part.holds(N, d, pixels, device) for part in self.parts]
-        known = [held for held in told if held is not None]
-        if len(known) < len(told):
+        below, above = (part.holds(N, d, pixels, device) for part in self.parts)
+        if below is None or above is None:
             return None
-        arrays: dict[str, int] = {}
-        for name, size in (array for held in known for array in held.arrays.items()):
-            arrays[name] = max(size, arrays.get(name, 0))
-        return Holdings(max(held.neighbours for held in known), arrays)
+        names = below.arrays.keys() | above.arrays.keys()
+        arrays = {name: max(below.arrays.get(name, 0), above.arrays.get(name, 0)) for name in sorted(names)}
+        return Holdings(max(below.neighbours, above.neighbours), arrays)
 
     def mean_of(self, query: Query) -> Tensor:
         """Let each part estimate its rows, the part below first."""
@@ -114,7 +108,5 @@ class Switched(Estimator):
                 result[rows] = part.mean_of(query.rows(rows))
         return result
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         raise AssertionError("only the parts estimate")

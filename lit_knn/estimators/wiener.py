@@ -3,10 +3,10 @@
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.counts import COMPONENTS, DEFAULT_R, Count
+from lit_knn.estimators.counts import DEFAULT_R, Count, of_components
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import components_of
 
@@ -30,7 +30,7 @@ class Wiener(Estimator):
         InputError: r < 1; at `bind`, r > min(N, d).
     """
 
-    r = Count(DEFAULT_R, COMPONENTS)
+    r = Count(DEFAULT_R, of_components)
 
     deterministic = True
     shardable = True
@@ -49,9 +49,7 @@ class Wiener(Estimator):
         r = Wiener.r.within(self, N, d)
         return Holdings(arrays={f"r={r} components": 4 * r * d})
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         p = components_of(self.reference, self.r)
         # In float32, a small t² would be 0, and 0/0 where the images do not vary.
         noise = t.reshape(-1, 1).square()

@@ -1,15 +1,14 @@
 """Draw rows of results as matplotlib figures, including the figures of the paper."""
 
-from lit_knn.figures.checkpoint_curve import average_curve, checkpoint_curve
 from lit_knn.figures.figure1 import figure1
 from lit_knn.figures.figure2 import figure2
 from lit_knn.figures.figure3 import figure3
 from lit_knn.figures.figure5 import figure5
 from lit_knn.figures.image_grid import captioned, image_grid, pair_grid
 from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
-from lit_knn.figures.save import save_figure
 from lit_knn.figures.size_calibration import size_calibration
-from lit_knn.figures.training_curves import TrainingCurve, figure4, run_comparison
+from lit_knn.figures.style import save_figure
+from lit_knn.figures.training_curves import TrainingCurve, average_curve, checkpoint_curve, figure4, run_comparison
 
 __all__ = [
     "TrainingCurve",

@@ -14,7 +14,7 @@ QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "va
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
 # The axis reaches `DECADES` below the peak of each curve, but at most `ABOVE` and `BELOW` decades from the middle peak.
 DECADES, ABOVE, BELOW = 4.0, 6.0, 10.0
-# A bias within so many standard errors of 0 is not told from 0.
+# A bias within this number of standard errors of 0 may be 0.
 UNTOLD = 2.0
 # Distance between the rows of marks for zeros, as a share of the axis.
 MARK_STEP = 0.03
@@ -70,7 +70,7 @@ def _draw_curve(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, numb
 
 
 def _mark_limits(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, number: int) -> bool:
-    """Mark the upper limits of biases that are not told from 0; return True if there are any."""
+    """Mark the upper limits of biases that may be 0; return True if there are any."""
     known = [(row["t"], row[column], row[f"{column}_se"]) for row in rows if row[column] != ""]
     limits = [(t, max(value, 0.0) + UNTOLD * error) for t, value, error in known if value < UNTOLD * error]
     if limits:

@@ -11,7 +11,7 @@ from lit_knn.figures.image_grid import image_grid
 from lit_knn.figures.style import COLOURS, dress, look
 
 TITLES = {"training": "training images", "held_out": "held-out images", "generated": "the networks' own images"}
-# R² below this value says only that the estimator is another one, and would hide the differences near 1.
+# Lower values of R² would hide the differences near 1.
 LOWEST_R2 = -0.25
 # Black is for the ideal denoiser.
 BLACK = COLOURS.index("#000000")
@@ -80,7 +80,7 @@ def same_noise_boxes(samples: Mapping[str, Tensor], network_samples: Mapping[str
             for box in drawn["boxes"]:
                 box.set(facecolor=colour, alpha=0.5)
             drawn["boxes"][0].set_label(network)
-        # R² has no lower bound. Below −1 it says no more.
+        # R² has no lower bound, so the axis ends at −1.
         dress(axes, ylabel=title, ylim=(max(least, -1.0) - 0.05, 1.02))
     lower.set_xlabel("estimator")
     upper.set_title("samples against the network's, from the same noise")

@@ -1,13 +1,19 @@
-"""The common style of all figures."""
+"""The common style of all figures, and their files."""
 
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
+
+from lit_knn.common.files import written_whole
 
 # These colours differ in print and for the colour-blind (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c8c")
 MARKERS = "osD^vP*X"
+PNG_DPI = 200
 
 
 def look(number: int) -> dict[str, Any]:
@@ -45,3 +51,16 @@ def log_values(axes: Axes) -> None:
 def image_unit(images: float) -> tuple[str, float]:
     """Return unit and divisor for an axis up to `images`: thousands for the digits, millions for the paper's runs."""
     return ("millions", 1e6) if images >= 1e6 else ("thousands", 1e3)
+
+
+def save_figure(figure: Figure, path: str | PathLike[str]) -> list[Path]:
+    """Save `path`.png and `path`.pdf, each completely or not at all; return the paths."""
+    path = Path(path)
+    # The layout is computed once here. With any layout engine, "none" too, each saving would draw the figure twice.
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)
+    written = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "pdf")]
+    for target in written:
+        with written_whole(target) as partial:
+            figure.savefig(partial, dpi=PNG_DPI)
+    return written

@@ -1,4 +1,4 @@
-"""Pictures of training runs: distances to the data over the images seen, times, and Figure 4 (fig:ablation)."""
+"""Pictures of training runs: metrics over the images seen, times, Figure 4 (fig:ablation), and kept checkpoints."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_knn.common.tables import TITLES
-from lit_knn.figures.style import dress, image_unit, log_values, look
+from lit_knn.figures.style import COLOURS, dress, image_unit, log_values, look
 
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
 DOUBLES = "the steps N(k) double"
 
 Points = Sequence[tuple[int, float]]
+"""(images seen, value), ascending."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class TrainingCurve:
     """What the pictures show of one run.
 
     Attributes:
-        name: as in the legend.
+        name: name of the run.
         estimator: class name.
         k: neighbours searched, or None.
         n: samples drawn, or None.
@@ -37,6 +38,12 @@ class TrainingCurve:
     distances: Mapping[str, Points] = field(default_factory=dict)
     ms_per_image: tuple[float, float] = (0.0, 0.0)
     doublings: Sequence[float] = ()
+
+    @property
+    def method(self) -> str:
+        """The estimator's class name, with k and n if it has them: `KNN k=2048, n=256`."""
+        counts = ", ".join(f"{name}={value}" for name, value in (("k", self.k), ("n", self.n)) if value is not None)
+        return f"{self.estimator} {counts}".strip()
 
 
 def best_point(points: Points, metric: str) -> tuple[int, float]:
@@ -89,7 +96,7 @@ def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None
 def _draw_times(axes: Axes, runs: Sequence[TrainingCurve]) -> None:
     for number, run in enumerate(runs):
         estimator, rest = run.ms_per_image
-        axes.barh(number, rest, height=0.6, color=look(number)["color"], label=run.name)
+        axes.barh(number, rest, height=0.6, color=look(number)["color"], label=f"{run.name} {run.method}")
         axes.barh(number, estimator, height=0.6, left=rest, color="0.3")
     dress(axes, xlabel="ms per image (dark: estimator)")
     axes.set_yticks([])
@@ -110,13 +117,10 @@ def figure4(runs: Sequence[TrainingCurve]) -> Figure:
         for axes, option, title in zip(column, ("k", "n"), ("search size k", "sample size n"), strict=True):
             dress(axes, ylabel=TITLES.get(metric, metric))
             axes.set_title(f"Effect of the {title}", fontsize=10)
-            _panel(axes, [*_without_k(measured), *varied(measured, option)], metric, divisor)
+            without_k = [run for run in measured if run.k is None]
+            _panel(axes, [*without_k, *varied(measured, option)], metric, divisor)
         column[-1].set_xlabel(f"Training images seen ({unit})")
     return figure
-
-
-def _without_k(runs: Sequence[TrainingCurve]) -> list[TrainingCurve]:
-    return [run for run in runs if run.k is None]
 
 
 def varied(runs: Sequence[TrainingCurve], option: str) -> list[TrainingCurve]:
@@ -135,11 +139,49 @@ def _panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor: floa
     baseline = next((run for run in runs if run.estimator == "OneSample"), None)
     for number, run in enumerate(runs):
         style, points = look(number) | ({"color": "black"} if run is baseline else {}), run.distances[metric]
-        label = run.estimator if run.k is None else f"{run.estimator} k={run.k}, n={run.n}"
-        axes.plot([seen / divisor for seen, _ in points], [value for _, value in points], label=label, **style)
+        axes.plot([seen / divisor for seen, _ in points], [value for _, value in points], label=run.method, **style)
         axes.axhline(best_point(points, metric)[1], color=style["color"], linestyle=":", linewidth=1)
         passed = passes(points, baseline.distances[metric], metric) if baseline else None
         if passed is not None:
             axes.axvline(passed / divisor, color=style["color"], linestyle="--", linewidth=1)
     log_values(axes)
     axes.legend(fontsize=8)
+
+
+def checkpoint_curve(points: Points, best: tuple[int, float], metric: str, title: str) -> Figure:
+    """Draw the metric of each checkpoint over images seen, and mark the best one.
+
+    Args:
+        points: (images seen, value), ascending.
+        best: one of the points.
+        metric: name of the column; it labels the axis.
+        title: title of the picture.
+    """
+    unit, divisor = image_unit(points[-1][0])
+    in_unit = [(seen / divisor, value) for seen, value in points]
+    xlabel, at = f"Training images seen ({unit})", f"{best[0]:,} images"
+    figure = _curve(in_unit, (best[0] / divisor, best[1]), at, xlabel, metric, title)
+    if min(value for _, value in points) > 0:
+        log_values(figure.axes[0])
+    return figure
+
+
+def average_curve(points: Sequence[tuple[float, float]], best: tuple[float, float], metric: str, title: str) -> Figure:
+    """Draw the metric of each average over its relative length, and mark the best one; see `checkpoint_curve`.
+
+    The axis of the metric is linear, because the values differ little.
+    """
+    return _curve(points, best, f"{best[0]:g}", "Relative length of the average", metric, title)
+
+
+def _curve(
+    points: Sequence[tuple[float, float]], best: tuple[float, float], at: str, xlabel: str, metric: str, title: str
+) -> Figure:
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(*zip(*points, strict=True), **look(0))
+    axes.plot(*best, "*", color=COLOURS[1], markersize=14, label=f"best: {best[1]:.4g} at {at}")
+    dress(axes, xlabel=xlabel, ylabel=TITLES.get(metric, metric))
+    axes.set_title(title, fontsize=10)
+    axes.legend()
+    return figure

@@ -7,28 +7,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 
 
 class Vectors(NamedTuple):
-    """The input of `Index.build`.
-
-    Attributes:
-        chunks: yields all N vectors in order, (c, d) float32 each; may be called again.
-        sample: (m) -> (m, d) float32, a seeded random subset of m <= N vectors, for training.
-        N: number of vectors.
-        fingerprint: returns a name that only these vectors have; may take seconds.
-        shared: whether all processes of a distributed run build from these vectors.
-    """
+    """The input of `Index.build`."""
 
     chunks: Callable[[], Iterable[Tensor]]
+    """Yields all N vectors in order, (c, d) float32 each; may be called again."""
     sample: Callable[[int], Tensor]
+    """(m) -> (m, d) float32, a seeded random subset of m <= N vectors, for training."""
     N: int
     fingerprint: Callable[[], str]
+    """Returns a name that only these vectors have; may take seconds."""
     shared: bool = True
+    """Tells whether all processes of a distributed run build from these vectors."""
 
 
-class Index(TellsSettings, ABC):
+class Index(RecordsArguments, ABC):
     """Finds near neighbours, in squared L2 distance, among the vectors of `build`.
 
     An index may be approximate and may return fewer than k neighbours. Estimators stay consistent as n → ∞, because

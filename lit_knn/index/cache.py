@@ -15,13 +15,7 @@ from lit_knn.index.base import Vectors
 
 
 class IndexCache:
-    """A folder of built indexes.
-
-    Args:
-        folder: is created if missing; a leading ~ is the user's home.
-        write: writes an index to a binary file.
-        read: reads or maps the index in a file.
-    """
+    """A folder of built indexes, made if missing; a leading ~ is the user's home. `read` may map the file."""
 
     def __init__(self, folder: str, write: Callable[[Any, BinaryIO], None], read: Callable[[Path], Any]) -> None:
         if not folder:  # It would mean the working directory.
@@ -33,12 +27,9 @@ class IndexCache:
     def get(self, vectors: Vectors, label: dict[str, Any], build: Callable[[Vectors], Any]) -> Any:
         """Return the index from the folder. If it is not there, build and keep it.
 
-        Args:
-            vectors: the data; one process of each machine asks for their fingerprint. If all processes of a
-                distributed run share the vectors, each of them must call this: one of each machine builds, the others
-                map its file.
-            label: everything else that the file depends on, with its `factory`.
-            build: builds the index.
+        If all processes of a distributed run share the vectors, each of them must call this: one of each machine asks
+        for their fingerprint and builds, the others map its file. `label` holds everything else that the file depends
+        on, with its `factory`.
 
         Raises:
             InputError: the folder cannot be made, or another process failed.

@@ -10,8 +10,8 @@ from lit_knn.common.extras import is_installed
 from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors
 from lit_knn.index.faiss_index import FaissIndex
-from lit_knn.linalg.pca import principal_components, project_images, sample_size
-from lit_knn.linalg.precision import check_compute, compute_dtype, matmul_float32, stored
+from lit_knn.index.pca import principal_components, project_images, sample_size
+from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32, stored
 
 # On a CPU, the scores of one chunk in float32 take about this many bytes, and so do the vectors converted at a time.
 # The operating system would allocate larger arrays anew at each use, which is slow.

@@ -19,23 +19,14 @@ from lit_knn.theory.proposal import dense_log_q
 
 
 class SearchDiagnostics(NamedTuple):
-    """Results for the nearest-neighbour estimator at each z. All are (B,), float64. Variances are traces divided by d.
+    """Results for the nearest-neighbour estimator at each z, (B,) float64. Variances are traces divided by d."""
 
-    Attributes:
-        recall: share of the k nearest images that the search found.
-        found_mass: posterior probability of the found images.
-        normaliser_ratio: Z_q / p_t(z).
-        eq12_variance: Eq. 12 (eq:SNIS_Var) with the proposal of the search, the left-hand side of both theorems.
-        bound_4_1: right-hand side of Theorem 4.1.
-        bound_4_2: right-hand side of Theorem 4.2.
-    """
-
-    recall: Tensor
-    found_mass: Tensor
-    normaliser_ratio: Tensor
-    eq12_variance: Tensor
-    bound_4_1: Tensor
-    bound_4_2: Tensor
+    recall: Tensor  # share of the k nearest images that the search found
+    found_mass: Tensor  # posterior probability of the found images
+    normaliser_ratio: Tensor  # Z_q / p_t(z)
+    eq12_variance: Tensor  # Eq. 12 (eq:SNIS_Var) with the proposal of the search, the left-hand side of both theorems
+    bound_4_1: Tensor  # right-hand side of Theorem 4.1
+    bound_4_2: Tensor  # right-hand side of Theorem 4.2
 
 
 @torch.no_grad()

@@ -11,17 +11,13 @@ from torchmetrics import Metric
 class ErrorTerms(NamedTuple):
     """Error of the posterior mean at each latent z, per dimension. All are (B,), float64. For the score, divide by t⁴.
 
-    Attributes:
-        mse: mean of ‖μ̂ − μ‖² / d over the repeats.
-        bias_sq: ‖m − μ‖² / d, where m is the mean over the repeats; its expectation is too large by variance / R.
-        bias_sq_corrected: `bias_sq` − `variance` / R; unbiased, so it can be negative.
-        variance: Σ ‖μ̂ − m‖² / ((R − 1) d), unbiased.
+    m is the mean over the R repeats.
     """
 
-    mse: Tensor
-    bias_sq: Tensor
-    bias_sq_corrected: Tensor
-    variance: Tensor
+    mse: Tensor  # mean of ‖μ̂ − μ‖² / d over the repeats
+    bias_sq: Tensor  # ‖m − μ‖² / d; its expectation is too large by variance / R
+    bias_sq_corrected: Tensor  # bias_sq − variance / R; unbiased, so it can be negative
+    variance: Tensor  # Σ ‖μ̂ − m‖² / ((R − 1) d), unbiased
 
 
 def error_terms(error_sum: Tensor, sq_error_sum: Tensor, repeats: int) -> ErrorTerms:

@@ -71,9 +71,9 @@ class NetworkExtractor(FeatureExtractor):
 
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
         if not are_pictures(shape):
+            advice = "for latents and vectors use Pixels"
             raise InputError(
-                f"{type(self).__name__}: needs images of 1 or 3 channels, but the data is of shape {shape}; "
-                "for latents and vectors use Pixels"
+                f"{type(self).__name__}: needs images of 1 or 3 channels, got data of shape {shape}; {advice}"
             )
         if self.network is None:
             self.network = self._load_network().eval().requires_grad_(False)

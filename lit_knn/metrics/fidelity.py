@@ -102,13 +102,8 @@ def feature_statistics(
 ) -> FeatureStatistics:
     """Compute statistics of images that come in batches; all ranks must call it, each with its share.
 
-    Args:
-        batches: numbers (B,) int64, each used once over all ranks, and images (B, *shape) in model space.
-        extractor: loaded on `device`.
-        device: device of the feature extraction.
-        keep_features: also keep the features themselves.
-        keep_logits: keep the logits, if the extractor has any.
-        advance: called with the number of images after each batch.
+    The batches hold numbers (B,) int64, each used once over all ranks, and images (B, *shape) in model space. The
+    extractor is loaded on `device`. `advance` is called with the number of images after each batch.
     """
     num_logits = extractor.num_logits if keep_logits else 0
     sums = FeatureSums(extractor.num_features, num_logits, keep_features).to(device)

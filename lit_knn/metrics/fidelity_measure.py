@@ -1,8 +1,10 @@
 """Measures the fidelity of any images to a data set, for the `Fidelity` callback."""
 
+import hashlib
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,7 +23,8 @@ from lit_knn.metrics.fidelity import (
     kernel_distance,
     precision_recall,
 )
-from lit_knn.metrics.statistics_cache import cache_path, load_statistics, save_statistics
+from lit_knn.metrics.kept_results import load_tensors, save_tensors
+from lit_knn.metrics.latents import check_at_least
 from lit_knn.reference import ReferenceSet
 
 EXTRA_METRICS = ("kid", "precision", "recall")
@@ -58,10 +61,8 @@ class FidelityMeasure:
         unknown = [name for name in extra_metrics if name not in EXTRA_METRICS]
         if unknown:
             raise InputError(f"extra_metrics: unknown metric {unknown[0]!r}; there are {', '.join(EXTRA_METRICS)}")
-        if batch_size < 1 or kid_subset_size < 2:
-            raise InputError(
-                f"batch_size={batch_size} must be at least 1 and kid_subset_size={kid_subset_size} at least 2"
-            )
+        check_at_least(1, batch_size=batch_size)
+        check_at_least(2, kid_subset_size=kid_subset_size)
         self.extractor, self.batch_size = extractor, batch_size
         self.extra_metrics, self.kid_subset_size = tuple(extra_metrics), kid_subset_size
         self.cache_dir, self.mirrored = cache_dir, mirrored
@@ -110,19 +111,11 @@ class FidelityMeasure:
     ) -> dict[str, float]:
         """Compare images with the data, the same in all calls; all ranks call it, after `prepare`.
 
-        Args:
-            reference: the data.
-            batches: this rank's share of the images: numbers (B,) int64, each used once over all ranks, and images
-                (B, *shape) in model space. They are read one batch at a time, under a progress bar.
-            total: number of images over all ranks, for the progress bar; None if the caller shows one.
-            device: device of the feature extraction.
-            bar: makes a progress bar.
-
-        Returns:
-            The distance under the name `metric`, the Inception Score and the extra metrics.
+        `batches` are this rank's share of the images, as in `feature_statistics`, read one at a time under a progress
+        bar that `bar` makes. `total` is the number of images over all ranks, None if the caller shows a bar. The result
+        has the distance under the name `metric`, the Inception Score and the extra metrics.
         """
         self.extractor.load(reference.shape, device)
-
         if not self._ready:
             self._real = self._real_statistics(reference, device, bar)
             self._ready = True
@@ -136,9 +129,7 @@ class FidelityMeasure:
         if generated.logits is not None:
             values |= inception_score(generated.logits)
         extra: dict[str, float] = {}
-        if self.extra_metrics:
-            assert generated.features is not None
-            assert real.features is not None
+        if generated.features is not None and real.features is not None:
             if "kid" in self.extra_metrics:
                 extra |= kernel_distance(generated.features, real.features, self.kid_subset_size)
             if {"precision", "recall"} & set(self.extra_metrics):
@@ -182,3 +173,23 @@ class FidelityMeasure:
 
 def _own_share(total: int | None) -> int | None:
     return None if total is None else total // rank_and_size()[1]
+
+
+def cache_path(folder: str | Path, metric: str, data: str, extractor: str, with_features: bool) -> Path:
+    """Return the path of the statistics; `data` and `extractor` are fingerprints."""
+    name = hashlib.sha256(f"{data} {extractor} features={with_features}".encode()).hexdigest()[:16]
+    return Path(folder) / f"{metric}-{name}.npz"
+
+
+def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
+    """Write statistics without their logits, by `save_tensors`."""
+    save_tensors(path, **{**vars(statistics), "count": torch.tensor(statistics.count), "logits": None})
+
+
+def load_statistics(path: Path, num_features: int) -> FeatureStatistics | None:
+    """Read a file of `save_statistics`; return None if it is absent or damaged, or holds other data."""
+    found = load_tensors(path)
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items() if name != "features"}
+    if shapes != {"mean": (num_features,), "cov": (num_features, num_features), "count": ()}:
+        return None
+    return FeatureStatistics(found["mean"], found["cov"], int(found["count"]), found.get("features"))

@@ -18,30 +18,23 @@ from lit_knn.theory.noise import forward_noise
 class HybridSamples:
     """Draws samples: an estimator or the data begins them, a network or another estimator ends them from t_switch.
 
-    Attributes:
-        network: integrates below t_switch: a trained network, or any other estimator. Its draws differ from those above
-            t_switch, and they are the same whatever is above.
-        reference: the data.
-        num_steps: number of levels of the sampler's grid, without t_switch.
-        grid: spacing of the noise levels.
-        seed: first part of the key of every draw, except the latents, which depend only on the samples' seeds.
+    The draws of `network`, a trained network or any other estimator, differ from those above t_switch, and they are the
+    same whatever is above.
     """
 
     network: Estimator
     reference: ReferenceSet
-    num_steps: int
+    num_steps: int  # number of levels of the sampler's grid, without t_switch
     grid: NoiseGrid
-    seed: int
+    seed: int  # first part of the key of every draw, except the latents, which depend only on the samples' seeds
 
     @torch.no_grad()
     def draw(self, estimator: Estimator | None, t_switch: float, seeds: Tensor) -> Tensor:
         """Draw one batch, (B, *shape), float32, model space; the latents are the same for all methods and all t_switch.
 
-        Args:
-            estimator: integrates from sigma_max to t_switch. With None, the forward process gives the start at
-                t_switch, as the exact flow does: x + t_switch·ε, with x drawn from the data with replacement.
-            t_switch: noise level at which the network takes over.
-            seeds: (B,), seeds of the latents; the draws of the estimators depend on the first.
+        The estimator integrates from sigma_max to t_switch. With None, the forward process gives the start at t_switch,
+        as the exact flow does: x + t_switch·ε, with x drawn from the data with replacement. `seeds` are (B,); the draws
+        of the estimators depend on the first.
         """
         device, first = self.reference.device, int(seeds[0])
         noise = seeded_noise(seeds, self.reference.shape, device=device)

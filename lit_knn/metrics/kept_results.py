@@ -1,11 +1,17 @@
 """Finished results of measurements in a folder, with the settings that each depends on."""
 
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_knn.common.distributed import on_first_rank, rank_and_size
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.settings import fingerprint
@@ -26,23 +32,20 @@ class KeptResults:
         settings: everything that results depend on, in JSON types, by a tuple of the values of the first columns of
             `key`. If all results have the same settings, these are `{(): settings}`.
 
+    Attributes:
+        rows: all results in the file.
+
     Raises:
         InputError: the folder cannot be made, or the file cannot be read.
     """
 
     def __init__(
-        self,
-        path: Path,
-        columns: Mapping[str, type],
-        key: tuple[str, ...],
-        settings: Mapping[Any, Any],
+        self, path: Path, columns: Mapping[str, type], key: tuple[str, ...], settings: Mapping[Any, Mapping[str, Any]]
     ) -> None:
-        self.path = path
-        self.key = key
-        self.settings = settings
+        self.path, self.key, self.settings = path, key, settings
         self._depth = len(next(iter(settings)))
         self._table = ResultsTable(path, {**columns, "settings": str}, (*key, "settings"))
-        self._rows = on_first_rank(self._open)
+        self.rows: list[Row] = on_first_rank(self._open)
 
     def _open(self) -> list[Row]:
         try:
@@ -51,13 +54,31 @@ class KeptResults:
             raise InputError(f"folder={self.path.parent} cannot be made: {error.strerror}") from error
         return self._table.load()
 
+    def refuse_other_settings(self) -> None:
+        """Refuse a file with results of other settings than `{(): settings}`.
+
+        Raises:
+            InputError: it has some; the error names the first option that differs.
+        """
+        now = self.settings[()]
+        other = next((str(row["settings"]) for row in self.rows if row["settings"] != self.hash_of()), None)
+        if other is None:
+            return
+        path = self._settings_path(other)
+        before = on_first_rank(lambda: json.loads(path.read_text()) if path.exists() else {})
+        name = next((name for name in {**now, **before} if now.get(name) != before.get(name)), "settings")
+        raise InputError(
+            f"{self.path} has results with {name}={before.get(name)}, not {now.get(name)}: "
+            "measure with the same settings, or rename that file"
+        )
+
     def hash_of(self, *key: str | int | float) -> str:
         """Return the hash of the settings of a result, given the values of its key."""
         return fingerprint(self.settings[key[: self._depth]])
 
     def find(self, *key: str | int | float) -> Row | None:
         """Return the kept result with these values of the columns `key`, or None."""
-        return self._table.find(self._rows, **dict(zip(self.key, key, strict=True)), settings=self.hash_of(*key))
+        return self._table.find(self.rows, **dict(zip(self.key, key, strict=True)), settings=self.hash_of(*key))
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a new result. A result that was found, which has the column `settings`, is kept already."""
@@ -65,8 +86,29 @@ class KeptResults:
             return
         key = tuple(row[name] for name in self.key)
         kept: Row = {**row, "settings": self.hash_of(*key)}
-        self._rows.append(kept)
-        if rank_and_size()[0] == 0:
-            with written_whole(self.path.parent / "settings" / f"{kept['settings']}.json") as partial:
-                partial.write_text(json.dumps(self.settings[key[: self._depth]], indent=2) + "\n")
-            self._table.append(kept)
+        self.rows.append(kept)
+        on_first_rank(lambda: self._write(kept, self.settings[key[: self._depth]]))
+
+    def _write(self, kept: Row, settings: Mapping[str, Any]) -> None:
+        with written_whole(self._settings_path(str(kept["settings"]))) as partial:
+            partial.write_text(json.dumps(settings, indent=2) + "\n")
+        self._table.append(kept)
+
+    def _settings_path(self, settings_hash: str) -> Path:
+        return self.path.parent / "settings" / f"{settings_hash}.json"
+
+
+def save_tensors(path: Path, **tensors: Tensor | None) -> None:
+    """Write tensors to an npz file completely or not at all; an existing file is replaced. None is left out."""
+    arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
+    with written_whole(path) as partial:
+        np.savez(partial, **arrays)  # type: ignore[arg-type]
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of `save_tensors`; return no tensors if it is absent or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: torch.from_numpy(file[name]) for name in file.files}
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error):
+        return {}

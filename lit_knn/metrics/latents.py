@@ -16,12 +16,7 @@ class NoisyLatents:
     """Noisy latents z = x + t ε: images x are drawn without replacement, and ε depends on the latent's number.
 
     Images and noise are the same at all noise levels, so that curves over t are smooth. They depend neither on the
-    batch nor on the number of ranks.
-
-    Args:
-        reference: the set that x is drawn from.
-        num: number of latents, at most N.
-        seed: first part of the key of every draw.
+    batch nor on the number of ranks. `num` is at most N; `seed` is the first part of the key of every draw.
     """
 
     def __init__(self, reference: ReferenceSet, num: int, seed: int) -> None:
@@ -92,26 +87,19 @@ def bind_all(
 
 
 def try_estimator(
-    option: str,
-    estimator: Estimator,
-    reference: ReferenceSet,
-    t: float,
-    source: bool = False,
-    labels: Tensor | None = None,
+    option: str, own: Estimator, reference: ReferenceSet, t: float, source: bool = False, labels: Tensor | None = None
 ) -> None:
     """Bind an estimator and call it, before any long work; with `source`, it gets an `x_source`; `labels` is (1,)."""
-    if estimator.needs_reference:
+    if own.needs_reference:
         with prefixed(option):
-            estimator.bind(reference)
+            own.bind(reference)
     z = torch.zeros(1, *reference.shape, device=reference.device)
+    given = z, t, z if source else None
     try:
-        means = [
-            estimator.posterior_mean(z, t, x_source=z if source else None, labels=labels)
-            for _ in range(2 if estimator.deterministic else 1)
-        ]
+        means = [own.posterior_mean(*given, labels=labels) for _ in range(2 if own.deterministic else 1)]
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error
     # Its variance would not be measured.
     if not torch.equal(means[0], means[-1]):
-        raise InputError(f"{option}: {type(estimator).__name__} says that it is deterministic, but two calls differ")
+        raise InputError(f"{option}: {type(own).__name__} says that it is deterministic, but two calls differ")

@@ -18,14 +18,9 @@ def mean_pictures(
     num_images: int = 1,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Estimate the posterior means at a few z, with the same images and noise at all levels.
+    """Estimate the posterior means at `num_images` z, with the same images and noise at all levels t.
 
-    Args:
-        estimators: by name; they are bound to `reference`.
-        reference: the data set.
-        noise_levels: the levels t.
-        num_images: number of z at each level.
-        seed: seed of every draw.
+    The estimators are bound to `reference`.
 
     Returns:
         The rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z / sqrt(1 + t²), the exact

@@ -16,17 +16,11 @@ CANDIDATES = 8
 
 
 class NearestImages(NamedTuple):
-    """The distances that the ratio test compares. All fields are (B,); distances are float64.
+    """What the ratio test compares. All are (B,); the L2 distances are float64, in model space."""
 
-    Attributes:
-        distance: L2 distance to the nearest image, model space.
-        second_distance: L2 distance to the nearest image that differs from the first.
-        ids: ids of the nearest images.
-    """
-
-    distance: Tensor
-    second_distance: Tensor
-    ids: Tensor
+    distance: Tensor  # to the nearest image
+    second_distance: Tensor  # to the nearest image that differs from the first
+    ids: Tensor  # of the nearest images
 
     @property
     def ratio(self) -> Tensor:

@@ -35,19 +35,14 @@ def network_agreement(
     num_images: int = 256,
     sampler: SameNoise | None = None,
 ) -> tuple[list[Row], list[Row]]:
-    """Compare estimators with networks. Shows a progress bar on a terminal.
+    """Compare estimators with trained networks, both by name. Shows a progress bar on a terminal.
 
-    Args:
-        estimators: by name; `Exact`, the ideal denoiser, is added unless an estimator has that name.
-        networks: trained networks by name, for instance `lit_knn.estimators.Network`.
-        reference: the training set, which the estimators are bound to.
-        noise_levels: levels t at which the posterior means are compared.
-        held_out: images that no network was trained on; None leaves them out.
-        num_images: number of images of each kind, and of latents that are sampled from.
-        sampler: draws the samples from the same noise; None for 18 steps of EDM's grid.
+    `Exact`, the ideal denoiser, is added unless an estimator has that name. The estimators are bound to `reference`,
+    the training set; `held_out` are images that no network was trained on, if there are any. `num_images` is the number
+    of images of each kind, and of latents that `sampler` samples from, by default in 18 steps of EDM's grid.
 
     Returns:
-        Rows of `compare`, and rows of `same_noise`.
+        Rows of `compare` at the noise levels t, and rows of `same_noise`.
     """
     estimators = with_ideal(estimators)
     sampler = SameNoise(reference) if sampler is None else sampler
@@ -112,16 +107,11 @@ def compare(
     advance: Callable[[int], Any] = lambda estimates: None,
     finished: Callable[[str, str, str, float], Row | None] = lambda estimator, network, images, t: None,
 ) -> Iterator[Row]:
-    """Compare estimators with networks on all kinds of images and noise levels. All ranks get the same rows.
+    """Compare bound estimators with networks on `image_sets` and noise levels t. All ranks get the same rows.
 
-    Args:
-        estimators: by name, bound.
-        sets: from `image_sets`.
-        noise_levels: the levels t.
-        num_images: number of images of each kind.
-        sampler: gives the seed, and the latents at a time.
-        advance: called with the number of estimates after each batch of them.
-        finished: (estimator, network, kind of images, t) -> the row of a comparison that need not be made again.
+    `sampler` gives the seed, and the latents at a time. `advance` is called with the number of estimates after each
+    batch; `finished(estimator, network, kind of images, t)` returns the row of a comparison that need not be made
+    again, or None.
 
     Yields:
         Rows of `compare_at`, with the kind of images as `images`, and the `seed`.
@@ -151,11 +141,8 @@ def compare_at(
     """Compare the posterior means at z = x + tε. All ranks must call it; they split the latents and get the same rows.
 
     The estimators are bound; their random draws are the same at all noise levels. `advance` is called with the number
-    of estimates after each batch of them.
-
-    Returns:
-        A row for each pair of `estimator` and `network`: `t`, `num_images`, and the means over the latents of each
-        measure of `Agreement`, with standard errors over the latents (`_se`).
+    of estimates after each batch. The result is a row for each pair of `estimator` and `network`: `t`, `num_images`,
+    and the means over the latents of each measure of `Agreement`, with standard errors over the latents (`_se`).
     """
     device, num = latents.reference.device, len(latents.ids)
     means = {pair: LatentMeans(MEASURES).to(device) for pair in product(estimators, networks)}
@@ -175,12 +162,11 @@ def compare_at(
 
 
 def over_networks(rows: Sequence[Row]) -> list[Row]:
-    """Average rows of `compare_at` over the networks, for each estimator, kind of images and noise level.
+    """Average rows of `compare_at` over the networks, for each `estimator`, kind of `images` and noise level `t`.
 
-    Returns:
-        Rows with `estimator`, `images`, `t`, `num_networks`, and for each measure: the mean over the networks; `_se`,
-        the mean of their standard errors over images, which is at least the standard error of the mean, because the
-        networks may share their images; `_low` and `_high`, the least and the largest of the networks' means.
+    The columns of a measure are the mean over the networks; `_se`, the mean of their standard errors over images, which
+    is at least the standard error of the mean, because the networks may share their images; `_low` and `_high`, the
+    least and the largest of the networks' means. The rows also tell `num_networks`.
     """
     result = []
     for (estimator, images, t), own in grouped(rows, "estimator", "images", "t").items():

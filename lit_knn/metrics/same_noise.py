@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from lit_knn.common.distributed import in_every_process, own_batches
+from lit_knn.common.distributed import in_every_process, on_first_rank, own_batches
+from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.common.rng import Stream, keyed_generator
-from lit_knn.common.settings import describe
+from lit_knn.common.settings import describe, fingerprint
 from lit_knn.estimators import Estimator
 from lit_knn.metrics.agreement import Row, agreement
+from lit_knn.metrics.kept_results import load_tensors, save_tensors
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
@@ -23,23 +27,14 @@ QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 
 @dataclass(frozen=True)
 class SameNoise:
-    """Samples the latents with the seeds 0, 1, … by EDM's sampler: estimators and networks alike.
+    """Samples the latents with the seeds 0, 1, … by EDM's sampler: estimators and networks alike."""
 
-    Attributes:
-        reference: the data, which tells the shape of the latents and the device.
-        num_steps: levels of the sampler.
-        grid: the sampler's grid.
-        batch_size: latents at a time. A random estimator's draws depend on it.
-        seed: first part of the key of an estimator's draws; the latents do not depend on it.
-        process: the noise process whose probability flow is integrated.
-    """
-
-    reference: ReferenceSet
-    num_steps: int = 18
+    reference: ReferenceSet  # the data, which tells the shape of the latents and the device
+    num_steps: int = 18  # levels of the sampler
     grid: NoiseGrid = EDM_GRID
-    batch_size: int = 128
-    seed: int = 0
-    process: Process = EDM_PROCESS
+    batch_size: int = 128  # latents at a time; a random estimator's draws depend on it
+    seed: int = 0  # first part of the key of an estimator's draws; the latents do not depend on it
+    process: Process = EDM_PROCESS  # the noise process whose probability flow is integrated
 
     @property
     def estimates(self) -> int:
@@ -47,19 +42,37 @@ class SameNoise:
         return 2 * self.num_steps - 1
 
     def draw(self, estimator: Estimator, num: int, advance: Callable[[int], Any] = lambda estimates: None) -> Tensor:
-        """Sample the first `num` latents. All ranks must call it; they share the batches and get all samples.
+        """Sample the first `num` latents, (num, *shape) float32, model space, on the device of `reference`.
 
-        Args:
-            estimator: an estimator or a network.
-            num: number of latents.
-            advance: called with the number of estimates after each batch of them.
-
-        Returns:
-            (num, *shape), float32, model space, on the device of `reference`.
+        All ranks must call it; they share the batches and get all samples. `advance` is called with the number of
+        estimates after each evaluation.
         """
         parts = in_every_process(lambda: [*self._own(estimator, num, advance)])
         in_order = sorted((part for own in parts for part in own), key=lambda part: part[0])
         return torch.cat([images for _, images in in_order]).to(self.reference.device)
+
+    def kept(
+        self, folder: Path, parts: Mapping[str, Estimator], num: int, bar: Bar = progress_bar
+    ) -> dict[str, Tensor]:
+        """Return the first `num` samples of each estimator or network by name, (num, *shape); none if num is 0.
+
+        They are read from files in `folder` whose names have a hash of the settings, or drawn now and kept there. All
+        ranks must call this.
+        """
+        if num == 0:
+            return {}
+        settings = {**self.settings(), "num": num}
+        hashes = {name: fingerprint({"estimator": describe(part), **settings}) for name, part in parts.items()}
+        paths = {name: folder / f"{name}_{own}.npz" for name, own in hashes.items()}
+        found = on_first_rank(lambda: {name: load_tensors(path).get("images") for name, path in paths.items()})
+        todo = num * sum(images is None for images in found.values())
+        with bar(todo * self.estimates, "Sampling", " estimates") as shown:
+            for name, images in found.items():
+                if images is None:
+                    shown.set_description(f"Samples of {name}")
+                    found[name] = drawn = self.draw(parts[name], num, shown.update)
+                    on_first_rank(partial(save_tensors, paths[name], images=drawn))
+        return {name: images.to(self.reference.device) for name, images in found.items() if images is not None}
 
     def settings(self) -> dict[str, Any]:
         """Return what samples depend on besides the estimator, in JSON types."""
@@ -77,7 +90,7 @@ class SameNoise:
         for batch, numbers in own_batches(num, self.batch_size):
             generator = keyed_generator(device, self.seed, batch, Stream.SAME_NOISE)
 
-            def mean(z: Tensor, t: Tensor, generator: torch.Generator = generator) -> Tensor:
+            def mean(z: Tensor, t: Tensor, generator: Generator = generator) -> Tensor:
                 result = estimator.posterior_mean(z, t, generator=generator)
                 advance(len(z))
                 return result
@@ -87,15 +100,11 @@ class SameNoise:
 
 
 def same_noise(samples: Mapping[str, Tensor], network_samples: Mapping[str, Tensor]) -> list[Row]:
-    """Compare samples of estimators with those of networks from the same latents.
+    """Compare samples (n, *shape) of estimators with those of networks from the same latents, both by name.
 
-    Args:
-        samples: (n, *shape) of each estimator, by name.
-        network_samples: the same of each network. If one has more samples, its first ones are compared.
-
-    Returns:
-        A row for each pair of `estimator` and `network`: the number `num_latents`, and for each measure of `Agreement`
-        its quartiles over the latents, `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
+    If one has more samples, its first ones are compared. The result is a row for each pair of `estimator` and
+    `network`: the number `num_latents`, and for each measure of `Agreement` its quartiles over the latents,
+    `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
     """
     rows = []
     for estimator, network in product(samples, network_samples):

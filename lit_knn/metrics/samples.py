@@ -37,17 +37,10 @@ def measure_samples(
 ) -> dict[str, float]:
     """Measure how near samples are to the data and how many are copies; all ranks call it and share the batches.
 
-    Args:
-        drawn: this rank's seeds (B,) and samples (B, *shape), on the device of `reference`, by `draw_samples`.
-        reference: the training images, of which samples may be copies.
-        distance: compares samples with the data.
-        threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
-        watch: called with the seeds and samples of each batch of this rank.
-        bar: makes the progress bar of the pass over the data.
-        real: the images that `distance` compares with, such as held-out ones; None for `reference`.
-
-    Returns:
-        The distance by its name, `copied_fraction` and `mean_nearest_distance`.
+    `drawn` are this rank's seeds and samples, by `draw_samples`, on the device of `reference`, the training images.
+    `distance` compares samples with the images `real`, such as held-out ones, by default those of `reference`. For
+    `threshold` see `is_copied`. `watch` is called with the seeds and samples of each batch of this rank. The result has
+    the distance by its name, `copied_fraction` and `mean_nearest_distance`.
     """
     memorisation = MemorisationMetric(threshold).to(reference.device)
 

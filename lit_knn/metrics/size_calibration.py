@@ -48,15 +48,9 @@ def calibrated_sizes(
     sizes the first counts. Kamb and Ganguli (arXiv 2412.20292, `scales_calibration.py`) take for each z the size whose
     score has the largest cosine with the network's, and then the median over z.
 
-    Args:
-        estimator: has an argument `size`, such as `PatchPosterior`; its own size is ignored.
-        networks: by name.
-        reference: the training set.
-        sizes: the sizes to choose from.
-        num_latents: number of trajectories of each network.
-        num_steps: levels of EDM's sampler.
-        grid: the sampler's grid.
-        seed: first part of the key of an estimator's draws.
+    The estimator has an argument `size`, such as `PatchPosterior`; its own size is ignored. Each of the networks, by
+    name, makes `num_latents` trajectories through `num_steps` levels of the grid of EDM's sampler. `seed` is the first
+    part of the key of an estimator's draws.
 
     Returns:
         The table {t: size}, for the argument `size`; and the rows of `compare_sizes`.
@@ -91,9 +85,10 @@ def check_calibration(
     """Bind each size, and call each network and size at noise level t, before any long work."""
     check_not_empty(networks=networks)
     check_at_least(2, num_latents=num_latents)
-    tried = {f"networks.{name}": network for name, network in networks.items()}
-    for option, estimator in {**tried, **{f"sizes: {size}": own for size, own in made.items()}}.items():
-        try_estimator(option, estimator, reference, t)
+    for name, network in networks.items():
+        try_estimator(f"networks.{name}", network, reference, t)
+    for size, estimator in made.items():
+        try_estimator(f"sizes: {size}", estimator, reference, t)
 
 
 @torch.no_grad()
@@ -106,12 +101,9 @@ def compare_sizes(
 ) -> Iterator[Row]:
     """Compare the means of all sizes with each network's, on the network's trajectories.
 
-    Args:
-        made: bound estimators by size. Their draws are the same for all sizes and levels.
-        networks: by name.
-        source: says how to sample; its batch is the number of trajectories of each network.
-        advance: called with the number of estimates after each comparison.
-        finished: (network, size, t) -> the row of a comparison that need not be made again, or None.
+    The bound estimators, by size, draw the same for all sizes and levels. The batch of `source` is the number of
+    trajectories of each network. `advance` is called with the number of estimates after each comparison;
+    `finished(network, size, t)` returns the row of a comparison that need not be made again, or None.
 
     Yields:
         `network`, `size`, `t`, `num_latents`, and the mean over latents of each measure of `Agreement` with its

@@ -21,21 +21,13 @@ from lit_knn.estimators import DrawingEstimator, Estimator, class_conditional
 from lit_knn.modules.averaging import Averaging
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
+from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
 from lit_knn.runs.interruption import Interruption
-from lit_knn.runs.monitor import TrainingMonitor
-from lit_knn.runs.resumption import (
-    RUN_KEY,
-    Bookkeeping,
-    check_same_run,
-    describe_run,
-    finished_batches,
-    repair_progress,
-)
+from lit_knn.runs.resumption import RUN_KEY, Bookkeeping, check_same_run, describe_run, repair_progress
 from lit_knn.runs.run import find_reference
-from lit_knn.runs.times import TrainingTime, hardware_name
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.loading import prefix_of
-from lit_knn.sampling.schedules import LevelRange, NoiseGrid
+from lit_knn.sampling.schedules import LevelRange
 from lit_knn.sampling.solvers import PosteriorMean
 
 
@@ -56,8 +48,7 @@ class EstimatorTraining(pl.LightningModule):
 
     def __init__(self, estimator: Estimator, grid: LevelRange, conditioning: Conditioning) -> None:
         super().__init__()
-        with prefixed(type(self).__name__):
-            estimator.check_levels(*grid.noise_range())
+        estimator.check_levels(*grid.noise_range())
         # Each target is then a mean over the images of one class, or of all images for an item without a class.
         unlabelled = conditioning.label_dropout > 0
         self.estimator = class_conditional(estimator, unlabelled) if conditioning else estimator
@@ -66,7 +57,6 @@ class EstimatorTraining(pl.LightningModule):
         self.image_shape: tuple[int, ...] | None = None
         self.images_seen = 0
         self.batches_done = 0
-        self.validation_due = False
         self._images_of_open_batch = 0
         self._images_before_step = 0
         self.checks = DeferredChecks()
@@ -128,7 +118,6 @@ class EstimatorTraining(pl.LightningModule):
         """
         if self.trainer.state.fn != "fit":
             return []
-
         averaging = Averaging(self.trainer.strategy.root_device, self.average_decay)
         return [averaging, Bookkeeping(), Interruption()]
 
@@ -142,9 +131,10 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor = TrainingMonitor(self.grid, device)
         # A trainer that goes on counts on; the count of a checkpoint is loaded later.
         self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
-        reference = self.data_reference()
+        reference = find_reference(self.trainer)
         if reference is not None:
-            self.conditioning.check_data(reference)
+            with prefixed(type(self).__name__):
+                self.conditioning.check_data(reference)
             if stage != "predict":
                 reference.to(device)
                 if self.estimator.needs_reference:
@@ -160,17 +150,14 @@ class EstimatorTraining(pl.LightningModule):
                 f"{type(own).__name__}: n={own.n} is more than the {reference.N} images: the exact mean, "
                 "lit_knn.estimators.Exact, costs less"
             )
-        if not self.conditioning:
-            self.estimator.bind(reference)
-            return
-        # If binding fails in one process, the other processes must not start to train.
-        in_every_process(lambda: self.estimator.bind(reference) and None)
-
-    def data_reference(self) -> ReferenceSet | None:
-        """Return the data module's reference set, or None if the data module has none."""
-        return find_reference(self.trainer)
+        if self.conditioning:
+            # If binding fails in one process, the other processes must not start to train.
+            in_every_process(lambda: own.bind(reference) and None)
+        else:
+            own.bind(reference)
 
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
+        """Store the shape, and try the net on one blank image of it."""
         self._check_image_shape(shape)
         device = next(self.parameters()).device
         trial = torch.zeros(1, *shape, device=device)
@@ -222,14 +209,7 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.update(loss.detach(), t, self._images_of_open_batch)
         # Lightning reads what is in its progress bar after each batch, and would wait for the device.
         self.log("train/loss", loss.mean())
-        # Lightning would copy a number to the device.
-        seen = torch.tensor(float(self.images_seen))
-        self.log("train/images_seen", seen)
-        self.log("images_seen", seen, logger=False)  # The names of kept checkpoints have it.
-        return self.checked_objective(loss, x)
-
-    def checked_objective(self, loss: Tensor, x: Tensor) -> Tensor:
-        """Return `objective`, a scalar tensor; raise InputError if it is none."""
+        self.log("train/images_seen", torch.tensor(float(self.images_seen)))  # A number would be copied to the device.
         minimised = self.objective(loss, x)
         # If the objective were None, Lightning would skip the batch and train nothing.
         if not isinstance(minimised, Tensor) or minimised.numel() != 1:
@@ -241,7 +221,6 @@ class EstimatorTraining(pl.LightningModule):
         """Count a batch whose step, if any, is done. Checkpoints hold it from now on."""
         self.batches_done += 1
         self._images_of_open_batch = 0
-        self.validation_due = True
 
     def _check_finite(self, loss: Tensor, t: Tensor) -> None:
         bad, step = ~loss.isfinite(), self.trainer.global_step
@@ -265,10 +244,10 @@ class EstimatorTraining(pl.LightningModule):
         return self.sample(batch)
 
     def _unpack(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        x, class_label = (
-            (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1] if len(batch) > 1 else None)
-        )
-        return x, self.conditioning.labels(class_label)
+        x, class_label = (batch, None) if isinstance(batch, Tensor) else (*batch, None)[:2]
+        if self.conditioning and class_label is None:
+            raise InputError(f"{type(self).__name__}: class_conditional=True, but the batches have no labels")
+        return x, class_label if self.conditioning else None
 
     def posterior_mean(self, x_source: Tensor, class_label: Tensor | None, generator: torch.Generator) -> PosteriorMean:
         """Return the estimator as a function of (z, t); the monitor measures the time of each call."""
@@ -333,7 +312,7 @@ class EstimatorTraining(pl.LightningModule):
         """Log averages since the last log, every `log_every_n_steps` optimiser steps."""
         step = self.trainer.global_step
         if step == self._last_step:
-            return  # the batch was only accumulated
+            return  # The batch was only accumulated.
         if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self.checks.raise_first()
             lr = self.trainer.optimizers[0].param_groups[0]["lr"]
@@ -362,7 +341,6 @@ class EstimatorTraining(pl.LightningModule):
         # A resumed run repeats an interrupted batch, so its images must not count twice.
         checkpoint["images_seen"] = self.images_seen - self._images_of_open_batch
         checkpoint["batches_done"] = self.batches_done
-        checkpoint["validation_due"] = self.validation_due
         checkpoint["image_shape"] = self.image_shape
         checkpoint["training_time"] = asdict(self.training_time())
         checkpoint[RUN_KEY] = describe_run(self.trainer, self)
@@ -376,8 +354,8 @@ class EstimatorTraining(pl.LightningModule):
         Raises:
             InputError: the checkpoint is of another architecture; in subclasses, also of another parameterisation.
         """
-        told = checkpoint.get(MODEL_KEY)
-        kind = told.get("kind") if isinstance(told, Mapping) else None
+        model = checkpoint.get(MODEL_KEY)
+        kind = model.get("kind") if isinstance(model, Mapping) else None
         _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), kind)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -397,7 +375,7 @@ class EstimatorTraining(pl.LightningModule):
             self._check_image_shape(checkpoint["image_shape"])
         if trains:
             check_same_run(checkpoint, describe_run(self.trainer, self))
-            self.batches_done = finished_batches(checkpoint)
+            self.batches_done = checkpoint["batches_done"]
             repair_progress(checkpoint)
 
     def known_image_shape(self) -> tuple[int, ...]:
@@ -413,19 +391,11 @@ def check_device(device: torch.device) -> None:
         raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
 
 
-def check_positive(owner: str, **options: float) -> None:
+def check_positive(**options: float) -> None:
     """Raise InputError for the first option that is not above 0. NaN is refused too."""
     for name, value in options.items():
         if not value > 0:
-            raise InputError(f"{owner}: {name} must be above 0, got {value}")
-
-
-def checked_grid(owner: str, sigma_min: float, sigma_max: float, rho: float) -> NoiseGrid:
-    """Make the noise grid from a module's options; an error names the module."""
-    try:
-        return NoiseGrid(sigma_min, sigma_max, rho)
-    except InputError as error:
-        raise InputError(f"{owner}: {error}") from error
+            raise InputError(f"{name} must be above 0, got {value}")
 
 
 def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) -> None:

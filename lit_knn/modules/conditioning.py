@@ -17,7 +17,6 @@ class Conditioning:
     """Says whether a model gets class labels, and checks that its network and its data allow this setting.
 
     Args:
-        owner: name of the model, for messages.
         net: its network, or the `Network` that samples; it has `num_classes` if it knows classes.
         class_conditional: whether the model gets labels.
         sampling_class: class of all samples; None draws one for each seed.
@@ -33,27 +32,19 @@ class Conditioning:
     """
 
     def __init__(
-        self,
-        owner: str,
-        net: object,
-        class_conditional: bool,
-        sampling_class: int | None,
-        label_dropout: float = 0.0,
+        self, net: object, class_conditional: bool, sampling_class: int | None, label_dropout: float = 0.0
     ) -> None:
         num_classes = getattr(net, "num_classes", 0)
         if class_conditional != (num_classes > 0):
-            raise InputError(
-                f"{owner}: class_conditional={class_conditional}, but the net has num_classes={num_classes}"
-            )
+            raise InputError(f"class_conditional={class_conditional}, but the net has num_classes={num_classes}")
         if sampling_class is not None and not 0 <= sampling_class < num_classes:
-            raise InputError(f"{owner}: sampling_class={sampling_class}, but the net has num_classes={num_classes}")
+            raise InputError(f"sampling_class={sampling_class}, but the net has num_classes={num_classes}")
         if not 0 <= label_dropout < 1:
-            raise InputError(f"{owner}: label_dropout must be at least 0 and below 1, got {label_dropout}")
+            raise InputError(f"label_dropout must be at least 0 and below 1, got {label_dropout}")
         if label_dropout and not class_conditional:
-            raise InputError(f"{owner}: label_dropout={label_dropout}, but class_conditional is false")
+            raise InputError(f"label_dropout={label_dropout}, but class_conditional is false")
         if label_dropout and getattr(net, "label_dropout", 0):
-            raise InputError(f"{owner}: label_dropout={label_dropout}, but the net drops labels, too: set one to 0")
-        self.owner = owner
+            raise InputError(f"label_dropout={label_dropout}, but the net drops labels, too: set one to 0")
         self.label_dropout = label_dropout
         self.drops_labels = bool(label_dropout or getattr(net, "label_dropout", 0))
         self.num_classes = num_classes
@@ -67,36 +58,27 @@ class Conditioning:
         if not self:
             return
         if reference.labels is None:
-            raise InputError(f"{self.owner}: class_conditional=True, but the data has no labels")
+            raise InputError("class_conditional=True, but the data has no labels")
         if reference.sharded:
-            raise InputError(
-                f"{self.owner}: class_conditional=True needs all images on each device: set data.sharded to false"
-            )
+            raise InputError("class_conditional=True needs all images on each device: set data.sharded to false")
         lowest, highest = map(int, reference.labels.aminmax())
         if lowest < 0 or highest >= self.num_classes:
             raise InputError(
-                f"{self.owner}: the labels of the data are {lowest} to {highest}, but the net has "
-                f"num_classes={self.num_classes}"
+                f"the labels of the data are {lowest} to {highest}, but the net has num_classes={self.num_classes}"
             )
-
-    def labels(self, class_label: Tensor | None) -> Tensor | None:
-        """Return the labels for network and estimator, (B,) int64, or None. Raises InputError if labels are missing."""
-        if self and class_label is None:
-            raise InputError(f"{self.owner}: class_conditional=True, but the batches have no labels")
-        return class_label if self else None
 
     def check_guidance(self, guidance: float) -> None:
         """Raise InputError if the model has no classes to guide to, or is never trained without them."""
         check_guidance(guidance, self.num_classes, self.drops_labels)
 
-    def take_over(self, told: object, trains: bool) -> None:
+    def take_over(self, description: object, trains: bool) -> None:
         """Take over whether the network of a checkpoint was trained without classes, too.
 
         Args:
-            told: what the checkpoint tells of its model; nothing, if an earlier version wrote it.
+            description: the checkpoint's description of its model; None if it has none.
             trains: whether the training goes on, with the `label_dropout` of this model.
         """
-        options = told.get("options") if isinstance(told, Mapping) else None
+        options = description.get("options") if isinstance(description, Mapping) else None
         before = options.get("drops_labels", True) if isinstance(options, Mapping) else True
         self.drops_labels = bool(before) or (trains and self.drops_labels)
 

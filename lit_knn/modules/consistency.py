@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
 from lit_knn.common.rng import Stream, drawn_so_far, keyed_default_rng, keyed_generator
 from lit_knn.estimators import Estimator
@@ -55,12 +55,11 @@ class ConsistencyTraining(EstimatorTraining):
         sigma_min: float,
     ) -> None:
         super().__init__(estimator, grid, conditioning)
-        self.owner = conditioning.owner
         self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
         self.solver = solver
         self.metric = metric
-        check_net(self.owner, net, "class_label")
-        check_solver(self.owner, solver)
+        check_net(net, "class_label")
+        check_solver(solver)
 
     @abstractmethod
     def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -69,16 +68,15 @@ class ConsistencyTraining(EstimatorTraining):
     def check_shared_options(self) -> None:
         """Raise InputError for the first option that is out of its range."""
         h = self.hparams
-        check_positive(self.owner, lr=h.lr, P_std=h.P_std, sigma_data=h.sigma_data)
+        check_positive(lr=h.lr, P_std=h.P_std, sigma_data=h.sigma_data)
         if not 0 <= h.ema_decay < 1:
-            raise InputError(f"{self.owner}: ema_decay must be in [0, 1), got {h.ema_decay}")
+            raise InputError(f"ema_decay must be in [0, 1), got {h.ema_decay}")
         if not 1 <= h.predict_steps <= len(h.sampling_sigmas):
             raise InputError(
-                f"{self.owner}: predict_steps={h.predict_steps} must be between 1 and the number of sampling_sigmas, "
+                f"predict_steps={h.predict_steps} must be between 1 and the number of sampling_sigmas, "
                 f"{len(h.sampling_sigmas)}"
             )
-        with prefixed(self.owner):
-            check_sampling_sigmas(h.sampling_sigmas, self.consistency_function.sigma_min)
+        check_sampling_sigmas(h.sampling_sigmas, self.consistency_function.sigma_min)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Use RAdam, as iCT and ECT do."""
@@ -112,9 +110,9 @@ class ConsistencyTraining(EstimatorTraining):
             teacher = self.consistency_function(z_hat, r, class_label)
             if drawn_so_far(x.device) != drawn:
                 raise InputError(
-                    f"{self.owner}: the net draws other random numbers with gradients than without, so student and "
-                    "teacher cannot share dropout masks; if it is compiled, torch.compile has given up on one of the "
-                    "two"
+                    f"{type(self).__name__}: the net draws other random numbers with gradients than without, so "
+                    "student and teacher cannot share dropout masks; if it is compiled, torch.compile has given up on "
+                    "one of the two"
                 )
         return consistency_weight(t, r).float() * self.metric(student, teacher), t
 
@@ -131,4 +129,4 @@ class ConsistencyTraining(EstimatorTraining):
         # Modules whose function is the identity at 0 have no option sigma_min.
         saved = {"sigma_min": 0.0, **saved} if "sigma_data" in saved else {}
         function = self.consistency_function
-        check_preconditioning(self.owner, saved, sigma_min=function.sigma_min, sigma_data=function.sigma_data)
+        check_preconditioning(type(self).__name__, saved, sigma_min=function.sigma_min, sigma_data=function.sigma_data)

@@ -93,15 +93,15 @@ class LitECT(ConsistencyTraining):
             schedule = TuningSchedule(q, k, b, stage_steps, stages)
             schedule.check_reaches(EDM_GRID.sigma_max)
             check_log_normal(P_mean, P_std)
-        check_metric("LitECT", metric)
-        net = _started_network(start, net, sigma_data)
-        conditioning = Conditioning("LitECT", net, class_conditional, sampling_class)
-        super().__init__(net, estimator, solver, metric, EDM_GRID, conditioning, sigma_data, 0.0)
-        # A path object among the options would make a checkpoint that no safe reader opens.
-        self.save_hyperparameters(ignore=["net", "estimator", "start", "solver", "metric"])
-        self.schedule = schedule
-        self._has_weights = start is not None
-        self.check_shared_options()
+            check_metric(metric)
+            net = _started_network(start, net, sigma_data)
+            conditioning = Conditioning(net, class_conditional, sampling_class)
+            super().__init__(net, estimator, solver, metric, EDM_GRID, conditioning, sigma_data, 0.0)
+            # A path object among the options would make a checkpoint that no safe reader opens.
+            self.save_hyperparameters(ignore=["net", "estimator", "start", "solver", "metric"])
+            self.schedule = schedule
+            self._has_weights = start is not None
+            self.check_shared_options()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
@@ -132,17 +132,15 @@ def _started_network(start: str | PathLike[str] | None, net: nn.Module | None, s
     """Return `net` with the weights of `start`, or the architecture that this file stores; see `LitECT`."""
     augment_dim = getattr(net, "augment_dim", 0)
     if augment_dim:
-        raise InputError(f"LitECT: the net has augment_dim={augment_dim}, but tuning has no augmentation: set it to 0")
+        raise InputError(f"the net has augment_dim={augment_dim}, but tuning has no augmentation: set it to 0")
     if start is None:
         if net is None:
-            raise InputError("LitECT: start=null needs net, the architecture of the checkpoint")
+            raise InputError("start=null needs net, the architecture of the checkpoint")
         return net
     try:
         denoiser = load_network_to_tune(start, net)
     except InputError as error:
-        raise InputError(f"LitECT: start={error}") from error
+        raise InputError(f"start={error}") from error
     if denoiser.sigma_data != sigma_data:
-        raise InputError(
-            f"LitECT: start={fspath(start)} was trained with sigma_data={denoiser.sigma_data}, not {sigma_data}"
-        )
+        raise InputError(f"start={fspath(start)} was trained with sigma_data={denoiser.sigma_data}, not {sigma_data}")
     return denoiser.model

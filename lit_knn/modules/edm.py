@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lit_knn.common.errors import prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
-from lit_knn.modules.base import check_positive, check_preconditioning, checked_grid
+from lit_knn.modules.base import check_positive, check_preconditioning
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.nets.precond import EDMPrecond
@@ -97,14 +97,14 @@ class LitEDM(PosteriorRegression):
         measure_target: bool = True,
         seed: int = 0,
     ) -> None:
-        conditioning = Conditioning("LitEDM", net, class_conditional, sampling_class, label_dropout)
-        grid = checked_grid("LitEDM", sigma_min, sigma_max, rho)
-        super().__init__(net, estimator, grid, conditioning, augmentation, warped)
-        self.save_hyperparameters(ignore=["net", "estimator", "augmentation", "process"])
-        self.denoiser = EDMPrecond(net, sigma_data)
-        self.check_training_options()
-        check_positive("LitEDM", P_std=P_std, sigma_data=sigma_data, sampling_steps=sampling_steps)
         with prefixed("LitEDM"):
+            conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
+            grid = NoiseGrid(sigma_min, sigma_max, rho)
+            super().__init__(net, estimator, grid, conditioning, augmentation, warped)
+            self.save_hyperparameters(ignore=["net", "estimator", "augmentation", "process"])
+            self.denoiser = EDMPrecond(net, sigma_data)
+            self.check_training_options()
+            check_positive(P_std=P_std, sigma_data=sigma_data, sampling_steps=sampling_steps)
             conditioning.check_guidance(guidance)
             grid.descending(sampling_steps)
             self.sampling_process = EDM_PROCESS if process is None else process

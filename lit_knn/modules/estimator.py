@@ -11,12 +11,13 @@ from torch import Tensor
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
-from lit_knn.modules.base import check_device, check_positive, checked_grid
+from lit_knn.modules.base import check_device, check_positive
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.run import data_reference
 from lit_knn.sampling.diffusion_model import check_process
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.theory.noise import EDM_PROCESS, Process
 
 
@@ -56,17 +57,17 @@ class LitEstimator(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["estimator", "process"])
-        check_positive("LitEstimator", sampling_steps=sampling_steps)
-        self.grid = checked_grid("LitEstimator", sigma_min, sigma_max, rho)
         with prefixed("LitEstimator"):
+            check_positive(sampling_steps=sampling_steps)
+            self.grid = NoiseGrid(sigma_min, sigma_max, rho)
             self.grid.descending(sampling_steps)
             self.process = EDM_PROCESS if process is None else process
             check_process(self.process, self.grid)
             if estimator is not None:
                 estimator.check_levels(*self.grid.noise_range())
-        self.estimator = estimator
-        knows_classes = estimator is not None and estimator.num_classes > 0
-        self.conditioning = Conditioning("LitEstimator", estimator, knows_classes, sampling_class)
+            self.estimator = estimator
+            knows_classes = estimator is not None and estimator.num_classes > 0
+            self.conditioning = Conditioning(estimator, knows_classes, sampling_class)
         self.step = 0
         self.images_seen = 0
 

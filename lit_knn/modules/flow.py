@@ -34,7 +34,7 @@ class LitFlow(PosteriorRegression):
     such as `UniformSNIS`, has another one.
 
     The loss is the squared error of the velocity, averaged over pixels and items, whatever the network puts out.
-    `LitEDM` tells how augmented items get their target. `TimeDistribution` has the rule for τ → 0 and τ → 1.
+    `LitEDM` explains the target of augmented items. `TimeDistribution` has the rule for τ → 0 and τ → 1.
 
     Defaults are those of torchcfm's CIFAR-10 runs (Tong et al. 2023, arXiv 2302.00482; examples/images/cifar10 of
     github.com/atong01/conditional-flow-matching): Adam at 2e-4, 5,000 steps of warm-up and an EMA decay of 0.9999, all
@@ -96,27 +96,27 @@ class LitFlow(PosteriorRegression):
         measure_target: bool = True,
         seed: int = 0,
     ) -> None:
-        conditioning = Conditioning("LitFlow", net, class_conditional, sampling_class, label_dropout)
-        times = UniformTimes() if times is None else copy.copy(times)
-        process = LINEAR_PROCESS if process is None else process
         with prefixed("LitFlow"):
+            conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
+            times = UniformTimes() if times is None else copy.copy(times)
+            process = LINEAR_PROCESS if process is None else process
             check_flow_process(process, times)
-        times.process = process
-        super().__init__(net, estimator, times, conditioning, augmentation, warped)
-        self.save_hyperparameters(ignore=["net", "estimator", "output", "times", "augmentation", "sampler", "process"])
-        self.process = process
-        self.flow = output(net)
-        if not isinstance(self.flow, FlowNetwork):
-            made = type(self.flow).__name__
-            raise InputError(f"LitFlow: output={output.__name__} makes {made}, not a FlowNetwork of lit_knn.nets.flow")
-        if type(self.flow) not in OUTPUTS.values() and type(process) is not LinearInterpolant:
-            raise InputError(f"LitFlow: process={type(process).__name__} needs an output of lit_knn.nets.flow")
-        self.flow.process = process
-        self.sampler = FixedSteps() if sampler is None else sampler
-        check_solver("LitFlow", self.sampler.solver, self.process)
-        self.check_training_options()
-        check_positive("LitFlow", sampling_steps=sampling_steps)
-        with prefixed("LitFlow"):
+            times.process = process
+            super().__init__(net, estimator, times, conditioning, augmentation, warped)
+            objects = ["net", "estimator", "output", "times", "augmentation", "sampler", "process"]
+            self.save_hyperparameters(ignore=objects)
+            self.process = process
+            self.flow = output(net)
+            if not isinstance(self.flow, FlowNetwork):
+                made = type(self.flow).__name__
+                raise InputError(f"output={output.__name__} makes {made}, not a FlowNetwork of lit_knn.nets.flow")
+            if type(self.flow) not in OUTPUTS.values() and type(process) is not LinearInterpolant:
+                raise InputError(f"process={type(process).__name__} needs an output of lit_knn.nets.flow")
+            self.flow.process = process
+            self.sampler = FixedSteps() if sampler is None else sampler
+            check_solver(self.sampler.solver, self.process)
+            self.check_training_options()
+            check_positive(sampling_steps=sampling_steps)
             conditioning.check_guidance(guidance)
             self.grid.descending(sampling_steps)
 
@@ -156,7 +156,7 @@ class LitFlow(PosteriorRegression):
         """Also refuses another parameterisation."""
         own, saved = self.flow.description(), checkpoint.get(FLOW_KEY)
         if saved is None:
-            raise InputError("the checkpoint is not of LitFlow: it does not tell the parameterisation of a flow")
+            raise InputError("the checkpoint is not of LitFlow: it has no parameterisation of a flow")
         if saved != own:
             raise InputError(f"the checkpoint is of another parameterisation: {saved}, but the model has {own}")
         super().check_checkpoint(checkpoint)

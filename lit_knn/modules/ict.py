@@ -1,4 +1,7 @@
-"""Improved consistency training (iCT) with a plug-in score estimator: Eq. 7 (eq:CM)."""
+"""Improved consistency training (iCT) with a plug-in score estimator: its noise levels and its options.
+
+The loss, Eq. 7 (eq:CM), is `ConsistencyTraining.losses`, which consistency tuning shares.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,10 +12,9 @@ from torch import Tensor, nn
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import moved
 from lit_knn.estimators import Estimator
-from lit_knn.modules.base import checked_grid
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.consistency import ConsistencyTraining
-from lit_knn.sampling.schedules import ict_num_steps, lognormal_step_probs, pseudo_huber
+from lit_knn.sampling.schedules import NoiseGrid, ict_num_steps, lognormal_step_probs, pseudo_huber
 from lit_knn.sampling.solvers import heun_step
 
 
@@ -73,26 +75,26 @@ class LitICT(ConsistencyTraining):
         sampling_class: int | None = None,
         seed: int = 0,
     ) -> None:
-        grid = checked_grid("LitICT", sigma_min, sigma_max, rho)
-        conditioning = Conditioning("LitICT", net, class_conditional, sampling_class)
-        metric = partial(pseudo_huber, c=huber_c)
-        super().__init__(net, estimator, solver, metric, grid, conditioning, sigma_data, sigma_min)
-        self.save_hyperparameters(ignore=["net", "estimator", "solver"])
-        self._levels_of: tuple[int, torch.device] | None = None
-        self._kept_levels: tuple[Tensor, Tensor]
-        self.check_shared_options()
-        self._check_schedule()
+        with prefixed("LitICT"):
+            grid = NoiseGrid(sigma_min, sigma_max, rho)
+            conditioning = Conditioning(net, class_conditional, sampling_class)
+            metric = partial(pseudo_huber, c=huber_c)
+            super().__init__(net, estimator, solver, metric, grid, conditioning, sigma_data, sigma_min)
+            self.save_hyperparameters(ignore=["net", "estimator", "solver"])
+            self._levels_of: tuple[int, torch.device] | None = None
+            self._kept_levels: tuple[Tensor, Tensor]
+            self.check_shared_options()
+            self._check_schedule()
 
     def _check_schedule(self) -> None:
         h = self.hparams
         if h.huber_c is not None and not h.huber_c > 0:
-            raise InputError(f"LitICT: huber_c must be above 0, or null for 0.00054·sqrt(d), got {h.huber_c}")
-        with prefixed("LitICT"):
-            ict_num_steps(0, h.total_steps, h.s0, h.s1)
-            self.grid.ascending(h.s1 + 1)
+            raise InputError(f"huber_c must be above 0, or null for 0.00054·sqrt(d), got {h.huber_c}")
+        ict_num_steps(0, h.total_steps, h.s0, h.s1)
+        self.grid.ascending(h.s1 + 1)
         sigmas = self.grid.ascending(h.s0 + 1)
         if not lognormal_step_probs(sigmas, h.P_mean, h.P_std).isfinite().all():
-            raise InputError(f"LitICT: P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability")
+            raise InputError(f"P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability")
 
     @property
     def num_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""Tracks power-function averages of weights during a training, and stores them as snapshots (arXiv 2312.02696, EDM2).
+"""Power-function averages of the weights during a training, and snapshots of them (arXiv 2312.02696, EDM2).
 
 An average over the training time (0, T] weights the weights θ(t) by the profile p(t) = (γ+1)·t^γ / T^(γ+1). It is named
 by its relative length σ_rel, the standard deviation of its profile divided by T. Times are images seen.
@@ -6,22 +6,17 @@ by its relative length σ_rel, the standard deviation of its profile divided by 
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.modules.averaging import MovingAverage
-from lit_knn.runs.checkpoint_io import WholeCheckpointIO
 
 # σ_rel of γ = 0, the plain mean of all weights. Longer averages would prefer the weights of the beginning.
 LONGEST = 12**-0.5
-# `kept_snapshots` finds files of these names.
-SNAPSHOT_NAME = "images_seen={}.ckpt"
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def relative_length(gamma: float) -> float:
@@ -40,21 +35,8 @@ def exponent(length: float) -> float:
     return low
 
 
-def decay(gamma: float, before: float, now: float) -> float:
-    """Return β = (before/now)^(γ+1), the weight of the old average in the update at time `now`, Eq. 127 of 2312.02696.
-
-    The updates at t_1 < t_2 < … < T give θ(t_i) exactly the share of the profile between t_{i−1} and t_i, t_0 = 0;
-    `before` is 0 for the first one.
-    """
-    return float((before / now) ** (gamma + 1))
-
-
 def checked_lengths(lengths: Sequence[float]) -> tuple[float, ...]:
-    """Return the relative lengths as floats.
-
-    Raises:
-        InputError: there is none, one comes twice, or one has no exponent.
-    """
+    """Return the relative lengths as floats. Raises InputError if there is none, or one is repeated or out of range."""
     lengths = tuple(float(length) for length in lengths)
     if not lengths or len(set(lengths)) < len(lengths):
         raise InputError(f"relative lengths must be different numbers, at least one; got {list(lengths)}")
@@ -66,7 +48,7 @@ def checked_lengths(lengths: Sequence[float]) -> tuple[float, ...]:
 class TrackedAverages:
     """Power-function averages of the parameters and buffers of a module, one for each relative length.
 
-    Time is the number of images seen. Nothing is read from the device.
+    Nothing is read from the device.
 
     Args:
         model: the module. It is copied, once for each length.
@@ -74,22 +56,20 @@ class TrackedAverages:
         lengths: relative lengths.
     """
 
-    def __init__(self, model: torch.nn.Module, device: torch.device, lengths: Sequence[float]) -> None:
-        self.lengths = tuple(lengths)
+    def __init__(self, model: nn.Module, device: torch.device, lengths: Sequence[float]) -> None:
+        self.lengths = list(lengths)
         self._before, self._now = 0, 0
         self._averages = [MovingAverage(model, device, partial(self._decay, exponent(s))) for s in self.lengths]
 
     def _decay(self, gamma: float) -> float:
-        return decay(gamma, self._before, self._now)
+        """Return β = (before/now)^(γ+1), the weight of the old average, Eq. 127 of arXiv 2312.02696.
 
-    def update(self, model: torch.nn.Module, before: int, now: int) -> None:
-        """Add the weights of a step.
-
-        Args:
-            model: the module with the weights after the step.
-            before: images seen before the step.
-            now: images seen with the step.
+        The updates at t_1 < t_2 < … < T give θ(t_i) exactly the share of the profile between t_{i−1} and t_i, t_0 = 0.
         """
+        return float((self._before / self._now) ** (gamma + 1))
+
+    def update(self, model: nn.Module, before: int, now: int) -> None:
+        """Add the weights of `model` after a step, which moved the images seen from `before` to `now`."""
         self._before, self._now = before, now
         for average in self._averages:
             average.update_parameters(model)
@@ -100,18 +80,14 @@ class TrackedAverages:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"lengths": list(self.lengths), "averages": [average.state_dict() for average in self._averages]}
+        return {"lengths": self.lengths, "averages": [average.state_dict() for average in self._averages]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the averages of a checkpoint.
-
-        Raises:
-            InputError: the checkpoint has averages of other lengths.
-        """
-        if list(state["lengths"]) != list(self.lengths):
+        """Go on from the averages of a checkpoint. Raises InputError if they have other lengths."""
+        if state["lengths"] != self.lengths:
             raise InputError(
-                f"the checkpoint has averages of the lengths {list(state['lengths'])}, not {list(self.lengths)}: they "
-                "need the whole training, so give the same"
+                f"the checkpoint has averages of the lengths {state['lengths']}, not {self.lengths}: they need the "
+                "whole training, so give the same"
             )
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.load_state_dict(saved)
@@ -120,10 +96,10 @@ class TrackedAverages:
 def make_snapshot(
     trainer: pl.Trainer, pl_module: Any, tracked: TrackedAverages, dtype: torch.dtype
 ) -> dict[str, Any] | None:
-    """Collect a snapshot on the CPU, with all that a checkpoint without an optimiser has. All ranks must call this.
+    """Collect the averages on the CPU, and all that a checkpoint without an optimiser has. All ranks must call this.
 
     Returns:
-        The snapshot, or None if an average is not finite in `dtype`.
+        The snapshot, with float32 weights in `dtype`, or None if an average is not finite in it.
     """
     snapshot: dict[str, Any] = {
         "epoch": trainer.current_epoch,
@@ -135,9 +111,8 @@ def make_snapshot(
     pl_module.on_save_checkpoint(snapshot)
     # The module has not finished the batch yet, and so does not count its images.
     snapshot["images_seen"] = int(pl_module.images_seen)
-    for name in ("batches_done", "validation_due"):
-        snapshot.pop(name, None)
-    snapshot["lengths"] = list(tracked.lengths)
+    del snapshot["batches_done"]
+    snapshot["lengths"] = tracked.lengths
     snapshot["averages"] = [{n: _stored(v, dtype) for n, v in each.items()} for each in tracked.weights()]
     finite = all(value.isfinite().all() for each in snapshot["averages"] for value in each.values())
     return snapshot if finite else None
@@ -145,14 +120,3 @@ def make_snapshot(
 
 def _stored(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.detach().to("cpu", dtype if value.dtype == torch.float32 else value.dtype, copy=True)
-
-
-def write_snapshot(snapshot: Mapping[str, Any], folder: Path) -> Path:
-    """Write a snapshot into a folder, completely or not at all; only one rank may call this.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    path = folder / SNAPSHOT_NAME.format(snapshot["images_seen"])
-    WholeCheckpointIO().save_checkpoint(dict(snapshot), path)
-    return path

@@ -14,7 +14,7 @@ from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
 from lit_knn.modules.base import EstimatorTraining, check_positive
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.plug_ins import check_net
-from lit_knn.runs.run import data_autoencoder
+from lit_knn.runs.run import data_autoencoder, find_reference
 from lit_knn.sampling.schedules import LevelRange
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise, under_process
 from lit_knn.theory.warp import flip
@@ -53,33 +53,31 @@ class PosteriorRegression(EstimatorTraining):
     ) -> None:
         super().__init__(estimator, levels, conditioning)
         self.augmentation = augmentation
-        owner = conditioning.owner
-        check_net(owner, net, "class_label", *(() if augmentation is None else ("augment_label",)))
+        check_net(net, "class_label", *(() if augmentation is None else ("augment_label",)))
         if warped not in ("posterior", "source"):
-            raise InputError(f"{owner}: warped={warped!r} must be posterior or source")
+            raise InputError(f"warped={warped!r} must be posterior or source")
         if augmentation is not None and warped == "posterior" and not estimator.can_warp:
             raise InputError(
-                f"{owner}: {type(estimator).__name__} cannot estimate the posterior of warped images: set warped to "
+                f"{type(estimator).__name__} cannot estimate the posterior of warped images: set warped to "
                 "source, whose target is the item itself, or augmentation to null"
             )
         given, taken = getattr(augmentation, "label_dim", 0), getattr(net, "augment_dim", 0)
         if given != taken:
             raise InputError(
-                f"{owner}: augmentation={type(augmentation).__name__} gives {given} labels, but the net has "
-                f"augment_dim={taken}"
+                f"augmentation={type(augmentation).__name__} gives {given} labels, but the net has augment_dim={taken}"
             )
 
     def check_training_options(self) -> None:
         """Raise InputError for an option of the optimiser or of the average that is out of its range."""
-        h, owner = self.hparams, self.conditioning.owner
-        check_positive(owner, lr=h.lr, ema_half_life_images=h.ema_half_life_images)
+        h = self.hparams
+        check_positive(lr=h.lr, ema_half_life_images=h.ema_half_life_images)
         if h.lr_ramp_up_images < 0:
-            raise InputError(f"{owner}: lr_ramp_up_images must be at least 0, got {h.lr_ramp_up_images}")
+            raise InputError(f"lr_ramp_up_images must be at least 0, got {h.lr_ramp_up_images}")
 
     def setup(self, stage: str) -> None:
-        """Refuses to warp latents."""
+        """Also refuse to warp latents."""
         if stage == "fit" and self.augmentation is not None and data_autoencoder(self.trainer) is not None:
-            raise InputError(f"{self.conditioning.owner}: augmentation would warp latents, not images: set it to null")
+            raise InputError(f"{type(self).__name__}: augmentation would warp latents, not images: set it to null")
         super().setup(stage)
 
     # Subclasses define these
@@ -190,7 +188,7 @@ class PosteriorRegression(EstimatorTraining):
         return target.index_copy(0, rows, mean)
 
     def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> Tensor:
-        reference = self.data_reference()
+        reference = find_reference(self.trainer)
         if reference is not None:
             exact = Exact() if class_label is None else ByClass(Exact())
             mu = exact.bind(reference).posterior_mean(z, sigma, labels=class_label)

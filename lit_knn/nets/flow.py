@@ -117,9 +117,9 @@ class EDMOutput(FlowNetwork):
         self.sigma_data = float(sigma_data)
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
-        denoiser = EDMPrecond(self.model, self.sigma_data)
-        y, sigma = z / _of_items(self.process.scale(tau), z), self.process.sigma(tau)
-        return self.process.velocity(z, per_item(tau, z), denoiser(y, sigma, *labels))
+        y, sigma = z / per_item(self.process.scale(tau), z).float(), self.process.sigma(tau)
+        denoised = EDMPrecond(self.model, self.sigma_data)(y, sigma, *labels)
+        return self.process.velocity(z, per_item(tau, z), denoised)
 
     def description(self) -> dict[str, Any]:
         return {**super().description(), "sigma_data": self.sigma_data}
@@ -148,14 +148,9 @@ class FlowDenoiser(nn.Module):
         process = self.flow.process
         tau = process.t_of_sigma(sigma.to(z.device).double().expand(len(z)))
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
-            return self.flow.denoised(_of_items(process.scale(tau), z) * z, tau, class_label)
+            return self.flow.denoised(per_item(process.scale(tau), z).float() * z, tau, class_label)
 
 
-OUTPUTS: dict[str, type[FlowNetwork]] = {
-    kind.__name__: kind for kind in (VelocityOutput, DataOutput, NoiseOutput, EDMOutput)
-}
+KINDS = VelocityOutput, DataOutput, NoiseOutput, EDMOutput
+OUTPUTS: dict[str, type[FlowNetwork]] = {kind.__name__: kind for kind in KINDS}
 """The parameterisations that a checkpoint may name."""
-
-
-def _of_items(values: Tensor, z: Tensor) -> Tensor:
-    return per_item(values, z).to(torch.float32)

@@ -117,16 +117,9 @@ def attention(qkv: Tensor, heads: int) -> Tensor:
 class ResidualBlock(nn.Module):
     """Residual block: norm, convolution, modulated norm, dropout, convolution, shortcut and optional self-attention.
 
-    Subclasses define how the embedding modulates the second norm, and initialise the weights.
-
-    Args:
-        in_width: input channels.
-        width: output channels.
-        embedding: features of the embedding.
-        direction: double or halve the image in the first convolution and the shortcut.
-        taps: low-pass filter of the resampling.
-        heads: attention heads, 0 without attention.
-        dropout: dropout probability before the second convolution, in training.
+    Subclasses define how the embedding modulates the second norm, and initialise the weights. `embedding` is the number
+    of its features. With `direction`, the first convolution and the shortcut double or halve the image, by the low-pass
+    filter `taps`. `heads` is 0 without attention.
     """
 
     norm_eps: ClassVar[float]
@@ -187,10 +180,7 @@ def _conv(in_width: int, width: int, size: int, direction: Direction | None, tap
 class PositionalEmbedding(nn.Module):
     """Cosines and sines of the noise label at frequencies from 1 down to 1/10,000 (Vaswani et al. 2017).
 
-    Args:
-        features: number of features, even.
-        endpoint: whether the lowest frequency is 1/10,000 itself, or one step above it.
-        sines_first: whether the sines come before the cosines.
+    `features` is even; without `endpoint` the lowest frequency is one step above 1/10,000.
     """
 
     def __init__(self, features: int, *, endpoint: bool, sines_first: bool) -> None:
@@ -209,11 +199,9 @@ class PositionalEmbedding(nn.Module):
 
 
 class FourierEmbedding(nn.Module):
-    """Sines and cosines of the noise label at fixed Gaussian frequencies (Tancik et al. 2020).
+    """Sines and cosines of the noise label at fixed Gaussian frequencies, of standard deviation `scale` per unit.
 
-    Args:
-        features: number of features, even.
-        scale: standard deviation of the frequencies, per unit of the noise label.
+    `features` is even (Tancik et al. 2020).
     """
 
     freqs: Tensor

@@ -47,6 +47,13 @@ def edm_coefficients(sigma: Tensor, sigma_data: float = 0.5) -> Coefficients:
     return consistency_coefficients(sigma, sigma_data, sigma_min=0.0)
 
 
+def preconditioned(net: nn.Module, c: Coefficients, z: Tensor, *labels: Tensor | None) -> Tensor:
+    """Return c_skip·z + c_out·F(c_in·z, c_noise, *labels), (B, *shape) float32."""
+    c_skip, c_out, c_in = (per_item(value.float(), z) for value in c[:3])
+    z = z.float()
+    return c_skip * z + c_out * net(c_in * z, c.c_noise.float(), *labels).to(torch.float32)
+
+
 class ConsistencyFunction(nn.Module):
     """f_θ(z, t): a raw network under the consistency preconditioning.
 
@@ -70,10 +77,7 @@ class ConsistencyFunction(nn.Module):
         # Round sigma_min to the type of t, because 0.002 in float32 differs from 0.002 in float64.
         sigma_min = torch.tensor(self.sigma_min, dtype=t.dtype).item()
         c = consistency_coefficients(t.double(), self.sigma_data, sigma_min)
-        c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
-        z = z.float()
-        output = self.net(c_in * z, c.c_noise.float(), class_label)
-        return c_skip * z + c_out * output.to(torch.float32)
+        return preconditioned(self.net, c, z, class_label)
 
 
 class EDMPrecond(nn.Module):
@@ -99,10 +103,7 @@ class EDMPrecond(nn.Module):
     ) -> Tensor:
         """Map z (B, *shape) at sigma (B,) or () to the denoised (B, *shape), float32."""
         c = edm_coefficients(sigma.to(z.device).double().expand(len(z)), self.sigma_data)
-        c_skip, c_out, c_in = (per_item(value.float(), z) for value in (c.c_skip, c.c_out, c.c_in))
-        z = z.float()
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
         # `autocast(enabled=self.fp16)` would be wrong, because a disabled autocast switches off the trainer's autocast.
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
-            output = self.model(c_in * z, c.c_noise.float(), *labels)
-        return c_skip * z + c_out * output.to(torch.float32)
+            return preconditioned(self.model, c, z, *labels)

@@ -43,10 +43,8 @@ class ResidualUNet(ImageNetwork):
         if self.channels < 4 or self.channels % 2:
             raise InputError(f"{name}: channels must be even and at least 4, got {self.channels}")
         if self.image_size < factor or self.image_size % factor:
-            raise InputError(
-                f"{name}: image_size must be a multiple of {factor} with {len(self.multipliers)} multipliers, "
-                f"got {self.image_size}"
-            )
+            rule = f"a multiple of {factor} with {len(self.multipliers)} multipliers"
+            raise InputError(f"{name}: image_size must be {rule}, got {self.image_size}")
         self.multipliers = list(self.multipliers)
         self.attention_at = sorted(self.attention_at)
         self.widths = [self.channels * m for m in self.multipliers]
@@ -151,14 +149,13 @@ class ResidualUNet(ImageNetwork):
 
     def _classes(self, class_label: Tensor, batch: int) -> Tensor:
         """Return one row of `num_classes` numbers for each item. In training some rows become 0."""
+        name = type(self).__name__
         if not self.num_classes:
-            raise InputError(f"{type(self).__name__}: num_classes=0, but class labels are given")
+            raise InputError(f"{name}: num_classes=0, but class labels are given")
         classes = class_label if class_label.is_floating_point() else self._one_hot(class_label)
         if classes.shape != (batch, self.num_classes):
-            raise InputError(
-                f"{type(self).__name__}: num_classes={self.num_classes} and {batch} images need class labels "
-                f"{(batch,)} or {(batch, self.num_classes)}, got {tuple(class_label.shape)}"
-            )
+            wanted = f"{batch} images need class labels {(batch,)} or {(batch, self.num_classes)}"
+            raise InputError(f"{name}: num_classes={self.num_classes} and {wanted}, got {tuple(class_label.shape)}")
         if self.training and self.label_dropout > 0:
             classes = classes * (torch.rand(batch, 1, device=classes.device) >= self.label_dropout)
         return classes
@@ -173,8 +170,8 @@ class ResidualUNet(ImageNetwork):
         return (class_label[..., None] == known).float()
 
     def _unknown_label(self, check: int, value: float, where: str) -> InputError:
-        name = type(self).__name__
-        return InputError(f"{name}: num_classes={self.num_classes}, but a class label is {value:.0f}{where}")
+        rule = f"num_classes={self.num_classes}, but a class label is {value:.0f}"
+        return InputError(f"{type(self).__name__}: {rule}{where}")
 
 
 def linear(layer: nn.Linear, features: Tensor) -> Tensor:

@@ -49,17 +49,31 @@ class SongBlock(ResidualBlock):
 
 
 @dataclass(eq=False, repr=False)
-class SongUNet(ResidualUNet):
-    """Base class of DDPM++ and NCSN++.
+class DDPMpp(ResidualUNet):
+    """DDPM++: positional noise embedding, box filters. The defaults are EDM's for CIFAR-10.
 
     Attention has one head; in the decoder only the last block of a resolution attends. The network loads the published
     EDM checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half precision use autocast: it keeps the
     embedding and NCSN++'s frequencies in float32. `torch.compile` makes one graph (tried with inductor on the CPU).
+
+    Args:
+        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
+        in_channels: channels of the images.
+        channels: base width; even.
+        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
+            uses (1, 2, 2, 2) at 64x64.
+        blocks: residual blocks per resolution.
+        attention_at: image sides at which blocks attend.
+        dropout: dropout probability inside the blocks.
+        num_classes: number of class labels, 0 for an unconditional network.
+        label_dropout: probability of training an item without its class label.
+        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
     """
 
     block = SongBlock
+    taps: ClassVar[tuple[float, ...]] = (1, 1)
     last_decoder_block_attends_alone = True
-    noise_width_factor: ClassVar[int]  # features of the noise embedding, in units of `channels`
+    noise_width_factor: ClassVar[int] = 1  # features of the noise embedding, in units of `channels`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,20 +88,17 @@ class SongUNet(ResidualUNet):
         self.ends = f"{self.image_size}x{self.image_size}_aux"
         self.dec[f"{self.ends}_norm"] = group_norm(self.widths[0], NORM_EPS)
         last = self.dec[f"{self.ends}_conv"] = nn.Conv2d(self.widths[0], self.in_channels, 3, padding=1)
-        self._start()
-        glorot_(last, NEARLY_ZERO)
-
-    def noise_embedding(self) -> nn.Module:
-        """Make the module from noise labels (B,) to (B, noise_width_factor·channels)."""
-        raise NotImplementedError
-
-    def _start(self) -> None:
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 glorot_(layer)
         for layer in self.modules():
             if isinstance(layer, SongBlock):
                 layer.start()
+        glorot_(last, NEARLY_ZERO)
+
+    def noise_embedding(self) -> nn.Module:
+        """Make the module from noise labels (B,) to (B, noise_width_factor·channels)."""
+        return PositionalEmbedding(self.channels, endpoint=True, sines_first=True)
 
     def heads(self, width: int) -> int:
         return 1
@@ -110,46 +121,12 @@ class SongUNet(ResidualUNet):
 
 
 @dataclass(eq=False, repr=False)
-class DDPMpp(SongUNet):
-    """DDPM++: positional noise embedding, box filters. The defaults are EDM's for CIFAR-10.
-
-    Args:
-        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
-        in_channels: channels of the images.
-        channels: base width; even.
-        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
-            uses (1, 2, 2, 2) at 64x64.
-        blocks: residual blocks per resolution.
-        attention_at: image sides at which blocks attend.
-        dropout: dropout probability inside the blocks.
-        num_classes: number of class labels, 0 for an unconditional network.
-        label_dropout: probability of training an item without its class label.
-        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
-    """
-
-    taps = (1, 1)
-    noise_width_factor = 1
-
-    def noise_embedding(self) -> nn.Module:
-        return PositionalEmbedding(self.channels, endpoint=True, sines_first=True)
-
-
-@dataclass(eq=False, repr=False)
-class NCSNpp(SongUNet):
+class NCSNpp(DDPMpp):
     """NCSN++: Fourier noise embedding, smoother filters, and an encoder that sees the image at every resolution.
 
+    The other options are those of `DDPMpp`.
+
     Args:
-        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
-        in_channels: channels of the images.
-        channels: base width; even.
-        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
-            uses (1, 2, 2, 2) at 64x64.
-        blocks: residual blocks per resolution.
-        attention_at: image sides at which blocks attend.
-        dropout: dropout probability inside the blocks.
-        num_classes: number of class labels, 0 for an unconditional network.
-        label_dropout: probability of training an item without its class label.
-        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
         fourier_scale: standard deviation of the frequencies. Improved consistency training (Song & Dhariwal 2023,
             Section 3.1) and the paper's release use 0.02, the default: student and teacher, one step apart, must see
             nearly the same embedding. Diffusion models use 16 (Song et al. 2021, EDM's VE networks), and so does
@@ -165,12 +142,7 @@ class NCSNpp(SongUNet):
         if not self.fourier_scale > 0:
             raise InputError(f"NCSNpp: fourier_scale must be above 0, got {self.fourier_scale}")
         super().__post_init__()
-        self._add_image_pyramid()
-
-    def noise_embedding(self) -> nn.Module:
-        return FourierEmbedding(2 * self.channels, scale=self.fourier_scale)
-
-    def _add_image_pyramid(self) -> None:
+        # The pyramid of shrunken images.
         width = self.in_channels
         for level, next_width in enumerate(self.widths[:-1], start=1):
             side = self.image_size >> level
@@ -178,6 +150,9 @@ class NCSNpp(SongUNet):
             glorot_(step)
             self.enc[f"{side}x{side}_aux_residual"] = step
             width = next_width
+
+    def noise_embedding(self) -> nn.Module:
+        return FourierEmbedding(2 * self.channels, scale=self.fourier_scale)
 
     def encode(self, image: Tensor, embedding: Tensor) -> list[Tensor]:
         """Encode the image. Each halving adds the shrunken image to the features; the next one shrinks this sum."""

@@ -5,11 +5,9 @@ import importlib.util
 import inspect
 import json
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError, first_line
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators import Estimator
 from lit_knn.index import Index, exact_index
 from lit_knn.reference import ReferenceSet
@@ -25,23 +23,26 @@ from lit_knn.reference import ReferenceSet
 ADAPTERS = "lit_knn.referee.adapters"
 Mean = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 """(z, t, generator) -> mean: t is (B,) float32, and all randomness comes from the generator."""
+# The files that `load_from_file` has loaded as modules of these names, as the user wrote them.
+_own_files: dict[str, str] = {}
 
 
 class OwnCallable(Estimator):
     """A callable `(z, t, generator) -> mean` of the user, or a class whose constructor takes the reference set.
 
     Args:
-        target: the function or the class.
+        target: the function or the class; or where it is, as in `my_file.py:name`.
     """
 
     def __init__(self, target: Any) -> None:
-        self.target = target
-        self.function: Mean | None = None if inspect.isclass(target) else target
-        self.referee_note = getattr(target, "referee_note", "")
-        self.deterministic = bool(getattr(target, "deterministic", False))
+        self.target = load_from_file(target) if isinstance(target, str) else target
+        self.kind = target if isinstance(target, str) else _class_path(target)
+        self.function: Mean | None = None if inspect.isclass(self.target) else self.target
+        self.referee_note = getattr(self.target, "referee_note", "")
+        self.deterministic = bool(getattr(self.target, "deterministic", False))
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Makes the object of a class."""
+        """Bind, and make the object if the target is a class."""
         super().bind(reference)
         if self.function is None:
             self.function = self.target(reference)
@@ -50,7 +51,7 @@ class OwnCallable(Estimator):
     def call(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
         """Call the user's code with these very tensors."""
         if self.function is None:
-            raise InputError(f"{self.target.__name__} is used before bind(reference)")
+            raise InputError(f"{self.kind} is used before bind(reference)")
         mean = self.function(z, t, generator)  # type: ignore[arg-type]
         if isinstance(mean, Tensor) and not mean.is_floating_point():
             raise InputError(f"its estimate must be of a float type, got {mean.dtype}")
@@ -62,6 +63,9 @@ class OwnCallable(Estimator):
         return self.call(z, t.flatten().float(), generator)
 
 
+Make = Callable[[], tuple[Estimator, Index]]
+
+
 @dataclass(frozen=True)
 class Entry:
     """An estimator that is measured.
@@ -71,94 +75,36 @@ class Entry:
         settings: JSON: class path and arguments.
         origin: "lit_knn", "own file" or "adapter".
         note: what it really computes; may be empty.
-        make: makes the estimator, not yet bound, and the index for it. It can be pickled.
+        make: makes the estimator, not yet bound, and the index for it.
     """
 
     name: str
     settings: str
     origin: str
     note: str
-    make: Callable[[], tuple[Estimator, Index]]
+    make: Make
 
 
-def entry_of(estimator: Estimator | Mean | type, index: Index | None = None, name: str | None = None) -> Entry:
-    """Make an entry from an object: an estimator that is not bound, a callable, or a class that takes the images."""
-    made = estimator if isinstance(estimator, Estimator) else OwnCallable(estimator)
-    kind = made.target if isinstance(made, OwnCallable) else type(made)
-    return _entry(made, index, _kind_name(kind), name, partial(_copies, made, index))
+def entry_of(
+    estimator: Estimator | Mean | type, index: Index | None = None, name: str | None = None, make: Make | None = None
+) -> Entry:
+    """Make an entry from an object: an estimator that is not bound, a callable, or a class that takes the images.
 
-
-def entry_from_arguments(arguments: Sequence[str], name: str | None = None) -> Entry:
-    """Make an entry from the options --estimator and --index.
-
-    Raises:
-        InputError: a file, class or argument does not exist or is refused.
+    `make` makes the estimator and its index again, also in another process; by default they are copied.
     """
-    made, index = from_arguments(arguments)
-    named = next((text for text in _values(arguments, "--estimator") if _in_file(text)), None)
-    kind = named or _kind_name(type(made))
-    given = index if _values(arguments, "--index") else None
-    return _entry(made, given, kind, name, partial(from_arguments, tuple(arguments)))
-
-
-def from_arguments(arguments: Sequence[str]) -> tuple[Estimator, Index]:
-    """Make the estimator and the index that the options name."""
-    from jsonargparse import ArgumentParser
-
-    # A class of the user's file becomes a class path of an imported module.
-    arguments, found = _with_own_files(arguments)
-    if found is not None and not (inspect.isclass(found) and issubclass(found, Estimator)):
-        if extra := [text for text in arguments if text.startswith("--estimator.")]:
-            raise InputError(f"{extra[0]}: only a subclass of Estimator takes arguments, {found.__name__} is none")
-        arguments = _without(arguments, "--estimator")
-    elif found is not None and (lacking := sorted(found.__abstractmethods__)):
-        raise InputError(f"--estimator: {found.__name__} does not implement {', '.join(lacking)}")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(Estimator, "estimator", required=False)
-    parser.add_subclass_arguments(Index, "index", required=False)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            config = parser.parse_args(list(arguments))
-            make = getattr(parser, "instantiate", None) or parser.instantiate_classes
-            made = make(config)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"--estimator: {' '.join(str(error).split())[:400]}") from error
-    estimator = getattr(made, "estimator", None) if found is None or inspect.isclass(found) else None
-    if estimator is None:
-        if found is None:
-            raise InputError("--estimator is missing: give a class path, a .yaml file or my_file.py:Name")
-        estimator = OwnCallable(found)
-    return estimator, getattr(made, "index", None) or exact_index()
-
-
-def _entry(made: Estimator, index: Index | None, kind: str, name: str | None, make: Any) -> Entry:
-    settings: dict[str, Any] = {"class_path": kind}
-    if not isinstance(made, OwnCallable):
-        settings["init_args"] = _plain(made.given())
+    made = estimator if isinstance(estimator, Estimator) else OwnCallable(estimator)
+    settings = _plain(made)
     if index is not None:
-        settings["index"] = {"class_path": _kind_name(type(index)), "init_args": _plain(index.given())}
-    inside = _kind_name(type(made))
-    origin = "own file" if not inside.startswith("lit_knn.") or isinstance(made, OwnCallable) else "lit_knn"
-    origin = "adapter" if inside.startswith(ADAPTERS) else origin
+        settings["index"] = _plain(index)
+    module = type(made).__module__
+    origin = "lit_knn" if module.startswith("lit_knn.") and not isinstance(made, OwnCallable) else "own file"
+    origin = "adapter" if module.startswith(ADAPTERS) else origin
     note = str(getattr(made, "referee_note", ""))
-    return Entry(name or _short_name(kind, settings), json.dumps(settings), origin, note, make)
+    return Entry(name or _name(settings), json.dumps(settings), origin, note, make or partial(_copies, made, index))
 
 
-def _short_name(kind: str, settings: dict[str, Any]) -> str:
-    """Return a name such as `KNN(k=256, n=64), SQ8`, with arguments that are numbers or texts."""
-    base = kind if _in_file(kind) else kind.rpartition(".")[2]
-    arguments = settings.get("init_args", {}).items()
-    shown = [f"{key}={value}" for key, value in arguments if value not in (None, False) and not _long(value)]
-    index = settings.get("index")
-    ending = f", {index['init_args'].get('factory') or index['class_path'].rpartition('.')[2]}" if index else ""
-    return base + (f"({', '.join(shown)})" if shown else "") + ending
-
-
-def _long(value: Any) -> bool:
-    return not isinstance(value, (int, float, str)) or (isinstance(value, str) and len(value) > 20)
+def _copies(estimator: Estimator, index: Index | None) -> tuple[Estimator, Index]:
+    return copy.deepcopy(estimator), exact_index() if index is None else copy.deepcopy(index)
 
 
 def _plain(value: Any) -> Any:
@@ -169,53 +115,70 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
-    if isinstance(value, TellsSettings):
-        return {"class_path": _kind_name(type(value)), "init_args": _plain(value.given())}
+    if isinstance(value, OwnCallable):
+        return {"class_path": value.kind}
+    if isinstance(value, RecordsArguments):
+        return {"class_path": _class_path(type(value)), "init_args": _plain(value.given())}
     return str(value)
 
 
-def _kind_name(kind: Any) -> str:
-    """Return a class path, shortened like `lit_knn.estimators.KNN` where the package exports the class."""
-    name, package = kind.__qualname__, kind.__module__.rpartition(".")[0]
+def _class_path(kind: Any) -> str:
+    """Return a class path, shortened like `lit_knn.estimators.KNN` where the package exports the class.
+
+    It is `my_file.py:Name` for a file of the user, so that the same command can be written again.
+    """
+    kind = kind if hasattr(kind, "__qualname__") else type(kind)
+    if kind.__module__ in _own_files:
+        return f"{_own_files[kind.__module__]}:{kind.__qualname__}"
+    package = kind.__module__.rpartition(".")[0]
     exported = getattr(sys.modules.get(package), kind.__name__, None) is kind
-    return f"{package if exported else kind.__module__}.{name}"
+    return f"{package if exported else kind.__module__}.{kind.__qualname__}"
 
 
-def _copies(estimator: Estimator, index: Index | None) -> tuple[Estimator, Index]:
-    return copy.deepcopy(estimator), exact_index() if index is None else copy.deepcopy(index)
+def _name(settings: dict[str, Any]) -> str:
+    """Return a name such as `KNN(k=256, n=64), SQ8`, with arguments that are numbers or short texts."""
+    kind, index = settings["class_path"], settings.get("index")
+    shown = ", ".join(f"{key}={value}" for key, value in settings.get("init_args", {}).items() if _is_short(value))
+    name = (kind if is_in_file(kind) else kind.rpartition(".")[2]) + (f"({shown})" if shown else "")
+    return f"{name}, {index['init_args'].get('factory') or index['class_path'].rpartition('.')[2]}" if index else name
 
 
-def _values(arguments: Sequence[str], option: str) -> list[str]:
-    """Return the values of an option, given as `--option value` or `--option=value`."""
-    separate = [value for key, value in pairwise(arguments) if key == option]
-    return separate + [text.partition("=")[2] for text in arguments if text.startswith(f"{option}=")]
+def _is_short(value: Any) -> bool:
+    return value not in (None, False) and isinstance(value, (int, float, str)) and len(str(value)) <= 20
 
 
-def _in_file(text: str) -> bool:
-    return text.rpartition(":")[0].endswith(".py")
+def with_own_files(arguments: Sequence[str]) -> list[str]:
+    """Load the values `my_file.py:Name` of a command line, and put class paths in their places.
 
+    An estimator or index is a class of a module then. Anything else becomes the target of an `OwnCallable`.
 
-def _with_own_files(arguments: Sequence[str]) -> tuple[list[str], Any]:
-    """Load `my_file.py:Name` values. Return the arguments with class paths in place, and what --estimator names."""
-    found, changed = None, []
-    for place, text in enumerate(arguments):
-        option, equals, value = text.rpartition("=") if text.startswith("--") else ("", "", text)
-        if _in_file(value):
-            thing = load_from_file(value)
-            text = f"{option}{equals}{thing.__module__}.{getattr(thing, '__name__', '')}"
-            if "--estimator" in (option, arguments[place - 1]):
-                found = thing
-        changed.append(text)
-    return changed, found
-
-
-def _without(arguments: Sequence[str], option: str) -> list[str]:
-    kept, skip = [], False
+    Raises:
+        InputError: a file, or what is named in it, does not exist or cannot be used.
+    """
+    written: list[str] = []
     for text in arguments:
-        if not skip and text != option and not text.startswith(f"{option}="):
-            kept.append(text)
-        skip = text == option
-    return kept
+        option, equals, value = text.partition("=")
+        if not (equals and option.startswith("--")):
+            option, equals, value = written[-1] if written else "", "", text
+        if not option.startswith(("--estimator", "--index")) or not is_in_file(value):
+            if value.endswith(".yaml") and not Path(value).is_file():
+                raise InputError(f"{option} {value}: no such file")
+            written.append(text)
+            continue
+        thing = load_from_file(value)
+        written += [option] if equals else []
+        if inspect.isclass(thing) and issubclass(thing, (Estimator, Index)):
+            if lacking := sorted(getattr(thing, "__abstractmethods__", ())):
+                raise InputError(f"{option}: {thing.__name__} does not implement {', '.join(lacking)}")
+            written.append(f"{thing.__module__}.{thing.__qualname__}")
+        else:
+            written += [f"{OwnCallable.__module__}.OwnCallable", f"{option}.target", value]
+    return written
+
+
+def is_in_file(text: str) -> bool:
+    """Tell whether a text has the form `my_file.py:Name`."""
+    return text.rpartition(":")[0].endswith(".py")
 
 
 def load_from_file(text: str) -> Any:
@@ -230,14 +193,14 @@ def load_from_file(text: str) -> Any:
         raise InputError(f"--estimator {text}: {path}: no such file")
     module_name = f"referee_own_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"--estimator {text}: {path} is no Python file")
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+    _own_files[module_name] = place
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise InputError(f"--estimator {text}: {path} fails: {type(error).__name__}: {first_line(error)}") from error
-    thing = getattr(module, name, None)
-    if not callable(thing) and not isinstance(thing, Estimator):
+    if not callable(thing := getattr(module, name, None)):
         raise InputError(f"--estimator {text}: {path} has no class or function {name}")
     return thing

@@ -1,9 +1,8 @@
 """The table of results: its columns, and the version of the protocol."""
 
-import errno
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,16 @@ from lit_knn.common.versions import package_versions, processor_name, revision
 PROTOCOL = 1
 """Version of the protocol. Rows of different versions are not comparable."""
 
-COLUMNS = (
-    *("protocol", "case", "data", "N", "d", "name", "settings", "origin", "note", "t"),
-    *("mse", "mse_se", "bias_sq", "bias_sq_se", "variance", "variance_se", "score_mse", "score_mse_se"),
+NUMBERS = (
+    *("t", "mse", "mse_se", "bias_sq", "bias_sq_se", "variance", "variance_se", "score_mse", "score_mse_se"),
     *("mse_ratio", "mse_ratio_se", "exact_error"),
     *("ms", "ms_low", "ms_high", "reference_ms", "time_ratio", "time_ratio_low", "time_ratio_high", "ms_one"),
     *("setup_seconds", "peak_mib", "certified_mse", "certified_share", "certified_spread"),
+)
+"""Columns that hold a number or nothing. The others hold text."""
+COLUMNS = (
+    *("protocol", "case", "data", "N", "d", "name", "settings", "origin", "note"),
+    *NUMBERS,
     *("repeats_itself", "seeded", "global_random", "mutates", "needs_source", "batch_gap", "small_t", "float16"),
     *("latents", "repeats", "batch", "threads", "python", "torch", "numpy", "faiss", "lit_knn"),
     *("cpu", "cores", "memory_gb", "date"),
@@ -74,14 +77,14 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def check_fits(path: Path, case: str, data: str) -> None:
-    """Refuse a table that cannot take rows of a case with these data, before they are measured."""
+    """Refuse a table that has rows of this case with other data."""
     for row in read_table(path):
         if row["case"] == case and row["data"] != data:
             raise InputError(f"{path}: its rows of case {case} are of the data {row['data']}, these are {data}")
 
 
 def check_writable(path: Path) -> None:
-    """Check, before long work, that a table can be read and written.
+    """Check, before long work, that a table can be read and replaced.
 
     Raises:
         InputError: it is no table of results.
@@ -90,16 +93,12 @@ def check_writable(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path):
         read_table(path)
-    if path.exists() and not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
-def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add rows to a table. They replace rows of the same `IDENTITY`."""
+def add_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a row to a table. It replaces a row of the same `IDENTITY`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path):
-        for row in rows:
-            check_fits(path, row["case"], row["data"])
-        new = {tuple(str(row[name]) for name in IDENTITY) for row in rows}
-        kept = [row for row in read_table(path) if tuple(row[name] for name in IDENTITY) not in new]
-        write_rows(path, [{name: row[name] for name in COLUMNS} for row in (*kept, *rows)])
+        check_fits(path, row["case"], row["data"])
+        others = [old for old in read_table(path) if any(old[name] != str(row[name]) for name in IDENTITY)]
+        write_rows(path, [{name: one[name] for name in COLUMNS} for one in (*others, row)])

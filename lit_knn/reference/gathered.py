@@ -15,15 +15,10 @@ from lit_knn.theory.warp import Warp
 
 
 class Gathered(NamedTuple):
-    """Drawn images that were gathered.
+    """Drawn images that were gathered."""
 
-    Attributes:
-        x: (b, p, *shape), float32, the images of each row.
-        warp: maps that are applied to the images before distances are measured, or None.
-    """
-
-    x: Tensor
-    warp: Warp | None = None
+    x: Tensor  # (b, p, *shape), float32, the images of each row
+    warp: Warp | None = None  # maps that are applied to the images before distances are measured
 
     @property
     def places(self) -> int:
@@ -44,17 +39,11 @@ class Gathered(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Drawn images that stay in a local set on CUDA, where each method reads every one of them once.
-
-    Attributes:
-        reference: the set.
-        ids: (b, n), the images of each row.
-        source: (b, *shape), one more image of each row, placed first; or None.
-    """
+    """Drawn images that stay in a local set on CUDA, where each method reads every one of them once."""
 
     reference: ReferenceSet
-    ids: Tensor
-    source: Tensor | None = None
+    ids: Tensor  # (b, n), the images of each row
+    source: Tensor | None = None  # (b, *shape), one more image of each row, placed first
 
     @property
     def places(self) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.common.progress import with_progress
 from lit_knn.common.rng import keyed_generator
-from lit_knn.linalg.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
+from lit_knn.index.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
 from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
 
 
@@ -48,15 +48,10 @@ def projection_of(reference: ReferenceSet, r: int, dtype: torch.dtype = torch.fl
 
 
 class Covariance(NamedTuple):
-    """The covariance C = P·Λ·P' of all N images, mirrored ones included, divided by N.
+    """The covariance C = P·Λ·P' of all N images, mirrored ones included, divided by N; r = min(N, d)."""
 
-    Attributes:
-        variances: (r,), Λ, float64, r = min(N, d).
-        basis: (d, r), P, float64, orthonormal columns.
-    """
-
-    variances: Tensor
-    basis: Tensor
+    variances: Tensor  # (r,), Λ, float64
+    basis: Tensor  # (d, r), P, float64, orthonormal columns
 
     def wiener_filter(self, t: float) -> Tensor:
         """Compute W(t) = C·(C + t²I)⁻¹, (d, d) float64. It costs d²·r multiplications."""

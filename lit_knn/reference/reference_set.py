@@ -14,7 +14,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
 from lit_knn.index import Index, exact_index
 from lit_knn.index.base import Vectors, numbered
-from lit_knn.linalg.precision import full_float32
+from lit_knn.index.precision import full_float32
 
 T = TypeVar("T")
 

@@ -28,10 +28,7 @@ def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
 
 
 def all_sq_dist(reference: ReferenceSet, z: Tensor, warp: Warp | None = None) -> Tensor:
-    """Compute ‖z − x‖² for each z (B, *shape) and all images: (B, N) float64. See `batches_of` to limit its memory.
-
-    `warp` is that of `stream_sq_dist`.
-    """
+    """Compute ‖z − x‖² of `stream_sq_dist` for all images: (B, N) float64. See `batches_of` to limit its memory."""
     sq_dist = torch.empty(len(z), reference.N, dtype=torch.float64, device=z.device)
     for ids, _, chunk in stream_sq_dist(reference, z, warp):
         sq_dist[:, ids] = chunk
@@ -41,15 +38,10 @@ def all_sq_dist(reference: ReferenceSet, z: Tensor, warp: Warp | None = None) ->
 def stream_sq_dist(
     reference: ReferenceSet, z: Tensor, warp: Warp | None = None
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Stream the reference set with its distances to the latents.
+    """Yield slices of ids, their images (c, d) float32, and ‖z − x‖² (B, c) float64 from latents z (B, *shape).
 
-    Args:
-        reference: the set.
-        z: (B, *shape); B at most a few thousand, see `batches_of`.
-        warp: B maps A; the distances are then from z to A x, and every image is resampled B times.
-
-    Yields:
-        The slice of ids, their images (c, d) float32, and ‖z − x‖² (B, c) float64.
+    B is at most a few thousand, see `batches_of`. With `warp`, B maps A, the distances are from z to A x, and every
+    image is resampled B times.
     """
     if warp is None:
         flat = z.flatten(1).double()

@@ -1,81 +1,395 @@
-"""The folder of a training run: the names of its files, its configuration, and its last checkpoint."""
+"""The folder of a training run: which one a run gets, who may write into it, and what is in it."""
 
+import contextlib
+import fcntl
+import os
+import pkgutil
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
+
+from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, kept_in
 from lit_knn.common.errors import InputError
+from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.record import RECORD_NAME, Record, read_record
 
 CONFIG_NAME = "config.yaml"
-EARLIER = re.compile(r"config_(\d+)\.yaml")
+METRICS_NAME = "metrics.csv"
+LOCK_NAME = ".lock"
+SNAPSHOTS_FOLDER = "snapshots"
+# These loggers write into folders NAME/VERSION. Other loggers have places of their own.
+FILE_LOGGERS = (TensorBoardLogger, CSVLogger)
+DEFAULT_NAME = "lightning_logs"
+# Loggers call what groups their runs by one of these options.
+NAMES = ("project", "experiment_name", "name")
+# A run writes these files before its first step.
+WRITTEN_FIRST = (CONFIG_NAME, LOCK_NAME, "hparams.yaml", "events.out.tfevents.*")
+WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+# `lit-knn average` gives its files these names.
+AVERAGE_NAME = re.compile(r"ema=(0\.\d+)\.ckpt")
+
+# The locks of this process; the system frees them when it ends.
+_locks: list[Any] = []
 
 
-def config_of_run(run: str | Path, name: str = CONFIG_NAME) -> dict[str, Any]:
-    """Read config.yaml in a run's folder; raise InputError if it is missing, unreadable or not from a training run."""
-    import yaml  # What needs no configuration needs no YAML either.
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a training run.
 
-    path = Path(run) / name
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; give the folder of a training run, as runs/x/knn_0")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(config, dict) or not {"model", "data", "trainer"} <= config.keys():
-        raise InputError(f"{path} is not the configuration of a training run")
-    return config
-
-
-def keep_earlier_config(run: str | Path) -> Path | None:
-    """Rename config.yaml of an earlier part of a run to `config_N.yaml`; return the new path, if any.
-
-    N counts from 0. It is above the numbers that are there, so that no file is replaced.
+    Attributes:
+        path: the folder, `runs/NAME/VERSION`.
+        made: the folders that were made for this run, the inmost first.
     """
-    path = Path(run) / CONFIG_NAME
-    if not path.is_file():
+
+    path: Path
+    made: tuple[Path, ...] = ()
+
+    # Reading
+
+    def config(self, name: str = CONFIG_NAME) -> dict[str, Any]:
+        """Read a configuration; raise InputError if it is missing, unreadable or not from a training run."""
+        import yaml  # What needs no configuration needs no YAML either.
+
+        path = self.path / name
+        if not path.is_file():
+            raise InputError(f"{path} does not exist; give the folder of a training run, as runs/x/knn_0")
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        if not isinstance(config, dict) or not {"model", "data", "trainer"} <= config.keys():
+            raise InputError(f"{path} is not the configuration of a training run")
+        return config
+
+    def record(self) -> Record:
+        """Read run.json; raise InputError if it is missing or damaged."""
+        return read_record(self.path)
+
+    def earlier(self, name: str) -> list[Path]:
+        """List the files `STEM_N.SUFFIX` of earlier parts of the run that went on in this folder, the first one first.
+
+        Args:
+            name: name of the file of the latest part, such as `config.yaml`.
+        """
+        stem, suffix = os.path.splitext(name)
+        pattern = re.compile(rf"{re.escape(stem)}_(\d+){re.escape(suffix)}")
+        found = {int(match[1]): path for path in self.path.glob("*") if (match := pattern.fullmatch(path.name))}
+        return [found[number] for number in sorted(found)]
+
+    def start(self) -> str | None:
+        """Return the checkpoint in another folder that the run was resumed from, or None; raise as `config`."""
+        for name in (CONFIG_NAME, *(path.name for path in reversed(self.earlier(CONFIG_NAME)))):
+            start = self.config(name).get("ckpt_path")
+            if start is None or not self.holds(start):
+                return start
         return None
-    latest = next((int(earlier.stem.removeprefix("config_")) for earlier in earlier_configs(run)), -1)
-    return path.rename(path.with_name(f"config_{latest + 1}.yaml"))
+
+    def before(self) -> Iterator[tuple[Path, "RunFolder"]]:
+        """Yield the checkpoints in other folders that the parts of the run were resumed from, and those folders.
+
+        The latest comes first. A folder without a configuration is the last one.
+        """
+        run, visited = self, {self.path.resolve()}
+        while (run.path / CONFIG_NAME).is_file() and (start := run.start()) is not None:
+            run = RunFolder(Path(start).parent.parent)
+            if run.path.resolve() in visited:
+                return
+            visited.add(run.path.resolve())
+            yield Path(start), run
+
+    def parts(self) -> list[Path]:
+        """List the folders of the run, from that of its first part that is still there to this one."""
+        return [self.path, *(run.path for _, run in self.before() if (run.path / RECORD_NAME).is_file())][::-1]
+
+    def holds(self, checkpoint: str | Path) -> bool:
+        """Tell whether a checkpoint is one of this run's own, in `checkpoints`."""
+        return Path(checkpoint).parent.parent.resolve() == self.path.resolve()
+
+    def trained(self, model: Mapping[str, Any], seed: int | None = None) -> bool:
+        """Tell whether the run trained this class of model with this estimator, as far as its configuration tells.
+
+        Args:
+            model: class path and arguments of the model.
+            seed: ask for this seed, too.
+        """
+        try:
+            config = self.config()
+            own = config["model"]
+            same = own["class_path"] == model["class_path"] and _estimator(own) == _estimator(model)
+        except (InputError, KeyError, TypeError):
+            return True
+        return same and seed in (None, config.get("seed_everything", seed))
+
+    def kept_checkpoints(self, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
+        """Find the checkpoints that `CheckpointByImages` kept, and the last one; return paths by the images seen.
+
+        If the run was resumed, checkpoints of the earlier folders count up to the one that it was resumed from.
+        `last.ckpt` counts if `max_steps` are done and no other checkpoint has the same number of images.
+
+        Args:
+            folder: the folder of the checkpoints, if it is not RUN/checkpoints; earlier folders are then not searched.
+            max_steps: length of the training in steps; −1 if it is not known.
+
+        Raises:
+            InputError: no checkpoint was found, or a configuration is missing or wrong.
+        """
+        own = self.path / CHECKPOINTS if folder is None else Path(folder)
+        found = kept_in(own)
+        if folder is None:
+            found = {**self._kept_before(None), **found}
+        if not found:
+            raise InputError(
+                f"{own} has no checkpoint that lit_knn.callbacks.CheckpointByImages kept (images_seen=N.ckpt); "
+                "add that callback to the training"
+            )
+        last = _end_of_training(own / LAST_NAME, max_steps)
+        if last is not None:
+            found.setdefault(last, own / LAST_NAME)
+        return dict(sorted(found.items()))
+
+    def kept_snapshots(self) -> dict[int, Path]:
+        """Find the snapshots of averages of this run and of those that it was resumed from, by the images seen.
+
+        Raises:
+            InputError: there is none, or a configuration is missing or wrong.
+        """
+        self.config()
+        own = self.path / SNAPSHOTS_FOLDER
+        found = {**self._kept_before(SNAPSHOTS_FOLDER), **kept_in(own)}
+        if not found:
+            raise InputError(
+                f"{own} has no snapshots of averages, which lit_knn.callbacks.PowerAverages writes; add that callback "
+                "to the training"
+            )
+        return dict(sorted(found.items()))
+
+    def _kept_before(self, folder: str | None) -> dict[int, Path]:
+        """Find what the earlier folders kept up to the point where this run went on.
+
+        Args:
+            folder: name of the folder in that of each run; None for the folder of the checkpoint that was resumed from.
+        """
+        found: dict[int, Path] = {}
+        for start, run in self.before():
+            try:
+                until = read_training(start).get("images_seen", 0)
+            except InputError as error:
+                rank_zero_warn(f"the run was resumed from {error}; what was kept before it is missing")
+                break
+            kept = kept_in(start.parent if folder is None else run.path / folder)
+            found = {seen: path for seen, path in kept.items() if seen <= until} | found
+        return found
+
+    # Writing
+
+    def lock(self) -> None:
+        """Keep other processes from training in this folder as long as this process lives.
+
+        Raises:
+            InputError: another process trains in it.
+        """
+        file = (self.path / LOCK_NAME).open("a")
+        try:
+            # Unlike flock, this lock is not shared with processes that a loader of data forks.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.close()
+            raise InputError(
+                f"{self.path}: another process trains in this folder; wait until it ends, or give another "
+                "--trainer.logger.version"
+            ) from error
+        except OSError:
+            pass  # This file system knows no locks.
+        _locks.append(file)
+
+    def keep_earlier(self, name: str) -> Path | None:
+        """Rename a file of the part of the run before this one to `STEM_N.SUFFIX`; return the new path, if any.
+
+        N counts from 0. It is above the numbers that are there, so that no file is replaced.
+        """
+        path = self.path / name
+        if not path.is_file():
+            return None
+        numbers = [int(earlier.stem.rpartition("_")[2]) for earlier in self.earlier(name)]
+        return path.rename(path.with_stem(f"{path.stem}_{max(numbers, default=-1) + 1}"))
+
+    def remove_unused(self) -> None:
+        """Remove the folders that were made for a run that did not begin, if they hold no more than its settings."""
+        files = [path for path in self.path.rglob("*") if not path.is_dir()]
+        if self.made and all(any(path.match(pattern) for pattern in WRITTEN_FIRST) for path in files):
+            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # A folder with other files stays.
+                for folder in self.made[1:]:
+                    folder.rmdir()
 
 
-def earlier_configs(run: str | Path) -> list[Path]:
-    """List `config_N.yaml` of the earlier parts of a run that went on in its folder, the latest first."""
-    found = {int(match[1]): path for path in Path(run).glob("config_*.yaml") if (match := EARLIER.fullmatch(path.name))}
-    return [found[number] for number in sorted(found, reverse=True)]
-
-
-def resumed_from(run: str | Path) -> str | None:
-    """Return the checkpoint in another folder that a run was resumed from, or None.
-
-    Raises:
-        InputError: a configuration is missing, unreadable or not from a training run.
-    """
-    for path in (Path(run) / CONFIG_NAME, *earlier_configs(run)):
-        start = config_of_run(run, path.name).get("ckpt_path")
-        if start is None or not is_in(start, run):
-            return start
-    return None
-
-
-def is_in(checkpoint: str | Path, run: str | Path) -> bool:
-    """Tell whether a checkpoint is one of a run's own, in `RUN/checkpoints`."""
-    return Path(checkpoint).parent.parent.resolve() == Path(run).resolve()
-
-
-def same_model_and_estimator(run: str | Path, model: Mapping[str, Any]) -> bool:
-    """Tell whether a run trained this class of model with this estimator, as far as its config.yaml tells.
+def folder_of_name(trainer: Mapping[str, Any]) -> Path:
+    """Return the folder of all runs of a name: that of the first TensorBoard or CSV logger, or else `runs/NAME`.
 
     Args:
-        run: the folder of the run.
-        model: class path and arguments of the model.
+        trainer: the options of the trainer, with `logger` and `default_root_dir`.
     """
-    try:
-        trained = config_of_run(run)["model"]
-        return trained["class_path"] == model["class_path"] and _estimator(trained) == _estimator(model)
-    except (InputError, KeyError, TypeError):
-        return True
+    files = _file_loggers(trainer)
+    if files:
+        return _folder_of(files[0], trainer)
+    options = next((logger.get("init_args") or {} for logger in _loggers(trainer)), {})
+    return _root(trainer) / next((str(options.get(name)) for name in NAMES if options.get(name)), DEFAULT_NAME)
+
+
+def choose_folder(trainer: Mapping[str, Any], model: Mapping[str, Any], resumed_from: str | None = None) -> RunFolder:
+    """Choose the folder of a run, and make it.
+
+    VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the `last.ckpt` of a run of
+    this name, with the same model and estimator, goes on in the folder of that run. Any other run gets a new folder:
+    the class of its estimator with a number, such as `one_sample_0`. Only the first process makes it; the trainer tells
+    the others which one.
+
+    Args:
+        trainer: the options of the trainer, with `logger` and `default_root_dir`.
+        model: class path and arguments of the model.
+        resumed_from: the checkpoint that a fit resumes from, or None.
+
+    Raises:
+        InputError: the logger's version is not the name of a folder.
+    """
+    parent = folder_of_name(trainer)
+    missing = tuple(path for path in (parent, *parent.parents) if not path.exists())
+    loggers = _file_loggers(trainer)
+    given = next((v for logger in loggers if (v := (logger.get("init_args") or {}).get("version")) is not None), None)
+    if given is not None:
+        version = given if isinstance(given, str) else f"version_{given}"
+        if version in ("", "..") or Path(version).name != version:
+            raise InputError(f"trainer.logger.version must be the name of a folder, got {version!r:.80}")
+        folder = parent / version
+        made = () if folder.exists() else (folder, *missing)
+        if is_first_process():
+            folder.mkdir(parents=True, exist_ok=True)
+        return RunFolder(folder, made)
+    if resumed_from is not None:
+        run = RunFolder(Path(resumed_from).parent.parent)
+        here = (run.path / CONFIG_NAME).is_file() and run.path.resolve().parent == parent.resolve()
+        if here and Path(resumed_from) == run.path / CHECKPOINTS / LAST_NAME and run.trained(model):
+            return RunFolder(parent / run.path.resolve().name)
+    others = [_folder_of(logger, trainer) for logger in loggers]
+    while True:
+        folder = parent / next_version(parent, version_stem(model), *others)
+        if not is_first_process():
+            return RunFolder(folder)
+        with contextlib.suppress(FileExistsError):  # Another run may have just made it.
+            folder.mkdir(parents=True)
+            return RunFolder(folder, (folder, *missing))
+
+
+def newest_checkpoint(
+    trainer: Mapping[str, Any], model: Mapping[str, Any], to_resume: bool, seed: int | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """Return the newest whole `last.ckpt` of a run's name, model and estimator, and its content.
+
+    Runs that compare estimators or seeds may share a name. Damaged checkpoints are left out with a warning.
+
+    Args:
+        trainer: the options of the trainer, with `logger` and `default_root_dir`.
+        model: class path and arguments of the model.
+        to_resume: a fit is to resume from it, see `read_training`.
+        seed: ask for a run with this seed.
+
+    Raises:
+        InputError: there is none.
+    """
+    paths = [path for path in checkpoints_of_name(trainer) if RunFolder(path.parent.parent).trained(model, seed)]
+    for path in paths:
+        try:
+            return path, read_training(path, to_resume)
+        except InputError as error:
+            rank_zero_warn(f"{error}; an older checkpoint is used")
+    looked = f"{len(paths)} damaged ones" if paths else "none"
+    wanted = "name, model and estimator" if seed is None else f"name, model, estimator and --seed_everything {seed}"
+    raise InputError(
+        f"--ckpt_path last: found {looked} in {folder_of_name(trainer)}; it needs a whole {LAST_NAME} of a run with "
+        f"this {wanted}"
+    )
+
+
+def checkpoints_of_name(trainer: Mapping[str, Any]) -> list[Path]:
+    """List the last checkpoints of all versions of a run's name, the newest first."""
+    found = [path for path in folder_of_name(trainer).glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def averages_in(folder: str | Path) -> dict[float, Path]:
+    """Find the averages in a folder that `lit-knn average` made; return paths by relative length, ascending."""
+    matches = ((AVERAGE_NAME.fullmatch(path.name), path) for path in Path(folder).glob("*.ckpt"))
+    return dict(sorted((float(match[1]), path) for match, path in matches if match))
+
+
+def version_stem(model: Mapping[str, Any]) -> str:
+    """Return the class of a model's estimator in snake case: `one_sample` for OneSample.
+
+    Without an estimator it is the class of the model: `edm` for LitEDM.
+    """
+    estimator = _estimator(model)
+    named = model if estimator is None or not estimator.get("class_path") else estimator
+    return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
+
+
+def next_version(parent: Path, stem: str, *others: Path) -> str:
+    """Return `stem_N` with the first number above those of the folders in `parent` and in those of other loggers."""
+    pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
+    names = (path.name for folder in {parent, *others} if folder.is_dir() for path in folder.iterdir())
+    numbers = [int(match[1]) for match in map(pattern.fullmatch, names) if match]
+    return f"{stem}_{max(numbers, default=-1) + 1}"
+
+
+def is_first_process() -> bool:
+    """Tell whether this is the first process of a run, before there is a trainer."""
+    node = os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))
+    return rank_zero_only.rank == 0 and node == "0"  # type: ignore[attr-defined]
+
+
+def _loggers(trainer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    given = trainer["logger"]
+    return [logger for logger in (given if isinstance(given, list) else [given]) if hasattr(logger, "get")]
+
+
+def _file_loggers(trainer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the options of the loggers that write into NAME/VERSION."""
+    return [logger for logger in _loggers(trainer) if _is_a(logger, FILE_LOGGERS)]
+
+
+def _folder_of(logger: Mapping[str, Any], trainer: Mapping[str, Any]) -> Path:
+    """Return the folder in which a TensorBoard or CSV logger has its versions."""
+    options = logger.get("init_args") or {}
+    folder = Path(options.get("save_dir") or _root(trainer)) / (options.get("name", DEFAULT_NAME) or "")
+    # TensorBoard's logger replaces `~` and `$NAME` in its folder, and the CSV logger does not.
+    return Path(os.path.expandvars(folder)).expanduser() if _is_a(logger, TensorBoardLogger) else folder
+
+
+def _root(trainer: Mapping[str, Any]) -> Path:
+    return Path(trainer["default_root_dir"] or ".").expanduser()
+
+
+def _is_a(logger: Mapping[str, Any], kinds: type | tuple[type, ...]) -> bool:
+    path = logger.get("class_path")
+    return path is not None and issubclass(pkgutil.resolve_name(path), kinds)
 
 
 def _estimator(model: Mapping[str, Any]) -> Any:
     return (model.get("init_args") or {}).get("estimator")
+
+
+def _end_of_training(path: Path, max_steps: int) -> int | None:
+    """Return the images seen in the checkpoint at `path`; None if it cannot be read or training was not finished."""
+    if max_steps < 1 or not path.is_file():
+        return None
+    try:
+        checkpoint = read_training(path)
+    except InputError as error:
+        rank_zero_warn(f"{error}; it is left out")
+        return None
+    return int(checkpoint["images_seen"]) if checkpoint["global_step"] >= max_steps else None

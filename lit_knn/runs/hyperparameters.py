@@ -5,7 +5,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from lit_knn.common.settings import TellsSettings
+from lit_knn.common.settings import RecordsArguments
 
 Flat = dict[str, str | int | float | bool]
 
@@ -51,7 +51,7 @@ def _flat(told: Mapping[str, Any]) -> Flat:
 
 
 def _told(key: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
-    if isinstance(value, TellsSettings):
+    if isinstance(value, RecordsArguments):
         value = {"class_path": type(value).__name__, "init_args": value.settings()}
     if isinstance(value, Mapping):
         if "class_path" in value:

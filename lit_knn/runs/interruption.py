@@ -15,6 +15,8 @@ from lit_knn.common.distributed import cpu_group, largest, leave
 
 # A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close together are one.
 SECONDS_BETWEEN_TWO = 1.0
+# SLURM is asked to send one of these before it ends a job. Lightning then saves a checkpoint and queues the job again.
+REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 class RunInterrupted(SystemExit):
@@ -53,6 +55,7 @@ class Interruption(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the signals. Lightning gives them back when the run ends."""
         self.stops = self._requeue_noted = 0
+        self._step = trainer.global_step
         self._noted = signal.SIGTERM if trainer.received_sigterm else 0
         self._trainer = trainer
         self._group = cpu_group()
@@ -60,9 +63,7 @@ class Interruption(pl.Callback):
             return
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._note)
-        environment = trainer._accelerator_connector.cluster_environment
-        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
-            signum = environment.requeue_signal or signal.SIGUSR1
+        for signum in REQUEUE_SIGNALS if SLURMEnvironment.detect() else ():
             handler = signal.getsignal(signum)
             if callable(handler):
                 self._requeue = handler
@@ -82,8 +83,9 @@ class Interruption(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Agree with the other ranks whether to stop. Callbacks that save checkpoints come after this one."""
-        if trainer.fit_loop._should_accumulate():
+        if trainer.global_step == self._step:
             return  # Gradients without their step would be lost.
+        self._step = trainer.global_step
         self.stops, requeue = largest([self._noted, self._requeue_noted], self._group)
         if requeue and self._requeue is not None:
             self._requeue_noted = 0
@@ -95,7 +97,7 @@ class Interruption(pl.Callback):
             raise self._interrupted(self.stops)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End the run before a validation. The resumed run does that validation first."""
+        """End the run before a validation, which the resumed run does not make up for."""
         if self.stops:
             raise self._interrupted(self.stops)
 
@@ -139,14 +141,22 @@ def stop_signal(trainer: pl.Trainer) -> int:
     return next((each.stops for each in trainer.callbacks if isinstance(each, Interruption)), 0)  # type: ignore[attr-defined]
 
 
-def end_at_sigterm(trainer: pl.Trainer) -> None:
-    """Make SIGTERM raise `SIGTERMException`. Lightning gives the signal back when the trainer's work ends."""
+class EndAtSigterm(pl.Callback):
+    """Makes SIGTERM end a validation or a prediction at once, by `SIGTERMException`; Lightning would only note it."""
 
-    def end(signum: int, frame: Any) -> None:
-        signal.signal(signum, signal.SIG_IGN)  # A launcher may send it twice.
-        if trainer.strategy.launcher is not None:
-            trainer.strategy.launcher.kill(signum)
-        raise SIGTERMException
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take over the signal, unless the validation is part of a training, which `Interruption` ends."""
+        if trainer.state.fn != "fit":
+            self.on_predict_start(trainer, pl_module)
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end)
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take over the signal. Lightning gives it back when the trainer's work ends."""
+
+        def end(signum: int, frame: Any) -> None:
+            signal.signal(signum, signal.SIG_IGN)  # A launcher may send it twice.
+            if trainer.strategy.launcher is not None:
+                trainer.strategy.launcher.kill(signum)
+            raise SIGTERMException
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, end)

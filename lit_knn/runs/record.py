@@ -5,7 +5,7 @@ import os
 import platform
 import shlex
 import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.memory import process_bytes
 from lit_knn.common.versions import package_versions, revision
-from lit_knn.runs.times import TrainingTime
+from lit_knn.runs.clock import TrainingTime
 
 RECORD_NAME = "run.json"
 # What a record keeps of an earlier part of the run.
@@ -88,14 +88,7 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
         raise InputError(f"{path}: no such file; lit_knn.callbacks.RunRecord writes it, which `lit-knn fit` always has")
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        record = Record(**{known.name: said[known.name] for known in fields(Record) if known.name != "earlier"})
-        record.time = TrainingTime(**{**said["time"], "hardware": tuple(map(str, said["time"]["hardware"]))})
-        record.earlier = [dict(part) for part in said.get("earlier", [])]  # Older records have no such key.
-        # A value of another type would fail in the middle of a report.
-        numbers = (record.time.seconds, record.time.images, record.time.estimator_seconds, record.images_seen)
-        for number in (*numbers, record.step, record.wall_seconds, record.memory_gb, record.gpu_memory_gb):
-            float(number)
-        dict(record.packages), dict(record.data), str(record.status)
+        time = TrainingTime(**{**said["time"], "hardware": tuple(said["time"]["hardware"])})
+        return Record(**{**said, "time": time})
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error!r}") from error
-    return record

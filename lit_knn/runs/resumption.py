@@ -1,16 +1,18 @@
-"""Checks that a resumed training has the data and options of its checkpoint, and repairs the checkpoint's counts."""
+"""Checks what a training starts from and would overwrite, and repairs the counts of a checkpoint."""
 
 import hashlib
+import re
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.common.errors import InputError
-from lit_knn.runs.checkpoint_io import BATCH_PROGRESS
+from lit_knn.runs.checkpoints import BATCH_PROGRESS, read_training
 from lit_knn.runs.run import find_reference
 
 RUN_KEY = "run"
-VALIDATION_PROGRESS = "epoch_loop.val_loop.batch_progress"
 # The count of batches means other images and other noise if one of these changes.
 MUST_AGREE = {
     "ranks": "ranks (trainer.devices times trainer.num_nodes)",
@@ -27,26 +29,53 @@ HASH_DIGITS = 16
 
 
 class Bookkeeping(pl.Callback):
-    """Tells the module when a batch is done, and whether the validation after it is still to come.
-
-    It runs after callbacks that measure and before those that save checkpoints.
-    """
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Note that no validation is left from before this batch."""
-        pl_module.validation_due = False
+    """Tells the module when a batch is done, before callbacks save checkpoints and after those that measure."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Count the batch, and note that a validation may follow."""
+        """Count the batch."""
         pl_module.finish_batch()
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Note that the validation is done."""
-        pl_module.validation_due = False
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Note that no validation is left at the end of an epoch."""
-        pl_module.validation_due = False
+def check_fit(
+    trainer: Any, model: pl.LightningModule, datamodule: Any, start: str | None, checkpoint: dict[str, Any] | None
+) -> None:
+    """Check what a fit starts from and what it would overwrite, before any work.
+
+    Args:
+        trainer: its trainer.
+        model: the module.
+        datamodule: the data.
+        start: the checkpoint to resume from, or None.
+        checkpoint: its content.
+
+    Raises:
+        InputError: the checkpoint is of a run with other options that its counts depend on, or has more than
+            `max_steps` steps; or this run would overwrite a longer one.
+    """
+    requeued = requeued_checkpoint(trainer) if start is None else None
+    if requeued is not None:
+        start, checkpoint = str(requeued), read_training(requeued, to_resume=True)
+    step = 0 if checkpoint is None else checkpoint["global_step"]
+    if checkpoint is not None:
+        try:
+            check_same_run(checkpoint, describe_run(trainer, model, datamodule))
+        except InputError as error:
+            raise InputError(f"--ckpt_path {start}: {error}") from error
+        if 0 <= trainer.max_steps < step:
+            raise InputError(f"--trainer.max_steps {trainer.max_steps}: {start} has {step} steps already; give more")
+    if trainer.is_global_zero and requeued is None:  # A requeued run only repeats its own last steps.
+        for callback in trainer.checkpoint_callbacks:
+            if hasattr(callback, "check_overwrites"):
+                callback.check_overwrites(trainer, step, start)
+
+
+def requeued_checkpoint(trainer: pl.Trainer) -> Path | None:
+    """Return the checkpoint that Lightning resumes from if SLURM has queued this job again, or None."""
+    if not SLURMEnvironment.detect():
+        return None
+    paths = Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")
+    found = {int(match[1]): path for path in paths if (match := re.fullmatch(r"hpc_ckpt_(\d+)\.ckpt", path.name))}
+    return found[max(found)] if found else None
 
 
 def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) -> dict[str, int | str]:
@@ -86,23 +115,11 @@ def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> Non
             )
 
 
-def finished_batches(checkpoint: dict[str, Any]) -> int:
-    """Return the number of batches that are done; checkpoints of earlier versions have it in Lightning's counts."""
-    return checkpoint.get("batches_done", checkpoint["loops"]["fit_loop"][BATCH_PROGRESS]["total"]["processed"])
-
-
 def repair_progress(checkpoint: dict[str, Any]) -> None:
-    """Bring Lightning's counts in a checkpoint, in place, to a state between two batches.
+    """Bring Lightning's counts in a checkpoint, in place, to the end of a batch, after which no validation follows.
 
-    After a batch that an error cut short, Lightning's total counts stay one ahead for good. And Lightning would never
-    repeat a validation that was interrupted: a batch that is processed, but not completed, makes it do so.
+    After a batch that an error cut short, Lightning's total counts would stay one ahead for good.
     """
-    loops = checkpoint["loops"]["fit_loop"]
-    progress = loops[BATCH_PROGRESS]
-    due = bool(checkpoint.get("validation_due", progress["total"]["completed"] != progress["total"]["processed"]))
+    progress = checkpoint["loops"]["fit_loop"][BATCH_PROGRESS]
     for counts in (progress["total"], progress["current"]):
-        done = counts["processed"]
-        counts.update(ready=done, started=done, completed=done - due)
-    if VALIDATION_PROGRESS in loops:
-        for counts in (loops[VALIDATION_PROGRESS]["total"], loops[VALIDATION_PROGRESS]["current"]):
-            counts.update(ready=int(due), started=int(due), processed=0, completed=0)
+        counts.update(ready=counts["processed"], started=counts["processed"], completed=counts["processed"] - 1)

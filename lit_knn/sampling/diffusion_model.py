@@ -8,14 +8,13 @@ from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.sampling.model import GenerativeModel, check_positive
-from lit_knn.sampling.processes import named_process, process_of
+from lit_knn.sampling.model import DenoisingModel, check_positive, named_process, process_of
 from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.theory.noise import EDM, EDM_PROCESS, Process
 
 
-class DiffusionModel(GenerativeModel):
+class DiffusionModel(DenoisingModel):
     """A diffusion model: a denoiser whose probability flow EDM's Heun sampler integrates (Karras et al. 2022).
 
     `num_steps`, `sampling_class`, `guidance` and `drops_labels` are those of `GenerativeModel`.
@@ -81,10 +80,9 @@ class DiffusionModel(GenerativeModel):
     def net(self) -> nn.Module:
         return self.network.model
 
-    def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
-        """Return the denoised E[x|z,σ] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
-        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
-        return self.network(z, sigma, class_label)
+    @property
+    def denoiser(self) -> EDMPrecond:
+        return self.network
 
     def check_steps(self, num_steps: int) -> None:
         self.grid.descending(num_steps)

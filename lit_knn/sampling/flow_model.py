@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from lit_knn.common.errors import InputError
 from lit_knn.nets.flow import OUTPUTS, FlowDenoiser, FlowNetwork
 from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
-from lit_knn.sampling.model import GenerativeModel
-from lit_knn.sampling.processes import named, named_process, process_of
+from lit_knn.sampling.model import DenoisingModel, named, named_process, process_of
 from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import LinearInterpolant, Process
@@ -20,7 +19,7 @@ from lit_knn.theory.noise import LinearInterpolant, Process
 SOLVERS = {solver.__name__: solver for solver in (euler_step, heun_step)}
 
 
-class FlowModel(GenerativeModel):
+class FlowModel(DenoisingModel):
     """A flow model: a sampler integrates its velocity from noise to an image (Lipman et al. 2022).
 
     `num_steps`, `sampling_class`, `guidance` and `drops_labels` are those of `GenerativeModel`.
@@ -93,10 +92,9 @@ class FlowModel(GenerativeModel):
     def net(self) -> nn.Module:
         return self.network.model
 
-    def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
-        """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
-        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
-        return FlowDenoiser(self.network)(z, sigma, class_label)
+    @property
+    def denoiser(self) -> FlowDenoiser:
+        return FlowDenoiser(self.network)
 
     def check_steps(self, num_steps: int) -> None:
         self.times.descending(num_steps)

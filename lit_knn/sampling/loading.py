@@ -21,7 +21,8 @@ from lit_knn.nets.flow import FlowDenoiser
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.configs import architecture_from_config
 from lit_knn.nets.published.edm_pickle import read_edm_pickle
-from lit_knn.sampling import KINDS, DiffusionModel, FlowModel, GenerativeModel
+from lit_knn.sampling import KINDS, DiffusionModel, GenerativeModel
+from lit_knn.sampling.model import DenoisingModel
 from lit_knn.sampling.schedules import NoiseGrid
 
 WEIGHTS_NAME = "model.safetensors"
@@ -65,11 +66,8 @@ def load_network(
 ) -> EDMPrecond | FlowDenoiser:
     """Load the denoiser D(z, σ) of a diffusion or flow model alone.
 
-    Args:
-        path: see `load`.
-        net: see `load`.
-        fp16: compute the network, except its embedding, in float16, as EDM's own code does on GPUs for files with
-            `use_fp16`. The weights stay in float32.
+    `path` and `net` are those of `load`. With `fp16` the network, except its embedding, computes in float16, as EDM's
+    own code does on GPUs for files with `use_fp16`. The weights stay in float32.
 
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in evaluation mode, without gradients.
@@ -77,8 +75,7 @@ def load_network(
     Raises:
         InputError: as `load`; the file holds a consistency model.
     """
-    model = _denoising_model(path, net)
-    denoiser = FlowDenoiser(model.network) if isinstance(model, FlowModel) else model.network
+    denoiser = _denoising_model(path, net)[1]
     denoiser.fp16 = fp16
     return denoiser.eval()
 
@@ -88,10 +85,8 @@ def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = N
 
     Training without augmentation leaves this layer out of all gradients, which distributed training would refuse.
 
-    Args:
-        path: see `load`.
-        net: the architecture, for instance with another dropout; it gets the file's weights. None builds the
-            architecture that the file stores.
+    `net` is the architecture, for instance with another dropout; it gets the file's weights. None builds the
+    architecture that the file stores.
 
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients. Parameters of `net` that
@@ -101,18 +96,18 @@ def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = N
         InputError: as `load`; the file holds no diffusion model.
     """
     frozen = set() if net is None else {name for name, value in net.named_parameters() if not value.requires_grad}
-    model = _denoising_model(path, net, augmented=False)
-    if not isinstance(model, DiffusionModel):
+    model, denoiser = _denoising_model(path, net, augmented=False)
+    if not isinstance(denoiser, EDMPrecond):
         raise InputError(f"{os.fspath(path)}: a {model.kind} model cannot be tuned: give a diffusion model")
     for name, value in model.net.named_parameters():
         value.requires_grad_(name not in frozen)
-    return model.network.train()
+    return denoiser.train()
 
 
 def _denoising_model(
     path: str | os.PathLike[str], net: nn.Module | None, augmented: bool = True
-) -> DiffusionModel | FlowModel:
-    """Load a model for its denoiser; `augmented=False` leaves the layer for augmentation labels out."""
+) -> tuple[GenerativeModel, EDMPrecond | FlowDenoiser]:
+    """Load a model and its denoiser; `augmented=False` leaves the layer for augmentation labels out."""
     file = find_file(path)
     description, weights = _read(file)
     if description.get("kind") == DiffusionModel.kind and isinstance(description.get("options"), dict):
@@ -125,9 +120,9 @@ def _denoising_model(
             architecture["options"]["augment_dim"] = 0
     with prefixed(os.fspath(file)):
         model = build(description, weights, net)
-        if not isinstance(model, DiffusionModel | FlowModel):
+        if not isinstance(model, DenoisingModel):
             raise InputError(f"a {model.kind} model has no denoiser: give a diffusion or a flow model")
-        return model
+        return model, model.denoiser
 
 
 def build(

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.nets.architecture import architecture_of
+from lit_knn.nets.flow import FlowDenoiser
+from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling.guidance import Denoiser, check_guidance, guided
 from lit_knn.sampling.samplers import seeded_classes
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
+
+# A file can name these processes alone.
+PROCESSES: dict[str, type[Process]] = {process.__name__: process for process in (EDM, VP, LinearInterpolant)}
 
 
 class GenerativeModel(nn.Module):
@@ -132,15 +138,6 @@ class GenerativeModel(nn.Module):
         if type(label) is not int or not 0 <= label < self.num_classes:
             raise InputError(f"{name}={label!r:.80}, but the network has num_classes={self.num_classes}")
 
-    def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:
-        """Return the preconditioned network as a function of (z, t), with classes (B,) or None, and guidance."""
-        return guided(partial(self.network, class_label=class_label), self.network, guidance)
-
-    def guidance_options(self) -> dict[str, Any]:
-        """Return the options of guidance that are not the defaults."""
-        options: dict[str, Any] = {} if self.guidance == 1 else {"guidance": self.guidance}
-        return options if self.drops_labels or not self.num_classes else {**options, "drops_labels": False}
-
     def description(self) -> dict[str, Any]:
         """Describe the model without its weights, as plain values; `architecture` is None if the net is a user's."""
         return {
@@ -159,9 +156,52 @@ class GenerativeModel(nn.Module):
         return f"{type(self).__name__}({net}, {shape} images, {classes}, {count:,} parameters, {steps})"
 
 
+class DenoisingModel(GenerativeModel):
+    """A model of a denoiser: a diffusion or a flow model."""
+
+    @property
+    @abstractmethod
+    def denoiser(self) -> EDMPrecond | FlowDenoiser:
+        """The network as D(z, σ, class_label=None)."""
+
+    def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
+        """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
+        return self.denoiser(z, torch.as_tensor(sigma, dtype=torch.float64, device=z.device), class_label)
+
+    def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:
+        """Return the preconditioned network as a function of (z, t), with classes (B,) or None, and guidance."""
+        return guided(partial(self.network, class_label=class_label), self.network, guidance)
+
+    def guidance_options(self) -> dict[str, Any]:
+        """Return the options of guidance that are not the defaults."""
+        options: dict[str, Any] = {} if self.guidance == 1 else {"guidance": self.guidance}
+        return options if self.drops_labels or not self.num_classes else {**options, "drops_labels": False}
+
+
 def check_positive(**options: float) -> None:
     """Raise InputError for the first option that is not a positive finite number."""
     for name, value in options.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise InputError(f"{name} must be a positive number, got {value!r:.80}")
+
+
+def named_process(process: Process) -> dict[str, Any]:
+    """Return the class and the arguments of a process; a user's own is named "own", because no file can make it."""
+    if type(process) not in PROCESSES.values():
+        return {"class": "own"}
+    return {"class": type(process).__name__, **vars(process)}
+
+
+def process_of(told: object) -> Process:
+    """Make the process that a file names with its options; raise InputError for others."""
+    name, given = named("process", told, PROCESSES)
+    return PROCESSES[name](**given)
+
+
+def named(option: str, told: object, known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Split {"class": …, …} into the name of a known class and its options."""
+    name = str(told.get("class")) if isinstance(told, dict) else None
+    if not isinstance(told, dict) or name not in known:
+        raise InputError(f"{option} must name one of {', '.join(known)} as its class, got {told!r:.80}")
+    return name, {key: value for key, value in told.items() if key != "class"}

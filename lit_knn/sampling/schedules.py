@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 
@@ -96,7 +96,7 @@ def log_normal_sigmas(
     size: int | Sequence[int],
     P_mean: float = -1.2,
     P_std: float = 1.2,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Draw EDM's training noise levels, ln σ ~ N(P_mean, P_std²), in float64 (Karras et al. 2022, Table 1).

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 
@@ -73,7 +73,7 @@ def dense_log_q(proposal: Proposal) -> Tensor:
     return dense.scatter(1, columns, proposal.log_q)[:, : proposal.N]
 
 
-def sample_proposal(proposal: Proposal, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+def sample_proposal(proposal: Proposal, n: int, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
     """Draw n independent images from the proposal of each z (line 5 of Algorithm 1).
 
     Each draw inverts the cumulative distribution to pick a neighbour or "the tail". In the tail it then picks one

@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 # Smaller exponents count as −∞. float32 could not hold the results with all digits, and processors take up to 20 times
 # longer for them.
@@ -37,7 +37,7 @@ class StratifiedDraws(NamedTuple):
 
 
 def stratified_draws(
-    log_q: Tensor, n: int, log_negligible: Tensor, generator: torch.Generator | None = None
+    log_q: Tensor, n: int, log_negligible: Tensor, generator: Generator | None = None
 ) -> StratifiedDraws:
     """Represent each row's distribution by n weighted images.
 

@@ -51,9 +51,8 @@ class Warp(NamedTuple):
             mean: (d,), data mean.
         """
         centred = x_source - mean.reshape(x_source.shape[1:])
-        before, after = (
-            part.flatten(1).square().sum(1, dtype=torch.float64) for part in (centred, self.apply(centred))
-        )
+        pair = centred, self.apply(centred)
+        before, after = (part.flatten(1).square().sum(1, dtype=torch.float64) for part in pair)
         # The share is undefined if the source equals the mean, or if A maps both to one image.
         share = torch.where((before > 0) & (after > 0), after / before, 1.0)
         noise = self.adjoint(z - self.apply(x_source))

@@ -15,12 +15,13 @@ from typing import Any
 import jsonargparse
 import pytorch_lightning as pl
 import yaml
-from pytorch_lightning.callbacks import BasePredictionWriter, ProgressBar
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 import lit_knn.common.startup
-from lit_knn.callbacks import Hyperparameters, RunRecord, SampleWriter, StepCost, StepProgressBar
+from lit_knn.callbacks import Hyperparameters, LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands import average, export, report
 from lit_knn.commands.cli.arguments import check_linked, kept_options, with_joined_negatives, without_debug
 from lit_knn.commands.cli.config_files import check_config_files, check_empty_mappings
@@ -36,10 +37,18 @@ from lit_knn.commands.cli.quiet import quiet
 from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options, explain
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, prefixed, printable
-from lit_knn.runs.checkpoint_io import read_training
-from lit_knn.runs.folder import CONFIG_NAME, config_of_run, keep_earlier_config
-from lit_knn.runs.newest_checkpoint import checkpoints_of_name, newest_whole, of_same_estimator
-from lit_knn.runs.place import choose_folder, folder_of_name, remove_unused
+from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
+from lit_knn.runs.folder import (
+    CONFIG_NAME,
+    DEFAULT_NAME,
+    FILE_LOGGERS,
+    METRICS_NAME,
+    RunFolder,
+    choose_folder,
+    is_first_process,
+    newest_checkpoint,
+)
+from lit_knn.runs.resumption import check_fit
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 NAMED = ["data.modules", "data.latents", "modules", "nets", "modules.augmentation", "modules.time_distributions"]
@@ -48,6 +57,17 @@ for module in NAMED:
 
 # These commands read files, and need neither a model nor data nor a trainer.
 FILE_COMMANDS = {"average": average.main, "export": export.main, "report": report.main}
+
+# Every run has these callbacks, and their options these names: `--last_checkpoint.every_n_steps 500`.
+OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": SampleWriter}
+
+# Runs are counted in batches, not in epochs: an epoch of a small set takes a second.
+TRAINER_DEFAULTS = {
+    "default_root_dir": "runs",
+    "num_sanity_val_steps": 0,
+    "check_val_every_n_epoch": None,
+    "val_check_interval": 1000,
+}
 
 # `best` uses these parts of a run's configuration; the other parts say how its training was started.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
@@ -75,11 +95,16 @@ class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
 
     _checkpoint: dict[str, Any] | None = None
-    _folders: Sequence[Path] = ()
+    _run: RunFolder | None = None
 
     def __init__(self, *args: Any, called: str | None = None, **kwargs: Any) -> None:
         self._called = called
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except Exception:
+            if self._run is not None and is_first_process():
+                self._run.remove_unused()  # A command that is refused before its first step leaves no folder.
+            raise
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Add options only to the subcommand that is called, if it is known: otherwise every start is twice as long."""
@@ -88,9 +113,11 @@ class CLI(LightningCLI):
         return self.init_parser(**kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Make `--seed_everything` also set the random streams of the model and the order of the data."""
+        """Link `--seed_everything` to the seeds of model and data; add the options of the callbacks of every run."""
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
+        for option, callback in OF_EVERY_RUN.items():
+            parser.add_lightning_class_args(callback, option)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -138,12 +165,12 @@ class CLI(LightningCLI):
         if options.get("weights_only") is False:
             raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
         if path == "last":
-            found = of_same_estimator(checkpoints_of_name(options.trainer), as_dict(options.model))
-            where = folder_of_name(options.trainer)
-            path = options.ckpt_path = str(newest_whole(found, command == "fit", where))
-        if path is not None:
+            seed = options.seed_everything if command == "fit" else None
+            newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), command == "fit", seed)
+            options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
+        elif path is not None:
             try:
-                self._checkpoint = read_training(path, to_resume=command == "fit", mmap=True)
+                self._checkpoint = read_training(path, to_resume=command == "fit")
             except InputError as error:
                 raise InputError(f"--ckpt_path: {error}") from error
 
@@ -157,8 +184,7 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Check what the run resumes from and what it would overwrite, before anything long begins."""
-        trainer: Any = self.trainer
-        trainer.check_fit(self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
+        check_fit(self.trainer, self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
         self._check_checkpoint()
         check_fits(self.trainer, self.model, self.datamodule)
         warn_of_large_images(self.datamodule)
@@ -175,17 +201,28 @@ class CLI(LightningCLI):
             check_fits(self.trainer, self.model, self.datamodule)
 
     def _check_checkpoint(self) -> None:
-        """Check that the checkpoint's weights are for this model, and let go of them; Lightning reads them again."""
+        """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading.
+
+        The tables of the part of the run before this one get other names: a CSV logger deletes what it finds.
+        """
         checkpoint, self._checkpoint = self._checkpoint, None
         check = getattr(self.model, "check_checkpoint", None)
+        path, io = self.config[self.subcommand].ckpt_path, self.trainer.strategy.checkpoint_io
         if checkpoint is not None and check is not None:
-            with prefixed(f"--ckpt_path {self.config[self.subcommand].ckpt_path}"):
+            with prefixed(f"--ckpt_path {path}"):
                 check(checkpoint)
+        if checkpoint is not None and isinstance(io, WholeCheckpointIO):
+            io.keep(path, checkpoint)
+        for logger in self.trainer.loggers if self.trainer.is_global_zero else ():
+            if isinstance(logger, CSVLogger):
+                RunFolder(Path(logger.log_dir)).keep_earlier(METRICS_NAME)
 
     def before_instantiate_classes(self) -> None:
-        """Make `predict` keep no samples in memory, because the writer saves them."""
+        """Choose the folder of the run. `predict` keeps no samples in memory, because the writer saves them."""
         if self.subcommand == "predict" and self.config.predict.return_predictions is None:
             self.config.predict.return_predictions = False
+        if self.subcommand not in (None, "plan", "best"):
+            self._place()
 
     def _dump_config(self) -> None:
         """Keep the options as plain values, for the hyperparameters. Lightning's version checks all of them again."""
@@ -206,44 +243,39 @@ class CLI(LightningCLI):
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
-        if self.subcommand == "predict" and not any(isinstance(c, BasePredictionWriter) for c in callbacks):
-            callbacks = [*callbacks, SampleWriter()]  # Without a writer, no sample would be kept.
-        if self.subcommand == "fit":
-            given = {type(callback) for callback in callbacks}
-            callbacks = [*callbacks, *(made() for made in (RunRecord, StepCost) if made not in given)]
+        for kind in {type(callback) for callback in callbacks} & {RunRecord, RunSummary, *OF_EVERY_RUN.values()}:
+            options_of = {made: f"; its options are --{name}.…" for name, made in OF_EVERY_RUN.items()}
+            raise InputError(f"trainer.callbacks: each run has a {kind.__name__} already{options_of.get(kind, '')}")
         if self.subcommand in ("fit", "validate") and options["enable_autolog_hparams"] is not False:
             # Lightning's own logging of hyperparameters knows neither estimator nor net.
             callbacks = [*callbacks, Hyperparameters(as_dict(self.config)[self.subcommand])]
             kwargs = {"enable_autolog_hparams": False, **kwargs}
+        if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
+            folder = self._run.path
+            kwargs = {"logger": TensorBoardLogger(folder.parents[1], DEFAULT_NAME, folder.name), **kwargs}
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
             raise InputError(explain(error, options)) from error
         check_processes(trainer)
-        if self.subcommand not in (None, "plan", "best"):
-            self._place(trainer)
+        if self._run is not None:
+            trainer.write_into(self._run.path)  # type: ignore[attr-defined]
         return trainer
 
-    def _place(self, trainer: Any) -> None:
-        """Give the run its folder."""
-        model = as_dict(self._get(self.config, "model"))
-        resumed_from = self._get(self.config, "ckpt_path")
-        fits = self.subcommand == "fit"
-        parent = folder_of_name(as_dict(self._get(self.config, "trainer")))
-        missing = [path for path in (parent, *parent.parents) if not path.exists()]
-        folder = choose_folder(parent, trainer.loggers, model, resumed_from if fits else None)
-        if folder.is_dir() and not any(folder.iterdir()):
-            self._folders = [folder, *missing]
-        trainer.write_into(folder, appends=not fits or resumed_from is not None)
+    def _place(self) -> None:
+        """Give the run its folder, and its name to the loggers that write into it."""
+        options = as_dict(self.config)[self.subcommand]
+        start = options["ckpt_path"] if self.subcommand == "fit" else None
+        self._run = choose_folder(options["trainer"], options["model"], start)
+        if self.subcommand == "fit" and is_first_process():
+            self._run.lock()
+        for kind in FILE_LOGGERS:
+            self.parser.add_instantiator(self._make_logger, kind, prepend=True)
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Run the command; one that is refused before its first step leaves no folder."""
-        try:
-            super()._run_subcommand(subcommand)
-        except InputError:
-            if self._folders and self.trainer.global_step == 0:
-                remove_unused(self._folders)
-            raise
+    def _make_logger(self, kind: type, *args: Any, version: Any = None, **options: Any) -> Any:
+        """Make a TensorBoard or CSV logger; without a version of its own it has that of the run."""
+        assert self._run is not None
+        return construct(kind, *args, version=self._run.path.name if version is None else version, **options)
 
 
 class SaveConfig(SaveConfigCallback):
@@ -254,14 +286,14 @@ class SaveConfig(SaveConfigCallback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Save the configuration; one that says the same as the earlier one replaces it."""
-        folder = str(trainer.log_dir)  # Every rank must read `log_dir`, because reading it is a collective operation.
+        run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
         saves, earlier = not self.already_saved and trainer.is_global_zero, None
-        if stage != "fit" and Path(folder, CONFIG_NAME).is_file():
+        if stage != "fit" and (run.path / CONFIG_NAME).is_file():
             self.config_filename = f"config_{trainer.state.fn.value}.yaml"  # type: ignore[union-attr]
         elif saves:
-            earlier = keep_earlier_config(folder)
+            earlier = run.keep_earlier(CONFIG_NAME)
         super().setup(trainer, pl_module, stage)
-        if earlier is not None and earlier.read_bytes() == Path(folder, CONFIG_NAME).read_bytes():
+        if earlier is not None and earlier.read_bytes() == (run.path / CONFIG_NAME).read_bytes():
             earlier.unlink()
 
 
@@ -289,7 +321,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
-        trainer_defaults={"default_root_dir": "runs"},
+        trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord(), RunSummary()]},
         save_config_callback=SaveConfig,
         save_config_kwargs={"overwrite": True},
         parser_kwargs={
@@ -313,7 +345,7 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
     run = parser.parse_known_args(list(args[1:]))[0].run if args and args[0] == "best" else None
     if run is None:
         return list(args)
-    config = {name: value for name, value in config_of_run(run).items() if name in PARTS_OF_A_RUN}
+    config = {name: value for name, value in RunFolder(Path(run)).config().items() if name in PARTS_OF_A_RUN}
     return ["best", "-c", yaml.safe_dump(config), *args[1:]]
 
 

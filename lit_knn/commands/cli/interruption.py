@@ -2,11 +2,9 @@
 
 import os
 import shlex
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -43,24 +41,4 @@ def _resuming(args: Sequence[str], checkpoint: str) -> str:
         if not skip and not arg.startswith("--ckpt_path"):
             kept.append(arg)
         skip = arg == "--ckpt_path"
-    return shlex.join([*_program(), *kept, "--ckpt_path", os.path.relpath(checkpoint)])
-
-
-def _program() -> list[str]:
-    """Return the words that start this program: `lit-knn`, `python -m lit_knn` or `python main.py`.
-
-    Where the environment of this Python is not active, as after `make demo`, they have its path.
-    """
-    path, python = Path(sys.argv[0]), _found_as("python", sys.executable)
-    if path.name == "__main__.py":
-        return [python, "-m", "lit_knn"]
-    return [python, sys.argv[0]] if path.suffix == ".py" else [_found_as(path.name, sys.argv[0])]
-
-
-def _found_as(name: str, path: str) -> str:
-    """Return the name of a program if the shell finds it by that name, else its path."""
-    found = shutil.which(name)
-    if found is not None and os.path.abspath(found) == os.path.abspath(path):
-        return name
-    inside = Path(path).absolute().is_relative_to(Path.cwd())
-    return os.path.relpath(path) if inside else path
+    return shlex.join(["lit-knn", *kept, "--ckpt_path", os.path.relpath(checkpoint)])

@@ -42,11 +42,11 @@ def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.Li
         stored = datamodule.stored()
         if stored is None:
             return
-        _, loaded, on_device, held, building = data_parts(trainer, model, datamodule, stored, device)
+        held, loading = data_parts(trainer, model, datamodule, stored, device)
     except InputError:
         return  # What cannot be read, or does not fit the set, is told where it is loaded or bound.
-    parts = [part for part in (loaded if device.type == "cpu" else on_device, *held) if not part.about]
-    host = [part for part in (loaded, *building) if not part.passing]
+    parts = [part for part in held if not part.estimated]
+    host = [part for part in loading if not part.temporary]
     ranks = trainer.world_size // trainer.num_nodes
     plan = Plan(device, parts, host, device_memory(device), machine_bytes(), ranks)
     for counted, (where, needed, there) in zip((parts, host), plan.needed, strict=False):

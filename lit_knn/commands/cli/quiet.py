@@ -13,6 +13,8 @@ WARNINGS = (
     "The dirpath has changed from",
     # A resumed run goes on in its folder. `LastCheckpoint` refuses to overwrite a longer run.
     "Checkpoint directory .* exists and is not empty",
+    # The table of the earlier part has been renamed.
+    "Experiment logs directory .* exists and is not empty",
     # A checkpoint holds the averaged weights as the model's; `validate` and `predict` use them.
     "You're using the WeightAveraging callback, but loading a checkpoint outside the 'fit' stage",
     # `validate` and `predict` need no callback that wrote the checkpoint.

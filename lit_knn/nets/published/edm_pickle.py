@@ -42,18 +42,15 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     with prefixed(os.fspath(path)):
         if isinstance(loaded, dict):
             if "ema" not in loaded:
-                raise InputError(
-                    f"no network under 'ema', only {', '.join(map(repr, sorted(loaded)))[:200] or 'nothing'}"
-                )
+                found = ", ".join(map(repr, sorted(loaded)))[:200] or "nothing"
+                raise InputError(f"no network under 'ema', only {found}")
             loaded = loaded["ema"]
         if not isinstance(loaded, Record):
             raise InputError(f"'ema' must be a network, got {type(loaded).__name__}")
         if loaded.class_name != PRECONDITIONING:
             # Under another preconditioning the same weights would silently give a wrong denoiser.
-            raise InputError(
-                f"the network must be an {PRECONDITIONING}, got {loaded.class_name!r:.40}: "
-                "other preconditionings, as in the published baseline-*.pkl, are not supported"
-            )
+            advice = "other preconditionings, as in the published baseline-*.pkl, are not supported"
+            raise InputError(f"the network must be an {PRECONDITIONING}, got {loaded.class_name!r:.40}: {advice}")
         return _config_of(loaded), _weights_of(loaded, Path(path).stat().st_size)
 
 
@@ -98,28 +95,24 @@ def _weights_of(network: Record, max_bytes: int) -> dict[str, Tensor]:
     modules = [("", network)]
     for prefix, module in modules:  # The list grows in the loop.
         where = prefix.rstrip(".") or "the network"
-        parameters, buffers, children = (
-            _children(module, f"_{kind}", where) for kind in ("parameters", "buffers", "modules")
-        )
+        kinds = [_children(module, f"_{kind}", where) for kind in ("parameters", "buffers", "modules")]
+        parameters, buffers, children = ({name: v for name, v in kind.items() if v is not None} for kind in kinds)
         transient = module.state.get("_non_persistent_buffers_set")
         tensors = {**parameters, **buffers}
-        for name, value in tensors.items():
-            if not isinstance(value, StoredTensor | None):
-                raise InputError(f"{prefix}{name} must be a tensor, got {type(value).__name__}")
+        for kind, values, known in (("tensor", tensors, StoredTensor), ("module", children, Record)):
+            for name, value in values.items():
+                if not isinstance(value, known):
+                    raise InputError(f"{prefix}{name} must be a {kind}, got {type(value).__name__}")
         # Many names may share the values of one storage, and many modules the same names.
-        max_bytes -= len(tensors) + len(children) + sum(value.values.nbytes for value in tensors.values() if value)
+        max_bytes -= sum(map(len, kinds)) + sum(value.values.nbytes for value in tensors.values())
         if max_bytes < 0:
             raise InputError("the tensors are larger than the file")
+        modules += [(f"{prefix}{name}.", child) for name, child in children.items()]
+        if len(modules) > MAX_MODULES or (children and prefix.count(".") > MAX_DEPTH):
+            raise InputError(f"more than {MAX_MODULES} modules, or modules nested deeper than {MAX_DEPTH}")
         for name, value in tensors.items():
-            if value is not None and not (isinstance(transient, set) and name in transient):
+            if not (isinstance(transient, set) and name in transient):
                 weights[prefix + name] = value.to_tensor()
-        for name, child in children.items():
-            if child is not None and not isinstance(child, Record):
-                raise InputError(f"{prefix}{name} must be a module, got {type(child).__name__}")
-            if child is not None:
-                modules.append((f"{prefix}{name}.", child))
-            if len(modules) > MAX_MODULES or prefix.count(".") > MAX_DEPTH:
-                raise InputError(f"more than {MAX_MODULES} modules, or modules nested deeper than {MAX_DEPTH}")
     return weights
 
 

@@ -2,23 +2,23 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import Tensor
 
 from lit_knn.common.errors import InputError, first_line
-from lit_knn.common.rng import keyed_default_rng
 from lit_knn.estimators import Estimator
 from lit_knn.referee.adapters.checkout import Checkout, Load, Origin
 from lit_knn.reference import ReferenceSet
 
-SEEDS = 2**62
-
 
 class Adapter(Estimator):
     """An estimator that runs other people's code. Its objects live with the reference set, so copies share them.
+
+    The code draws from PyTorch's default generators, which `posterior_mean` seeds from its own.
 
     Args:
         checkout: folder of a checkout of the project, at the commit of `origin`.
@@ -33,9 +33,15 @@ class Adapter(Estimator):
     referee_note: ClassVar[str]
     """One sentence: what the code really computes."""
 
+    needs_pixels: ClassVar[bool] = False
+    """Whether the code takes only uint8 images."""
+
+    needs_square: ClassVar[bool] = False
+    """Whether the code takes only images (C, H, H)."""
+
     def __init__(self, checkout: str) -> None:
         self.checkout = checkout
-        Checkout(type(self).__name__, checkout, self.origin)
+        self._code = Checkout(type(self).__name__, checkout, self.origin)
 
     def bind(self, reference: ReferenceSet) -> Self:
         """Import the checkout and hand the images to its code."""
@@ -50,37 +56,40 @@ class Adapter(Estimator):
         return self.reference.cached((type(self), settings), self._build)
 
     def _build(self) -> Any:
-        checkout = Checkout(type(self).__name__, self.checkout, self.origin)
-        with checkout.importing(self._stand_ins()) as load, self._failures_told():
+        name, dtype, shape = type(self).__name__, self.reference.local.images.dtype, self.reference.shape
+        if self.needs_pixels and dtype != torch.uint8:
+            raise InputError(f"{name}: its code needs uint8 images, got {dtype}")
+        if self.needs_square and (len(shape) != 3 or shape[1] != shape[2]):
+            raise InputError(f"{name}: its code needs square images (C, H, H), got {shape}")
+        with self._code.importing(self._stand_ins()) as load, self._failures_in_one_line():
             return self._make(load)
 
     @abstractmethod
     def _make(self, load: Load) -> Any:
         """Make the object of the checkout's code from `self.reference`. `load` imports a module of the checkout."""
 
+    @abstractmethod
+    def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
+        """Compute the posterior mean by the checkout's code, as z.
+
+        Args:
+            z: (B, *shape), float32.
+            t: (B,), float64.
+            x: (B, *shape), float32, the source of each z; None unless `uses_source`.
+        """
+
     def _stand_ins(self) -> Mapping[str, ModuleType]:
         """Return modules that replace packages which the checkout imports, but which do not enter the estimate."""
         return {}
 
-    @contextmanager
-    def _running(self, generator: torch.Generator | None) -> Iterator[None]:
-        """Run the checkout's code: its draws come from `generator`, and its errors become one line.
-
-        The code draws from PyTorch's default generators. They are seeded inside the block, and restored after it.
-        """
-        device = self.reference.device
-        with self._drawing_from(generator, device), self._failures_told():
-            yield
-
-    @staticmethod
-    def _drawing_from(generator: torch.Generator | None, device: torch.device) -> Any:
-        if generator is None:
-            return nullcontext()
-        seed = torch.randint(SEEDS, (), generator=generator, device=generator.device)
-        return keyed_default_rng(device, int(seed))
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        with self._failures_in_one_line():
+            return self._mean(z.float(), t.flatten(), None if x_source is None else x_source.float())
 
     @contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _failures_in_one_line(self) -> Iterator[None]:
         try:
             yield
         except InputError:
@@ -88,17 +97,3 @@ class Adapter(Estimator):
         except Exception as error:
             told = f"{type(error).__name__}: {first_line(error)}"
             raise InputError(f"{type(self).__name__}: the code of {self.checkout} fails: {told}") from error
-
-
-def check_pixels(estimator: Estimator) -> None:
-    """Refuse a reference set whose images are not uint8."""
-    dtype = estimator.reference.local.images.dtype
-    if dtype != torch.uint8:
-        raise InputError(f"{type(estimator).__name__}: its code needs uint8 images, got {dtype}")
-
-
-def check_square(estimator: Estimator) -> None:
-    """Refuse a reference set whose images are not (C, H, H)."""
-    shape = estimator.reference.shape
-    if len(shape) != 3 or shape[1] != shape[2]:
-        raise InputError(f"{type(estimator).__name__}: its code needs square images (C, H, H), got {shape}")

@@ -1,7 +1,7 @@
 """Reads modules of another project from a checkout that the user names, and leaves no trace in this process."""
 
-import hashlib
 import importlib
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -24,13 +24,11 @@ class Origin(NamedTuple):
     Attributes:
         repository: address to clone.
         commit: hash of the commit.
-        files: SHA-256 of the text of each file that computes, by its path in the checkout; line ends do not count.
         folder: folder of the checkout that its modules are imported from.
     """
 
     repository: str
     commit: str
-    files: Mapping[str, str]
     folder: str = "."
 
 
@@ -43,25 +41,19 @@ class Checkout:
         origin: the version that is expected there.
 
     Raises:
-        InputError: the folder or a file is missing, or a file is not the one of the expected commit.
+        InputError: the folder is missing, is at another commit, or has changed files.
     """
 
     def __init__(self, owner: str, path: str, origin: Origin) -> None:
         self.owner, self.origin = owner, origin
         self.path = Path(path).expanduser().resolve()
-        expected = f"expected a checkout of {origin.repository} at commit {origin.commit[:12]}"
-        if not self.path.is_dir():
-            raise InputError(f"{owner}: checkout={path} is no folder; {expected}")
-        for name, digest in origin.files.items():
-            file = self.path / name
-            if not file.is_file():
-                raise InputError(f"{owner}: {file} is missing; {expected}")
-            if (found := text_sha256(file)) != digest:
-                what = f"has SHA-256 {found[:12]}, not {digest[:12]}"
-                raise InputError(f"{owner}: {file} {what}; {expected}")
+        found = commit_of(self.path)
+        if found != origin.commit:
+            expected = f"expected a checkout of {origin.repository} at commit {origin.commit[:12]}"
+            raise InputError(f"{owner}: checkout={path} is {found}; {expected}")
 
     @contextmanager
-    def importing(self, stand_ins: Mapping[str, ModuleType] | None = None) -> Iterator[Load]:
+    def importing(self, stand_ins: Mapping[str, ModuleType]) -> Iterator[Load]:
         """Import modules of the checkout inside the block, also those that its own functions import.
 
         After the block `sys.path` and `sys.modules` are as before, except for installed packages that were loaded. The
@@ -72,12 +64,12 @@ class Checkout:
         """
         root = self.path / self.origin.folder
         own = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"}
-        scoped = own | {name.partition(".")[0] for name in stand_ins or {}}
+        scoped = own | {name.partition(".")[0] for name in stand_ins}
         with _lock:
             before = _take_out(scoped)
             path, bytecode, finders = sys.path[:], sys.dont_write_bytecode, set(sys.path_importer_cache)
             sys.path.insert(0, str(root))
-            sys.modules.update(stand_ins or {})
+            sys.modules.update(stand_ins)
             sys.dont_write_bytecode = True
             importlib.invalidate_caches()
             try:
@@ -105,9 +97,13 @@ class Checkout:
             raise InputError(f"{self.owner}: {name} in {self.path} cannot be imported: {told}") from error
 
 
-def text_sha256(file: Path) -> str:
-    """Hash a text file. Git may have written its lines with other ends."""
-    return hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
+def commit_of(folder: Path) -> str:
+    """Return the commit of a checkout, with "-dirty" if files were changed; or in words why Git does not know it."""
+    if not folder.is_dir():
+        return "no folder"
+    git = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
+    done = subprocess.run([*git, "--exclude", "*"], capture_output=True, text=True)
+    return done.stdout.strip() or f"no checkout ({' '.join(done.stderr.split())})"
 
 
 def _take_out(names: set[str]) -> dict[str, ModuleType]:

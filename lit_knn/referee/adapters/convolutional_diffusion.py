@@ -8,31 +8,26 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import check_count
-from lit_knn.referee.adapters.adapter import Adapter, check_square
 from lit_knn.referee.adapters.checkout import Load, Origin
-from lit_knn.referee.adapters.levels import alpha_bar, by_level
-from lit_knn.reference import ReferenceSet
+from lit_knn.referee.adapters.ddpm import Loader, OneLevelAdapter, alpha_bar
 
 # Their code holds (latents · images · positions² · channels) float32: 16 images of 32x32 pixels need 0.1 GB per z.
 LOADER_BATCH = 16
 
 
-class LabelledLoader:
-    """Batches of a reference set with labels of 0, which their code moves to the device and does not use."""
-
-    def __init__(self, reference: ReferenceSet, rows: int) -> None:
-        self.reference, self.rows = reference, rows
+class LabelledLoader(Loader):
+    """Adds labels of 0, which their code moves to the device and does not use."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for _, x in self.reference.chunks(self.rows):
+        for x in super().__iter__():
             yield x, torch.zeros(len(x))
 
 
-class KambEquivariant(Adapter):
+class KambEquivariant(OneLevelAdapter):
     """Their `LocalEquivBordersScoreModule`: the local equivariant score with boundary-broken equivariance.
 
-    Its process is z' = √ᾱ·x + √(1−ᾱ)·ε. The adapter scales z to it, gives it the level of the call in place of its
-    schedule, and solves the score for the mean. It needs torchvision and matplotlib.
+    The adapter scales z to DDPM's process, gives the score the level of the call in place of its schedule, and solves
+    it for the mean. It needs torchvision and matplotlib.
 
     Args:
         checkout: folder of a checkout of Kambm/convolutional_diffusion.
@@ -43,16 +38,15 @@ class KambEquivariant(Adapter):
         InputError: as `Adapter`; the size is even or below 3; at `bind`, the images are not square.
     """
 
-    origin = Origin(
-        "https://github.com/Kambm/convolutional_diffusion",
-        "6a87f3f7c6c72474ee5cffda384c1af0277e63f7",
-        {"utils/idealscore.py": "5e1a223535bb7c9f67989a7dc2028a88a1b42a17028938b765ad286f886fd8b4"},
-    )
+    origin = Origin("https://github.com/Kambm/convolutional_diffusion", "6a87f3f7c6c72474ee5cffda384c1af0277e63f7")
     referee_note = (
         "The posterior mean of each pixel over the patches around all pixels of the same overlap with the borders, in "
         "float32: a model of convolutional networks, no estimate of the posterior mean over the images."
     )
     deterministic = True
+    # From patches as large as the images on, their code divides (B, C, H, W) by (B, H, W), and shares a maximum of the
+    # exponents among the batch: it is right for one latent alone.
+    rows = 1
 
     def __init__(self, checkout: str, size: int, loader_batch: int = LOADER_BATCH) -> None:
         super().__init__(checkout)
@@ -62,26 +56,14 @@ class KambEquivariant(Adapter):
         self.loader_batch = check_count("KambEquivariant", "loader_batch", loader_batch)
 
     def _make(self, load: Load) -> Any:
-        check_square(self)
-        loader = LabelledLoader(self.reference, self.loader_batch)
         # Their data loader needs a data set with a length, but only its batches are read.
         made = load("utils.idealscore").LocalEquivBordersScoreModule
         model = made([()], kernel_size=self.size, batch_size=self.loader_batch, schedule=lambda beta: beta)
-        model.trainloader = model.local_module.trainloader = loader
+        model.trainloader = model.local_module.trainloader = LabelledLoader(self.reference, self.loader_batch)
         return model
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        model = self.theirs
-
-        def mean(z: Tensor, level: Tensor) -> Tensor:
-            share = alpha_bar(level)
-            scaled = share.sqrt().float() * z.float()
-            score = model((1 - share).float(), scaled, device=z.device)
-            return (scaled + (1 - share).float() * score) / share.sqrt().float()
-
-        # From patches as large as the images on, their code divides (B, C, H, W) by (B, H, W), and shares a maximum of
-        # the exponents among the batch: it is right for one latent alone.
-        with self._running(generator):
-            return by_level(z, t.flatten(), 1, mean)
+    def _mean_at(self, z: Tensor, level: Tensor) -> Tensor:
+        share = alpha_bar(level)
+        scaled = share.sqrt().float() * z
+        score = self.theirs((1 - share).float(), scaled, device=z.device)
+        return (scaled + (1 - share).float() * score) / share.sqrt().float()

@@ -6,12 +6,12 @@ from typing import Any
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import check_count
-from lit_knn.referee.adapters.adapter import check_square
 from lit_knn.referee.adapters.checkout import Load, Origin
-from lit_knn.referee.adapters.studio import LATENTS, LOADER_BATCH, DDPMAdapter, bundle
+from lit_knn.referee.adapters.ddpm import LATENTS, DDPMAdapter, bundle
 
 # Its configurations for CIFAR-10 and MNIST set k_min = N/20 and k_max = N/10.
 MIN_SHARE, MAX_SHARE = 20, 10
+LOADER_BATCH = 512
 
 
 class GoldDiff(DDPMAdapter):
@@ -28,15 +28,7 @@ class GoldDiff(DDPMAdapter):
         rows: latents per call of its code.
     """
 
-    origin = Origin(
-        "https://github.com/shangxinyi/GoldDiff",
-        "4c0ba1dcff74f84b4c6d8ead2c3ebc812bbfc786",
-        {
-            "methods/base.py": "c13b5874a93d71563f6317de46a97c8b3603288034baa60a154c80dfd9d6cb40",
-            "methods/ours.py": "3441731a9d28de588d7adcac26d792d76f422503b54513fd3752e0c2b1477c09",
-            "services/wiener.py": "3592b10368b938d13d71f67686f296b8dfb294297d5550064981d82b8ac3b675",
-        },
-    )
+    origin = Origin("https://github.com/shangxinyi/GoldDiff", "4c0ba1dcff74f84b4c6d8ead2c3ebc812bbfc786")
     referee_note = (
         "Per pixel, a softmax over k images of distances in a neighbourhood of correlated pixels; the k are the "
         "nearest of a random subset of the images, which at large t has only k_max of them; the rest has weight 0."
@@ -52,17 +44,14 @@ class GoldDiff(DDPMAdapter):
         rows: int = LATENTS,
     ) -> None:
         super().__init__(checkout)
-        name = type(self).__name__
         for option, value in (("k_min", k_min), ("k_max", k_max)):
             if value is not None:
-                check_count(name, option, value)
+                check_count("GoldDiff", option, value)
         self.k_min, self.k_max = k_min, k_max
         self.low_res_dim, self.mask_threshold = low_res_dim, mask_threshold
-        self.rows = check_count(name, "rows", rows)
+        self.rows = check_count("GoldDiff", "rows", rows)
 
     def _make(self, load: Load) -> Any:
-        check_square(self)
-        data = bundle(self.reference, LOADER_BATCH)
         with TemporaryDirectory() as folder:
             params = {
                 "wiener_path": str(Path(folder) / "new"),
@@ -71,7 +60,8 @@ class GoldDiff(DDPMAdapter):
                 "low_res_dim": self.low_res_dim,
                 "mask_threshold": self.mask_threshold,
             }
-            model = load("methods.ours").OursDenoiser(data, str(self.reference.device), num_steps=1, params=params)
+            data, device = bundle(self.reference, LOADER_BATCH), str(self.reference.device)
+            model = load("methods.ours").OursDenoiser(data, device, num_steps=1, params=params)
             model.train(data)
         return model
 

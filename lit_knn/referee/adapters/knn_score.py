@@ -3,20 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, IMAGES, Count
-from lit_knn.referee.adapters.adapter import Adapter, check_pixels
+from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, Count, of_images
+from lit_knn.referee.adapters.adapter import Adapter
 from lit_knn.referee.adapters.checkout import Load, Origin
 from lit_knn.reference import ReferenceSet
 
-ORIGIN = Origin(
-    "https://github.com/plai-group/knn-score",
-    "3b4c85d5684ed5ad359c5f743bf59936b7ce868f",
-    {"training/denoisers.py": "17aa6a8e7e383e2cc46a895e065d595f778657606bbfd96ae2152a0c24cb3daf"},
-)
+ORIGIN = Origin("https://github.com/plai-group/knn-score", "3b4c85d5684ed5ad359c5f743bf59936b7ce868f")
 MODULE = "training.denoisers"
 
 
@@ -30,13 +25,13 @@ class KNNScore(Adapter):
         quantize: search in FAISS's SQ8.
     """
 
-    origin = ORIGIN
+    origin, needs_pixels = ORIGIN, True
     referee_note = (
         "SNIS over n draws from the nearest-neighbour proposal, as in the paper's Algorithm 1, with exact likelihoods "
         "in float32; it fails if all k neighbours are equally likely, e.g. at k = 1."
     )
 
-    k = Count(DEFAULT_K, IMAGES)
+    k = Count(DEFAULT_K, of_images)
     n = Count(DEFAULT_N)
 
     def __init__(self, checkout: str, k: int | None = None, n: int | None = None, quantize: bool = False) -> None:
@@ -44,15 +39,11 @@ class KNNScore(Adapter):
         self.k, self.n, self.quantize = k, n, quantize
 
     def _make(self, load: Load) -> Any:
-        check_pixels(self)
         made = load(MODULE).KNNDenoiser
         return made(Pixels(self.reference), ref_size=self.n, k=self.k, gpu=False, quantize=self.quantize)
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        with self._running(generator):
-            return self.theirs(z.float(), t.flatten().float())
+    def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
+        return self.theirs(z, t.float())
 
 
 class KNNScoreSTF(Adapter):
@@ -64,7 +55,7 @@ class KNNScoreSTF(Adapter):
         shared: average over images that all z of a batch share, their default.
     """
 
-    origin = ORIGIN
+    origin, needs_pixels = ORIGIN, True
     referee_note = (
         "Self-normalised average over n − B images that a batch of B shares, and each z's source (n − 1 images of its "
         "own and the source with shared=false); weights are divided by sum + 1e-6 and the mean is clamped to [−1, 1]."
@@ -78,14 +69,10 @@ class KNNScoreSTF(Adapter):
         self.n, self.shared = n, shared
 
     def _make(self, load: Load) -> Any:
-        check_pixels(self)
         return load(MODULE).STFDenoiser(Pixels(self.reference), ref_size=self.n, use_batch_as_ref=self.shared)
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        with self._running(generator):
-            return self.theirs(z.float(), t.flatten().float(), None if x_source is None else x_source.float())
+    def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
+        return self.theirs(z, t.float(), x)
 
 
 class Pixels(Dataset[tuple[Any, int]]):

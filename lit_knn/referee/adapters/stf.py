@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators.counts import DEFAULT_N, IMAGES, Count
+from lit_knn.estimators.counts import DEFAULT_N, Count, of_images
 from lit_knn.referee.adapters.adapter import Adapter
 from lit_knn.referee.adapters.checkout import Load, Origin
 
@@ -23,18 +23,14 @@ class STFTarget(Adapter):
         n: size of the reference batch, their `rbatch`; null for 256. Theirs are 512 to 4,096.
     """
 
-    origin = Origin(
-        "https://github.com/Newbeeer/stf",
-        "7a9f2deb7583a9f39c65066411fcee92bdd9cdc4",
-        {"training/loss.py": "172ef7d46ac56f9071136517ec01ba128eb63b9fd1e84bb334ae4e11ef918190"},
-    )
+    origin = Origin("https://github.com/Newbeeer/stf", "7a9f2deb7583a9f39c65066411fcee92bdd9cdc4")
     referee_note = (
         "Self-normalised average over one reference batch of n images that all z of a batch share and that begins with "
         "the sources of all of them; the weights are computed in float32."
     )
     uses_source = True
 
-    n = Count(DEFAULT_N, IMAGES)
+    n = Count(DEFAULT_N, of_images)
 
     def __init__(self, checkout: str, n: int | None = None) -> None:
         super().__init__(checkout)
@@ -50,14 +46,11 @@ class STFTarget(Adapter):
     def _make(self, load: Load) -> Any:
         return load("training.loss").EDMLoss()
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        if x_source is None:
+    def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
+        if x is None:
             raise InputError("STFTarget: needs x_source, its reference batch begins with the sources")
         if len(z) > self.n:
             raise InputError(f"STFTarget: a batch of {len(z)} needs n >= {len(z)}, its sources; n={self.n}")
-        drawn = torch.randperm(self.reference.N, generator=generator, device=z.device)[: self.n - len(z)]
-        batch = torch.cat([x_source.float(), self.reference.take(drawn)])
-        with self._running(generator):
-            return self.theirs.stf_targets(t.flatten().float(), z.float(), batch).reshape(z.shape)
+        drawn = torch.randperm(self.reference.N, device=z.device)[: self.n - len(z)]
+        batch = torch.cat([x, self.reference.take(drawn)])
+        return self.theirs.stf_targets(t.float(), z, batch).reshape(z.shape)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.data.reading import reference_from
-from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 
 
@@ -25,9 +24,8 @@ class Case:
         levels: noise levels t.
         latents: number of latents z at each level.
         repeats: R, calls of a random estimator at each latent.
-        make: makes the images; None if the user names a copy by `--data`.
+        images: makes the images; or the recipe for a copy that the user names by `--data`.
         hflip: whether mirrored images count, too.
-        recipe: how to get the images; for cases without `make`.
         seed: seed of the latents.
     """
 
@@ -37,10 +35,14 @@ class Case:
     levels: tuple[float, ...]
     latents: int
     repeats: int
-    make: Callable[[], np.ndarray] | None = None
+    images: Callable[[], np.ndarray] | str
     hflip: bool = False
-    recipe: str = ""
     seed: int = 0
+
+    @property
+    def recipe(self) -> str | None:
+        """How the user gets a copy of the images; None if the case makes them."""
+        return self.images if isinstance(self.images, str) else None
 
     @property
     def N(self) -> int:
@@ -57,25 +59,23 @@ class Case:
         """Draws of the reference estimator."""
         return min(256, self.N // 4)
 
-    def reference_set(self, data: Path | None, index: Index | None = None) -> ReferenceSet:
+    def reference_set(self, data: Path | None) -> ReferenceSet:
         """Make or read the images.
 
         Raises:
             InputError: `data` is missing, not asked for, cannot be read, or has another shape.
         """
-        if self.make is not None:
+        if not isinstance(self.images, str):
             if data is not None:
                 raise InputError(f"--data {data}: case {self.name} makes its own data")
-            return ReferenceSet(self.make(), index, self.hflip)
+            return ReferenceSet(self.images(), hflip=self.hflip)
         if data is None:
-            raise InputError(f"case {self.name} needs --data PATH: {self.recipe}")
-        reference = reference_from(data, index, self.hflip)
-        stored = tuple(reference.images.shape)
-        if stored != self.shape or reference.images.dtype != torch.uint8:
-            wanted = f"{self.shape} of uint8"
-            raise InputError(
-                f"--data {data}: case {self.name} has images {wanted}, got {stored} {reference.images.dtype}"
-            )
+            raise InputError(f"case {self.name} needs --data PATH: {self.images}")
+        reference = reference_from(data, hflip=self.hflip)
+        stored = reference.images
+        if tuple(stored.shape) != self.shape or stored.dtype != torch.uint8:
+            got = f"{tuple(stored.shape)} {stored.dtype}"
+            raise InputError(f"--data {data}: case {self.name} has images {self.shape} of uint8, got {got}")
         return reference
 
     def draw(self, reference: ReferenceSet, number: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """The exact posterior means of a case: computed once in float64, checked by a second method, and kept."""
 
-import hashlib
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from lit_knn.common.files import written_whole
 from lit_knn.common.progress import progress_bar
-from lit_knn.estimators.float_sums import float_sums
+from lit_knn.estimators.exact import float_sums
 from lit_knn.referee.cases.case import noisy
 from lit_knn.reference import ReferenceSet, to_model_space
 
-# The second method reads about so many numbers at each noise level.
-CHECKED_NUMBERS = 10**9
-MOST_CHECKED = 16
+# The second method reads about so many numbers at each noise level, and does so for at least one latent.
+CHECKED_NUMBERS, MOST_CHECKED = 10**9, 16
 BATCH = 128
 CHUNK = 2**17
 
@@ -34,39 +32,6 @@ class ExactMeans(NamedTuple):
 
     means: dict[float, Tensor]
     errors: dict[float, float]
-
-
-def hash_of(arrays: Iterator[np.ndarray]) -> str:
-    """Return the SHA-256 of the bytes of some arrays."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
-
-
-def second_method(reference: ReferenceSet, z: Tensor, t: float) -> Tensor:
-    """Compute E[x|z,t], Eq. 8, (B, *shape), from differences z − x and NumPy's sums, all in float64.
-
-    It shares no code with `float_sums`, which multiplies matrices for the distances.
-    """
-    latents = z.double().flatten(1).numpy()
-    sq_dist = np.concatenate([[np.square(one - x).sum(1) for one in latents] for x in _chunks(reference)], axis=1)
-    weights = np.exp((sq_dist.min(1, keepdims=True) - sq_dist) / (2 * t * t))
-    means, start = np.zeros_like(latents), 0
-    for x in _chunks(reference):
-        means += weights[:, start : start + len(x)] @ x
-        start += len(x)
-    return torch.from_numpy(means / weights.sum(1, keepdims=True)).reshape(z.shape)
-
-
-def _chunks(reference: ReferenceSet) -> Iterator[np.ndarray]:
-    """Yield all images, mirrored ones included, (rows, d), float64. A chunk fits into a processor's cache."""
-    rows = max(CHUNK // reference.d, 1)
-    for start in range(0, len(reference.images), rows):
-        x = to_model_space(reference.images[start : start + rows]).double()
-        yield x.flatten(1).numpy()
-        if reference.hflip:
-            yield x.flip(-1).flatten(1).numpy()
 
 
 def compute(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple[float, ...]) -> ExactMeans:
@@ -86,26 +51,45 @@ def compute(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple[flo
     return ExactMeans(means, errors)
 
 
-def cached(path: Path, key: str, levels: tuple[float, ...]) -> ExactMeans | None:
-    """Read means that `keep` wrote under the same key; None if there are none. A damaged file is computed anew."""
+def second_method(reference: ReferenceSet, z: Tensor, t: float) -> Tensor:
+    """Compute E[x|z,t], Eq. 8, (B, *shape), from differences z − x and NumPy's sums, all in float64.
+
+    It shares no code with `float_sums`, which multiplies matrices for the distances.
+    """
+    latents = z.double().flatten(1).numpy()
+    sq_dist = np.concatenate([[np.square(one - x).sum(1) for one in latents] for x in _chunks(reference)], axis=1)
+    weights = np.exp((sq_dist.min(1, keepdims=True) - sq_dist) / (2 * t * t))
+    means, start = np.zeros_like(latents), 0
+    for x in _chunks(reference):
+        means += weights[:, start : start + len(x)] @ x
+        start += len(x)
+    return torch.from_numpy(means / weights.sum(1, keepdims=True)).reshape(z.shape)
+
+
+def _chunks(reference: ReferenceSet) -> Iterator[np.ndarray]:
+    """Yield all images, mirrored ones included, (rows, d), float64. A chunk fits into a processor's cache."""
+    for stored in reference.images.split(max(CHUNK // reference.d, 1)):
+        x = to_model_space(stored).double()
+        yield x.flatten(1).numpy()
+        if reference.hflip:
+            yield x.flip(-1).flatten(1).numpy()
+
+
+def kept(path: Path, levels: tuple[float, ...]) -> ExactMeans | None:
+    """Read means that `keep` wrote; None if there are none. A damaged file, which its zip notices, is not used."""
     if not path.exists():
         return None
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays, errors = [file[f"mean{i}"] for i in range(len(levels))], file["errors"].tolist()
-            if str(file["key"]) != key or str(file["sha256"]) != hash_of(iter(arrays)):
-                raise ValueError("other hashes")
+            means = {t: torch.from_numpy(file[f"mean{i}"]) for i, t in enumerate(levels)}
+            return ExactMeans(means, dict(zip(levels, file["errors"].tolist(), strict=True)))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         warnings.warn(f"{path} is damaged ({error}); the exact means are computed anew", stacklevel=2)
         return None
-    means = {t: torch.from_numpy(array) for t, array in zip(levels, arrays, strict=True)}
-    return ExactMeans(means, dict(zip(levels, errors, strict=True)))
 
 
-def keep(path: Path, key: str, exact: ExactMeans) -> None:
-    """Write the means, their errors and their hash."""
-    arrays = [mean.numpy() for mean in exact.means.values()]
-    content: dict[str, Any] = {f"mean{i}": array for i, array in enumerate(arrays)}
-    content |= {"key": np.array(key), "sha256": np.array(hash_of(iter(arrays)))}
+def keep(path: Path, exact: ExactMeans) -> None:
+    """Write the means and their errors."""
     with written_whole(path) as partial:
-        np.savez(partial, errors=np.array(list(exact.errors.values())), **content)
+        means: dict[str, Any] = {f"mean{i}": mean.numpy() for i, mean in enumerate(exact.means.values())}
+        np.savez(partial, errors=np.array(list(exact.errors.values())), **means)

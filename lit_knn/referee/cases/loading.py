@@ -1,25 +1,28 @@
 """Loads a case: its images, latents and exact means, compared with what is recorded about them."""
 
 import hashlib
+import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.files import written_whole
 from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.case import Case, noisy
-from lit_knn.referee.cases.exact import ExactMeans, hash_of
-from lit_knn.referee.cases.recording import (
-    RECORDED_LATENTS,
-    compare_latents,
-    compare_means,
-    record,
-    record_of,
-    write_record,
-)
+from lit_knn.referee.cases.exact import ExactMeans
 from lit_knn.reference import ReferenceSet
+
+RECORDED = Path(__file__).parent / "recorded"
+# Sums of float64 means differ by less between machines; a real change of a mean is larger.
+TOLERANCE = 1e-8
+# A record covers the first few latents, so that a run on few latents is checked, too.
+RECORDED_LATENTS = 8
 
 
 @dataclass
@@ -45,19 +48,14 @@ class LoadedCase:
         return noisy(self.x, self.noise, t)
 
 
-def default_cache() -> Path:
-    """Return the folder of exact means."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_knn" / "referee"
-
-
 def load_case(case: Case, data: Path | None, latents: int | None, cache: Path | None) -> LoadedCase:
-    """Load a case. Exact means come from the folder `cache`, or are computed and kept there.
+    """Load a case, and compare it with its record.
 
     Args:
         case: the case.
         data: a copy of the images, for cases that need one.
         latents: use only the first so many latents.
-        cache: folder; None for `default_cache()`.
+        cache: folder where exact means are kept; None for ~/.cache/lit_knn/referee.
 
     Raises:
         InputError: the data are missing or other than recorded; latents out of range; latents or means differ from the
@@ -67,37 +65,92 @@ def load_case(case: Case, data: Path | None, latents: int | None, cache: Path | 
     if not 2 <= number <= case.latents:
         raise InputError(f"--latents {number}: case {case.name} has 2 to {case.latents}")
     reference = case.reference_set(data)
-    known = record_of(case, reference.fingerprint())
-    x, noise = case.draw(reference, number)
-    # The record is of the first few latents; fewer than these are not compared.
-    known = None if number < RECORDED_LATENTS else known
-    if known is not None:
-        compare_latents(case, known, x, noise)
-    exact = _exact_means(case, reference, x, noise, cache)
-    if known is not None:
-        compare_means(case, known, exact)
-    return LoadedCase(case, reference, x, noise, exact)
+    known = _record_of(case, reference.fingerprint())
+    loaded = _with_means(case, reference, number, cache)
+    if known is not None and number >= RECORDED_LATENTS:
+        _compare(case.name, record_of(loaded), known)
+    return loaded
 
 
 def record_case(case: Case, data: Path | None, cache: Path | None) -> Path:
-    """Compute the exact means of a case, and record what later runs are compared with. Returns the file.
+    """Write into the package what later loads of a case are compared with; return the file.
+
+    It replaces the record of the same data. Records of other copies stay, unless the case makes its data.
 
     Raises:
         InputError: the data are missing or of another shape.
     """
-    reference = case.reference_set(data)
-    x, noise = case.draw(reference, case.latents)
-    exact = _exact_means(case, reference, x, noise, cache)
-    return write_record(case, record(case, reference.fingerprint(), x, noise, exact))
+    new = record_of(_with_means(case, case.reference_set(data), case.latents, cache))
+    others = [known for known in recorded(case) if known["data"] != new["data"] and case.recipe is not None]
+    path = RECORDED / f"{case.name}.json"
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps([*others, new], indent=1) + "\n", encoding="utf-8")
+    return path
 
 
-def _exact_means(case: Case, reference: ReferenceSet, x: Tensor, noise: Tensor, cache: Path | None) -> ExactMeans:
-    """Read the exact means from the folder `cache`, or compute and keep them."""
-    latents = hash_of(noisy(x, noise, t).numpy() for t in case.levels)
-    key = hashlib.sha256(f"{reference.fingerprint()} {case.levels} {latents}".encode()).hexdigest()
-    path = (cache or default_cache()) / f"{case.name}-{len(x)}-{key[:12]}.npz"
-    exact = exact_means.cached(path, key, case.levels)
+def recorded(case: Case) -> list[dict[str, Any]]:
+    """Return the records of a case, one for each known copy of its data."""
+    path = RECORDED / f"{case.name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def record_of(loaded: LoadedCase) -> dict[str, Any]:
+    """Describe a case by hashes of data and latents, and by sums of the exact means, which machines agree on."""
+    case, first = loaded.case, slice(RECORDED_LATENTS)
+    return {
+        "data": loaded.reference.fingerprint(),
+        "N": case.N,
+        "d": loaded.reference.d,
+        "latents": _hash_of_latents(case, loaded.x[first], loaded.noise[first]),
+        "means": {f"{t:g}": _sums(mean[first]) for t, mean in loaded.exact.means.items()},
+        "exact_error": {f"{t:g}": error for t, error in loaded.exact.errors.items()},
+    }
+
+
+def _record_of(case: Case, data: str) -> dict[str, Any] | None:
+    """Return the record of data with this hash. For an unknown copy of the user, print a line."""
+    records = {known["data"]: known for known in recorded(case)}
+    if records and data not in records:
+        hashes = ", ".join(known[:12] for known in records)
+        told = f"case {case.name}: the data have the hash {data[:12]}, recorded: {hashes}"
+        if case.recipe is None:
+            raise InputError(told)
+        print(f"{told}; rows of other data are not comparable", file=sys.stderr)
+    return records.get(data)
+
+
+def _compare(name: str, found: dict[str, Any], known: dict[str, Any]) -> None:
+    if found["latents"] != known["latents"]:
+        hashes = f"{found['latents'][:12]}, not {known['latents'][:12]}"
+        raise InputError(f"case {name}: the latents have the hash {hashes}")
+    for t, sums in found["means"].items():
+        for one, other in zip(sums, known["means"][t], strict=True):
+            if not abs(one - other) <= TOLERANCE:
+                raise InputError(f"case {name}: at t={t} the exact means sum to {one!r}, recorded is {other!r}")
+
+
+def _with_means(case: Case, reference: ReferenceSet, number: int, cache: Path | None) -> LoadedCase:
+    """Draw the latents of a case. Read their exact means from the folder `cache`, or compute and keep them there."""
+    x, noise = case.draw(reference, number)
+    words = f"{reference.fingerprint()} {case.levels} {_hash_of_latents(case, x, noise)}"
+    folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_knn" / "referee"
+    path = folder / f"{case.name}-{number}-{hashlib.sha256(words.encode()).hexdigest()[:12]}.npz"
+    exact = exact_means.kept(path, case.levels)
     if exact is None:
         exact = exact_means.compute(reference, x, noise, case.levels)
-        exact_means.keep(path, key, exact)
-    return exact
+        exact_means.keep(path, exact)
+    return LoadedCase(case, reference, x, noise, exact)
+
+
+def _hash_of_latents(case: Case, x: Tensor, noise: Tensor) -> str:
+    digest = hashlib.sha256()
+    for t in case.levels:
+        digest.update(noisy(x, noise, t).numpy().data)
+    return digest.hexdigest()
+
+
+def _sums(means: Tensor) -> list[float]:
+    """Return the mean square, and the mean with random signs, of means (B, *shape): any change of one shows."""
+    flat = means.flatten(1)
+    signs = 1.0 - 2.0 * ((torch.arange(flat.shape[1]) * 2_654_435_761 % 2**32) >> 31).double()
+    return [flat.square().mean().item(), (flat * signs).mean().item()]

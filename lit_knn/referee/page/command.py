@@ -23,7 +23,7 @@ def command(entry: Entry) -> str | None:
     case = CASES.get(facts["case"])
     if case is not None and facts["latents"] and int(facts["latents"]) < case.latents:
         words += ["--latents", facts["latents"]]
-    if case is not None and case.make is None:
+    if case is not None and case.recipe is not None:
         words += ["--data", "PATH"]
     return shlex.join([*words, "--name", entry.name])
 

@@ -1,13 +1,24 @@
-"""The content of a page: what was measured, the ranking, and all that stands behind it."""
+"""The Markdown of a page: what was measured, the ranking, and all that stands behind it."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
-from lit_knn.referee.page import numbers, tables
-from lit_knn.referee.page.behaviour import unusual
 from lit_knn.referee.page.command import command
 from lit_knn.referee.page.front import ROUNDING, Ranked
-from lit_knn.referee.page.markdown import cell, escaped, fenced, table
-from lit_knn.referee.page.results import Results
+from lit_knn.referee.page.markdown import (
+    MISSING,
+    Entries,
+    at_levels,
+    cell,
+    error,
+    escaped,
+    fenced,
+    mean,
+    ratio,
+    spread,
+    table,
+)
+from lit_knn.referee.page.results import Entry, Results
 
 VERSIONS = ("lit_knn", "python", "torch", "numpy", "faiss")
 RANKING = (
@@ -29,49 +40,57 @@ USUAL = (
 )
 ERRORS = {
     "mse": "Mean squared error per dimension",
-    "bias_sq": "Squared bias, corrected for the number of estimates",
-    "variance": "Variance",
-    "score_mse": "Mean squared error of the score",
+    "bias_sq": "Squared bias, corrected for the number of estimates; the rest of the error is variance",
 }
+# A pixel value is this wide in [-1, 1]; a smaller deviation shows in no image.
+PIXEL = 2 / 255
+# The column, an answer, and what it says.
+ANSWERS = (
+    ("repeats_itself", "no", "the same generator does not give the same estimate"),
+    ("needs_source", "yes", "needs the image that z was made from"),
+    ("needs_source", "uses it", "uses the image that z was made from, if it is given"),
+)
+SMALLEST = "a hundredth of the smallest t"
+# The column, what was tried, the largest usual number, and what a larger one says.
+SIZES = (
+    ("batch_gap", "batches of one latent", ROUNDING, "batches of one latent and of {batch} differ by an MSE of {size}"),
+    ("small_t", SMALLEST, ROUNDING, f"at {SMALLEST} its MSE to the nearest image is {{size}}"),
+    ("float16", "float16 input", PIXEL, "float16 input moves the estimate by up to {size}"),
+)
 
 
-def page(all_results: Sequence[tuple[Results, Sequence[Ranked], str]]) -> str:
+def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
     """Return the Markdown of a page, from the results of each case, its ranked entries and its pictures' name."""
     cases = ", ".join(dict.fromkeys(results.case for results, *_ in all_results))
     parts = [f"# Estimators of the posterior mean: {escaped(cases)}"]
     for results, entries, picture in all_results:
         case = escaped(results.case)
-        parts += [f"## {case}", measured(results), "### Ranking", escaped(RANKING), tables.ranking(results, entries)]
-        parts += [
-            f"![Error against time, {case}]({picture}.png)",
-            f"![Error ratio over t, {case}]({picture}_over_t.png)",
-        ]
-        parts += ["### Errors and times"]
-        for column, name in ERRORS.items():
-            parts += [f"#### {name}", tables.error_table(results, entries, column)]
-        parts += ["#### Time at each noise level", tables.time_table(results, entries)]
-        if certificates := tables.certificate_table(results, entries):
-            parts += ["### Certified errors", CERTIFICATES, certificates]
+        parts += [f"## {case}", facts(results), "### Ranking", escaped(RANKING), ranking(results, entries)]
+        parts += [f"![Error against time, {case}]({picture}.png)"]
+        parts += [f"![Error ratio over t, {case}]({picture}_over_t.png)"]
+        for column, title in ERRORS.items():
+            parts += [f"### {title}", means(results, entries, column)]
+        if certified := [ranked for ranked in entries if ranked.entry.values("certified_share")]:
+            parts += ["### Certified errors", CERTIFICATES, certificates(results, certified)]
         parts += [*behaviour(results, entries), *notes(results, entries), *commands(entries)]
     return "\n\n".join(parts) + "\n"
 
 
-def measured(results: Results) -> str:
+def facts(results: Results) -> str:
     """List what was measured, how, where and when."""
 
     def each(column: str) -> str:
         return ", ".join(results.distinct(column)) or "unknown"
 
-    facts, dates = results.facts, [date[:10] for date in results.distinct("date")]
-    known = results.values("exact_error")
+    case, dates = results.facts, [date[:10] for date in results.distinct("date")]
     items = {
-        "Data:": f"N = {_commas(facts['N'])}, d = {_commas(facts['d'])}, fingerprint {facts['data']}",
+        "Data:": f"N = {_commas(case['N'])}, d = {_commas(case['d'])}, fingerprint {case['data']}",
         "Noise levels:": f"t = {', '.join(f'{t:g}' for t in results.levels)}",
         "Protocol": f"{each('protocol')}: {each('latents')} latents at each t, {each('repeats')} estimates of each, in "
         f"batches of {each('batch')}",
     }
-    if known:
-        items["Exact means:"] = f"known to a mean squared error of {numbers.error(max(known))} or less"
+    if known := [value for entry in results.entries for value in entry.values("exact_error")]:
+        items["Exact means:"] = f"known to a mean squared error of {error(max(known))} or less"
     items |= _machines(results)
     items["Versions:"] = "; ".join(f"{name} {each(name)}" for name in VERSIONS if results.distinct(name))
     items["Measured:"] = " to ".join(sorted({min(dates), max(dates)})) if dates else "no date"
@@ -82,44 +101,96 @@ def measured(results: Results) -> str:
     return "\n".join(f"- **{name}** {escaped(text)}" for name, text in items.items())
 
 
-def behaviour(results: Results, entries: Sequence[Ranked]) -> list[str]:
-    """Return the section on what is unusual about the entries."""
-    found = [(ranked, words) for ranked in entries if (words := unusual(ranked.entry))]
-    rows = [[*tables.names(results, ranked), cell("; ".join(words))] for ranked, words in found]
-    parts = [table(["#", "estimator", "what is unusual"], rows)] if found else []
-    if len(found) < len(entries):
-        parts.append(f"{'The others repeat' if found else 'All repeat'} {USUAL}")
-    return ["### Behaviour", *parts]
-
-
-def notes(results: Results, entries: Sequence[Ranked]) -> list[str]:
-    """Return the section on what entries compute, of those that say it."""
-    rows = [[*tables.names(results, r), cell(r.entry.facts["note"])] for r in entries if r.entry.facts["note"]]
-    return ["### What they compute", table(["#", "estimator", "what it computes"], rows)] if rows else []
-
-
-def commands(entries: Sequence[Ranked]) -> list[str]:
-    """Return the section of the commands that measure each entry again, with all its settings."""
-    parts = ["### Commands"]
-    for ranked in entries:
-        facts = ranked.entry.facts
-        when, revision = facts["date"][:10] or "unknown date", facts["lit_knn"] or "unknown revision"
-        parts.append(escaped(f"{ranked.number} {ranked.entry.name} ({when}, lit_knn {revision}):"))
-        parts.append(fenced(command(ranked.entry) or facts["settings"]))
-    return parts
-
-
 def _machines(results: Results) -> dict[str, str]:
     items = {}
     for machine in results.machines:
-        own = [entry for entry in results.entries if entry.machine == machine]
         cpu, cores, memory, threads = machine
         text = f"{cpu or 'unknown CPU'}, {cores} cores, {memory} GB, threads used: {threads}"
-        if times := [ms for entry in own for ms in entry.values("reference_ms")]:
-            least, most = numbers.ratio(min(times)), numbers.ratio(max(times))
-            text += f"; the reference estimator takes {least} to {most} ms per z"
-        items[f"Machine {tables.letter(results, own[0])}:" if len(results.machines) > 1 else "Machine:"] = text
+        own = [entry for entry in results.entries if entry.machine == machine]
+        if ms := [value for entry in own for value in entry.values("reference_ms")]:
+            text += f"; the reference estimator takes {ratio(min(ms))} to {ratio(max(ms))} ms per z"
+        items[f"Machine {results.letter(machine)}:" if len(results.machines) > 1 else "Machine:"] = text
     return items
+
+
+def ranking(results: Results, entries: Entries) -> str:
+    """Write the main table: front, times, memory, and the error ratio at each noise level."""
+
+    def seconds(value: float) -> str:
+        return MISSING if math.isnan(value) else f"{value:.{0 if value >= 10 else 1}f} s"
+
+    def mib(value: float) -> str:
+        return MISSING if math.isnan(value) else f"{value:,.0f} MiB"
+
+    columns: dict[str, Callable[[Ranked], str]] = {
+        "front": lambda r: cell(str(r.place or MISSING), strong=r.place == 1),
+        "time": lambda r: spread(r.time, r.entry.mean("time_ratio_low"), r.entry.mean("time_ratio_high")),
+        "ms per z": lambda r: ratio(r.entry.mean("ms")),
+        "worst error": lambda r: ratio(r.error),
+        "set-up": lambda r: seconds(r.entry.mean("setup_seconds")),
+        "memory": lambda r: mib(r.entry.mean("peak_mib")),
+    }
+    return table(results, entries, columns | at_levels(results, lambda r, t: mean(r, t, "mse_ratio", ratio)))
+
+
+def means(results: Results, entries: Entries, column: str) -> str:
+    """Write a table of a mean with its standard error, such as `mse`, at each noise level."""
+    return table(results, entries, at_levels(results, lambda r, t: mean(r, t, column)))
+
+
+def certificates(results: Results, entries: Entries) -> str:
+    """Write the table of certified over actual error."""
+
+    def at(r: Ranked, t: float) -> str:
+        if r.entry.value(t, "mse") < ROUNDING:
+            return "rounding"
+        spread = r.entry.value(t, "certified_spread")
+        return cell(ratio(r.entry.value(t, "certified_share")), "" if math.isnan(spread) else f"spread {ratio(spread)}")
+
+    return table(results, entries, at_levels(results, at))
+
+
+def unusual(entry: Entry) -> list[str]:
+    """List what is unusual about an entry, in words; empty if nothing is."""
+    facts = entry.facts
+    said = [words for column, answer, words in ANSWERS if facts[column] == answer]
+    for column, tried, usual, words in SIZES:
+        try:
+            size = float(facts[column] or 0)
+        except ValueError:  # It failed, and the column has the message.
+            said.append(f"{tried}: {facts[column]}")
+            continue
+        if size > usual:
+            said.append(words.format(batch=facts["batch"], size=error(size)))
+    return said
+
+
+def behaviour(results: Results, entries: Entries) -> list[str]:
+    """Return the section on what is unusual about the entries."""
+    strange = [ranked for ranked in entries if unusual(ranked.entry)]
+    columns = {"what is unusual": lambda r: escaped("; ".join(unusual(r.entry)))}
+    parts = [table(results, strange, columns)] if strange else []
+    if len(strange) < len(entries):
+        parts.append(f"{'The others repeat' if strange else 'All repeat'} {USUAL}")
+    return ["### Behaviour", *parts]
+
+
+def notes(results: Results, entries: Entries) -> list[str]:
+    """Return the section on what entries compute, of those that say it."""
+    noted = [ranked for ranked in entries if ranked.entry.facts["note"]]
+    columns = {"what it computes": lambda r: escaped(r.entry.facts["note"])}
+    return ["### What they compute", table(results, noted, columns)] if noted else []
+
+
+def commands(entries: Entries) -> list[str]:
+    """Return the section of the commands that measure each entry again, with all its settings."""
+    parts = ["### Commands"]
+    for ranked in entries:
+        own = ranked.entry.facts
+        when, revision = own["date"][:10] or "unknown date", own["lit_knn"] or "unknown revision"
+        parts.append(escaped(f"{ranked.number} {ranked.entry.name} ({when}, lit_knn {revision}):"))
+        parts.append(fenced(command(ranked.entry) or own["settings"]))
+    return parts
 
 
 def _commas(text: str) -> str:

@@ -8,7 +8,7 @@ from statistics import median
 from lit_knn.referee.page.results import Entry, Results
 
 ROUNDING = 1e-12
-"""Errors below it count as equal: they are deviations of 1e-6 per dimension, the rounding of float32."""
+"""Smaller errors count as equal: they are deviations of 1e-6 per dimension, the rounding of float32."""
 
 Point = tuple[float, float]
 
@@ -19,14 +19,27 @@ def pareto_front(points: Sequence[Point]) -> list[bool]:
     A point beats another if it is less in one coordinate and not more in the other, so equal points are all on the
     front, or none. A point with a NaN is never on it.
     """
-    known = [(point, number) for number, point in enumerate(points) if not any(map(math.isnan, point))]
-    on_front = [False] * len(points)
-    best = (math.inf, math.inf)
-    for point, number in sorted(known):
+    on_front, best = [False] * len(points), (math.inf, math.inf)
+    for point, number in sorted((point, number) for number, point in enumerate(points) if _known(point)):
         if point[1] < best[1] or point == best:
-            best = point
-            on_front[number] = True
+            best, on_front[number] = point, True
     return on_front
+
+
+def fronts(points: Sequence[Point]) -> list[int | None]:
+    """Number the fronts: 1 is that of all points, 2 that of the rest, and so on; None for a point with a NaN."""
+    places: list[int | None] = [None] * len(points)
+    rest, place = [i for i, point in enumerate(points) if _known(point)], 1
+    while rest:
+        on_front = pareto_front([points[i] for i in rest])
+        for i, beaten_by_none in zip(rest, on_front, strict=True):
+            places[i] = place if beaten_by_none else None
+        rest, place = [i for i in rest if places[i] is None], place + 1
+    return places
+
+
+def _known(point: Point) -> bool:
+    return not any(map(math.isnan, point))
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,7 @@ class Ranked:
 
     Attributes:
         number: 1 is the first in the order; it names the entry in pictures.
-        place: 1 is on the overall front, 2 on the front of the rest, and so on; None if a noise level is missing.
+        place: the number of its overall front; None if a noise level is missing.
         time: mean time ratio over the noise levels.
         error: worst counted error ratio over the noise levels, see `overall`.
         front: the noise levels at which it is on the front.
@@ -50,12 +63,12 @@ class Ranked:
 
 
 def ranked(results: Results) -> list[Ranked]:
-    """Order the entries by place, then time. Entries without a place come last."""
+    """Order the entries by overall front, then by time. Entries without a front come last."""
     entries, levels = results.entries, results.levels
     points = [overall(entry, results) for entry in entries]
     front = {t: pareto_front([(e.value(t, "time_ratio"), counted(e.value(t, "mse"))) for e in entries]) for t in levels}
-    places = _places(points)
-    # Without a place there is no time to sort by.
+    places = fronts(points)
+    # An entry without a front has no time to sort by.
     order = sorted(range(len(entries)), key=lambda i: (places[i] or math.inf, points[i] if places[i] else ()))
     return [
         Ranked(number, entries[i], places[i], *points[i], frozenset(t for t in levels if front[t][i]))
@@ -66,15 +79,14 @@ def ranked(results: Results) -> list[Ranked]:
 def overall(entry: Entry, results: Results) -> Point:
     """Return mean time ratio and worst error ratio over all noise levels; NaN if one is missing.
 
-    The worst ratio leaves out noise levels at which this entry and the reference estimator both have rounding errors.
+    A noise level where this entry and the reference estimator both have rounding errors does not count as worst.
     """
     times = [entry.value(t, "time_ratio") for t in results.levels]
-    errors = [counted_ratio(entry, t, results) for t in results.levels]
-    if any(map(math.isnan, times + errors)):
+    errors = {t: counted_ratio(entry, t, results) for t in results.levels}
+    if any(map(math.isnan, (*times, *errors.values()))):
         return math.nan, math.nan
-    counting = [max(entry.value(t, "mse"), reference_mse(entry, t, results)) > ROUNDING for t in results.levels]
-    worst = max((error for error, counts in zip(errors, counting, strict=True) if counts), default=1.0)
-    return sum(times) / len(times), worst
+    counting = [t for t in errors if max(entry.value(t, "mse"), reference_mse(entry, t, results)) > ROUNDING]
+    return sum(times) / len(times), max((errors[t] for t in counting), default=1.0)
 
 
 def counted(mse: float) -> float:
@@ -88,32 +100,17 @@ def counted_ratio(entry: Entry, t: float, results: Results) -> float:
 
 
 def reference_mse(entry: Entry, t: float, results: Results) -> float:
-    """Return the reference estimator's error beside this entry, from the entry's error and ratio.
+    """Return the reference estimator's error beside this entry, from the entry's error and its error ratio.
 
-    A ratio of 0 gives none. Then it is the median over the other entries, or 0 if these give none either. It is also
-    the median where the error is rounding, so that the last digits of the ratio do not order entries that count as
-    equal.
+    An entry whose ratio is 0, or whose error is rounding, takes the median over all entries: the last digits of its
+    ratio must not order entries that count as equal. The median of no errors is 0.
     """
 
-    def given_by(one: Entry) -> float:
+    def told_by(one: Entry) -> float:
         share = one.value(t, "mse_ratio")
         return one.value(t, "mse") / share if share > 0 else math.nan
 
-    if entry.value(t, "mse") > ROUNDING and not math.isnan(own := given_by(entry)):
+    if entry.value(t, "mse") > ROUNDING and not math.isnan(own := told_by(entry)):
         return own
-    known = [value for one in results.entries if not math.isnan(value := given_by(one))]
+    known = [value for one in results.entries if not math.isnan(value := told_by(one))]
     return median(known) if known else 0.0
-
-
-def _places(points: Sequence[Point]) -> list[int | None]:
-    """Number the fronts: the first is that of all points, the next that of those not on the first, and so on."""
-    places: list[int | None] = [None] * len(points)
-    rest = [i for i, point in enumerate(points) if not any(map(math.isnan, point))]
-    place = 1
-    while rest:
-        for i, on_front in zip(list(rest), pareto_front([points[i] for i in rest]), strict=True):
-            if on_front:
-                places[i] = place
-                rest.remove(i)
-        place += 1
-    return places

@@ -1,12 +1,21 @@
-"""Pieces of Markdown for GitHub and the site: escaped text, tables and code."""
+"""Pieces of Markdown for GitHub and the site: escaped text, code, numbers of two digits, and tables of entries."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from lit_knn.referee.page.front import Ranked
+from lit_knn.referee.page.results import Results
 
 # A backslash takes the meaning from each of these. A name such as lit_knn needs none within the word.
 SPECIAL = re.compile(r"[\\`*\[\]<>|~&$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# Columns of text. The others hold numbers, which are set to the right.
-LEFT = ("estimator", "what is unusual", "what it computes")
+MISSING = "–"
+# A mean differs from 0 if it is above one standard error; a square that may be negative needs two.
+SURE = {"bias_sq": 2.0}
+# These columns hold text. The others hold numbers, which are set to the right.
+TEXTS = ("estimator", "what is unusual", "what it computes")
+
+Entries = Sequence[Ranked]
 
 
 def escaped(text: str) -> str:
@@ -20,13 +29,77 @@ def cell(text: str, small: str = "", strong: bool = False) -> str:
     return f"{text}<br><sub>{escaped(small)}</sub>" if small else text
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table from the texts of its header and the finished cells of its rows."""
-    rule = ["---" if name in LEFT else "---:" for name in header]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (map(escaped, header), rule, *rows))
-
-
 def fenced(text: str) -> str:
     """Write code. Its fence has more backticks than the code itself."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
+
+
+def error(value: float) -> str:
+    """Format an error with two digits, as in 2.9e-7."""
+    if math.isnan(value):
+        return MISSING
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def ratio(value: float) -> str:
+    """Format a ratio with two digits, and without an exponent from 0.01 to 999."""
+    rounded = float(f"{value:.1e}")
+    if not 0.01 <= abs(rounded) < 1000:
+        return error(value)
+    return f"{rounded:.0f}" if abs(rounded) >= 10 else f"{rounded:#.2g}"
+
+
+def upper_limit(value: float, standard_error: float, sure: float = 1.0) -> float | None:
+    """Return the upper limit of a mean that may be 0, or None if it differs from 0.
+
+    Args:
+        value: the mean; an estimate of a square may be negative.
+        standard_error: of the mean; NaN if unknown.
+        sure: a mean of more standard errors than this differs from 0.
+    """
+    if math.isnan(standard_error) or value > sure * standard_error or (value == 0 == standard_error):
+        return None
+    return max(value, 0.0) + 2 * standard_error
+
+
+def table(results: Results, entries: Entries, columns: Mapping[str, Callable[[Ranked], str]]) -> str:
+    """Write a table with a row for each entry; `columns` has the function that writes the cells of each column."""
+    header = ["#", "estimator", *columns]
+    rule = ["---" if column in TEXTS else "---:" for column in header]
+    rows = [[str(r.number), name(results, r), *(write(r) for write in columns.values())] for r in entries]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (map(escaped, header), rule, *rows))
+
+
+def at_levels(results: Results, write: Callable[[Ranked, float], str]) -> dict[str, Callable[[Ranked], str]]:
+    """Return a column for each noise level, whose cells `write` writes."""
+    return {f"t = {t:g}": lambda r, t=t: write(r, t) for t in results.levels}  # type: ignore[misc]
+
+
+def name(results: Results, ranked: Ranked) -> str:
+    """Write the cell of an entry's name, with origin and machine where they matter."""
+    origin = ranked.entry.facts["origin"]
+    machine = f"machine {results.letter(ranked.entry.machine)}" if len(results.machines) > 1 else ""
+    return cell(ranked.entry.name, ", ".join(part for part in (origin, machine) if part not in ("", "lit_knn")))
+
+
+def mean(ranked: Ranked, t: float, column: str, form: Callable[[float], str] = error) -> str:
+    """Write the cell of a mean with its standard error, or of its upper limit if it may be 0."""
+    value, standard_error = ranked.entry.value(t, column), ranked.entry.value(t, f"{column}_se")
+    if math.isnan(value):
+        return MISSING
+    # Only the ratio of the ranking shows who is on the front.
+    strong = column == "mse_ratio" and t in ranked.front
+    limit = upper_limit(value, standard_error, SURE.get(column, 1.0))
+    if limit is not None:
+        return cell(f"< {form(limit)}", strong=strong)
+    return cell(form(value), f"± {form(standard_error)}" if standard_error > 0 else "", strong)
+
+
+def spread(value: float, low: float, high: float) -> str:
+    """Write the cell of a time ratio with its range over the repeats."""
+    known = not (math.isnan(low) or math.isnan(high))
+    return cell(ratio(value), f"{ratio(low)} to {ratio(high)}" if known else "")

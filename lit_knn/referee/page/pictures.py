@@ -24,10 +24,9 @@ LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
 class Point(NamedTuple):
-    """An entry in a panel: its number and origin, its time with its range, its error with its standard error."""
+    """An entry in a panel: its time with its range, its error with its standard error."""
 
-    number: int
-    origin: str
+    ranked: Ranked
     time: float
     low: float
     high: float
@@ -37,11 +36,11 @@ class Point(NamedTuple):
 
 def error_against_time(results: Results, entries: Sequence[Ranked]) -> Figure:
     """Draw a panel over all noise levels and one for each, with error bars and the Pareto front as steps."""
-    panels = {"all noise levels": _overall_points(results, entries)}
-    panels |= {f"t = {t:g}": _points(entries, t) for t in results.levels}
-    overall, *at_levels = panels.values()
-    times = _limits((bound for own in panels.values() for p in own for bound in (p.time, p.low, p.high)), 1.8)
-    errors = _limits((p.error for own in at_levels for p in own), 8)
+    overall = _overall_points(results, entries)
+    at_levels = {f"t = {t:g}": _points(entries, t) for t in results.levels}
+    panels = {"all noise levels": overall} | at_levels
+    times = _limits((time for own in panels.values() for p in own for time in (p.time, p.low, p.high)), 1.8)
+    errors = _limits((p.error for own in at_levels.values() for p in own), 8)
     rows, legend_rows = math.ceil(len(panels) / COLUMNS), math.ceil(len(entries) / COLUMNS)
     figure = Figure(figsize=(WIDTH, 2.75 * rows + 0.17 * legend_rows + 0.5), layout="constrained")
     grid = figure.subplots(rows, COLUMNS, squeeze=False).flat
@@ -64,24 +63,24 @@ def error_against_time(results: Results, entries: Sequence[Ranked]) -> Figure:
 
 def ratio_over_t(results: Results, entries: Sequence[Ranked]) -> Figure:
     """Draw a panel for each entry: its error ratio over t with a band of one standard error, the others in grey."""
-    rows = math.ceil(len(entries) / SPOTLIGHT_COLUMNS)
+    rows, levels = math.ceil(len(entries) / SPOTLIGHT_COLUMNS), results.levels
     figure = Figure(figsize=(WIDTH, 1.95 * rows + 0.4), layout="constrained")
     panels = figure.subplots(rows, SPOTLIGHT_COLUMNS, squeeze=False, sharex=True, sharey=True)
-    shares = {r.number: [counted_ratio(r.entry, t, results) for t in results.levels] for r in entries}
+    shares = [np.array([counted_ratio(ranked.entry, t, results) for t in levels]) for ranked in entries]
     # One line with gaps is far quicker to draw than one for each entry.
-    others_t = [*results.levels, math.nan] * len(entries)
-    others = [value for share in shares.values() for value in (*share, math.nan)]
-    for axes, ranked in zip(panels.flat, entries, strict=False):
+    others_t = [*levels, math.nan] * len(entries)
+    others = [value for share in shares for value in (*share, math.nan)]
+    for axes, ranked, share in zip(panels.flat, entries, shares, strict=False):
         axes.plot(others_t, others, color="0.87", linewidth=0.7, zorder=1)
-        share, style = np.array(shares[ranked.number]), _look(ranked.entry.facts["origin"])
-        reach = np.nan_to_num([ranked.entry.value(t, "mse_ratio_se") for t in results.levels])
+        style = _look(ranked)
+        reach = np.nan_to_num([ranked.entry.value(t, "mse_ratio_se") for t in levels])
         low = np.maximum(share - reach, 0.1 * share)
-        axes.fill_between(results.levels, low, share + reach, color=style["color"], alpha=0.25, linewidth=0, zorder=2)
-        axes.plot(results.levels, share, **style, zorder=3)
+        axes.fill_between(levels, low, share + reach, color=style["color"], alpha=0.25, linewidth=0, zorder=2)
+        axes.plot(levels, share, **style, zorder=3)
         dress(axes, "xy")
         axes.axhline(1, color="0.4", linewidth=0.7, linestyle=":", zorder=1)
-        axes.set_title(_shortened(f"{ranked.number}  {ranked.entry.name}", 36), fontsize=8, loc="left")
-        axes.set_xticks(results.levels, [f"{t:g}" for t in results.levels])
+        axes.set_title(_label(ranked, 36), fontsize=8, loc="left")
+        axes.set_xticks(levels, [f"{t:g}" for t in levels])
         axes.tick_params(labelsize=7)
         axes.minorticks_off()
     for axes in panels.flat[len(entries) :]:
@@ -97,23 +96,22 @@ def _points(entries: Sequence[Ranked], t: float) -> list[Point]:
     """List the points at one noise level, without entries whose time or error is unknown."""
     points = []
     for ranked in entries:
-        facts, value = ranked.entry.facts, ranked.entry.value
+        value = ranked.entry.value
         time, low, high = (value(t, f"time_ratio{end}") for end in ("", "_low", "_high"))
-        if time > 0 and not math.isnan(mse := counted(value(t, "mse"))):
-            points.append(Point(ranked.number, facts["origin"], time, low, high, mse, value(t, "mse_se")))
-    return points
+        points.append(Point(ranked, time, low, high, counted(value(t, "mse")), value(t, "mse_se")))
+    return [point for point in points if point.time > 0 and not math.isnan(point.error)]
 
 
 def _overall_points(results: Results, entries: Sequence[Ranked]) -> list[Point]:
     """List mean time and worst error ratio, with the standard error of the ratio at the noise level of the worst."""
     points = []
     for ranked in entries:
-        entry, time, error = ranked.entry, ranked.time, ranked.error
-        if time > 0 and not math.isnan(error):
+        entry, error = ranked.entry, ranked.error
+        if ranked.time > 0 and not math.isnan(error):
             worst = min(results.levels, key=lambda t: abs(counted_ratio(entry, t, results) - error))
             standard_error = entry.value(worst, "mse_se") / counted(reference_mse(entry, worst, results))
             low, high = entry.mean("time_ratio_low"), entry.mean("time_ratio_high")
-            points.append(Point(ranked.number, entry.facts["origin"], time, low, high, error, standard_error))
+            points.append(Point(ranked, ranked.time, low, high, error, standard_error))
     return points
 
 
@@ -125,15 +123,15 @@ def _limits(values: Iterable[float], room: float) -> tuple[float | None, float |
 
 def _draw_point(axes: Axes, point: Point, height: float) -> None:
     """Draw an entry with its error bars, and its number at this height."""
-    style = _look(point.origin) | {"markersize": 3.2, "linestyle": "none"}
+    style = _look(point.ranked) | {"markersize": 3.2, "linestyle": "none"}
     # `max` with 0 first also turns an unknown length into 0.
     left, right = max(0.0, point.time - point.low), max(0.0, point.high - point.time)
     up = max(0.0, point.standard_error)
     # On a logarithmic axis a bar that reaches 0 would have no end. It is cut at a tenth of the mean.
     bars: dict[str, Any] = {"xerr": [[left], [right]], "yerr": [[min(up, 0.9 * point.error)], [up]]}
     axes.errorbar(point.time, point.error, **bars, **style, elinewidth=0.8, zorder=3)
-    place, at = (point.time, point.error), (2, height)
-    axes.annotate(str(point.number), place, at, textcoords="offset points", fontsize=6.5, color=style["color"])
+    at: dict[str, Any] = {"xytext": (2, height), "textcoords": "offset points"}
+    axes.annotate(f"{point.ranked.number}", (point.time, point.error), **at, fontsize=6.5, color=style["color"])
 
 
 def _draw_front(axes: Axes, points: Sequence[Point]) -> None:
@@ -148,32 +146,31 @@ def _draw_front(axes: Axes, points: Sequence[Point]) -> None:
 
 def _legends(figure: Figure, entries: Sequence[Ranked]) -> None:
     """Name the numbers, and the origins by colour and marker."""
-    looks = {ranked.number: _look(ranked.entry.facts["origin"]) for ranked in entries}
-    names = [
-        Line2D(
-            [],
-            [],
-            linestyle="none",
-            color=looks[r.number]["color"],
-            label=_shortened(f"{r.number}  {r.entry.name}", 48),
-        )
-        for r in entries
-    ]
-    used = [origin for origin in ORIGINS if _look(origin) in looks.values()]
-    origins = [Line2D([], [], **_look(origin) | {"linestyle": "none"}, label=ORIGINS[origin]) for origin in used]
-    origins.append(Line2D([], [], color=FRONT_COLOUR, label="Pareto front"))
+
+    def line(label: str, **style: Any) -> Line2D:
+        return Line2D([], [], label=label, **{"linestyle": "none"} | style)
+
+    used = {_origin(ranked): _look(ranked) for ranked in entries}
+    origins = [line(ORIGINS[origin], **used[origin]) for origin in ORIGINS if origin in used]
+    origins.append(line("Pareto front", color=FRONT_COLOUR, linestyle="-"))
     if any(mse < ROUNDING for ranked in entries for mse in ranked.entry.values("mse")):
-        origins.append(Line2D([], [], linestyle="none", label=f"errors below {ROUNDING:g} are drawn at {ROUNDING:g}"))
+        origins.append(line(f"errors below {ROUNDING:g} are drawn at {ROUNDING:g}"))
     figure.legend(handles=origins, loc="outside upper center", ncols=len(origins), **LEGEND)
+    names = [line(_label(ranked, 48), color=_look(ranked)["color"]) for ranked in entries]
     plain: dict[str, Any] = {"labelcolor": "linecolor", "handlelength": 0, "handletextpad": 0}
     figure.legend(handles=names, loc="outside lower center", ncols=COLUMNS, **plain, **LEGEND)
 
 
-def _look(origin: str) -> dict[str, Any]:
-    return look(list(ORIGINS).index(origin if origin in ORIGINS else "own file"))
+def _origin(ranked: Ranked) -> str:
+    origin = ranked.entry.facts["origin"]
+    return origin if origin in ORIGINS else "own file"
 
 
-def _shortened(text: str, length: int) -> str:
+def _look(ranked: Ranked) -> dict[str, Any]:
+    return look(list(ORIGINS).index(_origin(ranked)))
+
+
+def _label(ranked: Ranked, length: int) -> str:
     # A dollar sign would start a formula.
-    text = " ".join(text.split()).replace("$", r"\$")
+    text = " ".join(f"{ranked.number} {ranked.entry.name}".split()).replace("$", r"\$")
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -6,36 +6,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lit_knn.common.errors import InputError
-from lit_knn.referee.table import MACHINE, read_table
+from lit_knn.referee.table import MACHINE, NUMBERS, read_table
 
-MACHINE_AND_THREADS = (*MACHINE, "threads")
-# The identity of an entry, apart from its case.
-ENTRY = ("name", "settings", "origin", *MACHINE_AND_THREADS, "batch")
+Row = dict[str, str]
 CASE = ("case", "data", "N", "d")
-# Columns that hold a number or nothing. The others hold text.
-NUMBERS = (
-    "t mse mse_se bias_sq bias_sq_se variance variance_se score_mse score_mse_se mse_ratio mse_ratio_se exact_error ms"
-    " ms_low ms_high reference_ms time_ratio time_ratio_low time_ratio_high ms_one setup_seconds peak_mib certified_mse"
-    " certified_share certified_spread"
-)
+MACHINE_AND_THREADS = (*MACHINE, "threads")
+# Rows of a case that agree in these columns are of one entry.
+ENTRY = ("name", "settings", "origin", *MACHINE_AND_THREADS, "batch")
 
 
 @dataclass
 class Entry:
-    """One estimator on one machine.
+    """Holds the rows of one estimator on one machine.
 
     Attributes:
-        facts: any row of it; use only columns that are the same at all noise levels.
+        facts: its latest row; use only columns that are the same at all noise levels.
         rows: the row of each noise level.
     """
 
-    facts: dict[str, str]
-    rows: dict[float, dict[str, str]] = field(default_factory=dict)
+    facts: Row
+    rows: dict[float, Row] = field(default_factory=dict)
 
     def value(self, t: float, column: str) -> float:
         """Return a number at noise level t; NaN if it was not measured."""
-        text = self.rows.get(t, {}).get(column, "")
-        return float(text) if text else math.nan
+        return float(self.rows.get(t, {}).get(column) or "nan")
 
     def values(self, column: str) -> list[float]:
         """Return the numbers of a column at the noise levels where it was measured."""
@@ -53,7 +47,7 @@ class Entry:
 
     @property
     def machine(self) -> tuple[str, ...]:
-        """Processor, cores, memory and threads, which tell machines apart."""
+        """Processor, cores, memory and threads."""
         return tuple(self.facts[column] for column in MACHINE_AND_THREADS)
 
 
@@ -62,16 +56,19 @@ class Results:
     """Holds all entries that were measured on one case with the same data.
 
     Attributes:
-        case: name.
-        facts: any row of it; use only the columns of `CASE`.
+        facts: any row; use only the columns of `CASE`.
         entries: in order of appearance.
         older: the number of rows that a later measurement of the same entry replaces.
     """
 
-    case: str
-    facts: dict[str, str]
+    facts: Row
     entries: list[Entry]
     older: int
+
+    @property
+    def case(self) -> str:
+        """Name of the case."""
+        return self.facts["case"]
 
     @property
     def levels(self) -> list[float]:
@@ -83,9 +80,10 @@ class Results:
         """All machines, in order of appearance."""
         return list(dict.fromkeys(entry.machine for entry in self.entries))
 
-    def values(self, column: str) -> list[float]:
-        """Return the numbers of a column of all entries."""
-        return [value for entry in self.entries for value in entry.values(column)]
+    def letter(self, machine: tuple[str, ...]) -> str:
+        """Name a machine on the page: A, B, and so on, and by numbers after Z."""
+        place = self.machines.index(machine)
+        return chr(ord("A") + place) if place < 26 else str(place + 1)
 
     def distinct(self, column: str) -> list[str]:
         """Return the values of a column in all rows, without repetitions and empty ones."""
@@ -102,37 +100,31 @@ def read_results(paths: Sequence[Path]) -> list[Results]:
         InputError: a file has no rows, lacks a column, has another protocol, or a value that is no number.
         OSError: a file cannot be read.
     """
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    cases: dict[tuple[str, ...], list[Row]] = {}
     for path in paths:
-        for row in _rows(path):
-            groups.setdefault(tuple(row[name] for name in CASE), []).append(row)
-    return [_grouped(rows) for rows in groups.values()]
+        rows = read_table(path)
+        if not rows:
+            raise InputError(f"{path} does not exist or has no results")
+        for line, row in enumerate(rows, start=2):
+            _check_numbers(row, f"{path}: line {line}")
+            cases.setdefault(tuple(row[name] for name in CASE), []).append(row)
+    return [_grouped(rows) for rows in cases.values()]
 
 
-def _grouped(rows: list[dict[str, str]]) -> Results:
-    entries: dict[tuple[str, ...], Entry] = {}
+def _grouped(rows: list[Row]) -> Results:
+    keys = [tuple(row[name] for name in ENTRY) for row in rows]
+    entries = {key: Entry(row) for key, row in zip(keys, rows, strict=True)}
     older = 0
     # ISO dates sort as text, and the sort keeps the order of equal ones.
-    for row in sorted(rows, key=lambda row: row["date"]):
-        entry = entries.setdefault(tuple(row[name] for name in ENTRY), Entry(row))
-        older += float(row["t"]) in entry.rows
-        entry.rows[float(row["t"])] = entry.facts = row
-    order = dict.fromkeys(tuple(row[name] for name in ENTRY) for row in rows)
-    return Results(rows[0]["case"], rows[0], [entries[key] for key in order], older)
+    for key, row in sorted(zip(keys, rows, strict=True), key=lambda pair: pair[1]["date"]):
+        entry, t = entries[key], float(row["t"])
+        older += t in entry.rows
+        entry.rows[t] = entry.facts = row
+    return Results(rows[0], list(entries.values()), older)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    """Read and check the rows of one file."""
-    rows = read_table(path)
-    if not rows:
-        raise InputError(f"{path} does not exist or has no results")
-    for line, row in enumerate(rows, start=2):
-        _check_numbers(row, f"{path}: line {line}")
-    return rows
-
-
-def _check_numbers(row: dict[str, str], place: str) -> None:
-    for name in NUMBERS.split():
+def _check_numbers(row: Row, place: str) -> None:
+    for name in NUMBERS:
         try:
             value = float(row[name] or "nan")
         except ValueError as error:

@@ -4,8 +4,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.referee.page.content import page
@@ -36,10 +34,10 @@ def write_page(results: Sequence[Path], stem: Path) -> list[Path]:
     parts = [(own, ranked(own), name) for own, name in zip(all_results, names, strict=True)]
     written = [stem.with_name(f"{stem.name}.md")]
     for own, entries, name in parts:
-        written += [
-            _save(error_against_time(own, entries), stem.with_name(f"{name}.png")),
-            _save(ratio_over_t(own, entries), stem.with_name(f"{name}_over_t.png")),
-        ]
+        for draw, ending in ((error_against_time, ".png"), (ratio_over_t, "_over_t.png")):
+            written.append(stem.with_name(name + ending))
+            with written_whole(written[-1]) as partial:
+                draw(own, entries).savefig(partial, dpi=DPI)
     with written_whole(written[0]) as partial:
         partial.write_text(page(parts), encoding="utf-8")
     return written
@@ -49,11 +47,5 @@ def _picture_names(all_results: Sequence[Results], stem: str) -> list[str]:
     if len(all_results) == 1:
         return [stem]
     cases = [re.sub(r"\W+", "_", results.case) for results in all_results]
-    # Two data sets of one case, and cases whose names differ in a sign alone, are told apart by a number.
+    # Two data sets of a case, and cases whose names differ only in a sign, get numbers.
     return [f"{stem}_{case}" + (f"_{n + 1}" if cases.count(case) > 1 else "") for n, case in enumerate(cases)]
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    with written_whole(path) as partial:
-        figure.savefig(partial, dpi=DPI)
-    return path

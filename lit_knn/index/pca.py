@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.rng import keyed_default_rng
-from lit_knn.linalg.precision import full_float32, stored
+from lit_knn.index.precision import full_float32, stored
 
 # Bytes of the subset of images that gives the components. Components must be orthonormal but need not be optimal.
 SAMPLE_BYTES = 128 * 2**20
@@ -15,19 +15,12 @@ OVERSAMPLING = 32
 
 
 class PrincipalComponents(NamedTuple):
-    """The r leading principal components of a set of images.
+    """The r leading principal components of a set of images, float32."""
 
-    Attributes:
-        mean: (d,), mean of all images, float32.
-        basis: (d, r), P, float32, orthonormal columns, leading components first.
-        variances: (r,), float32, variance about `mean` along each component, over the sampled images.
-        residual_variance: mean of this variance over the d − r other directions; 0 if r = d.
-    """
-
-    mean: Tensor
-    basis: Tensor
-    variances: Tensor
-    residual_variance: float
+    mean: Tensor  # (d,), mean of all images
+    basis: Tensor  # (d, r), P, orthonormal columns, leading components first
+    variances: Tensor  # (r,), variance about `mean` along each component, over the sampled images
+    residual_variance: float  # mean of this variance over the d − r other directions; 0 if r = d
 
     def project(self, z: Tensor) -> Tensor:
         """Compute P'(z − mean): (B, *shape) to (B, r), float32."""
@@ -43,18 +36,14 @@ class PrincipalComponents(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """All N images in principal components, y_i = P'(x_i − mean).
+    """All N images in principal components, y_i = P'(x_i − mean), rounded to the type of the products.
 
-    Attributes:
-        components: P and the mean.
-        coordinates: (N, r), y_i rounded to the type of the products. The rounded values define a valid distribution
-            over the images if they are used throughout.
-        half_sq_norms: (N,), ‖y_i‖²/2 of the rounded values, float32.
+    The rounded values define a valid distribution over the images if they are used throughout.
     """
 
     components: PrincipalComponents
-    coordinates: Tensor
-    half_sq_norms: Tensor
+    coordinates: Tensor  # (N, r), y_i
+    half_sq_norms: Tensor  # (N,), ‖y_i‖²/2 of the rounded values, float32
 
 
 def sample_size(N: int, d: int, r: int) -> int:
@@ -64,12 +53,9 @@ def sample_size(N: int, d: int, r: int) -> int:
 
 @full_float32()
 def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalComponents:
-    """Compute the r leading principal components of a sample, by randomised SVD (Halko et al. 2011).
+    """Compute the r <= min(m, d) leading components of a sample (m, d), float32, by randomised SVD (Halko et al. 2011).
 
-    Args:
-        sample: (m, d), float32.
-        mean: (d,); variances are taken about it.
-        r: number of components, r <= min(m, d).
+    Variances are taken about `mean`, (d,).
     """
     centred = sample - mean
     with keyed_default_rng(sample.device, r):

@@ -1,4 +1,4 @@
-"""A callback that counts how often one training step makes the host wait for the GPU."""
+"""Callbacks that measure training steps: their speed, and how often they make the host wait for the GPU."""
 
 import warnings
 from typing import Any
@@ -7,6 +7,32 @@ import pytorch_lightning as pl
 import torch
 
 WORDS = "synchronizing CUDA operation"
+
+
+class StepClock(pl.Callback):
+    """Reads the module's own monitor over the optimiser steps after a warm-up, in which the first steps take memory.
+
+    Args:
+        warm_up: steps before the clock starts.
+    """
+
+    def __init__(self, warm_up: int) -> None:
+        self.warm_up = warm_up
+        self.started = False
+        self.values: dict[str, float] = {}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Start after the warm-up, and stop after the last step."""
+        start, stop = trainer.global_step >= self.warm_up and not self.started, trainer.global_step >= trainer.max_steps
+        if not (start or stop):
+            return
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize()
+        if start:
+            self.started = True
+            pl_module.monitor.restart()
+        else:
+            self.values = pl_module.monitor.read()
 
 
 class SyncCounter(pl.Callback):

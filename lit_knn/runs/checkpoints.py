@@ -1,6 +1,5 @@
 """Writes and reads the checkpoints of a training: whole files, checked before they are used."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ from lit_knn.common.files import remove_partial, written_whole
 # `global_step` and the version are in every checkpoint of Lightning; only a `fit` needs the rest.
 NEEDED = ("state_dict", "global_step", "pytorch-lightning_version")
 NEEDED_BY_FIT = ("optimizer_states", "lr_schedulers", "loops")
-# What a module reads of a checkpoint that has it.
-PLAIN_PARTS = {"global_step": int, "images_seen": int, "batches_done": int, "hyper_parameters": dict}
-PLAIN_PARTS |= {"training_time": dict, "run": dict}
 # `lit-knn average` writes this into its checkpoints.
 AVERAGE_KEY = "power_average"
 BATCH_PROGRESS = "epoch_loop.batch_progress"
@@ -26,6 +22,16 @@ BATCH_PROGRESS = "epoch_loop.batch_progress"
 class WholeCheckpointIO(TorchCheckpointIO):
     """Replaces a checkpoint only when the new one is complete on the disk, and reads only undamaged ones."""
 
+    _kept: tuple[str, dict[str, Any]] | None = None
+
+    def keep(self, path: str | Path, checkpoint: dict[str, Any]) -> None:
+        """Keep a checkpoint that was read and checked until it is loaded, so that it is read once."""
+        self._kept = str(path), checkpoint
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the checkpoint behind: a process that is spawned reads it again."""
+        return {}
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a checkpoint beside its target, then rename it.
 
@@ -33,34 +39,35 @@ class WholeCheckpointIO(TorchCheckpointIO):
             InputError: the file cannot be written, for instance to a full disk; an old one stays as it was.
         """
         path = Path(path)
-        # `torch.save` to a full disk raises an error without its reason, so the bytes are written here.
-        content = io.BytesIO()
-        torch.save(checkpoint, content)
         try:
             remove_partial(path)  # A run that was killed may have left one. Only the first rank writes.
-            with written_whole(path) as partial:
-                partial.write_bytes(content.getbuffer())
-        except OSError as error:
+            with written_whole(path) as partial, partial.open("wb") as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # PyTorch raises a RuntimeError of its own while it handles the error of the file, which has the reason.
+            reason = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(reason, OSError):
+                raise
             kept = "; the one from before is kept" if path.is_file() else ""
-            raise InputError(f"{path} cannot be written: {first_line(error)}{kept}") from error
+            raise InputError(f"{path} cannot be written: {first_line(reason)}{kept}") from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """Read a checkpoint onto the CPU; `weights_only` is always true. Raises InputError as `read_training`."""
-        return read_training(path)
+        """Return the kept checkpoint, or read one onto the CPU without running code of it."""
+        kept, self._kept = self._kept, None
+        return kept[1] if kept is not None and kept[0] == str(path) else read_checkpoint_file(path)
 
 
-def read_training(path: str | Path, to_resume: bool = False, mmap: bool = False) -> dict[str, Any]:
-    """Read the checkpoint of a training.
+def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
+    """Read the checkpoint of a training. Its tensors stay on the disk until they are used.
 
     Args:
         path: the file.
         to_resume: also ask for what a resumed training needs.
-        mmap: leave the tensors on the disk until they are used.
 
     Raises:
         InputError: the file is damaged, is not a checkpoint of a training, or has weights that are not finite.
     """
-    checkpoint = read_checkpoint_file(path, mmap)
+    checkpoint = read_checkpoint_file(path, mmap=True)
     needed = (*NEEDED, *(NEEDED_BY_FIT if to_resume else ()))
     if to_resume and AVERAGE_KEY in checkpoint:
         raise InputError(f"{path} cannot be resumed from: it is an average that was made after a training")
@@ -71,26 +78,7 @@ def read_training(path: str | Path, to_resume: bool = False, mmap: bool = False)
     weights = checkpoint["state_dict"]
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise InputError(f"{path} is no checkpoint of a training: its state_dict is not one of tensors")
-    if not _has_plain_parts(checkpoint) or (to_resume and not _has_loops_and_optimizer(checkpoint)):
-        raise InputError(f"{path} is no checkpoint of a training: its counts or its optimiser are not readable")
     for name, value in weights.items():
         if not value.isfinite().all():
             raise InputError(f"{path} has weights that are not finite: {name}")
     return checkpoint
-
-
-def _has_plain_parts(checkpoint: dict[str, Any]) -> bool:
-    return all(isinstance(checkpoint[name], kind) for name, kind in PLAIN_PARTS.items() if name in checkpoint)
-
-
-def _has_loops_and_optimizer(checkpoint: dict[str, Any]) -> bool:
-    states = checkpoint["optimizer_states"]
-    whole = isinstance(states, list) and all(
-        isinstance(s, dict) and {"state", "param_groups"} <= set(s) for s in states
-    )
-    try:
-        progress = checkpoint["loops"]["fit_loop"][BATCH_PROGRESS]
-        counts = [progress[part][name] for part in ("total", "current") for name in ("processed", "completed")]
-    except (KeyError, TypeError, IndexError):
-        return False
-    return whole and bool(states) and all(isinstance(count, int) for count in counts)

@@ -1,0 +1,187 @@
+"""The checkpoints of a training: the last one, and one at each multiple of a number of images."""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.utilities import rank_zero_warn
+from torch.optim import Optimizer
+
+from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
+from lit_knn.common.distributed import on_first_rank
+from lit_knn.common.errors import InputError, NonFiniteLossError
+from lit_knn.modules.base import EstimatorTraining
+from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.interruption import stop_signal
+from lit_knn.runs.run import is_end_of_training, make_folder
+
+
+class StepCheckpoint(Checkpoint):
+    """Saves after an optimiser step, and nothing once a weight is not finite: the last good checkpoint stays.
+
+    A subclass implements `name_of_file`.
+
+    Args:
+        dirpath: folder of the checkpoints; by default `checkpoints/` in the run's folder.
+
+    Attributes:
+        last_saved: the checkpoint that this run saved last, or None.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        self.dirpath = dirpath
+        self.last_saved: str | None = None
+        self._step = 0
+
+    def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
+        """Return the name of the file that this step asks for, or None."""
+        raise NotImplementedError
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Make the folder before the training, because a checkpoint may be saved only after hours."""
+        if stage == "fit":
+            root = trainer.log_dir or trainer.default_root_dir
+            self.dirpath = self.dirpath or str(Path(root) / CHECKPOINTS)
+            on_first_rank(lambda: make_folder(Path(str(self.dirpath))))
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count from the step of the checkpoint that the run resumes from."""
+        self._step = trainer.global_step
+        self.last_saved = None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Save if the batch ended a step that asks for it; other batches only add gradients."""
+        if trainer.global_step > self._step:
+            self._step = trainer.global_step
+            name = self.name_of_file(trainer, pl_module)
+            if name is not None:
+                self.save(trainer, name)
+
+    def save(self, trainer: pl.Trainer, name: str) -> None:
+        """Save the training as it is; all ranks must call this."""
+        path, module = str(Path(str(self.dirpath)) / name), trainer.lightning_module
+        if all(weight.isfinite().all() for weight in module.parameters()):
+            trainer.save_checkpoint(path, weights_only=False)
+            self.last_saved = path
+            return
+        if isinstance(module, EstimatorTraining):
+            module.checks.raise_first()  # On a GPU the value that spoilt them may not have been told yet.
+        rank_zero_warn(f"the weights are not finite at step {trainer.global_step}; {path} is not written")
+
+
+class CheckpointByImages(StepCheckpoint):
+    """Keep a checkpoint each time the images seen in training pass a multiple of `every_n_images`.
+
+    `lit-knn best --run RUN` measures all of them.
+
+    Args:
+        every_n_images: images between checkpoints; 2.5 million in the paper.
+        dirpath: folder of the checkpoints; by default `checkpoints/` in the run's folder.
+    """
+
+    def __init__(self, every_n_images: int = 2_500_000, dirpath: str | None = None) -> None:
+        if every_n_images < 1:
+            raise InputError(f"CheckpointByImages: every_n_images must be at least 1, got {every_n_images}")
+        super().__init__(dirpath)
+        self.every_n_images = every_n_images
+        self._passed = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Count from the images of the checkpoint that the run resumes from."""
+        super().on_train_start(trainer, pl_module)
+        self._passed = pl_module.images_seen // self.every_n_images
+
+    def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
+        """Name the file by the images seen if they passed a multiple."""
+        before, self._passed = self._passed, pl_module.images_seen // self.every_n_images
+        return f"images_seen={pl_module.images_seen}.ckpt" if self._passed > before else None
+
+
+class LastCheckpoint(StepCheckpoint):
+    """Keep `last.ckpt`: save every `every_n_steps` steps, around validations, at the end, and when interrupted.
+
+    Ctrl-C and SIGTERM are interruptions. With a single process an error is one, too, unless it cut a step in two.
+
+    Args:
+        every_n_steps: optimiser steps between saves; a crash loses at most these.
+        dirpath: folder of the checkpoint; by default `checkpoints/` in the run's folder.
+    """
+
+    def __init__(self, every_n_steps: int = 1000, dirpath: str | None = None) -> None:
+        if every_n_steps < 1:
+            raise InputError(f"LastCheckpoint: every_n_steps must be at least 1, got {every_n_steps}")
+        super().__init__(dirpath)
+        self.every_n_steps = every_n_steps
+        self._saved_step = -1
+        self._whole = True  # No gradients are open and no step is half done.
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """See `StepCheckpoint.on_train_start`."""
+        super().on_train_start(trainer, pl_module)
+        self._saved_step, self._whole = -1, True
+
+    def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
+        """Raise InputError if this run would overwrite a longer one.
+
+        Args:
+            trainer: its trainer.
+            step: the step at which it starts.
+            start: the checkpoint that it resumes from, or None.
+        """
+        folder = Path(self.dirpath or Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS)
+        path = folder / LAST_NAME
+        if not path.exists() or (start is not None and path.samefile(start)):
+            return
+        advice = "resume from it with --ckpt_path, move it, or give another folder or logger version"
+        try:
+            saved = read_training(path)["global_step"]
+        except InputError as error:
+            raise InputError(f"{error}; this run would overwrite it: move it, or give another folder") from error
+        if saved > step:
+            raise InputError(f"{path} has {saved} steps, and this run, from step {step}, would overwrite it: {advice}")
+
+    def save(self, trainer: pl.Trainer, name: str = LAST_NAME) -> None:
+        """See `StepCheckpoint.save`."""
+        super().save(trainer, name)
+        self._saved_step = trainer.global_step
+
+    def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
+        """Ask for a file every `every_n_steps` steps and at the last, before averaged weights replace the current."""
+        ends = trainer.should_stop or is_end_of_training(trainer) or stop_signal(trainer)
+        return LAST_NAME if ends or trainer.global_step % self.every_n_steps == 0 else None
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """From now on the weights change."""
+        self._whole = False
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        """See `StepCheckpoint.on_train_batch_end`."""
+        self._whole = trainer.global_step > self._step
+        super().on_train_batch_end(trainer, pl_module, *args)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save before a validation, which may be long, so that one can interrupt it."""
+        if self._fits(trainer) and self._whole and self._saved_step != trainer.global_step and trainer.global_step:
+            self.save(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save again after a validation, with what callbacks keep of it, as the best value so far."""
+        if self._fits(trainer) and self._saved_step == trainer.global_step:
+            self.save(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Save on an error in training between two steps. Saving needs all ranks, and an error may be of one alone."""
+        between = self._whole and trainer.training and trainer.global_step > max(self._saved_step, 0)
+        if trainer.world_size > 1 or not between:
+            return
+        try:
+            self.save(trainer)
+        except (InputError, NonFiniteLossError) as error:  # The first error is the one to report.
+            rank_zero_warn(str(error))
+
+    @staticmethod
+    def _fits(trainer: pl.Trainer) -> bool:
+        return trainer.state.fn == "fit" and not trainer.sanity_checking

@@ -1,0 +1,70 @@
+"""The memory that an estimator takes, measured in a process of its own."""
+
+import contextlib
+import multiprocessing
+import pickle
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.memory import process_bytes
+from lit_knn.common.rng import keyed_generator
+from lit_knn.estimators import Estimator
+from lit_knn.index import Index
+from lit_knn.referee.behaviour import Contestant
+from lit_knn.referee.cases import case_named
+from lit_knn.referee.entry import Entry
+from lit_knn.reference import ReferenceSet
+
+
+def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
+    """Run `work(*args)` in a new process and return its result. An error there is raised here.
+
+    Raises:
+        InputError: the process was killed, for instance because the memory was short.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(work, *args).result()
+        except BrokenProcessPool as error:
+            raise InputError(f"{args[0]}: the process that measures its memory was killed") from error
+
+
+def memory_of(entry: Entry, case_name: str, data: Path | None, batch: int) -> int | str:
+    """Measure the peak memory in MiB in another process; empty if the entry cannot be sent there."""
+    try:
+        pickle.dumps(entry.make)
+    except Exception as error:
+        warnings.warn(f"the memory of {entry.name} is not measured: {first_line(error)}", stacklevel=2)
+        return ""
+    return in_own_process(peak_mib, entry.name, entry.make, case_name, data, batch)
+
+
+def peak_mib(
+    name: str, make: Callable[[], tuple[Estimator, Index]], case_name: str, data: Path | None, batch: int
+) -> int:
+    """Bind and call an estimator in this process; return the MiB that it took beyond the images (Linux)."""
+    case = case_named(case_name)
+    reference = case.reference_set(data)
+    x, noise = case.draw(reference, min(batch, case.latents))
+    t = case.levels[len(case.levels) // 2]
+    z = (x + t * noise).float()
+    estimator, index = make()
+    images = copy_of_set(reference, index)
+    # Reading the images may have set the peak of this process.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    before = process_bytes("VmRSS")
+    Contestant.bound(name, estimator, images).mean(z, t, x.float(), keyed_generator("cpu", 0))
+    return max(process_bytes("VmHWM") - before, 0) // 2**20
+
+
+def copy_of_set(reference: ReferenceSet, index: Index) -> ReferenceSet:
+    """Return a set of the same images with its own index, and without what other estimators have kept in it."""
+    # The set has expanded the labels to mirrored images.
+    labels = None if reference.labels is None else reference.labels[: len(reference.images)]
+    return ReferenceSet(reference.images, index, reference.hflip, labels, reference.given_sha256)

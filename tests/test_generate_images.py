@@ -1,0 +1,82 @@
+"""The images that benchmarks and trials at scale generate, from a few small ones."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import generate_images
+from benchmarks.generate_images import generated_source, resizing
+from lit_knn.data.prepared import read_prepared
+from tests.image_files import encoded, labels_json, pixels, write_zip
+
+
+def source_images(number=30, side=12):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (number, 3, side, side), np.uint8), np.arange(number) % 3
+
+
+def blends_of(images):
+    """All blends in which one image has weight 1: each image, mirrored or not, at each shift."""
+    padded = np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4)), mode="reflect")
+    height, width = images.shape[2:]
+    cuts = [padded[:, :, i : i + height, j : j + width] for i in range(9) for j in range(9)]
+    return np.stack([*cuts, *(cut[..., ::-1] for cut in cuts)], 1)
+
+
+def test_a_generated_image_is_near_a_shifted_source_image_of_its_label_and_no_nearer_to_others():
+    images, labels = source_images()
+    source = generated_source(images, labels, 40, None, None, 3)
+    candidates = blends_of(images).reshape(len(images), -1, images[0].size).astype(np.float32)
+    correlated = candidates - candidates.mean(2, keepdims=True)
+    correlated /= np.linalg.norm(correlated, axis=2, keepdims=True)
+    nearest = [(correlated @ (source.read(i).ravel() - 127.5)).max(1).argmax() for i in range(40)]
+    # The first image has at least half of the weight; with two equal halves either may be the nearest.
+    assert np.mean(labels[nearest] == source.labels) > 0.9
+
+
+def test_flat_images_stay_flat_and_the_size_is_that_asked_for():
+    image, _ = source_images(1)
+    flat = np.full_like(image, 200)
+    assert (generated_source(flat, None, 1, None, None, 0).read(0) == 200).all()
+    assert (generated_source(flat, None, 1, 30, None, 0).read(0) == 200).all()
+    assert (generated_source(image, None, 50, 24, None, 0).read(7).shape) == (3, 24, 24)
+
+
+def test_classes_are_sorted_equal_and_made_of_their_own_part_of_the_source():
+    images = np.repeat(np.array([10, 90, 170, 250], np.uint8), 5)[:, None, None, None] * np.ones((1, 1, 6, 6), np.uint8)
+    source = generated_source(images, np.repeat(np.arange(4), 5), 40, None, 4, 0)
+    np.testing.assert_array_equal(source.labels, np.repeat(np.arange(4), 10))
+    assert [int(source.read(i)[0, 0, 0]) for i in range(40)] == [10] * 10 + [90] * 10 + [170] * 10 + [250] * 10
+
+
+@pytest.mark.parametrize(("old", "new"), [(32, 64), (12, 5)])
+def test_resizing_is_that_of_torchvision(old, new):
+    from torchvision.transforms.v2.functional import resize
+
+    image = torch.rand(3, old, old)
+    matrix = torch.from_numpy(resizing(old, new))
+    torch.testing.assert_close(matrix @ image @ matrix.T, resize(image, [new, new], antialias=True))
+
+
+def test_the_command_writes_a_prepared_file_and_the_same_again(tmp_path, capsys):
+    names = [f"{i}.png" for i in range(12)]
+    write_zip(tmp_path / "x.zip", {n: encoded(pixels(8, 8, 3)) for n in names} | labels_json([[n, 5] for n in names]))
+    for out in ("a", "b"):
+        generate_images.main([str(tmp_path / "x.zip"), str(tmp_path / f"{out}.npy"), "--images", "50", "--size", "16"])
+    assert "50 images of 16x16x3" in capsys.readouterr().out
+    a, b = (read_prepared(tmp_path / f"{name}.npy") for name in "ab")
+    assert torch.equal(a.images, b.images)
+    assert a.images.shape == (50, 3, 16, 16)
+    assert a.labels.tolist() == [5] * 50
+
+
+@pytest.mark.parametrize(("option", "value"), [("images", 0), ("size", 0), ("classes", 31)])
+def test_options_out_of_range_are_one_line(tmp_path, capsys, option, value):
+    write_zip(tmp_path / "x.zip", {f"{i}.png": encoded(pixels(8, 8, 3)) for i in range(30)})
+    options = {"images": 40, "size": 8, "classes": 2} | {option: value}
+    arguments = [part for name, number in options.items() for part in (f"--{name}", str(number))]
+    with pytest.raises(SystemExit, match="2"):
+        generate_images.main([str(tmp_path / "x.zip"), str(tmp_path / "out"), *arguments])
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: --{option}")
+    assert str(value) in error
