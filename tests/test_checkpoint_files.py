@@ -3,9 +3,6 @@
 import io
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -190,13 +187,3 @@ def test_a_killed_runs_partial_file_is_cleared_away(tmp_path):
     (tmp_path / ".last.12345.partial.ckpt").write_bytes(b"half")
     WholeCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
     assert os.listdir(tmp_path) == ["last.ckpt"]
-
-
-def test_ctrl_c_while_packages_are_imported_leaves_no_traceback():
-    code = "import lit_knn.common.startup, signal; signal.raise_signal(signal.SIGINT)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGINT
-    assert done.stderr == ""
-    # Nothing slow comes before that import.
-    statements = (ROOT / "main.py").read_text().partition('"""\n\n')[2]
-    assert statements.startswith("import lit_knn.common.startup")

@@ -8,13 +8,14 @@ import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser
 
+from lit_knn.commands.cli.cli import NAMED
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample
 from lit_knn.index import Index
 from lit_knn.modules import LitECT, LitEDM, LitEstimator, LitFlow, LitICT
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.nets import ConvResNet, ConvUNet, DDPMpp, UNet
 from lit_knn.sampling.solvers import euler_step, heun_step
-from main import NAMED, main, make_cli
+from main import main, make_cli
 from tests.config_files import PARTS
 from tests.networks import write_own, write_published, write_start
 

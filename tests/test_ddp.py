@@ -22,7 +22,7 @@ def run(command):
     return done
 
 
-def run_demo(folder, devices, batch_size, *options, launched=False, steps=4):
+def run_demo(folder, devices, batch_size, *options, program=None, steps=4):
     """Train the demo for a few steps in new processes; return the report of each rank."""
     folder.mkdir()
     probe = folder / "probe.yaml"
@@ -44,8 +44,8 @@ def run_demo(folder, devices, batch_size, *options, launched=False, steps=4):
     ]
     command += ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
     command += ["--trainer.logger.save_dir", str(folder), *options]
-    if launched:  # Lightning starts the other processes, as for a user's command
-        run([sys.executable, "main.py", *command, "--trainer.devices", str(devices), "--trainer.strategy", "ddp"])
+    if program is not None:  # Lightning starts the other processes, as for a user's command.
+        run([sys.executable, program, *command, "--trainer.devices", str(devices), "--trainer.strategy", "ddp"])
     else:
         run_main(command, devices)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(devices)]
@@ -82,8 +82,9 @@ def test_two_processes_train_the_demo(tmp_path):
 
 
 @pytest.mark.slow  # Two processes import everything. The tests above and below start forks that have.
-def test_lightning_starts_the_other_process(tmp_path):
-    ranks = run_demo(tmp_path / "two", devices=2, batch_size=16, launched=True, steps=2)
+@pytest.mark.parametrize("program", ["main.py", str(Path(sys.executable).parent / "lit-knn")], ids=["main", "lit-knn"])
+def test_lightning_starts_the_other_process(program, tmp_path):
+    ranks = run_demo(tmp_path / "two", devices=2, batch_size=16, program=program, steps=2)
     assert [rank["world_size"] for rank in ranks] == [2, 2]
     assert ranks[0]["weights"] == ranks[1]["weights"]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_knn.commands.cli.cli import CLI
 from lit_knn.sampling.loading import load_network
-from main import CLI, main, make_cli
+from main import main, make_cli
 from tests.networks import write_own, write_published
 from tests.trained_runs import leave_run
 

@@ -1,7 +1,5 @@
 """LitFlow: target velocities, parameterisations, the loss, training from end to end, and what it refuses."""
 
-import re
-
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -23,7 +21,6 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.flow_times import FixedSteps
 from lit_knn.sampling.solvers import euler_step
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item, under_process
-from tests.command_lines import ROOT
 from tests.flows import (
     gaussian_velocity,
     log_density_of_gaussian,
@@ -297,15 +294,11 @@ def test_a_checkpoint_is_an_estimator_and_a_flow(trained):
     assert Network(path, fp16=True).posterior_mean(z, sigma).dtype == torch.float32
 
 
-def test_the_example_of_the_page_runs(trained, monkeypatch):
-    monkeypatch.chdir(trained[1].parent)
-    page = (ROOT / "docs" / "training_targets.md").read_text()
-    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
-    names = {"z": torch.randn(3, 1, 8, 8), "tau": torch.full((3,), 0.5)}
-    names |= {"y": 2 * names["z"], "sigma": torch.ones(3)}
-    exec(compile(snippet, "training_targets.md", "exec"), names)
-    # At σ = 1 the time is 1/2, and E[x|z] = z − τv.
-    torch.testing.assert_close(names["denoised"], names["z"] - 0.5 * names["velocity"])
+def test_a_loaded_flow_gives_velocity_and_posterior_mean(trained):
+    model = lit_knn.load(trained[1])
+    z, half = torch.randn(3, 1, 8, 8), torch.full((3,), 0.5)
+    # At σ = 1 the time is 1/2, the latent is half of x + σε, and E[x|z] = z − τv.
+    torch.testing.assert_close(model.posterior_mean(2 * z, torch.ones(3)), z - 0.5 * model(z, half))
 
 
 def load(path, model):

@@ -28,7 +28,6 @@ LAYERS = (
     ("callbacks",),
     ("referee",),
     ("commands",),
-    ("__main__",),
 )
 PLACE = {name: place for place, names in enumerate(LAYERS) for name in names}
 # Only these folders and files import Lightning; `faiss` has one file.

@@ -1,16 +1,16 @@
 """The command `lit-knn`: finds the module of a subcommand, and imports no other one."""
 
-import lit_knn.common.startup  # isort: skip  # First, because the other imports take seconds, in which one may press Ctrl-C.
-
 import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+import lit_knn
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.common.errors import InputError, told_in_one_line
-from lit_knn.common.extras import told
 
+DEBUG = "--debug"
 # These modules have parsers of their own, and print their errors. `prepare` imports no torch.
 ALONE = {
     "prepare": "lit_knn.commands.prepare",
@@ -36,23 +36,31 @@ More about a command: lit-knn COMMAND --help. --debug: also show the traceback o
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line; bad input ends it with one line and exit status 2, after a traceback with `--debug`."""
+    """Run one command line; an error ends it with one line, after a traceback with `--debug`.
+
+    Exit status 2 says that the input is bad, 1 that the program failed.
+    """
     given = list(sys.argv[1:] if args is None else args)
+    given, debug = [arg for arg in given if arg != DEBUG], DEBUG in given
     name = given[0] if given else ""
     if name in ("-h", "--help", "--version"):
         _parser().parse_args(given[:1])
-    elif name in ALONE:
-        with told_in_one_line(), told():
-            command = importlib.import_module(ALONE[name]).main
-            lit_knn.common.startup.finish()
-            command(with_packaged_configs(given[1:]))
-    elif name and not name.startswith("-") and name not in COMMANDS:
-        with told_in_one_line():
+    with told_in_one_line(name, debug):
+        if name in ALONE:
+            importlib.import_module(ALONE[name]).main(with_packaged_configs(given[1:]))
+        elif name and not name.startswith("-") and name not in COMMANDS:
             raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
-    else:
-        with told_in_one_line(), told():
+        else:
             from lit_knn.commands.cli import cli
-        cli.main(given)
+
+            cli.main(given)
+
+
+def make_cli(args: Sequence[str] | None = None, run: bool = True) -> Any:
+    """Parse a command line of a script; see `lit_knn.commands.cli.cli.make_cli`, whose imports take seconds."""
+    from lit_knn.commands.cli import cli
+
+    return cli.make_cli(args, run)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lit_knn.commands.cli.messages import refusal
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import text_table
 from lit_knn.estimators import Estimator
@@ -118,10 +119,7 @@ def options_of(args: Sequence[str]) -> Any:
     except InputError:
         raise
     except Exception as error:
-        # These messages import Lightning, which takes seconds.
-        from lit_knn.commands.cli.messages import condense
-
-        raise InputError(condense(str(error))) from error
+        raise refusal(error) from error
 
 
 def _about(name: str) -> str:

@@ -1,8 +1,12 @@
 """Errors that end a run with one line."""
 
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from lit_knn.common.extras import missing
+from lit_knn.common.memory import is_out_of_memory
 
 
 class InputError(ValueError):
@@ -46,12 +50,58 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
+    """Return what a command says of an error, in one line, and the exit status: 2 for bad input, 1 for a fault of ours.
+
+    Args:
+        error: the error; an `InputError` that led to it is told instead.
+        doing: what was being done, for an error that nobody expected.
+    """
+    said = " ".join(str(error).split())
+    for cause in causes(error):
+        if isinstance(cause, InputError):
+            return printable(str(cause)), 2
+    if isinstance(error, ImportError) and (lacking := missing(error)):
+        return lacking, 2
+    if is_out_of_memory(error):
+        return printable(f"not enough memory: {said}; `plan` shows what a run needs"), 2
+    if isinstance(error, OSError):
+        return printable(file_problem(error)), 2
+    if is_lost(error):
+        return "another process ended in training; resume from the last checkpoint", 2
+    # Lightning's class is known by its name, because Lightning is imported only where it is used.
+    if isinstance(error, NonFiniteLossError) or type(error).__name__ == "MisconfigurationException":
+        return printable(said), 2
+    while error.__cause__ is not None:  # The parser puts the options of a class around what its constructor raised.
+        error = error.__cause__
+    where, said = f"{doing}: " if doing else "", " ".join(str(error).split())
+    return printable(f"{where}{type(error).__name__}: {said} (the traceback: --debug)"), 1
+
+
+def is_lost(error: BaseException) -> bool:
+    """Tell whether a collective failed because another process has ended. PyTorch names its own source file."""
+    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, its cause, the cause of that, and so on. An error that was raised twice may cause itself."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
 @contextmanager
-def told_in_one_line() -> Iterator[None]:
-    """End a command with one line and exit status 2 if its input is bad, or a file cannot be read or written."""
+def told_in_one_line(doing: str = "", debug: bool = False) -> Iterator[None]:
+    """End a command that fails with one line, and exit status 2 if its input is bad; `debug` shows the traceback."""
     try:
         yield
-    except (InputError, OSError) as error:
-        told = file_problem(error) if isinstance(error, OSError) else str(error)
-        print(f"error: {printable(told)}", file=sys.stderr)
-        raise SystemExit(2) from error
+    except Exception as error:
+        message, status = one_line(error, doing)
+        if debug:
+            traceback.print_exc()
+        sys.stdout.flush()  # Progress bars end their line there.
+        print(f"error: {message}", file=sys.stderr)
+        raise SystemExit(status) from error

@@ -1,10 +1,6 @@
 """Says in one line which extra of the installation is missing: `import lit_knn` needs torch and NumPy alone."""
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from lit_knn.common.errors import InputError
 
 # The extra that brings each module, with the name that Python imports.
 EXTRAS = {
@@ -30,15 +26,3 @@ def missing(error: ImportError) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or module not in EXTRAS:
         return None
     return f"{module} is not installed: pip install 'lit_knn[{EXTRAS[module]}]'"
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """Turn a missing module of an extra into an InputError that names the extra."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        line = missing(error)
-        if line is None:
-            raise
-        raise InputError(line) from error

@@ -6,13 +6,11 @@ import os
 import pkgutil
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import pytorch_lightning as pl
 import yaml
 from pytorch_lightning.callbacks import ProgressBar
@@ -20,23 +18,20 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-import lit_knn.common.startup
 from lit_knn.callbacks import Hyperparameters, LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands import average, export, report
-from lit_knn.commands.cli.arguments import check_linked, kept_options, with_joined_negatives, without_debug
-from lit_knn.commands.cli.config_files import check_config_files, check_empty_mappings
-from lit_knn.commands.cli.construction import construct
+from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options, with_joined_negatives
+from lit_knn.commands.cli.config_files import check_files_exist
+from lit_knn.commands.cli.construction import check_arguments, construct
 from lit_knn.commands.cli.interruption import interrupted
-from lit_knn.commands.cli.learning_rate import check_learning_rate
 from lit_knn.commands.cli.memory_check import check_fits, warn_of_large_images
-from lit_knn.commands.cli.messages import is_lost, message_of, quiet_threads
+from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.option_help import Parser
-from lit_knn.commands.cli.option_values import as_dict, check_values
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.quiet import quiet
-from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options, explain
+from lit_knn.commands.cli.trainer_options import check_learning_rate, check_processes, check_trainer_options, explain
 from lit_knn.commands.trainer import Trainer
-from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, prefixed, printable
+from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, is_lost, one_line, prefixed
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
     CONFIG_NAME,
@@ -79,17 +74,6 @@ DEBUG_HELP = "--debug: also show the traceback of an error"
 # Each rank has its own loss, and only the ranks that are left know of a lost one.
 ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
-_load_yaml = jsonargparse.get_loader("yaml")
-
-
-def _load(text: str) -> Any:
-    """Load YAML; `None` also means null, because jsonargparse turns null into `None` inside nested options."""
-    value = _load_yaml(text)
-    return None if value == "None" else value
-
-
-jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
-
 
 class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
@@ -129,15 +113,21 @@ class CLI(LightningCLI):
         """Parse the arguments; `best` also reads the configuration of its run."""
         args = with_packaged_configs(with_joined_negatives(sys.argv[1:] if args is None else args))
         check_linked(args)
-        empty = check_config_files(args)
-        self.config = parser.parse_args(with_config_of_run(args))
+        check_files_exist(args)
+        try:
+            self.config = parser.parse_args(with_config_of_run(args))
+        except argparse.ArgumentError as error:
+            raise refusal(error) from error
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
-        check_empty_mappings(empty, options, parsed)
-        check_values(options, pl.Trainer)
+        if options["trainer"] is None:
+            raise InputError("--trainer: null is not allowed")
         check_trainer_options(options["trainer"], command or "fit")
         check_learning_rate(options)
+        for part in filter(None, (options["model"], options.get("data"))):  # Lightning itself makes these two.
+            kind = pkgutil.resolve_name(part["class_path"])
+            check_arguments(kind.__name__, kind, part.get("init_args") or {})
 
         def parse(others: Sequence[str]) -> dict[str, Any]:
             parsed = as_dict(parser.parse_args(with_config_of_run(others)))
@@ -306,6 +296,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     """
     # `main` prints the error in one line.
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
+    command = {**raising, "usage": "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"}
     description = (
         "Train and evaluate diffusion models. `lit-knn report RUN...` puts training runs side by side; `lit-knn "
         "average RUN --ema LENGTH...` makes averages of the weights of a run, after it; `lit-knn export RUN FOLDER` "
@@ -327,7 +318,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         parser_kwargs={
             **raising,
             "description": description,
-            **({name: dict(raising) for name in CLI.subcommands()} if run else {}),
+            **({name: dict(command) for name in CLI.subcommands()} if run else {}),
         },
         args=None if args is None else list(args),
         run=run,
@@ -349,36 +340,28 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
     return ["best", "-c", yaml.safe_dump(config), *args[1:]]
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line; bad input ends it with one line and exit status 2, after a traceback with `--debug`."""
-    args, debug = without_debug(sys.argv[1:] if args is None else args)
+def main(args: Sequence[str]) -> None:
+    """Run one command line. The first rank raises its errors; the others print theirs only if nobody else does."""
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    lit_knn.common.startup.finish()
     try:
         if args and args[0] in FILE_COMMANDS:
             FILE_COMMANDS[args[0]](args[1:])
         else:
-            with quiet_threads(), quiet():
+            with quiet():
                 make_cli(args)
     except (KeyboardInterrupt, SystemExit) as stop:
         raise interrupted(stop, args) from None
     except Exception as error:
-        told = message_of(error)
-        if told is None:  # This is a fault of the program.
-            raise
-        if debug:
-            traceback.print_exc()
-        message = printable(told)
-        sys.stdout.flush()  # Progress bars end their line there.
         rank = rank_zero_only.rank  # type: ignore[attr-defined]
         if rank == 0:
-            print(f"error: {message}", file=sys.stderr)
-        # Other ranks print, too: each machine has its own files, each rank its own loss, and rank 0 may be lost.
-        elif _is_first_of_machine() or isinstance(error, ALWAYS_SAID) or is_lost(error) or _is_first_alive():
+            raise
+        message, status = one_line(error, args[0])
+        # Each machine has its own files, each rank its own loss, and rank 0 may be lost.
+        if _is_first_of_machine() or isinstance(error, ALWAYS_SAID) or is_lost(error) or _is_first_alive():
             print(f"error: rank {rank}: {message}", file=sys.stderr)
-        raise SystemExit(2) from error
+        raise SystemExit(status) from error
 
 
 def _is_first_of_machine() -> bool:

@@ -1,9 +1,11 @@
 """Keeps Lightning's messages from the console that say nothing about a run of this program."""
 
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 # Each begins a warning of Lightning's, and each is about something that this program does on purpose.
 WARNINGS = (
@@ -29,7 +31,17 @@ LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress these warnings and lines, and nothing else."""
+    """Suppress these warnings and lines, and the traceback of a thread whose file cannot be written.
+
+    The owner of the thread meets the same error, and tells it.
+    """
+    shown = threading.excepthook
+
+    def show(args: Any) -> None:
+        if not isinstance(args.exc_value, OSError):
+            shown(args)
+
+    threading.excepthook = show
     loggers = [logging.getLogger(name) for name in LOGGERS]
     with warnings.catch_warnings():
         for beginning in WARNINGS:
@@ -39,6 +51,7 @@ def quiet() -> Iterator[None]:
         try:
             yield
         finally:
+            threading.excepthook = shown
             for logger in loggers:
                 logger.removeFilter(_says_something)
 
