@@ -7,15 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_only
 
 from lit_knn.commands.cli.arguments import check_linked, with_joined_negatives
 from lit_knn.commands.cli.cli import CLI, make_cli
-from lit_knn.commands.cli.config_files import check_config_files
+from lit_knn.commands.cli.construction import check_arguments
 from lit_knn.commands.cli.interruption import interrupted
 from lit_knn.commands.cli.messages import condense
-from lit_knn.commands.cli.option_values import check_values
 from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options
 from lit_knn.common.errors import InputError, one_line
 from lit_knn.runs.interruption import RunInterrupted
@@ -45,19 +43,10 @@ def test_the_seed_of_a_part_is_refused(option):
     assert "is set by --seed_everything" in refusal(check_linked, ["fit", option, "3"])
 
 
-def test_files_that_a_config_names_are_looked_for_beside_it(tmp_path):
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "outer.yaml").write_text("model: inner/model.yaml\n")
-    (tmp_path / "inner" / "model.yaml").write_text("net: ../net.yaml\n")
-    (tmp_path / "net.yaml").write_text("a: 1\nb: 1\na: 2\n")
-    message = refusal(check_config_files, ["fit", "-c", str(tmp_path / "outer.yaml")])
-    assert message.endswith("net.yaml, line 3: the key a is there twice")
-
-
 @pytest.mark.parametrize("value", [2**63, -(2**63), -(2**70), float("-inf")])
 def test_numbers_that_no_tensor_holds_are_refused(value):
-    assert "--model.x: " in refusal(check_values, {"model": {"x": [1, value]}, "trainer": {}}, pl.Trainer)
-    check_values({"model": {"x": [1 - 2**63, 2**63 - 1]}, "trainer": {}}, pl.Trainer)
+    assert refusal(check_arguments, "LitX", object, {"x": [1, value]}).startswith("LitX: x: ")
+    check_arguments("LitX", object, {"x": [1 - 2**63, 2**63 - 1]})
 
 
 def test_a_limit_of_0_is_refused_where_the_command_would_do_nothing():
@@ -123,12 +112,3 @@ def test_only_the_first_rank_says_how_a_run_goes_on(capsys, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     assert interrupted(RunInterrupted(signal.SIGINT, 3, None), ["fit"]).code == 0
     assert capsys.readouterr().err == ""
-
-
-def test_aliases_count_as_often_as_they_stand(tmp_path):
-    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 5)]
-    (tmp_path / "many.yaml").write_text("\n".join(lines))
-    assert "more than 100000 values" in refusal(check_config_files, ["-c", str(tmp_path / "many.yaml")])
-    (tmp_path / "few.yaml").write_text("\n".join(lines[:3]))
-    check_config_files(["-c", str(tmp_path / "few.yaml")])

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 import lit_knn
 from lit_knn.commands import entry
 from lit_knn.commands.cli import packaged_configs
-from lit_knn.commands.cli.config_files import check_config_files
+from lit_knn.commands.cli.config_files import check_files_exist
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.quiet import LINES, WARNINGS, quiet
 from lit_knn.common import extras
@@ -132,12 +132,12 @@ def test_other_options_take_names_with_the_suffix(tmp_path, monkeypatch):
 
 def test_an_unknown_config_tells_what_there_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "did you mean table1/ict_knn" in refusal(check_config_files, ["-c", "table1/ict_kn"])
-    message = refusal(check_config_files, ["-c", "nothing"])
+    assert "did you mean table1/ict_knn" in refusal(check_files_exist, ["-c", "table1/ict_kn"])
+    message = refusal(check_files_exist, ["-c", "nothing"])
     assert "demo, " in message
     assert "evaluate/fid" in message
     assert "estimators/knn" not in message  # This is a part of a run.
-    assert refusal(check_config_files, ["-c", "mine.yaml"]).endswith("no such file")
+    assert refusal(check_files_exist, ["-c", "mine.yaml"]).endswith("no such file")
 
 
 def test_every_command_is_in_the_help(capsys):
@@ -243,22 +243,13 @@ def test_the_index_without_faiss_finds_the_exact_neighbours():
     assert (reference.search(x[:50], 1)[0] >= 0).all()
 
 
-def test_the_help_of_a_command_has_its_own_options_first_and_the_trainer_last(capsys):
+def test_the_help_of_a_command_has_a_short_usage_and_all_options(capsys):
     with pytest.raises(SystemExit):
         entry.main(["plan", "--help"])
     printed = capsys.readouterr().out
-    order = [
-        "usage:",
-        "--seed_everything",
-        "--image_shape",
-        "\n  --model ",
-        "\n  --data ",
-        "\n  --optimizer ",
-        "--trainer.m",
-    ]
-    assert [printed.index(part) for part in order] == sorted(printed.index(part) for part in order)
     assert len(printed[: printed.index("options:")].splitlines()) < 8
-    assert "<class" not in "".join(line for line in printed.splitlines() if not line.startswith(" "))
+    for option in ("--seed_everything", "--image_shape", "--model ", "--data ", "--optimizer ", "--trainer.max_steps"):
+        assert f"\n  {option}" in printed
 
 
 def test_the_help_of_a_model_names_own_networks_alone(capsys):

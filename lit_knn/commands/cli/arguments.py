@@ -1,12 +1,16 @@
-"""Rewrites of the arguments before the parser sees them."""
+"""Rewrites of the arguments before the parser sees them, and of what it returns."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from jsonargparse import Namespace
+
 from lit_knn.common.errors import InputError
 
+# The parser notes here from which file a group of options was read, which says nothing about the options.
+FILE_NOTE = "__path__"
 ESTIMATOR_OPTION = re.compile(r"--[\w.]+\.estimator")
 
 
@@ -20,6 +24,14 @@ def with_joined_negatives(args: Sequence[str]) -> list[str]:
         else:
             joined.append(arg)
     return joined
+
+
+def as_dict(value: Any) -> Any:
+    """Turn the parser's namespaces into dictionaries, also those in lists, without its notes of the files read."""
+    if isinstance(value, (Namespace, dict)):
+        inner = vars(value) if isinstance(value, Namespace) else value
+        return {name: as_dict(part) for name, part in inner.items() if name != FILE_NOTE}
+    return [as_dict(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def check_linked(args: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import pytorch_lightning as pl
 import yaml
 from pytorch_lightning.callbacks import ProgressBar
@@ -21,18 +20,16 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from lit_knn.callbacks import Hyperparameters, LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands import average, export, report
-from lit_knn.commands.cli.arguments import check_linked, kept_options, with_joined_negatives
-from lit_knn.commands.cli.config_files import check_config_files, check_empty_mappings
-from lit_knn.commands.cli.construction import construct
+from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options, with_joined_negatives
+from lit_knn.commands.cli.config_files import check_files_exist
+from lit_knn.commands.cli.construction import check_arguments, construct
 from lit_knn.commands.cli.interruption import interrupted
-from lit_knn.commands.cli.learning_rate import check_learning_rate
 from lit_knn.commands.cli.memory_check import check_fits, warn_of_large_images
 from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.option_help import Parser
-from lit_knn.commands.cli.option_values import as_dict, check_values
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.quiet import quiet
-from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options, explain
+from lit_knn.commands.cli.trainer_options import check_learning_rate, check_processes, check_trainer_options, explain
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, is_lost, one_line, prefixed
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
@@ -77,17 +74,6 @@ DEBUG_HELP = "--debug: also show the traceback of an error"
 # Each rank has its own loss, and only the ranks that are left know of a lost one.
 ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
-_load_yaml = jsonargparse.get_loader("yaml")
-
-
-def _load(text: str) -> Any:
-    """Load YAML; `None` also means null, because jsonargparse turns null into `None` inside nested options."""
-    value = _load_yaml(text)
-    return None if value == "None" else value
-
-
-jsonargparse.set_loader("yaml", _load, exceptions=(yaml.YAMLError,))
-
 
 class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
@@ -127,7 +113,7 @@ class CLI(LightningCLI):
         """Parse the arguments; `best` also reads the configuration of its run."""
         args = with_packaged_configs(with_joined_negatives(sys.argv[1:] if args is None else args))
         check_linked(args)
-        empty = check_config_files(args)
+        check_files_exist(args)
         try:
             self.config = parser.parse_args(with_config_of_run(args))
         except argparse.ArgumentError as error:
@@ -135,10 +121,13 @@ class CLI(LightningCLI):
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
-        check_empty_mappings(empty, options, parsed)
-        check_values(options, pl.Trainer)
+        if options["trainer"] is None:
+            raise InputError("--trainer: null is not allowed")
         check_trainer_options(options["trainer"], command or "fit")
         check_learning_rate(options)
+        for part in filter(None, (options["model"], options.get("data"))):  # Lightning itself makes these two.
+            kind = pkgutil.resolve_name(part["class_path"])
+            check_arguments(kind.__name__, kind, part.get("init_args") or {})
 
         def parse(others: Sequence[str]) -> dict[str, Any]:
             parsed = as_dict(parser.parse_args(with_config_of_run(others)))
@@ -307,6 +296,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     """
     # `main` prints the error in one line.
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
+    command = {**raising, "usage": "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"}
     description = (
         "Train and evaluate diffusion models. `lit-knn report RUN...` puts training runs side by side; `lit-knn "
         "average RUN --ema LENGTH...` makes averages of the weights of a run, after it; `lit-knn export RUN FOLDER` "
@@ -328,7 +318,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         parser_kwargs={
             **raising,
             "description": description,
-            **({name: dict(raising) for name in CLI.subcommands()} if run else {}),
+            **({name: dict(command) for name in CLI.subcommands()} if run else {}),
         },
         args=None if args is None else list(args),
         run=run,

@@ -1,6 +1,10 @@
-"""Makes the objects that a configuration names, and tells in one line why one of them cannot be made."""
+"""Makes the objects that a configuration names, and says in one line why one of them cannot be made."""
 
 import inspect
+import math
+import types
+import typing
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -8,10 +12,10 @@ import torch
 from torch import nn
 
 from lit_knn.common.errors import InputError, first_line
-from lit_knn.common.memory import is_out_of_memory, machine_bytes, tensor_bytes
+from lit_knn.common.memory import machine_bytes, tensor_bytes
 
-# Errors in the constructors of these packages are faults of this program, unless they are `InputError`.
-OWN_PACKAGES = ("lit_knn",)
+LARGEST = 2**63 - 1
+"""Largest integer that PyTorch and NumPy hold."""
 GB = 1e9
 
 
@@ -19,8 +23,8 @@ def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
     """Make an object of a class.
 
     Raises:
-        InputError: the class does not take these arguments, or refuses their values; a file cannot be read; a network
-            needs more memory than the machine has.
+        InputError: the class does not take these arguments, or refuses their values; a network needs more memory than
+            the machine has; the constructor of a class that is not ours fails.
     """
     name = kind.__name__
     try:
@@ -29,7 +33,8 @@ def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
         raise InputError(f"{name}: {error}") from error
     except ValueError:
         pass  # A class written in C does not tell its arguments.
-    own = kind.__module__.partition(".")[0] in OWN_PACKAGES
+    check_arguments(name, kind, kwargs)
+    own = kind.__module__.startswith("lit_knn.")
     try:
         # A training module is made of networks that exist already, or that a file holds.
         if own and issubclass(kind, nn.Module) and not issubclass(kind, pl.LightningModule):
@@ -38,14 +43,46 @@ def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
     except InputError:
         raise
     except Exception as error:
-        if own and not is_about_the_machine(error):
+        if own or isinstance(error, OSError):
             raise
         raise InputError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def is_about_the_machine(error: BaseException) -> bool:
-    """Tell whether a file, the memory or the range of numbers is at fault, and not the program."""
-    return isinstance(error, (OSError, OverflowError)) or is_out_of_memory(error)
+def check_arguments(owner: str, kind: type, arguments: Mapping[str, Any]) -> None:
+    """Refuse values that the parser passes and that would fail late: NaN, huge integers, and null.
+
+    Raises:
+        InputError: a number is not finite or has more than 64 bits; null is given for an argument that needs a value.
+    """
+    for name, value in arguments.items():
+        for number in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise InputError(f"{owner}: {name}: {number} is not a finite number")
+            if isinstance(number, int) and abs(number) > LARGEST:
+                raise InputError(f"{owner}: {name}: {str(number)[:40]} is beyond 64 bits")
+        if value is None and not _takes_null(kind, name):
+            raise InputError(f"{owner}: {name}: null is not allowed")
+
+
+def _takes_null(kind: type, name: str) -> bool:
+    """Return whether the type or the default of an argument allows null; the base class has those of `**kwargs`."""
+    for base in inspect.getmro(kind):
+        constructor = vars(base).get("__init__")
+        if constructor is None:
+            continue
+        try:
+            hints, parameter = typing.get_type_hints(constructor), inspect.signature(constructor).parameters.get(name)
+        except (NameError, TypeError, ValueError):
+            return True  # Nothing is known about this class.
+        if parameter is not None:
+            return parameter.default is None or _allows_none(hints.get(name, Any))
+    return True
+
+
+def _allows_none(hint: Any) -> bool:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_allows_none(part) for part in typing.get_args(hint))
+    return hint in (Any, None, type(None), object) or isinstance(hint, typing.TypeVar)
 
 
 def _check_size(kind: type[nn.Module], args: Any, kwargs: Any) -> None:

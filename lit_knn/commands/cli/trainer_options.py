@@ -1,4 +1,4 @@
-"""Checks of the trainer's options, whose faults Lightning finds late, takes silently, or meets with a traceback."""
+"""Checks of options whose faults Lightning finds late, or takes silently: the trainer's, and the learning rates."""
 
 import os
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 
+from lit_knn.commands.cli.construction import check_arguments
 from lit_knn.common.errors import InputError
 
 # Smallest value of options that count, and another value that switches the limit off.
@@ -39,6 +40,7 @@ MOST_PLANNED = 1024
 
 def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
     """Raise InputError for the first option of the trainer that is out of its range for `command`."""
+    check_arguments("trainer", pl.Trainer, options)
     for name, (least, off) in COUNTS.items():
         value = options.get(name)
         if value is not None and value < least and value != off:
@@ -107,6 +109,35 @@ def _check_nodes(trainer: pl.Trainer) -> None:
         raise InputError(
             f"trainer.num_nodes={trainer.num_nodes} needs a launcher, torchrun or srun, or MASTER_ADDR and NODE_RANK "
             "in the environment of each machine"
+        )
+
+
+def check_learning_rate(options: Mapping[str, Any]) -> None:
+    """Refuse options of which one would silently replace the other.
+
+    The modules that grow the learning rate over the first images set it at every step, so neither another `lr` of the
+    optimiser nor a schedule would have an effect.
+
+    Raises:
+        InputError: the optimiser's `lr` is not the model's; a schedule beside `model.lr_ramp_up_images`.
+    """
+    optimiser, schedule = ((options.get(name) or {}).get("init_args", {}) for name in ("optimizer", "lr_scheduler"))
+    model = (options.get("model") or {}).get("init_args", {})
+    own, given = model.get("lr"), optimiser.get("lr")
+    if options.get("optimizer") and own is not None and given is not None and float(given) != float(own):
+        raise InputError(
+            f"--optimizer.lr={given} and --model.lr={own} are two learning rates: give both the same value"
+        )
+    ramp = model.get("lr_ramp_up_images")
+    if options.get("lr_scheduler") and ramp:
+        raise InputError(
+            f"--model.lr_ramp_up_images={ramp} sets the learning rate at every step, so that --lr_scheduler would have "
+            "no effect: set it to 0, and warm up by the schedule"
+        )
+    highest = schedule.get("max_lr")
+    if options.get("lr_scheduler") and own is not None and highest is not None and highest != own:
+        raise InputError(
+            f"--lr_scheduler.max_lr={highest} and --model.lr={own} are two learning rates: give both the same value"
         )
 
 

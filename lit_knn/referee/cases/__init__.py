@@ -3,7 +3,7 @@
 import numpy as np
 
 from lit_knn.common.errors import InputError
-from lit_knn.data.digits import read_digits
+from lit_knn.data.reading import read_digits
 from lit_knn.referee.cases.case import Case
 from lit_knn.referee.cases.loading import LoadedCase, load_case
 
