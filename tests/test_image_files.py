@@ -67,7 +67,7 @@ def test_paths_that_hold_no_images_are_refused(tmp_path):
     (tmp_path / "one.png").write_bytes(encoded(pixels(2, 2, 3)))
     assert "neither a folder nor a .zip" in refusal(read_image_files, tmp_path / "one.png")
     (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 but nothing else")
-    assert "broken.zip is not a readable zip" in refusal(read_image_files, tmp_path / "broken.zip")
+    assert "broken.zip cannot be read as a zip file" in refusal(read_image_files, tmp_path / "broken.zip")
 
 
 @pytest.mark.parametrize(
@@ -109,17 +109,17 @@ def test_other_modes_are_refused_by_name(tmp_path, mode):
     [
         (b"{", "dataset.json cannot be read"),
         (b"\xff\xfe\x00", "dataset.json cannot be read"),
-        (b"[]", 'must be an object with the key "labels"'),
-        (b"{}", 'must be an object with the key "labels"'),
-        (b'{"labels": {"a.png": 1}}', "list of [file name, label] pairs"),
-        (b'{"labels": [["a.png", 1], "b.png"]}', "entry 1 of labels"),
-        (b'{"labels": [["a.png", 1], ["b.png", 1.5]]}', "label of b.png must be an integer from 0, got 1.5"),
-        (b'{"labels": [["a.png", true], ["b.png", 1]]}', "label of a.png must be an integer from 0, got True"),
-        (b'{"labels": [["a.png", -1], ["b.png", 1]]}', "label of a.png must be an integer from 0, got -1"),
-        (b'{"labels": [["a.png", 1], ["a.png", 1]]}', "names a.png twice"),
-        (b'{"labels": [["a.png", 1]]}', "1 labels for 2 images; none for b.png"),
-        (b'{"labels": [["b.png", 1], ["c.png", 2]]}', "2 labels for 2 images; none for a.png"),
-        (b'{"labels": [["a.png", 1], ["b.png", 1], ["c.png", 2]]}', "3 labels for 2 images; c.png is not among"),
+        (b"[]", 'it must be {"labels": [[file name, integer], ...]}'),
+        (b"{}", 'it must be {"labels": [[file name, integer], ...]}'),
+        (b'{"labels": {"a.png": 1}}', "[file name, integer from 0], but has 'a.png'"),
+        (b'{"labels": [["a.png", 1], "b.png"]}', "but has 'b.png'"),
+        (b'{"labels": [["a.png", 1], ["b.png", 1.5]]}', "but has ['b.png', 1.5]"),
+        (b'{"labels": [["a.png", true], ["b.png", 1]]}', "but has ['a.png', True]"),
+        (b'{"labels": [["a.png", -1], ["b.png", 1]]}', "but has ['a.png', -1]"),
+        (b'{"labels": [["a.png", 1], ["a.png", 1]]}', "list each image once"),
+        (b'{"labels": [["a.png", 1]]}', "1 labels for 2 images; it lacks b.png"),
+        (b'{"labels": [["b.png", 1], ["c.png", 2]]}', "2 labels for 2 images; it lacks a.png"),
+        (b'{"labels": [["a.png", 1], ["b.png", 1], ["c.png", 2]]}', "it names c.png, which is no image"),
     ],
 )
 def test_labels_that_do_not_match_the_images_are_refused(tmp_path, content, part):
@@ -256,3 +256,20 @@ def test_of_several_arrays_images_come_first_and_other_entries_do_not_count(tmp_
     with zipfile.ZipFile(tmp_path / "b.npz", "a") as archive:
         archive.writestr("readme.txt", "two images")
     np.testing.assert_array_equal(read_array_file(tmp_path / "b.npz")[0], images)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["a.png", "./a.png", "dataset.json"])
+def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
+    image = encoded(pixels(4, 4))
+    path = write_zip(tmp_path / "a.zip", {"a.png": image, "b.png": image, **labels_json(None)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, image)
+    assert f"holds two files of the name {name.removeprefix('./')}" in refusal(read_image_files, path)
+
+
+def test_names_in_a_zip_may_begin_with_the_current_folder(tmp_path):
+    files = {f"./{name}": encoded(pixels(4, 4)) for name in ("b.png", "a.png", ".hidden.png")}
+    labels = {"./dataset.json": labels_json([["a.png", 1], ["b.png", 2]])["dataset.json"]}
+    images, found = read_image_files(write_zip(tmp_path / "a.zip", {"./": b"", **files, **labels}))
+    assert (len(images), found.tolist()) == (2, [1, 2])

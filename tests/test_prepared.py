@@ -294,8 +294,7 @@ def test_files_that_are_not_whole_prepared_files_are_refused(whole):
         return message
 
     for damaged in (content[:-1], content[:100], b"", b"\0" * len(content)):
-        assert "is damaged" in refused(damaged)
-    assert "instead of" in refused(content + b"\0")
+        assert "bad.npy cannot be read" in refused(damaged)
     for other in (np.zeros((19, 3, 6, 5), np.uint8), np.zeros((20, 3, 6, 5), np.int8), np.zeros(20, np.uint8)):
         np.save(path, other)
         assert "is not what bad.json says" in refusal(read_prepared, path)
@@ -309,9 +308,9 @@ def test_files_that_are_not_whole_prepared_files_are_refused(whole):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (None, "is missing"),
-        ({}, "is damaged"),
-        ({"shape": 5}, "is damaged"),
+        (None, "whole.json cannot be read: No such file"),
+        ({}, "whole.json cannot be read"),
+        ({"shape": 5}, "whole.json cannot be read"),
         ({"shape": [20, 3, 6, 4]}, "whole.npy is not what whole.json says"),
         ({"labels": [1, 2]}, "not one label for each image"),
         ({"labels": [0.5] * 20}, "not one label for each image"),

@@ -1,13 +1,14 @@
 """Prepare images for runs larger than memory: `lit-knn prepare SOURCE OUT`, or `--verify FILE`."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_knn.common.errors import told_in_one_line
 from lit_knn.data.image_source import Options
 from lit_knn.data.prepared import verify
-from lit_knn.data.prepared_writer import prepare, say
+from lit_knn.data.prepared_writer import prepare
 
 EPILOG = """
 SOURCE is a .zip file or a folder of PNG and JPEG files, in subfolders too, in the order of their names, with their
@@ -64,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> None:
             changes = Options(options.size, options.center_crop, options.rgb, options.labels_from_folders)
             made = prepare(options.source, options.out, changes, options.workers)
     except KeyboardInterrupt:
-        say("stopped; the same command goes on")
+        print("stopped; the same command goes on", file=sys.stderr)
         raise SystemExit(130) from None
     N, channels, height, width = made.shape
     labels = "without" if made.labels is None else "with"

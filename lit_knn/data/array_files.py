@@ -1,21 +1,22 @@
-"""Read images, latents or vectors from NumPy files: `.npy` and `.npz`."""
+"""Images, latents or vectors in NumPy files: `.npy` and `.npz`."""
 
 import io
 import math
 import os
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from lit_knn.common.errors import InputError, first_line, printable
-from lit_knn.data.files import DAMAGED, check_entry, check_memory, existing
+from lit_knn.common.errors import InputError, printable
+from lit_knn.data.files import check_memory, entries, existing, open_entry, reading
 
-# NumPy's headers are shorter. NumPy itself would read a longer one into memory before it refuses it.
+# A damaged header states any length, and NumPy would read as much. NumPy's own headers are shorter than this.
 HEADER_BYTES = 2**14
 HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-NUMBER_KINDS = "buifc"
+KIND = "as NumPy arrays"
 
 
 def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
@@ -38,7 +39,8 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
             floats that are not finite or look like images by mistake, labels that do not match.
     """
     path = existing(path)
-    array, labels = _load_arrays(path)
+    with reading(path, KIND):
+        array, labels = _load_arrays(path)
     if array.ndim < 2 or 0 in array.shape:
         raise InputError(f"{path}: the array must be (N, *shape) and not empty, got shape {array.shape}")
     if array.dtype == np.uint8:
@@ -59,40 +61,27 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
         InputError: a path that does not exist, or a damaged file.
     """
     path = existing(path)
-    try:
-        with path.open("rb") as file:
-            shape, dtype = _read_header(file, path.stat().st_size)
-    except DAMAGED as error:
-        raise _unreadable(path, error) from error
+    with reading(path, KIND), path.open("rb") as file:
+        shape, dtype = _read_header(file, path.stat().st_size)
     if dtype != np.uint8:
         return shape, 4
     return (shape[0], shape[3], *shape[1:3]) if _channels_last(shape) else shape, 1
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path} cannot be read as NumPy arrays: {first_line(error):.300}")
-
-
 def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    if path.suffix.lower() not in (".npy", ".npz"):
-        raise InputError(f"{path} is neither an .npy nor an .npz file")
-    try:
+    if path.suffix.lower() == ".npy":
         with path.open("rb") as file:
-            if path.suffix.lower() == ".npy":
-                return _read_array(path, file, path.stat().st_size), None
-            with zipfile.ZipFile(file) as archive:
-                names = [name for name in archive.namelist() if name.endswith(".npy")]
-                entries = {name.removesuffix(".npy"): archive.getinfo(name) for name in names}
-                found = []
-                for key in _array_keys(path, list(entries)):
-                    check_entry(archive, entries[key])
-                    with archive.open(entries[key]) as entry:
-                        found.append(_read_array(path, entry, entries[key].file_size))
-                return found[0], found[1] if len(found) > 1 else None
-    except InputError:
-        raise
-    except DAMAGED as error:
-        raise _unreadable(path, error) from error
+            return _read_array(path, file, path.stat().st_size), None
+    if path.suffix.lower() != ".npz":
+        raise InputError(f"{path} is neither an .npy nor an .npz file")
+    with zipfile.ZipFile(path) as archive:
+        inside = {name.removesuffix(".npy"): e for name, e in entries(archive).items() if name.endswith(".npy")}
+
+        def read(key: str) -> np.ndarray:
+            with open_entry(archive, inside[key]) as file:
+                return _read_array(path, file, inside[key].file_size)
+
+        return read(_array_key(path, inside)), read("labels") if "labels" in inside else None
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -102,36 +91,33 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[
         ValueError: a damaged header, objects, or values that do not fill the file.
     """
     head = io.BytesIO(file.read(min(HEADER_BYTES, size)))
-    version = np.lib.format.read_magic(head)
-    if version not in HEADER_READERS:
-        raise ValueError(f"version {version} of the format is not for numbers")
-    shape, _, dtype = HEADER_READERS[version](head)
-    if dtype.kind not in NUMBER_KINDS:
-        raise ValueError(f"{dtype!s:.80} are no numbers, but pickled objects, text or records")
+    shape, _, dtype = HEADER_READERS[np.lib.format.read_magic(head)](head)
+    if dtype.hasobject:
+        raise ValueError("they are pickled objects, no numbers")
     if math.prod(shape) * dtype.itemsize != size - head.tell():
-        raise ValueError(f"shape {shape!s:.80} of {dtype} takes other than the {size - head.tell():,} bytes there")
+        raise ValueError(
+            f"shape {shape!s:.80} of {dtype!s:.80} takes other than the {size - head.tell():,} bytes there"
+        )
     return shape, dtype
 
 
 def _read_array(path: Path, file: IO[bytes], size: int) -> np.ndarray:
-    # NumPy reserves what a header promises, so the header is checked first.
+    # NumPy reserves the memory that a header promises, so the header is checked first.
     shape, dtype = _read_header(file, size)
-    as_float32 = 0 if dtype.kind in "bui" else 4 * math.prod(shape)
-    needed = math.prod(shape) * dtype.itemsize + as_float32
-    check_memory(path, needed, f"values of shape {shape} and type {dtype}")
+    as_float32 = 4 * math.prod(shape) if dtype.kind == "f" else 0
+    check_memory(path, size + as_float32, f"values of shape {shape} and type {dtype}")
     file.seek(0)
     array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
     return array
 
 
-def _array_keys(path: Path, keys: list[str]) -> list[str]:
-    """Return the key of the array and, if there are labels, that of the labels."""
+def _array_key(path: Path, keys: Iterable[str]) -> str:
     others = [key for key in keys if key != "labels"]
     chosen = [key for key in ("images", "arr_0") if key in others][:1] or others
     if len(chosen) != 1:
         found = ", ".join(map(printable, keys)) or "nothing"
         raise InputError(f"{path} must hold the array under the key images, arr_0 or as the only array, found: {found}")
-    return [*chosen, *(key for key in keys if key == "labels")]
+    return chosen[0]
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:

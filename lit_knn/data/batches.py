@@ -34,7 +34,7 @@ class ReferenceBatches:
             called when the first batch of an iteration is drawn.
 
     Raises:
-        InputError: batch_size < 1, or too few images: fewer than one batch on every rank, or without `shuffle` fewer
+        InputError: too few images: fewer than one batch on every rank, or without `shuffle` fewer
             than one image on every rank.
     """
 
@@ -49,8 +49,6 @@ class ReferenceBatches:
         world_size: int = 1,
         batches_done: Callable[[], int] = lambda: 0,
     ) -> None:
-        if batch_size < 1:
-            raise InputError(f"data.batch_size must be at least 1, got {batch_size}")
         self.reference = reference
         self.seed = seed
         self.shuffle = shuffle

@@ -1,26 +1,17 @@
-"""Opens folders and zips of files, so that no pipe blocks and no file takes all memory."""
+"""Folders and zips of files: what is in them, read so that no pipe blocks and no file takes all memory."""
 
-import lzma
 import os
 import stat
-import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from lit_knn.common.errors import InputError, first_line, printable
 from lit_knn.common.memory import machine_bytes
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
-# Pillow, zipfile and NumPy raise these exceptions on damaged data, besides their own exceptions.
-DAMAGED: tuple[type[Exception], ...] = (
-    *(OSError, SyntaxError, ValueError, EOFError, RuntimeError, MemoryError, OverflowError, LookupError, TypeError),
-    *(zlib.error, struct.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError),
-)
 # A small zip may promise files of any size. No image or list of labels of a real data set is larger.
 MAX_FILE_BYTES = 2**28
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
@@ -44,20 +35,36 @@ class Files(NamedTuple):
     stamp: Callable[[str], str]
 
 
+@contextmanager
+def reading(what: object, kind: str = "", advice: str = "") -> Iterator[None]:
+    """Turn any error of the block into an InputError: damaged files raise errors of many types.
+
+    Args:
+        what: the file, for the message.
+        kind: what it is read as, such as "as an image".
+        advice: what the user can do.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} cannot be read{kind and f' {kind}'}: {first_line(error):.300}{advice}") from error
+
+
 def existing(path: str | os.PathLike[str]) -> Path:
     """Return the path of data; raise InputError if it does not exist."""
     if not os.fspath(path):
         raise InputError("the path of the data is empty")
-    path = Path(path).expanduser()
-    try:
-        kind = path.stat().st_mode
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{printable(str(path))} cannot be read: {first_line(error):.300}") from error
+    with reading(printable(str(path))):
+        path = Path(path).expanduser()
+        try:
+            kind = path.stat().st_mode
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist") from None
     # Opening a pipe would wait for somebody to write to it.
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-        raise InputError(f"{path} is neither a file nor a folder, but a pipe, a socket or a device")
+        raise InputError(f"{printable(str(path))} is neither a file nor a folder, but a pipe, a socket or a device")
     return path
 
 
@@ -66,23 +73,45 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
     """Open a folder or zip of images.
 
     Raises:
-        InputError: a path that does not exist or is neither; a folder that cannot be read; no images.
+        InputError: a path that does not exist or is neither; a folder that cannot be read; a zip that has a name twice;
+            no images.
     """
     path = existing(path)
     if path.is_dir():
-        yield _files(
-            path, _folder_names(path), lambda name: _read_regular(path / name), lambda name: _stamp(path / name)
-        )
-    elif path.suffix.lower() == ".zip":
-        try:
-            archive = zipfile.ZipFile(path)
-        except DAMAGED as error:
-            raise InputError(f"{path} is not a readable zip file: {first_line(error):.300}") from error
-        with archive:
-            names = sorted({name for name in archive.namelist() if name})
-            yield _files(path, names, lambda name: _read_entry(archive, name), lambda name: _crc(archive.getinfo(name)))
-    else:
+        yield _files(path, _folder_names(path), lambda name: _read_file(path / name), lambda name: _stamp(path / name))
+        return
+    if path.suffix.lower() != ".zip":
         raise InputError(f"{path} is neither a folder nor a .zip file")
+    with reading(path, "as a zip file"):
+        archive = zipfile.ZipFile(path)
+    with archive:
+        found = entries(archive)
+        yield _files(path, list(found), lambda name: _read_entry(archive, found[name]), lambda name: _crc(found[name]))
+
+
+def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Return the entries of a zip by name, without the `./` that some programs put before each name.
+
+    Raises:
+        InputError: two files have one name. Nobody could tell which is meant.
+    """
+    found: dict[str, zipfile.ZipInfo] = {}
+    for entry in archive.infolist():
+        name = entry.filename.removeprefix("./")
+        if name in found and not entry.is_dir():
+            raise InputError(f"{archive.filename} holds two files of the name {printable(name)}")
+        found[name] = entry
+    return found
+
+
+def open_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> IO[bytes]:
+    """Open an entry of a zip; raise BadZipFile if reading it could take memory that has nothing to do with its size."""
+    if entry.header_offset + entry.compress_size > archive.start_dir:
+        raise zipfile.BadZipFile("it is longer than the zip")
+    # A file packed by LZMA states how much memory its reader takes.
+    if entry.compress_type not in COMPRESSIONS:
+        raise zipfile.BadZipFile(f"compression {entry.compress_type} is not read, only deflate and bzip2")
+    return archive.open(entry)
 
 
 def is_hidden(name: str) -> bool:
@@ -99,14 +128,13 @@ def _files(path: Path, names: list[str], read: Callable[[str], bytes], stamp: Ca
 
 def _folder_names(path: Path) -> list[str]:
     def refuse(error: OSError) -> None:
-        raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
+        raise error  # Otherwise `os.walk` leaves out folders that cannot be read.
 
     names = []
     for folder, subfolders, files in os.walk(path, onerror=refuse, followlinks=True):
-        links = (link for name in subfolders if (link := Path(folder, name)).is_symlink())
-        loop = next((link for link in links if Path(folder).resolve().is_relative_to(link.resolve())), None)
-        if loop is not None:
-            raise InputError(f"{printable(str(loop))} links to a folder that it is in")
+        for link in (Path(folder, name) for name in subfolders):
+            if link.is_symlink() and Path(folder).resolve().is_relative_to(link.resolve()):
+                raise InputError(f"{printable(str(link))} links to a folder that it is in")
         here = Path(folder).relative_to(path)
         names += [(here / name).as_posix() for name in files]
         names += [(here / name).as_posix() + "/" for name in subfolders]
@@ -122,46 +150,25 @@ def _crc(entry: zipfile.ZipInfo) -> str:
     return f"{entry.file_size}\t{entry.CRC}"
 
 
-def _read_regular(path: Path) -> bytes:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{printable(str(path))} is no regular file, but a pipe, a socket or a device")
-    _check_size(printable(str(path)), status.st_size)
+def _read_file(path: Path) -> bytes:
+    _check_size(path, existing(path).stat().st_size)
     return path.read_bytes()
 
 
-def _read_entry(archive: zipfile.ZipFile, name: str) -> bytes:
-    entry = archive.getinfo(name)
-    check_entry(archive, entry)
-    _check_size(f"{archive.filename}: {printable(name)}", entry.file_size)
-    return archive.read(name)
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    _check_size(f"{archive.filename}: {entry.filename}", entry.file_size)
+    with open_entry(archive, entry) as file:
+        return file.read()
 
 
-def check_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    """Raise BadZipFile if reading an entry of a zip would take memory that has nothing to do with its size."""
-    if entry.header_offset + entry.compress_size > archive.start_dir:
-        raise zipfile.BadZipFile("it is longer than the zip")
-    # LZMA states the size of its dictionary.
-    if entry.compress_type not in COMPRESSIONS:
-        raise zipfile.BadZipFile(f"compression {entry.compress_type} is not read, only deflate and bzip2")
-
-
-def _check_size(where: str, size: int) -> None:
+def _check_size(file: object, size: int) -> None:
     if size > MAX_FILE_BYTES:
+        where = printable(str(file))
         raise InputError(f"{where} has {size:,} bytes, an image or a list of labels at most {MAX_FILE_BYTES:,}")
 
 
 def check_memory(path: Path, needed: int, what: str) -> None:
-    """Refuse data that this machine cannot hold.
-
-    Args:
-        path: the file, for the message.
-        needed: bytes.
-        what: describes the data.
-
-    Raises:
-        InputError: `needed` is more than the memory of the machine.
-    """
+    """Refuse data that this machine cannot hold: `needed` bytes. `what` describes the data in the message."""
     most = machine_bytes()
     if most is not None and needed > most:
         raise InputError(

@@ -1,15 +1,17 @@
-"""Read zips and folders of image files from disk into arrays."""
+"""Zips and folders of image files: their pixels and their class labels."""
 
 import io
+import json
 import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from lit_knn.common.errors import InputError, first_line, printable
-from lit_knn.data.files import DAMAGED, Files, check_memory, opened
-from lit_knn.data.image_labels import image_labels
+from lit_knn.common.errors import InputError, printable
+from lit_knn.data.files import Files, check_memory, is_hidden, opened, reading
+
+LABEL_FILE = "dataset.json"
 
 
 def read_image_files(
@@ -53,26 +55,27 @@ def _read_images(files: Files) -> np.ndarray:
 
     path, names = files.path, files.images
     first = decode(files, names[0])
-    check_memory(path, len(names) * first.size, f"{len(names):,} images of {describe_size(first)}")
+    check_memory(path, len(names) * first.size, f"{len(names):,} images of {describe_size(first.shape)}")
     images = np.empty((len(names), *first.shape), np.uint8)
     for i, name in enumerate(tqdm(names, desc=f"Reading {path.name}", unit=" images", disable=None, leave=False)):
         image = decode(files, name)
-        advice = "; `lit-knn prepare --size S` makes them one size"
-        check_same_size(f"{path}: ", (names[0], first), (name, image), advice)
+        check_same_size(names[0], first.shape, name, image.shape)
         images[i] = image
     return images
 
 
-def check_same_size(where: str, first: tuple[str, np.ndarray], other: tuple[str, np.ndarray], advice: str) -> None:
-    """Refuse an image of another size or number of channels than the first; both are given with their names."""
-    if first[1].shape != other[1].shape:
-        sizes = " and ".join(f"{printable(name)} is {describe_size(image)}" for name, image in (first, other))
-        raise InputError(f"{where}all images must have one size and number of channels, but {sizes}{advice}")
+def check_same_size(first: str, shape: tuple[int, ...], name: str, other: tuple[int, ...]) -> None:
+    """Refuse the image `name` of shape `other`, (C, H, W), if the image `first` has another `shape`."""
+    if other != shape:
+        raise InputError(
+            f"all images must have one size and number of channels, but {printable(first)} is {describe_size(shape)} "
+            f"and {printable(name)} is {describe_size(other)}; lit-knn prepare makes them alike with --size and --rgb"
+        )
 
 
-def describe_size(image: np.ndarray) -> str:
-    """Describe an image (C, H, W) in words: width, height and channels."""
-    channels, height, width = image.shape
+def describe_size(shape: tuple[int, ...]) -> str:
+    """Describe the shape of an image (C, H, W) in words: width, height and channels."""
+    channels, height, width = shape
     return f"{width}x{height} with {channels} channel{'s' if channels > 1 else ''}"
 
 
@@ -87,22 +90,80 @@ def decode(files: Files, name: str, change: Callable[[Any], Any] | None = None) 
     from PIL import Image, UnidentifiedImageError
 
     where = f"{files.path}: {printable(name)}"
-    damaged: tuple[type[Exception], ...] = (Image.DecompressionBombError, *DAMAGED)
-    try:
-        # Other formats have readers that need far more memory, or that start other programs.
-        with Image.open(io.BytesIO(files.read(name)), formats=("PNG", "JPEG")) as image:
-            opaque_palette = image.mode == "P" and "transparency" not in image.info
-            plain = image.convert("RGB") if opaque_palette else image
-            changed = plain if change is None else change(plain)
-            mode = changed.mode
-            pixels = np.asarray(changed)
-    except InputError:
-        raise
-    except UnidentifiedImageError as error:
-        raise InputError(f"{where} is not an image, as PNG or JPEG") from error
-    except damaged as error:
-        raise InputError(f"{where} cannot be read as an image: {first_line(error):.300}") from error
-    if mode not in ("RGB", "L"):
-        kind = "palette with transparency" if mode == "P" else mode
+    with reading(where, "as an image"):
+        try:
+            # Other formats have readers that need far more memory, or that start other programs.
+            image: Image.Image = Image.open(io.BytesIO(files.read(name)), formats=("PNG", "JPEG"))
+        except UnidentifiedImageError as error:
+            raise InputError(f"{where} is not an image, as PNG or JPEG") from error
+        if image.mode == "P" and "transparency" not in image.info:
+            image = image.convert("RGB")
+        if change is not None:
+            image = change(image)
+        pixels = np.asarray(image)
+    if image.mode not in ("RGB", "L"):
+        kind = "palette with transparency" if image.mode == "P" else image.mode
         raise InputError(f"{where} has mode {kind}; only RGB, palette and 8-bit grayscale (L) images are read")
-    return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+    return pixels[None] if image.mode == "L" else pixels.transpose(2, 0, 1)
+
+
+def image_labels(files: Files, from_folders: bool) -> np.ndarray | None:
+    """Return the labels of `files.images`, (N,) int64, or None if there are none.
+
+    Args:
+        files: the images, and perhaps `dataset.json` at the root, with exactly one label for each image:
+            {"labels": [["00000/img00000.png", 6], ...]} or {"labels": null}.
+        from_folders: number the folders in the order of their names, from 0, and label each image by its folder, as
+            torchvision's `ImageFolder` does. Each image must lie directly in the folder of its class; `dataset.json`
+            is not read.
+
+    Raises:
+        InputError: labels that do not match the images, or folders that are no classes.
+    """
+    return _folder_labels(files) if from_folders else _listed_labels(files)
+
+
+def _folder_labels(files: Files) -> np.ndarray:
+    where = f"{files.path}: labels from folders"
+    # Folders such as `train` and `test` above the classes would become the classes.
+    odd = next((name for name in files.images if name.count("/") != 1), None)
+    if odd is not None:
+        place = f"{odd.count('/')} folders deep" if "/" in odd else "in none"
+        raise InputError(
+            f"{where} need every image directly in the folder of its class, but {printable(odd)} is {place}"
+        )
+    folders = {name.partition("/")[0] for name in files.names if "/" in name and not is_hidden(name)}
+    classes, labels = np.unique([name.partition("/")[0] for name in files.images], return_inverse=True)
+    empty = sorted(folders - set(classes))
+    if empty:
+        raise InputError(f"{where}: the folder {printable(empty[0])} holds no image")
+    if len(classes) == 1:
+        raise InputError(f"{where} need several folders, there is only {printable(classes[0])}")
+    return labels.astype(np.int64)
+
+
+def _listed_labels(files: Files) -> np.ndarray | None:
+    if LABEL_FILE not in files.names:
+        elsewhere = [name for name in files.names if name.endswith(f"/{LABEL_FILE}")]
+        if elsewhere:
+            raise InputError(f"{files.path}: {LABEL_FILE} must be at the root, found {printable(elsewhere[0])}")
+        return None
+    where, label_of = f"{files.path}: {LABEL_FILE}", {}
+    with reading(where, advice='; it must be {"labels": [[file name, integer], ...]}'):
+        listed = json.loads(files.read(LABEL_FILE))["labels"]
+        for entry in [] if listed is None else listed:
+            match entry:
+                # In Python, True is an integer.
+                case [str(name), int(label)] if type(label) is int and 0 <= label < 2**31 and name not in label_of:
+                    label_of[name] = label
+                case _:
+                    raise InputError(
+                        f"{where} must list each image once, as [file name, integer from 0], but has {entry!r:.80}"
+                    )
+    if listed is None:
+        return None
+    odd = sorted(label_of.keys() ^ set(files.images))
+    if odd:
+        wrong = f"names {printable(odd[0])}, which is no image" if odd[0] in label_of else f"lacks {printable(odd[0])}"
+        raise InputError(f"{where} has {len(label_of)} labels for {len(files.images)} images; it {wrong}")
+    return np.array([label_of[name] for name in files.images], np.int64)

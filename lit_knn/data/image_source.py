@@ -4,16 +4,15 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lit_knn.common.errors import InputError
-from lit_knn.data.files import Files, existing, opened
-from lit_knn.data.image_files import decode
-from lit_knn.data.image_labels import image_labels
+from lit_knn.data.files import Files, existing, opened, reading
+from lit_knn.data.image_files import decode, image_labels
 
 # An image of this width and height has 200 MB.
 LARGEST_SIZE = 8192
@@ -104,11 +103,9 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
             return decode(files, name, lambda image: options.apply(image, f"{path}: {name}"))
 
         def changed() -> bool:
-            try:
-                with opened(path) as now:
-                    return _labels_and_origin(now, options)[1] != origin
-            except (InputError, OSError, KeyError):
-                return True
+            with suppress(InputError, OSError), opened(path) as now:
+                return _labels_and_origin(now, options)[1] != origin
+            return True
 
         yield Source(files.images, image, labels, origin, changed)
 
@@ -124,10 +121,8 @@ def _cifar10(path: Path, options: Options) -> Source:
 
     if options.labels_from_folders:
         raise InputError(f"{path}: CIFAR-10 has labels of its own, --labels-from-folders does not go with it")
-    try:
+    with reading(path / CIFAR10_FOLDER):
         dataset = CIFAR10(str(path), train=True, download=False)
-    except (RuntimeError, OSError) as error:
-        raise InputError(f"{path} has no intact {CIFAR10_FOLDER}") from error
     labels = np.array(dataset.targets, np.int64)
     names = [f"{CIFAR10_FOLDER} image {i}" for i in range(len(labels))]
 

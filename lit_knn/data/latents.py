@@ -9,7 +9,7 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.progress import with_progress
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.autoencoders import Autoencoder, fit_sample
-from lit_knn.data.base import Images, Labels, ReferenceDataModule
+from lit_knn.data.base import Images, Labels, ReferenceDataModule, check_at_least
 from lit_knn.reference import ReferenceSet
 
 # The latents in a file may come from another device or precision than those that they are compared with.
@@ -50,8 +50,7 @@ class Latents(ReferenceDataModule):
             raise InputError("data.hflip=true would mirror latents, which are not those of mirrored images")
         if self.sharded:
             raise InputError("data.sharded=true does not work with Latents")
-        if encode_batch < 1:
-            raise InputError(f"data.encode_batch must be at least 1, got {encode_batch}")
+        check_at_least(1, encode_batch=encode_batch)
         for option in ("hflip", "sharded", "held_out", "train_images"):
             if getattr(images, option):
                 raise InputError(

@@ -10,9 +10,9 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
 from lit_knn.data.array_files import array_file_shape, read_array_file
 from lit_knn.data.base import Images, Labels, ReferenceDataModule, Stored, check_at_least
-from lit_knn.data.digits import read_digits
 from lit_knn.data.image_files import count_image_files, read_image_files
 from lit_knn.data.prepared import read_prepared
+from lit_knn.data.reading import read_digits
 from lit_knn.reference.classes import lie_together
 
 T = TypeVar("T")

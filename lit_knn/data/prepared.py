@@ -10,18 +10,18 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError
+from lit_knn.data.files import reading
 
 if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
 
 PARTIAL_SUFFIX = ".partial"
-PIECE_BYTES = 2**20
-AGAIN = "delete the .npy and the .json, and prepare them again"
+AGAIN = ": delete the .npy and the .json, and prepare them again"
 
 
 class Description(NamedTuple):
@@ -75,7 +75,7 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
 
     path = npy_path(path)
     pixels, description = open_prepared(path)
-    labels = None if description.labels is None else np.array(description.labels, np.int64)
+    labels = None if description.labels is None else np.array(description.labels)
     with warnings.catch_warnings():
         # A writable mapping would reserve as much memory as the size of the file.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -83,7 +83,7 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
 
 
 def verify(path: str | os.PathLike[str]) -> Description:
-    """Read all pixels of prepared images with a progress bar, and compare them with the hash in the `.json`.
+    """Read all pixels of prepared images, and compare them with the hash in the `.json`.
 
     Raises:
         InputError: as `open_prepared`; other pixels.
@@ -92,22 +92,9 @@ def verify(path: str | os.PathLike[str]) -> Description:
     pixels, description = open_prepared(path)
     with path.open("rb") as file:
         file.seek(pixels.offset)
-        if hash_of_next(pixels.nbytes, file, "Verifying").hexdigest() != description.sha256:
-            raise InputError(f"{path} is damaged: its pixels are not what was prepared: {AGAIN}")
+        if hashlib.file_digest(file, "sha256").hexdigest() != description.sha256:
+            raise InputError(f"{path} is damaged: its pixels are not what was prepared{AGAIN}")
     return description
-
-
-def hash_of_next(size: int, file: BinaryIO, what: str) -> "hashlib._Hash":
-    """Return the SHA-256 hash of the next `size` bytes of a file; a bar shows what is done."""
-    from tqdm import tqdm
-
-    digest = hashlib.sha256()
-    with tqdm(total=size, desc=what, unit="B", unit_scale=True, disable=size == 0) as bar:
-        for start in range(0, size, PIECE_BYTES):
-            piece = file.read(min(size - start, PIECE_BYTES))
-            digest.update(piece)
-            bar.update(len(piece))
-    return digest
 
 
 def _length_check(path: Path) -> Callable[[], None]:
@@ -118,7 +105,7 @@ def _length_check(path: Path) -> Callable[[], None]:
     def check() -> None:
         now = os.fstat(file.fileno()).st_size
         if now < length:
-            raise InputError(f"{path} was cut from {length} to {now} bytes while it is in use: {AGAIN}")
+            raise InputError(f"{path} was cut from {length} to {now} bytes while it is in use{AGAIN}")
 
     return check
 
@@ -128,35 +115,22 @@ def open_prepared(path: Path) -> tuple[np.memmap, Description]:
 
     Raises:
         InputError: a path that does not exist, an unfinished preparation, another kind of file, a missing or damaged
-            `.json`, or a file whose length differs from the described one.
+            `.json`, or one that does not describe the file.
     """
     if not path.is_file():
         unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists()
         what, how = ("is not finished: run its", " again") if unfinished else ("is no file: make one with", "")
         raise InputError(f"{path} {what} lit-knn prepare{how}")
-    try:
+    with reading(path, advice=AGAIN):
         pixels = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path} is damaged ({first_line(error)}): {AGAIN}") from error
-    description = _read_json(path.with_suffix(".json"))
-    found, size = (pixels.dtype, pixels.shape, pixels.flags.c_contiguous), path.stat().st_size
-    if found != (np.uint8, description.shape, True) or len(description.shape) != 4:
-        raise InputError(f"{path} is not what {path.stem}.json says: {AGAIN}")
-    if size != pixels.offset + pixels.nbytes:
-        raise InputError(f"{path} has {size} bytes instead of {pixels.offset + pixels.nbytes}: {AGAIN}")
-    return pixels, description
-
-
-def _read_json(path: Path) -> Description:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+    beside = path.with_suffix(".json")
+    with reading(beside, advice=AGAIN):
+        fields = json.loads(beside.read_text(encoding="utf-8"))
         description = Description(**{**fields, "shape": tuple(fields["shape"])})
         labels = np.array([] if description.labels is None else description.labels)
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing, which `lit-knn prepare` writes beside the .npy: {AGAIN}") from error
-    except (ValueError, TypeError, KeyError, OSError, RecursionError, OverflowError) as error:
-        raise InputError(f"{path} is damaged: {AGAIN}") from error
+    if (pixels.dtype, pixels.ndim, pixels.shape, pixels.flags.c_contiguous) != (np.uint8, 4, description.shape, True):
+        raise InputError(f"{path} is not what {beside.name} says{AGAIN}")
     whole = labels.dtype == np.int64 and labels.shape == description.shape[:1] and labels.min() >= 0
     if description.labels is not None and not whole:
-        raise InputError(f"{path} has not one label for each image, an integer from 0: {AGAIN}")
-    return description
+        raise InputError(f"{beside} has not one label for each image, an integer from 0{AGAIN}")
+    return pixels, description

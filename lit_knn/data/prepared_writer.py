@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import io
 import json
 import math
@@ -12,15 +13,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
+from lit_knn.data.files import reading
 from lit_knn.data.image_files import check_same_size
 from lit_knn.data.image_source import Options, Source, open_source
-from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, hash_of_next, npy_path, open_prepared
+from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, npy_path, open_prepared
 
 # Images are written and recorded in blocks of this many bytes. An interruption loses at most one block.
 BLOCK_BYTES = 8 * 2**20
@@ -79,9 +81,10 @@ def write_prepared(
         header = _npy_header(planned.shape)
         done = _images_done(out, file, len(header), planned)
         _check_space(out, file, len(header) + math.prod(planned.shape))
+        file.truncate(len(header) + done * image_bytes)
         file.seek(0)
         file.write(header)
-        digest = hash_of_next(done * image_bytes, file, "Reading what is done")
+        digest = hashlib.file_digest(file, "sha256")
         for pixels in _blocks(images, planned.shape, done, block, workers):
             file.write(pixels)
             file.flush()
@@ -131,7 +134,7 @@ def _record_file(out: Path) -> Path:
 
 
 @contextmanager
-def _partial_file(out: Path) -> Iterator[BinaryIO]:
+def _partial_file(out: Path) -> Iterator[io.BufferedRandom]:
     """Open the file that becomes `out`, locked for this process."""
     path = _partial_path(out)
     if out.with_suffix(".json").exists() and not path.exists():
@@ -171,7 +174,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def _images_done(out: Path, file: BinaryIO, header_bytes: int, planned: Description) -> int:
+def _images_done(out: Path, file: io.BufferedRandom, header_bytes: int, planned: Description) -> int:
     """Return the number of images that an interrupted preparation of the same images has written to `file`.
 
     If it cannot be continued, the file and its record are emptied. Otherwise an interruption at the first new block
@@ -179,22 +182,20 @@ def _images_done(out: Path, file: BinaryIO, header_bytes: int, planned: Descript
     """
     record_file = _record_file(out)
     if record_file.exists():
-        try:
+        with reading(record_file, advice="; delete it"):
             record = json.loads(record_file.read_text(encoding="utf-8"))
-        except ValueError:
-            record = None
-        done = record.get("done") if isinstance(record, dict) and _same(record.get("origin"), planned.origin) else None
+            origin, done = record["origin"], int(record["done"])
         there = (os.fstat(file.fileno()).st_size - header_bytes) // math.prod(planned.shape[1:])
-        if type(done) is int and 0 <= done <= min(there, planned.shape[0]):
-            say(f"{out}: going on after {done:,} images")
+        if _same(origin, planned.origin) and 0 <= done <= min(there, planned.shape[0]):
+            print(f"{out}: going on after {done:,} images", file=sys.stderr)
             return done
-        say(f"{out} was begun with other images or in another way: starting again")
+        print(f"{out} was begun with other images or in another way: starting again", file=sys.stderr)
         record_file.unlink()
     file.truncate(0)
     return 0
 
 
-def _check_space(out: Path, file: BinaryIO, size: int) -> None:
+def _check_space(out: Path, file: io.BufferedRandom, size: int) -> None:
     missing = size - 512 * os.fstat(file.fileno()).st_blocks
     free = shutil.disk_usage(out.parent).free
     if missing > free:
@@ -207,8 +208,7 @@ def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, worke
 
     def read(i: int) -> np.ndarray:
         image = images.read(i)
-        advice = "" if image.shape[1:] != shape[2:] else "; --rgb makes them all RGB"
-        check_same_size("", (images.names[0], np.empty(shape[1:])), (images.names[i], image), advice)
+        check_same_size(images.names[0], shape[1:], images.names[i], image.shape)
         return image
 
     between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
@@ -222,8 +222,3 @@ def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, worke
                 pixels += image.tobytes()
                 bar.update()
             yield bytes(pixels)
-
-
-def say(line: str) -> None:
-    """Print a line to standard error, beside the progress bar."""
-    print(line, file=sys.stderr)

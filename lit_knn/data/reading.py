@@ -1,7 +1,9 @@
-"""Opens any file or folder of images as a reference set."""
+"""Reads sets of images without Lightning: any file or folder as a reference set, and the digits of scikit-learn."""
 
 import os
 from pathlib import Path
+
+import numpy as np
 
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.image_files import read_image_files
@@ -25,3 +27,14 @@ def reference_from(path: str | os.PathLike[str], index: Index | None = None, hfl
     read = read_array_file if path.suffix in (".npy", ".npz") else read_image_files
     images, labels = read(path)
     return ReferenceSet(images, index, hflip, labels)
+
+
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return scikit-learn's 1,797 handwritten digits, (N, 1, 8, 8) uint8, and their labels.
+
+    The values 0 to 16 of scikit-learn are spread over 0 to 255.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None], digits.target
