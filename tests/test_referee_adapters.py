@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from lit_knn.referee.adapters import (
     StudioPCALocality,
     StudioWiener,
 )
-from lit_knn.referee.adapters.checkout import Checkout, Origin
+from lit_knn.referee.adapters.checkout import Origin, importing
 from lit_knn.referee.adapters.ddpm import OneLevelAdapter, OneLevelScheduler, alpha_bar
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import VP
@@ -166,9 +167,9 @@ def test_every_adapter_names_a_commit_and_says_what_it_computes(adapter):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("import no_such_package_", r"needs the package no_such_package_, which is not installed"),
-        ("import training.other", r"has no module training.other: it is not complete"),
-        ("def", r"cannot be imported: SyntaxError"),
+        ("import no_such_package_", r"ModuleNotFoundError: No module named 'no_such_package_'"),
+        ("import training.other", r"ModuleNotFoundError: No module named 'training.other'"),
+        ("def", r"fails: SyntaxError"),
         ("x = 1", r"fails: AttributeError"),
         ("class KNNDenoiser:\n    def __init__(self, *a, **k): raise RuntimeError('first\\nsecond')", r"Error: first$"),
     ],
@@ -206,11 +207,11 @@ def test_two_checkouts_with_the_same_names_do_not_meet_and_leave_no_trace(tmp_pa
 def test_stand_ins_are_seen_by_the_checkout_alone(tmp_path):
     import tqdm
 
-    origin = commit(tmp_path, {"a.py": "import tqdm\nfrom importlib.util import find_spec\nspec = find_spec('tqdm')"})
+    (tmp_path / "a.py").write_text("import tqdm\nfrom importlib.util import find_spec\nspec = find_spec('tqdm')")
     stand_in = type(sys)("tqdm")
     stand_in.__spec__ = tqdm.__spec__
-    with Checkout("me", str(tmp_path), origin).importing({"tqdm": stand_in}) as load:
-        assert load("a").tqdm is stand_in
+    with importing(tmp_path, {"tqdm": stand_in}):
+        assert import_module("a").tqdm is stand_in
     assert sys.modules["tqdm"] is tqdm
 
 
@@ -236,7 +237,7 @@ def test_each_level_of_a_batch_is_computed_alone_in_small_groups():
         def __init__(self):
             pass
 
-        def _make(self, load):
+        def _make(self):
             pass
 
         def _mean_at(self, z, level):

@@ -12,7 +12,7 @@ from matplotlib.container import ErrorbarContainer
 
 from lit_knn.common.errors import InputError
 from lit_knn.referee.page import content, markdown, write_page
-from lit_knn.referee.page.command import command
+from lit_knn.referee.page.content import command
 from lit_knn.referee.page.front import pareto_front, ranked
 from lit_knn.referee.page.pictures import error_against_time, ratio_over_t
 from lit_knn.referee.page.results import read_results
@@ -35,7 +35,7 @@ def row(name="KNN", t=1.0, mse=1e-4, time=1.0, **changes):
             "reference_ms": 2,
             "ms": 2 * time,
         }
-        | {"repeats_itself": "yes", "seeded": "yes", "global_random": "no", "mutates": "no", "needs_source": "no"}
+        | {"repeats_itself": "yes", "seeded": "yes", "needs_source": "no"}
         | {"latents": 64, "repeats": 4, "batch": 32, "threads": 2, "date": "2026-01-02"}
         | changes
     )

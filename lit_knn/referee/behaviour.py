@@ -80,9 +80,6 @@ def behaviour(own: Contestant, loaded: LoadedCase, batch: int) -> dict[str, Any]
     return {
         "repeats_itself": "yes" if torch.equal(first, again) else "no",
         "seeded": "no" if torch.equal(first, other) else "yes",
-        # `check_conduct` refuses the others.
-        "global_random": "no",
-        "mutates": "no",
         "needs_source": _needs_source(own.estimator, z, t),
         "batch_gap": f"{_batch_gap(own, loaded, batch):.3g}" if own.estimator.deterministic else "",
         "small_t": _or_error(lambda: _small_t(own, loaded)),
@@ -114,9 +111,8 @@ def _batch_gap(own: Contestant, loaded: LoadedCase, batch: int) -> float:
     gaps = []
     for t in loaded.case.levels:
         z, x = loaded.z(t)[:batch], loaded.x[:batch].float()
-        whole = own.mean(z, t, x, _generator(0))[:FEW]
-        ones = [own.mean(z[i : i + 1], t, x[i : i + 1], _generator(0)) for i in range(len(whole))]
-        gaps.append((whole.double() - torch.cat(ones).double()).square().mean().item())
+        ones = [own.mean(z[i : i + 1], t, x[i : i + 1], _generator(0)) for i in range(min(FEW, len(z)))]
+        gaps.append(_mse(own.mean(z, t, x, _generator(0))[:FEW], torch.cat(ones)))
     return max(gaps)
 
 
@@ -126,7 +122,11 @@ def _small_t(own: Contestant, loaded: LoadedCase) -> float:
     z = noisy(loaded.x[:FEW], loaded.noise[:FEW], t)
     _, ids = loaded.reference.search(z, 1)
     mean = own.mean(z, t, loaded.x[:FEW].float(), _generator(0))
-    return (mean.double() - loaded.reference.gather(ids[:, 0]).double()).square().mean().item()
+    return _mse(mean, loaded.reference.gather(ids[:, 0]))
+
+
+def _mse(one: Tensor, other: Tensor) -> float:
+    return (one.double() - other.double()).square().mean().item()
 
 
 def _float16(own: Contestant, z: Tensor, t: float, x: Tensor) -> float:

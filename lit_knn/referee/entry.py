@@ -96,15 +96,11 @@ def entry_of(
     settings = _plain(made)
     if index is not None:
         settings["index"] = _plain(index)
-    module = type(made).__module__
+    module, note = type(made).__module__, str(getattr(made, "referee_note", ""))
     origin = "lit_knn" if module.startswith("lit_knn.") and not isinstance(made, OwnCallable) else "own file"
     origin = "adapter" if module.startswith(ADAPTERS) else origin
-    note = str(getattr(made, "referee_note", ""))
-    return Entry(name or _name(settings), json.dumps(settings), origin, note, make or partial(_copies, made, index))
-
-
-def _copies(estimator: Estimator, index: Index | None) -> tuple[Estimator, Index]:
-    return copy.deepcopy(estimator), exact_index() if index is None else copy.deepcopy(index)
+    copies: Make = partial(copy.deepcopy, (made, exact_index() if index is None else index))
+    return Entry(name or _name(settings), json.dumps(settings), origin, note, make or copies)
 
 
 def _plain(value: Any) -> Any:
@@ -138,13 +134,11 @@ def _class_path(kind: Any) -> str:
 def _name(settings: dict[str, Any]) -> str:
     """Return a name such as `KNN(k=256, n=64), SQ8`, with arguments that are numbers or short texts."""
     kind, index = settings["class_path"], settings.get("index")
-    shown = ", ".join(f"{key}={value}" for key, value in settings.get("init_args", {}).items() if _is_short(value))
+    arguments = settings.get("init_args", {}).items()
+    short = {key: value for key, value in arguments if isinstance(value, (int, float, str)) and len(str(value)) <= 20}
+    shown = ", ".join(f"{key}={value}" for key, value in short.items() if value is not False)
     name = (kind if is_in_file(kind) else kind.rpartition(".")[2]) + (f"({shown})" if shown else "")
     return f"{name}, {index['init_args'].get('factory') or index['class_path'].rpartition('.')[2]}" if index else name
-
-
-def _is_short(value: Any) -> bool:
-    return value not in (None, False) and isinstance(value, (int, float, str)) and len(str(value)) <= 20
 
 
 def with_own_files(arguments: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.files import locked
 from lit_knn.common.progress import progress_bar
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import KNN, DrawingEstimator, Estimator
@@ -24,7 +26,7 @@ from lit_knn.referee.behaviour import Contestant, behaviour, check_conduct
 from lit_knn.referee.cases import LoadedCase, case_named, load_case
 from lit_knn.referee.entry import Entry, Mean, entry_of
 from lit_knn.referee.memory import copy_of_set, memory_of
-from lit_knn.referee.table import PROTOCOL, Rows, add_row, check_fits, check_writable, surroundings
+from lit_knn.referee.table import COLUMNS, PROTOCOL, Rows, add_row, check_fits, surroundings
 
 Place = str | os.PathLike[str]
 BATCH = 128
@@ -95,13 +97,14 @@ def referee(
     """
     entry = estimator if isinstance(estimator, Entry) else entry_of(estimator, index, name)
     path = None if data is None else Path(data)
-    if output is None:
-        return run(entry, load_case(case_named(case), path, latents, options.cache), path, options)
-    table = Path(output)
-    check_writable(table)
     loaded = load_case(case_named(case), path, latents, options.cache)
-    check_fits(table, case, loaded.reference.fingerprint()[:12])
-    return run(entry, loaded, path, options, lambda row: add_row(table, row))
+    if output is None:
+        return run(entry, loaded, path, options)
+    table = Path(output)
+    table.parent.mkdir(parents=True, exist_ok=True)
+    with locked(table):  # It needs a folder that can be written to, which is known so before long work.
+        check_fits(table, case, loaded.reference.fingerprint()[:12])
+    return run(entry, loaded, path, options, partial(add_row, table))
 
 
 def run(
@@ -129,14 +132,15 @@ def run(
     # The first search builds the index.
     first = loaded.x[:1].float()
     own.mean(first.clone(), case.levels[0], first.clone(), keyed_generator("cpu", case.seed))
-    common: dict[str, Any] = {"setup_seconds": _known(time.perf_counter() - began)}
+    seconds = time.perf_counter() - began
     check_conduct(own, loaded)
+    common = dict.fromkeys(COLUMNS, "") | surroundings() | behaviour(own, loaded, batch)
     common |= {"protocol": PROTOCOL, "case": case.name, "data": loaded.reference.fingerprint()[:12], "N": case.N}
     common |= {"d": images.d, "name": entry.name, "settings": entry.settings, "origin": entry.origin}
     common |= {"note": entry.note, "latents": latents, "repeats": repeats, "batch": batch}
-    common |= {"threads": torch.get_num_threads(), **surroundings(), **behaviour(own, loaded, batch)}
-    common["peak_mib"] = memory_of(entry, case.name, data, batch) if options.memory else ""
-    common |= dict.fromkeys(("certified_mse", "certified_share", "certified_spread"), "")
+    common |= {"threads": torch.get_num_threads(), "setup_seconds": _known(seconds)}
+    if options.memory:
+        common["peak_mib"] = memory_of(entry, case.name, data, batch)
     contest, rows = Contest(own, loaded, batch, repeats), []
     with progress_bar(len(case.levels) * repeats * -(-latents // batch), entry.name, " batches") as bar:
         for t in case.levels:
@@ -196,20 +200,19 @@ class Contest:
         """Measure one noise level."""
         z = self.loaded.z(t)
         own, plain = self._turns(z, t, bar)
-        row: dict[str, Any] = {"t": f"{t:g}", "exact_error": self.loaded.exact.errors[t]}
-        mse = mean_and_error(own.terms.mse)
+        row: dict[str, Any] = {"t": f"{t:g}", "exact_error": self.loaded.exact.errors[t], "ms_one": self._single(z, t)}
         values = {
-            "mse": mse,
+            "mse": mean_and_error(own.terms.mse),
             "bias_sq": mean_and_error(own.terms.bias_sq_corrected),
             "variance": mean_and_error(own.terms.variance),
+            # The score is (μ − z) / t², Eq. 5.
+            "score_mse": mean_and_error(own.terms.mse / t**4),
             "mse_ratio": share_and_error(own.terms.mse, plain.terms.mse),
         }
         for key, value in values.items():
             row |= {key: value.mean, f"{key}_se": value.standard_error}
-        # The score is (μ − z) / t², Eq. 5.
-        row |= {"score_mse": mse.mean / t**4, "score_mse_se": mse.standard_error / t**4}
-        row |= _times(own.seconds, plain.seconds, len(z)) | {"ms_one": self._single(z, t)}
-        return {key: _known(value) for key, value in (row | self._certificate(z, t, mse.mean)).items()}
+        row |= _times(own.seconds, plain.seconds, len(z)) | self._certificate(z, t, row["mse"])
+        return {key: _known(value) for key, value in row.items()}
 
     def _turns(self, z: Tensor, t: float, bar: tqdm) -> tuple[Turns, Turns]:
         """Call both contestants in turns on each batch. The first call of each is not counted."""
@@ -221,7 +224,12 @@ class Contest:
             x = sources(repeat)
             for turns in both:
                 turns.seconds.append(0.0)
-            for number, rows in enumerate(self._order(repeat, len(z)).split(self.batch)):
+            # Each repeat has other batches, so that an estimator that keeps its answers gains no time.
+            order = torch.arange(len(z))
+            if repeat > 0:
+                generator = keyed_generator("cpu", self.loaded.case.seed, repeat, Stream.ORDER)
+                order = torch.randperm(len(z), generator=generator)
+            for number, rows in enumerate(order.split(self.batch)):
                 batch_z, batch_x = z[rows], x[rows]
                 # Who goes first changes from turn to turn.
                 for turns in both if (repeat + number) % 2 == 0 else both[::-1]:
@@ -231,12 +239,6 @@ class Contest:
                 bar.update()
         return both
 
-    def _order(self, repeat: int, latents: int) -> Tensor:
-        """Return other batches for each repeat, so that an estimator that keeps its answers gains no time."""
-        if repeat == 0:
-            return torch.arange(latents)
-        return torch.randperm(latents, generator=keyed_generator("cpu", self.loaded.case.seed, repeat, Stream.ORDER))
-
     def _source(self, z: Tensor, t: float) -> Callable[[int], Tensor]:
         """Return the sources of each repeat: draws from the posterior given z, if the contestant uses them."""
         if not self.own.estimator.uses_source:
@@ -244,9 +246,9 @@ class Contest:
         return posterior_source(self.loaded.reference, z, t, self.repeats, (self.loaded.case.seed,))
 
     def _call(self, contestant: Contestant, z: Tensor, t: float, x: Tensor, key: tuple[int, ...]) -> Tensor:
-        return contestant.mean(z, t, x, self._generator(key))
+        return contestant.mean(z, t, x, self._generator(*key))
 
-    def _generator(self, key: tuple[int, ...]) -> torch.Generator:
+    def _generator(self, *key: int) -> torch.Generator:
         return keyed_generator("cpu", self.loaded.case.seed, *key, Stream.ESTIMATOR)
 
     def _single(self, z: Tensor, t: float) -> float:
@@ -266,7 +268,7 @@ class Contest:
         sources, certified = self._source(z, t)(0), []
         for number, rows in enumerate(torch.arange(len(z)).split(self.batch)):
             x = sources[rows] if estimator.uses_source else None
-            certified.append(estimator.certified_mean(z[rows], t, x, self._generator((0, number))).sq_error)
+            certified.append(estimator.certified_mean(z[rows], t, x, self._generator(0, number)).sq_error)
         mean, spread = torch.cat(certified).mean().item(), torch.cat(certified).std().item()
         return {
             "certified_mse": mean,

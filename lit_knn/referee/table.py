@@ -26,7 +26,7 @@ NUMBERS = (
 COLUMNS = (
     *("protocol", "case", "data", "N", "d", "name", "settings", "origin", "note"),
     *NUMBERS,
-    *("repeats_itself", "seeded", "global_random", "mutates", "needs_source", "batch_gap", "small_t", "float16"),
+    *("repeats_itself", "seeded", "needs_source", "batch_gap", "small_t", "float16"),
     *("latents", "repeats", "batch", "threads", "python", "torch", "numpy", "faiss", "lit_knn"),
     *("cpu", "cores", "memory_gb", "date"),
 )
@@ -68,37 +68,30 @@ def read_table(path: Path) -> list[dict[str, str]]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is no table of results: it is not text in UTF-8") from error
     for row in rows:
-        if row.get("protocol", "") != str(PROTOCOL):
-            found = repr(row["protocol"]) if "protocol" in row else "none"
-            raise InputError(f"{path}: the protocol of its rows is {found}, this version's is '{PROTOCOL}'")
+        if (found := row.get("protocol")) != str(PROTOCOL):
+            raise InputError(f"{path}: the protocol of its rows is {found!r}, this version's is '{PROTOCOL}'")
     if rows and (missing := [name for name in COLUMNS if name not in rows[0]]):
         raise InputError(f"{path}: the column {missing[0]} is missing, so it is no table of results")
     return rows
 
 
-def check_fits(path: Path, case: str, data: str) -> None:
-    """Refuse a table that has rows of this case with other data."""
-    for row in read_table(path):
-        if row["case"] == case and row["data"] != data:
-            raise InputError(f"{path}: its rows of case {case} are of the data {row['data']}, these are {data}")
-
-
-def check_writable(path: Path) -> None:
-    """Check, before long work, that a table can be read and replaced.
+def check_fits(path: Path, case: str, data: str) -> Rows:
+    """Return the rows of a table that can take more of a case.
 
     Raises:
-        InputError: it is no table of results.
-        OSError: it is a folder, or its folder cannot be written to.
+        InputError: it is no table of results, or has rows of this case with other data.
+        OSError: it is a folder, or cannot be read.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path):
-        read_table(path)
+    rows = read_table(path)
+    for row in rows:
+        if row["case"] == case and row["data"] != data:
+            raise InputError(f"{path}: its rows of case {case} are of the data {row['data']}, these are {data}")
+    return rows
 
 
 def add_row(path: Path, row: Mapping[str, Any]) -> None:
     """Add a row to a table. It replaces a row of the same `IDENTITY`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path):
-        check_fits(path, row["case"], row["data"])
-        others = [old for old in read_table(path) if any(old[name] != str(row[name]) for name in IDENTITY)]
+        rows = check_fits(path, row["case"], row["data"])
+        others = [old for old in rows if any(old[name] != str(row[name]) for name in IDENTITY)]
         write_rows(path, [{name: one[name] for name in COLUMNS} for one in (*others, row)])

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError, first_line, prefixed
 from lit_knn.estimators import Estimator
-from lit_knn.referee.adapters.checkout import Checkout, Load, Origin
+from lit_knn.referee.adapters.checkout import Origin, checked, importing
 from lit_knn.reference import ReferenceSet
 
 
@@ -41,7 +41,8 @@ class Adapter(Estimator):
 
     def __init__(self, checkout: str) -> None:
         self.checkout = checkout
-        self._code = Checkout(type(self).__name__, checkout, self.origin)
+        with prefixed(type(self).__name__):
+            self._root = checked(checkout, self.origin)
 
     def bind(self, reference: ReferenceSet) -> Self:
         """Import the checkout and hand the images to its code."""
@@ -61,14 +62,13 @@ class Adapter(Estimator):
             raise InputError(f"{name}: its code needs uint8 images, got {dtype}")
         if self.needs_square and (len(shape) != 3 or shape[1] != shape[2]):
             raise InputError(f"{name}: its code needs square images (C, H, H), got {shape}")
-        with self._code.importing(self._stand_ins()) as load, self._failures_in_one_line():
-            return self._make(load)
+        with importing(self._root, self._stand_ins()), self._failures_in_one_line():
+            return self._make()
 
     @abstractmethod
-    def _make(self, load: Load) -> Any:
-        """Make the object of the checkout's code from `self.reference`. `load` imports a module of the checkout."""
+    def _make(self) -> Any:
+        """Make the object of the checkout's code from `self.reference`. `import_module` finds its modules here."""
 
-    @abstractmethod
     def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
         """Compute the posterior mean by the checkout's code, as z.
 
@@ -77,6 +77,7 @@ class Adapter(Estimator):
             t: (B,), float64.
             x: (B, *shape), float32, the source of each z; None unless `uses_source`.
         """
+        return self.theirs(z, t.float())
 
     def _stand_ins(self) -> Mapping[str, ModuleType]:
         """Return modules that replace packages which the checkout imports, but which do not enter the estimate."""

@@ -1,19 +1,17 @@
-"""Reads modules of another project from a checkout that the user names, and leaves no trace in this process."""
+"""Imports modules of another project from a checkout that the user names, and leaves no trace in this process."""
 
 import importlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lit_knn.common.errors import InputError, first_line
-
-Load = Callable[[str], ModuleType]
-"""Imports a module of the checkout by its name there."""
+from lit_knn.common.errors import InputError
 
 _lock = threading.RLock()
 
@@ -32,78 +30,62 @@ class Origin(NamedTuple):
     folder: str = "."
 
 
-class Checkout:
-    """A checkout of another project. It is read, never written.
-
-    Args:
-        owner: name for messages.
-        path: folder of the checkout.
-        origin: the version that is expected there.
+def checked(path: str, origin: Origin) -> Path:
+    """Return the folder that modules are imported from.
 
     Raises:
-        InputError: the folder is missing, is at another commit, or has changed files.
+        InputError: `path` is no folder, is no checkout, is at another commit, or has changed files.
     """
+    folder, found = Path(path).expanduser().resolve(), "no folder"
+    if folder.is_dir():
+        git = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
+        done = subprocess.run([*git, "--exclude", "*"], capture_output=True, text=True)
+        found = done.stdout.strip() or f"no checkout ({' '.join(done.stderr.split())})"
+    if found != origin.commit:
+        expected = f"expected a checkout of {origin.repository} at commit {origin.commit[:12]}"
+        raise InputError(f"checkout={path} is {found}; {expected}")
+    return folder / origin.folder
 
-    def __init__(self, owner: str, path: str, origin: Origin) -> None:
-        self.owner, self.origin = owner, origin
-        self.path = Path(path).expanduser().resolve()
-        found = commit_of(self.path)
-        if found != origin.commit:
-            expected = f"expected a checkout of {origin.repository} at commit {origin.commit[:12]}"
-            raise InputError(f"{owner}: checkout={path} is {found}; {expected}")
 
-    @contextmanager
-    def importing(self, stand_ins: Mapping[str, ModuleType]) -> Iterator[Load]:
-        """Import modules of the checkout inside the block, also those that its own functions import.
+@contextmanager
+def importing(root: Path, stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Import modules below a folder inside the block, also those that its own functions import. It is never written.
 
-        After the block `sys.path` and `sys.modules` are as before, except for installed packages that were loaded. The
-        modules live on through what refers to them, so several checkouts with modules of the same name can be used.
+    After the block `sys.path` and `sys.modules` are as before, except for installed packages that were loaded. The
+    modules live on through what refers to them, so several checkouts with modules of the same name can be used.
 
-        Args:
-            stand_ins: modules that replace installed packages inside the block, by name.
-        """
-        root = self.path / self.origin.folder
-        own = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"}
-        scoped = own | {name.partition(".")[0] for name in stand_ins}
-        with _lock:
-            before = _take_out(scoped)
-            path, bytecode, finders = sys.path[:], sys.dont_write_bytecode, set(sys.path_importer_cache)
-            sys.path.insert(0, str(root))
-            sys.modules.update(stand_ins)
-            sys.dont_write_bytecode = True
-            importlib.invalidate_caches()
-            try:
-                yield lambda name: self._load(name, own)
-            finally:
-                _take_out(scoped)
-                sys.modules.update(before)
-                sys.path[:] = path
-                sys.dont_write_bytecode = bytecode
-                for entry in set(sys.path_importer_cache) - finders:
-                    if Path(entry).is_relative_to(self.path):
-                        del sys.path_importer_cache[entry]
-
-    def _load(self, name: str, own: set[str]) -> ModuleType:
+    Args:
+        root: the folder.
+        stand_ins: modules that replace installed packages inside the block, by name.
+    """
+    scoped = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"}
+    scoped |= {name.partition(".")[0] for name in stand_ins}
+    with _lock:
+        before = _take_out(scoped)
+        path, bytecode, finders = sys.path[:], sys.dont_write_bytecode, set(sys.path_importer_cache)
+        sys.path.insert(0, str(root))
+        sys.modules.update(stand_ins)
+        sys.dont_write_bytecode = True
+        importlib.invalidate_caches()
         try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            missing = error.name or str(error)
-            if missing.partition(".")[0] in own:
-                raise InputError(f"{self.owner}: {self.path} has no module {missing}: it is not complete") from error
-            package = f"the package {missing}, which is not installed"
-            raise InputError(f"{self.owner}: {name} in {self.path} needs {package}") from error
-        except Exception as error:
-            told = f"{type(error).__name__}: {first_line(error)}"
-            raise InputError(f"{self.owner}: {name} in {self.path} cannot be imported: {told}") from error
+            yield
+        finally:
+            _take_out(scoped)
+            sys.modules.update(before)
+            sys.path[:] = path
+            sys.dont_write_bytecode = bytecode
+            for entry in set(sys.path_importer_cache) - finders:
+                if Path(entry).is_relative_to(root):
+                    del sys.path_importer_cache[entry]
 
 
-def commit_of(folder: Path) -> str:
-    """Return the commit of a checkout, with "-dirty" if files were changed; or in words why Git does not know it."""
-    if not folder.is_dir():
-        return "no folder"
-    git = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
-    done = subprocess.run([*git, "--exclude", "*"], capture_output=True, text=True)
-    return done.stdout.strip() or f"no checkout ({' '.join(done.stderr.split())})"
+def stand_in(name: str, **members: Any) -> ModuleType:
+    """Make a module that replaces an installed one."""
+    module = ModuleType(name)
+    # Libraries ask for the spec to learn whether a package is installed.
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(members)
+    return module
 
 
 def _take_out(names: set[str]) -> dict[str, ModuleType]:

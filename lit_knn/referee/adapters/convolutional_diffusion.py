@@ -1,14 +1,15 @@
 """The equivariant local score of Kamb and Ganguli (github.com/Kambm/convolutional_diffusion)."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators.counts import check_count
-from lit_knn.referee.adapters.checkout import Load, Origin
+from lit_knn.estimators.counts import Count, check_count
+from lit_knn.referee.adapters.checkout import Origin
 from lit_knn.referee.adapters.ddpm import Loader, OneLevelAdapter, alpha_bar
 
 # Their code holds (latents · images · positions² · channels) float32: 16 images of 32x32 pixels need 0.1 GB per z.
@@ -46,18 +47,19 @@ class KambEquivariant(OneLevelAdapter):
     deterministic = True
     # From patches as large as the images on, their code divides (B, C, H, W) by (B, H, W), and shares a maximum of the
     # exponents among the batch: it is right for one latent alone.
-    rows = 1
+    rows = Count(1)
+    loader_batch = Count(LOADER_BATCH)
 
     def __init__(self, checkout: str, size: int, loader_batch: int = LOADER_BATCH) -> None:
         super().__init__(checkout)
         self.size = check_count("KambEquivariant", "size", size)
         if size < 3 or size % 2 == 0:
             raise InputError(f"KambEquivariant: size must be odd and at least 3, got {size}")
-        self.loader_batch = check_count("KambEquivariant", "loader_batch", loader_batch)
+        self.loader_batch = loader_batch
 
-    def _make(self, load: Load) -> Any:
+    def _make(self) -> Any:
         # Their data loader needs a data set with a length, but only its batches are read.
-        made = load("utils.idealscore").LocalEquivBordersScoreModule
+        made = import_module("utils.idealscore").LocalEquivBordersScoreModule
         model = made([()], kernel_size=self.size, batch_size=self.loader_batch, schedule=lambda beta: beta)
         model.trainloader = model.local_module.trainloader = LabelledLoader(self.reference, self.loader_batch)
         return model

@@ -7,17 +7,18 @@ table of one entry, the level of the call, so no level is rounded to a timestep.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.machinery import ModuleSpec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_knn.estimators.counts import Count
 from lit_knn.referee.adapters.adapter import Adapter
+from lit_knn.referee.adapters.checkout import stand_in
 from lit_knn.reference import ReferenceSet
-
-LATENTS = 16
 
 
 def alpha_bar(t: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ class OneLevelAdapter(Adapter):
 
     needs_square = True
 
-    rows = LATENTS
+    rows = Count(16)
     """Latents per call of the code."""
 
     @abstractmethod
@@ -51,10 +52,21 @@ class DDPMAdapter(OneLevelAdapter):
     def _stand_ins(self) -> Mapping[str, ModuleType]:
         # `omegaconf` reads config files, `tqdm` draws progress bars.
         return {
-            "diffusers": _module("diffusers", DDIMScheduler=OneLevelScheduler),
-            "omegaconf": _module("omegaconf", OmegaConf=None),
-            "tqdm": _module("tqdm", tqdm=_without_a_bar),
+            "diffusers": stand_in("diffusers", DDIMScheduler=OneLevelScheduler),
+            "omegaconf": stand_in("omegaconf", OmegaConf=None),
+            "tqdm": stand_in("tqdm", tqdm=_without_a_bar),
         }
+
+    def _trained(self, made: Any, batch: int, paths: Iterable[str], params: dict[str, Any]) -> Any:
+        """Make and train a denoiser, whose loader has this batch size. What it writes to `paths` is thrown away."""
+        channels, _, resolution = self.reference.shape
+        loader = Loader(self.reference, batch)
+        data = SimpleNamespace(name="reference", dataloader=loader, resolution=resolution, in_channels=channels)
+        with TemporaryDirectory() as folder:
+            params = {name: str(Path(folder) / "new") for name in paths} | params
+            model = made(data, str(self.reference.device), num_steps=1, params=params)
+            model.train(data)
+        return model
 
     def _mean_at(self, z: Tensor, level: Tensor) -> Tensor:
         scale = self.theirs.scheduler.set_level(level)
@@ -89,21 +101,6 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         for _, x in self.reference.chunks(self.rows):
             yield x
-
-
-def bundle(reference: ReferenceSet, rows: int) -> SimpleNamespace:
-    """Describe a reference set as these projects describe a data set; `rows` is the batch size of its loader."""
-    channels, _, resolution = reference.shape
-    loader = Loader(reference, rows)
-    return SimpleNamespace(name="reference", dataloader=loader, resolution=resolution, in_channels=channels)
-
-
-def _module(name: str, **members: Any) -> ModuleType:
-    module = ModuleType(name)
-    # Libraries ask for the spec to learn whether a package is installed.
-    module.__spec__ = ModuleSpec(name, None)
-    vars(module).update(members)
-    return module
 
 
 def _without_a_bar(iterable: Iterable[Any], **_: Any) -> Iterable[Any]:

@@ -1,13 +1,12 @@
 """The denoiser of GoldDiff (github.com/shangxinyi/GoldDiff)."""
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from importlib import import_module
 from typing import Any
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import check_count
-from lit_knn.referee.adapters.checkout import Load, Origin
-from lit_knn.referee.adapters.ddpm import LATENTS, DDPMAdapter, bundle
+from lit_knn.referee.adapters.checkout import Origin
+from lit_knn.referee.adapters.ddpm import DDPMAdapter
 
 # Its configurations for CIFAR-10 and MNIST set k_min = N/20 and k_max = N/10.
 MIN_SHARE, MAX_SHARE = 20, 10
@@ -25,7 +24,7 @@ class GoldDiff(DDPMAdapter):
         k_max: images averaged at large t, and found by the coarse search; null for N/10.
         low_res_dim: side of the small images of the coarse search; 0 for half of the images' side.
         mask_threshold: see `StudioPCALocality`; 0.03 for CIFAR-10.
-        rows: latents per call of its code.
+        rows: latents per call of its code; null for 16.
     """
 
     origin = Origin("https://github.com/shangxinyi/GoldDiff", "4c0ba1dcff74f84b4c6d8ead2c3ebc812bbfc786")
@@ -41,7 +40,7 @@ class GoldDiff(DDPMAdapter):
         k_max: int | None = None,
         low_res_dim: int = 0,
         mask_threshold: float = 0.02,
-        rows: int = LATENTS,
+        rows: int | None = None,
     ) -> None:
         super().__init__(checkout)
         for option, value in (("k_min", k_min), ("k_max", k_max)):
@@ -49,21 +48,16 @@ class GoldDiff(DDPMAdapter):
                 check_count("GoldDiff", option, value)
         self.k_min, self.k_max = k_min, k_max
         self.low_res_dim, self.mask_threshold = low_res_dim, mask_threshold
-        self.rows = check_count("GoldDiff", "rows", rows)
+        self.rows = rows
 
-    def _make(self, load: Load) -> Any:
-        with TemporaryDirectory() as folder:
-            params = {
-                "wiener_path": str(Path(folder) / "new"),
-                "k_min": self._share("k_min", self.k_min, MIN_SHARE),
-                "k_max": self._share("k_max", self.k_max, MAX_SHARE),
-                "low_res_dim": self.low_res_dim,
-                "mask_threshold": self.mask_threshold,
-            }
-            data, device = bundle(self.reference, LOADER_BATCH), str(self.reference.device)
-            model = load("methods.ours").OursDenoiser(data, device, num_steps=1, params=params)
-            model.train(data)
-        return model
+    def _make(self) -> Any:
+        params = {
+            "k_min": self._share("k_min", self.k_min, MIN_SHARE),
+            "k_max": self._share("k_max", self.k_max, MAX_SHARE),
+            "low_res_dim": self.low_res_dim,
+            "mask_threshold": self.mask_threshold,
+        }
+        return self._trained(import_module("methods.ours").OursDenoiser, LOADER_BATCH, ["wiener_path"], params)
 
     def _share(self, option: str, given: int | None, share: int) -> int:
         """Return a given number of images, or N/share. Their code would take down a larger number than N."""

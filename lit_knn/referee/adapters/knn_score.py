@@ -1,6 +1,7 @@
 """The denoisers of the paper's authors (github.com/plai-group/knn-score)."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch.utils.data import Dataset
 
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, Count, of_images
 from lit_knn.referee.adapters.adapter import Adapter
-from lit_knn.referee.adapters.checkout import Load, Origin
+from lit_knn.referee.adapters.checkout import Origin
 from lit_knn.reference import ReferenceSet
 
 ORIGIN = Origin("https://github.com/plai-group/knn-score", "3b4c85d5684ed5ad359c5f743bf59936b7ce868f")
@@ -38,12 +39,9 @@ class KNNScore(Adapter):
         super().__init__(checkout)
         self.k, self.n, self.quantize = k, n, quantize
 
-    def _make(self, load: Load) -> Any:
-        made = load(MODULE).KNNDenoiser
+    def _make(self) -> Any:
+        made = import_module(MODULE).KNNDenoiser
         return made(Pixels(self.reference), ref_size=self.n, k=self.k, gpu=False, quantize=self.quantize)
-
-    def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
-        return self.theirs(z, t.float())
 
 
 class KNNScoreSTF(Adapter):
@@ -68,8 +66,8 @@ class KNNScoreSTF(Adapter):
         super().__init__(checkout)
         self.n, self.shared = n, shared
 
-    def _make(self, load: Load) -> Any:
-        return load(MODULE).STFDenoiser(Pixels(self.reference), ref_size=self.n, use_batch_as_ref=self.shared)
+    def _make(self) -> Any:
+        return import_module(MODULE).STFDenoiser(Pixels(self.reference), ref_size=self.n, use_batch_as_ref=self.shared)
 
     def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
         return self.theirs(z, t.float(), x)
@@ -88,8 +86,6 @@ class Pixels(Dataset[tuple[Any, int]]):
         return len(self.images) * (2 if self.hflip else 1)
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
-        for image in self.images:
-            yield image.cpu().numpy(), 0
-        if self.hflip:
+        for mirrored in (False, True) if self.hflip else (False,):
             for image in self.images:
-                yield image.flip(-1).cpu().numpy(), 0
+                yield (image.flip(-1) if mirrored else image).cpu().numpy(), 0

@@ -1,15 +1,16 @@
 """Denoisers of Patch Set Posterior Composites (github.com/plai-group/pspc)."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators.counts import check_count
+from lit_knn.estimators.counts import Count, check_count
 from lit_knn.referee.adapters.adapter import Adapter
-from lit_knn.referee.adapters.checkout import Load, Origin
+from lit_knn.referee.adapters.checkout import Origin
 from lit_knn.referee.adapters.ddpm import OneLevelAdapter
 from lit_knn.referee.adapters.knn_score import Pixels
 
@@ -28,11 +29,8 @@ class PSPCEmpirical(Adapter):
     referee_note = "The posterior mean over all images, streamed in float32 in batches of 100 images."
     deterministic = True
 
-    def _make(self, load: Load) -> Any:
-        return load(MODULE).EmpiricalDenoiser(Pixels(self.reference))
-
-    def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
-        return self.theirs(z, t.float())
+    def _make(self) -> Any:
+        return import_module(MODULE).EmpiricalDenoiser(Pixels(self.reference))
 
 
 class PSPCSquare(OneLevelAdapter):
@@ -51,7 +49,7 @@ class PSPCSquare(OneLevelAdapter):
     )
     deterministic = True
     # Its code takes the patch size of the first z of a batch, so a batch has one level; it may be of any size.
-    rows = 2**62
+    rows = Count(2**62)
 
     def __init__(self, checkout: str, patch_sizes: Sequence[int]) -> None:
         super().__init__(checkout)
@@ -59,11 +57,11 @@ class PSPCSquare(OneLevelAdapter):
         if len(self.patch_sizes) < 2:
             raise InputError(f"PSPCSquare: patch_sizes must have at least two sizes, got {patch_sizes}")
 
-    def _make(self, load: Load) -> Any:
+    def _make(self) -> Any:
         side = self.reference.shape[-1]
         if max(self.patch_sizes) > side:
             raise InputError(f"PSPCSquare: patch_sizes has {max(self.patch_sizes)}, the images have only {side} pixels")
-        return load(MODULE).PSPCSquareDenoiser(Pixels(self.reference), torch.tensor(self.patch_sizes))
+        return import_module(MODULE).PSPCSquareDenoiser(Pixels(self.reference), torch.tensor(self.patch_sizes))
 
     def _mean_at(self, z: Tensor, level: Tensor) -> Tensor:
         return self.theirs(z, level.float().expand(len(z)))

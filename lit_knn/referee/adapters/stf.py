@@ -1,5 +1,6 @@
 """The target of the stable target field by its authors (github.com/Newbeeer/stf)."""
 
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import DEFAULT_N, Count, of_images
 from lit_knn.referee.adapters.adapter import Adapter
-from lit_knn.referee.adapters.checkout import Load, Origin
+from lit_knn.referee.adapters.checkout import Origin, stand_in
 
 
 class STFTarget(Adapter):
@@ -38,13 +39,11 @@ class STFTarget(Adapter):
 
     def _stand_ins(self) -> dict[str, ModuleType]:
         # Their decorator, which stores source text in pickles, needs more packages and computes nothing.
-        package, persistence = ModuleType("torch_utils"), ModuleType("torch_utils.persistence")
-        vars(persistence)["persistent_class"] = lambda cls: cls
-        vars(package)["persistence"] = persistence
-        return {"torch_utils": package, "torch_utils.persistence": persistence}
+        persistence = stand_in("torch_utils.persistence", persistent_class=lambda cls: cls)
+        return {"torch_utils": stand_in("torch_utils", persistence=persistence), persistence.__name__: persistence}
 
-    def _make(self, load: Load) -> Any:
-        return load("training.loss").EDMLoss()
+    def _make(self) -> Any:
+        return import_module("training.loss").EDMLoss()
 
     def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
         if x is None:

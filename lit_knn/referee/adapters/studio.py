@@ -1,12 +1,11 @@
 """Denoisers of Analytic Diffusion Studio (github.com/analytic-diffusion/analytic-diffusion-studio)."""
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from importlib import import_module
 from typing import Any, ClassVar
 
-from lit_knn.estimators.counts import Count, check_count, of_images
-from lit_knn.referee.adapters.checkout import Load, Origin
-from lit_knn.referee.adapters.ddpm import LATENTS, DDPMAdapter, bundle
+from lit_knn.estimators.counts import Count, of_images
+from lit_knn.referee.adapters.checkout import Origin
+from lit_knn.referee.adapters.ddpm import DDPMAdapter
 
 REPOSITORY = "https://github.com/analytic-diffusion/analytic-diffusion-studio"
 LOADER_BATCH = 512
@@ -19,23 +18,17 @@ class _Studio(DDPMAdapter):
     model: ClassVar[str]
     class_name: ClassVar[str]
     deterministic = True
-    loader_batch = LOADER_BATCH
+    loader_batch = Count(LOADER_BATCH)
+    params: ClassVar[tuple[str, ...]] = ()
+    """Options that are handed to it."""
 
-    def _params(self) -> dict[str, Any]:
-        return {}
-
-    def _make(self, load: Load) -> Any:
-        module = load(f"local_diffusion.models.{self.model}")
-        data = bundle(self.reference, self.loader_batch)
-        with TemporaryDirectory() as folder:
-            paths = {name: str(Path(folder) / "new") for name in ("index_path", "wiener_path")}
-            made = getattr(module, self.class_name)
-            model = made(data, str(self.reference.device), num_steps=1, params={**paths, **self._params()})
-            # The index and a copy of the images would be written only to be deleted.
-            if hasattr(module, "save_optimal_index"):
-                vars(module)["save_optimal_index"] = lambda *_: None
-            model.train(data)
-        return model
+    def _make(self) -> Any:
+        module = import_module(f"local_diffusion.models.{self.model}")
+        # The index and a copy of the images would be written only to be deleted.
+        if hasattr(module, "save_optimal_index"):
+            vars(module)["save_optimal_index"] = lambda *_: None
+        params = {name: getattr(self, name) for name in self.params}
+        return self._trained(getattr(module, self.class_name), self.loader_batch, ["index_path", "wiener_path"], params)
 
 
 class StudioOptimal(_Studio):
@@ -44,23 +37,19 @@ class StudioOptimal(_Studio):
     Args:
         checkout: folder of a checkout of Analytic Diffusion Studio.
         num_neighbors: images averaged per z; null for their 2000, or N if that is less.
-        rows: latents per call of its code, which holds an array (rows, num_neighbors, d) in float32.
+        rows: latents per call of its code, which holds an array (rows, num_neighbors, d) in float32; null for 16.
     """
 
     referee_note = (
         "Softmax over the num_neighbors nearest images alone (2,000 by default), with FAISS's float32 distances as "
         "likelihoods: the rest of the set has weight 0, so it is biased where the posterior is wide."
     )
-    model, class_name = "optimal", "OptimalDenoiser"
+    model, class_name, params = "optimal", "OptimalDenoiser", ("num_neighbors",)
     num_neighbors = Count(2000, of_images)
 
-    def __init__(self, checkout: str, num_neighbors: int | None = None, rows: int = LATENTS) -> None:
+    def __init__(self, checkout: str, num_neighbors: int | None = None, rows: int | None = None) -> None:
         super().__init__(checkout)
-        self.num_neighbors = num_neighbors
-        self.rows = check_count(type(self).__name__, "rows", rows)
-
-    def _params(self) -> dict[str, Any]:
-        return {"num_neighbors": self.num_neighbors}
+        self.num_neighbors, self.rows = num_neighbors, rows
 
 
 class StudioWiener(_Studio):
@@ -75,7 +64,7 @@ class StudioWiener(_Studio):
         "d × d matrices per call; it is not a posterior mean over the images."
     )
     model, class_name = "wiener", "DenoisingWiener"
-    rows = 2**62
+    rows = Count(2**62)
 
 
 class StudioPCALocality(_Studio):
@@ -89,24 +78,17 @@ class StudioPCALocality(_Studio):
             for CIFAR-10.
         mask_threshold: share of the mask's largest entry below which entries are 0; their default is 0.02, and 0.05
             for CIFAR-10. At 0 the mask stays as it is.
-        rows: latents per call of its code.
+        rows: latents per call of its code; null for 16.
     """
 
     referee_note = (
         "Per pixel, a softmax of distances in a neighbourhood of correlated pixels, averaged over the batches of the "
         "data loader with equal weights: with one image per batch it is the data mean at every t."
     )
-    model, class_name = "pca_locality", "PCALocalityDenoiser"
+    model, class_name, params = "pca_locality", "PCALocalityDenoiser", ("mask_threshold",)
 
     def __init__(
-        self, checkout: str, loader_batch: int | None = None, mask_threshold: float = 0.02, rows: int = LATENTS
+        self, checkout: str, loader_batch: int | None = None, mask_threshold: float = 0.02, rows: int | None = None
     ) -> None:
         super().__init__(checkout)
-        name = type(self).__name__
-        given = LOADER_BATCH if loader_batch is None else loader_batch
-        self.loader_batch = check_count(name, "loader_batch", given)
-        self.mask_threshold = mask_threshold
-        self.rows = check_count(name, "rows", rows)
-
-    def _params(self) -> dict[str, Any]:
-        return {"mask_threshold": self.mask_threshold}
+        self.loader_batch, self.mask_threshold, self.rows = loader_batch, mask_threshold, rows

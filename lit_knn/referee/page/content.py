@@ -1,9 +1,12 @@
 """The Markdown of a page: what was measured, the ranking, and all that stands behind it."""
 
+import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from lit_knn.referee.page.command import command
+from lit_knn.referee.cases import CASES
 from lit_knn.referee.page.front import ROUNDING, Ranked
 from lit_knn.referee.page.markdown import (
     MISSING,
@@ -84,14 +87,20 @@ def facts(results: Results) -> str:
 
     case, dates = results.facts, [date[:10] for date in results.distinct("date")]
     items = {
-        "Data:": f"N = {_commas(case['N'])}, d = {_commas(case['d'])}, fingerprint {case['data']}",
+        "Data:": f"N = {int(case['N']):,}, d = {int(case['d']):,}, fingerprint {case['data']}",
         "Noise levels:": f"t = {', '.join(f'{t:g}' for t in results.levels)}",
         "Protocol": f"{each('protocol')}: {each('latents')} latents at each t, {each('repeats')} estimates of each, in "
         f"batches of {each('batch')}",
     }
     if known := [value for entry in results.entries for value in entry.values("exact_error")]:
         items["Exact means:"] = f"known to a mean squared error of {error(max(known))} or less"
-    items |= _machines(results)
+    for machine in results.machines:
+        cpu, cores, memory, threads = machine
+        text = f"{cpu or 'unknown CPU'}, {cores} cores, {memory} GB, threads used: {threads}"
+        own = [entry for entry in results.entries if entry.machine == machine]
+        if ms := [value for entry in own for value in entry.values("reference_ms")]:
+            text += f"; the reference estimator takes {ratio(min(ms))} to {ratio(max(ms))} ms per z"
+        items[f"Machine {results.letter(machine)}:" if len(results.machines) > 1 else "Machine:"] = text
     items["Versions:"] = "; ".join(f"{name} {each(name)}" for name in VERSIONS if results.distinct(name))
     items["Measured:"] = " to ".join(sorted({min(dates), max(dates)})) if dates else "no date"
     if len(results.machines) > 1:
@@ -101,34 +110,20 @@ def facts(results: Results) -> str:
     return "\n".join(f"- **{name}** {escaped(text)}" for name, text in items.items())
 
 
-def _machines(results: Results) -> dict[str, str]:
-    items = {}
-    for machine in results.machines:
-        cpu, cores, memory, threads = machine
-        text = f"{cpu or 'unknown CPU'}, {cores} cores, {memory} GB, threads used: {threads}"
-        own = [entry for entry in results.entries if entry.machine == machine]
-        if ms := [value for entry in own for value in entry.values("reference_ms")]:
-            text += f"; the reference estimator takes {ratio(min(ms))} to {ratio(max(ms))} ms per z"
-        items[f"Machine {results.letter(machine)}:" if len(results.machines) > 1 else "Machine:"] = text
-    return items
-
-
 def ranking(results: Results, entries: Entries) -> str:
     """Write the main table: front, times, memory, and the error ratio at each noise level."""
 
-    def seconds(value: float) -> str:
-        return MISSING if math.isnan(value) else f"{value:.{0 if value >= 10 else 1}f} s"
-
-    def mib(value: float) -> str:
-        return MISSING if math.isnan(value) else f"{value:,.0f} MiB"
+    def amount(value: float, unit: str) -> str:
+        digits = 1 if unit == "s" and value < 10 else 0
+        return MISSING if math.isnan(value) else f"{value:,.{digits}f} {unit}"
 
     columns: dict[str, Callable[[Ranked], str]] = {
         "front": lambda r: cell(str(r.place or MISSING), strong=r.place == 1),
         "time": lambda r: spread(r.time, r.entry.mean("time_ratio_low"), r.entry.mean("time_ratio_high")),
         "ms per z": lambda r: ratio(r.entry.mean("ms")),
         "worst error": lambda r: ratio(r.error),
-        "set-up": lambda r: seconds(r.entry.mean("setup_seconds")),
-        "memory": lambda r: mib(r.entry.mean("peak_mib")),
+        "set-up": lambda r: amount(r.entry.mean("setup_seconds"), "s"),
+        "memory": lambda r: amount(r.entry.mean("peak_mib"), "MiB"),
     }
     return table(results, entries, columns | at_levels(results, lambda r, t: mean(r, t, "mse_ratio", ratio)))
 
@@ -142,10 +137,9 @@ def certificates(results: Results, entries: Entries) -> str:
     """Write the table of certified over actual error."""
 
     def at(r: Ranked, t: float) -> str:
-        if r.entry.value(t, "mse") < ROUNDING:
-            return "rounding"
-        spread = r.entry.value(t, "certified_spread")
-        return cell(ratio(r.entry.value(t, "certified_share")), "" if math.isnan(spread) else f"spread {ratio(spread)}")
+        share, spread = r.entry.value(t, "certified_share"), r.entry.value(t, "certified_spread")
+        small = "" if math.isnan(spread) else f"spread {ratio(spread)}"
+        return "rounding" if r.entry.value(t, "mse") < ROUNDING else cell(ratio(share), small)
 
     return table(results, entries, at_levels(results, at))
 
@@ -193,5 +187,33 @@ def commands(entries: Entries) -> list[str]:
     return parts
 
 
-def _commas(text: str) -> str:
-    return f"{int(text):,}" if text.isdigit() else text
+def command(entry: Entry) -> str | None:
+    """Return the command, with PATH for the data; None if the settings are not those of a class or function."""
+    facts = entry.facts
+    try:
+        settings = json.loads(facts["settings"])
+    except ValueError:
+        return None
+    if not _is_class(settings):
+        return None
+    words = ["lit-knn", "referee", "run", "--case", facts["case"], *_options("--estimator", settings)]
+    words += _options("--index", settings["index"]) if _is_class(settings.get("index")) else []
+    words += [word for name in ("batch", "repeats", "threads") if facts[name] for word in (f"--{name}", facts[name])]
+    case = CASES.get(facts["case"])
+    if case is not None and facts["latents"] and int(facts["latents"]) < case.latents:
+        words += ["--latents", facts["latents"]]
+    if case is not None and case.recipe is not None:
+        words += ["--data", "PATH"]
+    return shlex.join([*words, "--name", entry.name])
+
+
+def _options(option: str, value: Any) -> list[str]:
+    if _is_class(value):
+        arguments = value.get("init_args") or {}
+        parts = [word for name, part in arguments.items() for word in _options(f"{option}.{name}", part)]
+        return [option, value["class_path"], *parts]
+    return [option, value if isinstance(value, str) else json.dumps(value)]
+
+
+def _is_class(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("class_path"), str)

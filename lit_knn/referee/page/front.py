@@ -102,15 +102,9 @@ def counted_ratio(entry: Entry, t: float, results: Results) -> float:
 def reference_mse(entry: Entry, t: float, results: Results) -> float:
     """Return the reference estimator's error beside this entry, from the entry's error and its error ratio.
 
-    An entry whose ratio is 0, or whose error is rounding, takes the median over all entries: the last digits of its
-    ratio must not order entries that count as equal. The median of no errors is 0.
+    For an entry whose error is rounding it is the median over all entries: the last digits of a ratio must not order
+    entries that count as equal.
     """
-
-    def told_by(one: Entry) -> float:
-        share = one.value(t, "mse_ratio")
-        return one.value(t, "mse") / share if share > 0 else math.nan
-
-    if entry.value(t, "mse") > ROUNDING and not math.isnan(own := told_by(entry)):
-        return own
-    known = [value for one in results.entries if not math.isnan(value := told_by(one))]
-    return median(known) if known else 0.0
+    asked = [entry] if entry.value(t, "mse") > ROUNDING else results.entries
+    told = [one.value(t, "mse") / (one.value(t, "mse_ratio") or math.nan) for one in asked]
+    return median([value for value in told if not math.isnan(value)] or [0.0])

@@ -53,19 +53,6 @@ def ratio(value: float) -> str:
     return f"{rounded:.0f}" if abs(rounded) >= 10 else f"{rounded:#.2g}"
 
 
-def upper_limit(value: float, standard_error: float, sure: float = 1.0) -> float | None:
-    """Return the upper limit of a mean that may be 0, or None if it differs from 0.
-
-    Args:
-        value: the mean; an estimate of a square may be negative.
-        standard_error: of the mean; NaN if unknown.
-        sure: a mean of more standard errors than this differs from 0.
-    """
-    if math.isnan(standard_error) or value > sure * standard_error or (value == 0 == standard_error):
-        return None
-    return max(value, 0.0) + 2 * standard_error
-
-
 def table(results: Results, entries: Entries, columns: Mapping[str, Callable[[Ranked], str]]) -> str:
     """Write a table with a row for each entry; `columns` has the function that writes the cells of each column."""
     header = ["#", "estimator", *columns]
@@ -93,9 +80,8 @@ def mean(ranked: Ranked, t: float, column: str, form: Callable[[float], str] = e
         return MISSING
     # Only the ratio of the ranking shows who is on the front.
     strong = column == "mse_ratio" and t in ranked.front
-    limit = upper_limit(value, standard_error, SURE.get(column, 1.0))
-    if limit is not None:
-        return cell(f"< {form(limit)}", strong=strong)
+    if value <= SURE.get(column, 1.0) * standard_error and (value, standard_error) != (0, 0):
+        return cell(f"< {form(max(value, 0.0) + 2 * standard_error)}", strong=strong)
     return cell(form(value), f"± {form(standard_error)}" if standard_error > 0 else "", strong)
 
 

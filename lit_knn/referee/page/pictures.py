@@ -36,8 +36,8 @@ class Point(NamedTuple):
 
 def error_against_time(results: Results, entries: Sequence[Ranked]) -> Figure:
     """Draw a panel over all noise levels and one for each, with error bars and the Pareto front as steps."""
-    overall = _overall_points(results, entries)
-    at_levels = {f"t = {t:g}": _points(entries, t) for t in results.levels}
+    overall = _points(results, entries)
+    at_levels = {f"t = {t:g}": _points(results, entries, t) for t in results.levels}
     panels = {"all noise levels": overall} | at_levels
     times = _limits((time for own in panels.values() for p in own for time in (p.time, p.low, p.high)), 1.8)
     errors = _limits((p.error for own in at_levels.values() for p in own), 8)
@@ -92,27 +92,21 @@ def ratio_over_t(results: Results, entries: Sequence[Ranked]) -> Figure:
     return figure
 
 
-def _points(entries: Sequence[Ranked], t: float) -> list[Point]:
-    """List the points at one noise level, without entries whose time or error is unknown."""
-    points = []
-    for ranked in entries:
-        value = ranked.entry.value
-        time, low, high = (value(t, f"time_ratio{end}") for end in ("", "_low", "_high"))
-        points.append(Point(ranked, time, low, high, counted(value(t, "mse")), value(t, "mse_se")))
-    return [point for point in points if point.time > 0 and not math.isnan(point.error)]
-
-
-def _overall_points(results: Results, entries: Sequence[Ranked]) -> list[Point]:
-    """List mean time and worst error ratio, with the standard error of the ratio at the noise level of the worst."""
+def _points(results: Results, entries: Sequence[Ranked], t: float | None = None) -> list[Point]:
+    """List the points at a noise level, or over all of them, without entries whose time or error is unknown."""
     points = []
     for ranked in entries:
         entry, error = ranked.entry, ranked.error
-        if ranked.time > 0 and not math.isnan(error):
+        if t is None:
+            # The standard error is that of the ratio at the noise level of the worst one.
             worst = min(results.levels, key=lambda t: abs(counted_ratio(entry, t, results) - error))
             standard_error = entry.value(worst, "mse_se") / counted(reference_mse(entry, worst, results))
-            low, high = entry.mean("time_ratio_low"), entry.mean("time_ratio_high")
-            points.append(Point(ranked, ranked.time, low, high, error, standard_error))
-    return points
+            times = (ranked.time, entry.mean("time_ratio_low"), entry.mean("time_ratio_high"))
+        else:
+            error, standard_error = counted(entry.value(t, "mse")), entry.value(t, "mse_se")
+            times = (entry.value(t, "time_ratio"), entry.value(t, "time_ratio_low"), entry.value(t, "time_ratio_high"))
+        points.append(Point(ranked, *times, error, standard_error))
+    return [point for point in points if point.time > 0 and not math.isnan(point.error)]
 
 
 def _limits(values: Iterable[float], room: float) -> tuple[float | None, float | None]:
