@@ -17,12 +17,13 @@ from lit_knn.commands.referee import options_of
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
+from lit_knn.referee import referee
 from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.loading import RECORDED, record_case, recorded
 from lit_knn.referee.entry import entry_of
-from lit_knn.referee.protocol import Options, run
+from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import COLUMNS, add_row, read_table
 from lit_knn.reference import ReferenceSet
 
@@ -79,17 +80,20 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded(cache):
-    case = replace(CASES["digits"], levels=(0.5, 2, 10))
-    return load_case(replace(case, name="short"), None, 32, cache)
+    return load_case(replace(CASES["digits"], name="short", levels=(0.5, 2, 10)), None, 32, cache)
 
 
-def measured(estimator, loaded, options=QUICK):
-    return run(entry_of(estimator), loaded, None, options)
+@pytest.fixture
+def measured(loaded, cache):
+    def rows(estimator, options=QUICK):
+        return referee(estimator, loaded.case, latents=32, options=replace(options, cache=cache))
+
+    return rows
 
 
-def test_known_errors_are_found_within_their_standard_errors(loaded):
+def test_known_errors_are_found_within_their_standard_errors(measured):
     # In batches of one, equal draws in each repeat would show as a variance of 0.
-    for row in measured(Noisy(), loaded, replace(QUICK, batch=1)):
+    for row in measured(Noisy(), replace(QUICK, batch=1)):
         # 32 latents x 4 repeats x 64 dimensions: the variance is known to about 2 per cent.
         for name, truth in [("variance", SPREAD**2), ("bias_sq", SHIFT**2), ("mse", SHIFT**2 + SPREAD**2)]:
             value, error = float(row[name]), float(row[f"{name}_se"])
@@ -101,8 +105,8 @@ def test_known_errors_are_found_within_their_standard_errors(loaded):
         assert row["batch_gap"] == "" == row["certified_mse"]
 
 
-def test_the_exact_estimator_has_no_error_and_the_reference_ratio_one(loaded):
-    for row in measured(Exact(), loaded):
+def test_the_exact_estimator_has_no_error_and_the_reference_ratio_one(measured, loaded):
+    for row in measured(Exact()):
         # Its products are in float32.
         assert float(row["mse"]) < 1e-13
         assert float(row["exact_error"]) < 1e-20
@@ -111,16 +115,16 @@ def test_the_exact_estimator_has_no_error_and_the_reference_ratio_one(loaded):
         # Batches of other sizes round otherwise: two means, each within the error above.
         assert float(row["batch_gap"]) < 4e-13
     case = loaded.case
-    for row in measured(KNN(case.k, case.n), loaded):
+    for row in measured(KNN(case.k, case.n)):
         assert row["mse_ratio"] == "1"
         assert float(row["ms_low"]) <= float(row["ms"]) <= float(row["ms_high"])
         # The variance of Eq. 12 with the draws' own weights is the error to first order.
         assert 0.5 < float(row["certified_share"]) < 2
 
 
-def test_a_source_is_drawn_from_the_posterior(loaded):
+def test_a_source_is_drawn_from_the_posterior(measured, loaded):
     # One draw from the posterior has no bias, and its variance is the posterior's.
-    rows = {row["t"]: row for row in measured(OneSample(), loaded, replace(QUICK, repeats=16))}
+    rows = {row["t"]: row for row in measured(OneSample(), replace(QUICK, repeats=16))}
     assert rows["2"]["needs_source"] == "yes"
     for row in rows.values():
         assert abs(float(row["bias_sq"])) < 4 * float(row["bias_sq_se"]) + 1e-12
@@ -214,9 +218,9 @@ def fails(z, t, generator):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_bad_estimator_is_refused_in_one_line(loaded, estimator, told):
+def test_a_bad_estimator_is_refused_in_one_line(measured, estimator, told):
     with pytest.raises(InputError, match=told) as caught:
-        measured(estimator, loaded)
+        measured(estimator)
     assert "\n" not in str(caught.value)
 
 

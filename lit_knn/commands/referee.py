@@ -28,7 +28,7 @@ from lit_knn.referee.entry import entry_of, with_own_files
 from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import Rows
 
-SHOWN = ("t", "mse", "mse_se", "bias_sq", "variance", "mse_ratio", "ms", "time_ratio", "ms_one", "certified_share")
+SHOWN = ("t", "mse", "mse_se", "bias_sq", "variance", "mse_ratio", "ms", "time_ratio", "certified_share")
 
 
 def main(args: Sequence[str] | None = None) -> None:
