@@ -22,7 +22,7 @@ from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.loading import RECORDED, record_case, recorded
-from lit_knn.referee.entry import entry_of
+from lit_knn.referee.entry import about
 from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import COLUMNS, add_row, read_table
 from lit_knn.reference import ReferenceSet
@@ -318,16 +318,15 @@ def test_entries_by_class_path_config_and_own_file(tmp_path):
         (["--estimator", f"{path}:Mine", "--estimator.k=9"], KNN, {"k": 9}),
     ]:
         options = options_of(["--case", "digits", *arguments])
-        entry = entry_of(options.estimator, options.index)
-        made, _ = entry.make()
-        assert isinstance(made, kind)
-        assert settings.items() <= made.settings().items()
-        assert settings.items() <= json.loads(entry.settings)["init_args"].items()
-    assert (entry.origin, entry.note, entry.name) == ("own file", "a test", f"{path}:Mine(k=9)")
+        entry = about(options.estimator, options.index)
+        assert isinstance(options.estimator, kind)
+        assert settings.items() <= options.estimator.settings().items()
+        assert settings.items() <= json.loads(entry["settings"])["init_args"].items()
+    assert (entry["origin"], entry["note"], entry["name"]) == ("own file", "a test", f"{path}:Mine(k=9)")
     for name in ("zero", "Centre"):
-        entry = entry_of(options_of(["--case", "digits", "--estimator", f"{path}:{name}"]).estimator)
-        assert isinstance(entry.make()[0], Estimator)
-        assert json.loads(entry.settings) == {"class_path": f"{path}:{name}"}
+        estimator = options_of(["--case", "digits", "--estimator", f"{path}:{name}"]).estimator
+        assert isinstance(estimator, Estimator)
+        assert json.loads(about(estimator)["settings"]) == {"class_path": f"{path}:{name}"}
 
 
 def table_of(path):

@@ -16,7 +16,7 @@ from lit_knn.common.rng import keyed_generator
 from lit_knn.index import Index
 from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import Case
-from lit_knn.referee.entry import Entry, Make
+from lit_knn.referee.entry import Make
 from lit_knn.reference import ReferenceSet
 
 
@@ -33,14 +33,14 @@ def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
             raise InputError(f"{args[0]}: the process that measures its memory was killed") from error
 
 
-def memory_of(entry: Entry, case: Case, data: Path | None, batch: int) -> int | str:
-    """Measure the peak memory in MiB in another process; empty if the entry cannot be sent there."""
+def memory_of(name: str, make: Make, case: Case, data: Path | None, batch: int) -> int | str:
+    """Measure the peak memory in MiB in another process; empty if the estimator cannot be sent there."""
     try:
-        pickle.dumps((entry.make, case))
+        pickle.dumps((make, case))
     except Exception as error:
-        warnings.warn(f"the memory of {entry.name} is not measured: {first_line(error)}", stacklevel=2)
+        warnings.warn(f"the memory of {name} is not measured: {first_line(error)}", stacklevel=2)
         return ""
-    return in_own_process(peak_mib, entry.name, entry.make, case, data, batch)
+    return in_own_process(peak_mib, name, make, case, data, batch)
 
 
 def peak_mib(name: str, make: Make, case: Case, data: Path | None, batch: int) -> int:

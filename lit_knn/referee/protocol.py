@@ -1,9 +1,11 @@
 """The protocol: one estimator is measured on one case, in turns with the reference estimator, in one process."""
 
+import copy
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +25,7 @@ from lit_knn.metrics.estimator_error import ErrorTerms, error_terms, mean_and_er
 from lit_knn.metrics.measure import fixed_source, posterior_source
 from lit_knn.referee.behaviour import Contestant, behaviour, check_conduct
 from lit_knn.referee.cases import Case, LoadedCase, case_named, load_case
-from lit_knn.referee.entry import Entry, Mean, entry_of
+from lit_knn.referee.entry import Make, Mean, OwnCallable, about
 from lit_knn.referee.memory import copy_of_set, memory_of
 from lit_knn.referee.table import COLUMNS, PROTOCOL, Rows, add_row, check_fits, surroundings
 
@@ -64,7 +66,7 @@ DEFAULTS = Options()
 
 
 def referee(
-    estimator: Entry | Estimator | Mean | type,
+    estimator: Estimator | Mean | type,
     case: Case | str,
     name: str | None = None,
     index: Index | None = None,
@@ -72,12 +74,13 @@ def referee(
     output: Place | None = None,
     latents: int | None = None,
     options: Options = DEFAULTS,
+    make: Make | None = None,
 ) -> Rows:
     """Measure an estimator on a case.
 
     Args:
         estimator: an estimator that is not bound, a callable `(z, t, generator) -> mean`, or a class that is made from
-            the `ReferenceSet` and then called so; an `Entry` has its own name and index.
+            the `ReferenceSet` and then called so.
         case: the case or its name, such as "digits".
         name: name in the table; by default class and arguments.
         index: the index for the estimator's search; by default FAISS Flat.
@@ -85,6 +88,7 @@ def referee(
         output: a CSV file. Each row is added to it as soon as it is known, so a failure at a later level loses none.
         latents: use only the first so many latents, for a quick look.
         options: how to measure.
+        make: makes the estimator and its index again, also in another process; by default they are copied.
 
     Returns:
         One row for each noise level, with the columns of `table.COLUMNS`.
@@ -92,7 +96,9 @@ def referee(
     Raises:
         InputError: the estimator breaks a rule; data, case, or output do not fit.
     """
-    entry = estimator if isinstance(estimator, Entry) else entry_of(estimator, index, name)
+    given = estimator if isinstance(estimator, Estimator) else OwnCallable(estimator)
+    make = make or partial(copy.deepcopy, (given, exact_index() if index is None else index))
+    entry = about(given, index, name)
     case = case_named(case) if isinstance(case, str) else case
     images, table = None if data is None else Path(data), None if output is None else Path(output)
     loaded = load_case(case, images, latents, options.cache)
@@ -104,12 +110,12 @@ def referee(
         torch.set_num_threads(options.threads)
         use_threads(options.threads)
     batch = min(options.batch or BATCH, len(loaded.x))
-    own, common = _made(entry, loaded)
-    common |= behaviour(own, loaded, batch) | {"batch": batch, "threads": torch.get_num_threads()}
-    common["peak_mib"] = memory_of(entry, case, images, batch) if options.memory else ""
+    own, common = _made(entry["name"], make, loaded)
+    common |= entry | behaviour(own, loaded, batch) | {"batch": batch, "threads": torch.get_num_threads()}
+    common["peak_mib"] = memory_of(own.name, make, case, images, batch) if options.memory else ""
     common["repeats"] = repeats = options.repeats or case.repeats
     contest, rows = Contest(own, loaded, batch, repeats), []
-    with progress_bar(len(case.levels) * repeats * -(-len(loaded.x) // batch), entry.name, " batches") as bar:
+    with progress_bar(len(case.levels) * repeats * -(-len(loaded.x) // batch), own.name, " batches") as bar:
         for t in case.levels:
             rows.append(dict.fromkeys(COLUMNS, "") | common | contest.row(t, bar))
             if table is not None:
@@ -117,19 +123,18 @@ def referee(
     return rows
 
 
-def _made(entry: Entry, loaded: LoadedCase) -> tuple[Contestant, dict[str, Any]]:
+def _made(name: str, make: Make, loaded: LoadedCase) -> tuple[Contestant, dict[str, Any]]:
     """Make a contestant that obeys the rules, and the columns about it, its case and this machine."""
-    estimator, index = entry.make()
+    estimator, index = make()
     images, began = copy_of_set(loaded.reference, index), time.perf_counter()
-    own = Contestant.bound(entry.name, estimator, images)
+    own = Contestant.bound(name, estimator, images)
     # The first search builds the index.
     first = loaded.x[:1].float()
     own.mean(first.clone(), loaded.case.levels[0], first.clone(), keyed_generator("cpu", loaded.case.seed))
     seconds = time.perf_counter() - began
     check_conduct(own, loaded)
     facts = {"protocol": PROTOCOL, "case": loaded.case.name, "data": images.fingerprint()[:12], "N": images.N}
-    facts |= {"d": images.d, "name": entry.name, "settings": entry.settings, "origin": entry.origin}
-    facts |= {"note": entry.note, "latents": len(loaded.x), "setup_seconds": _known(seconds)}
+    facts |= {"d": images.d, "latents": len(loaded.x), "setup_seconds": _known(seconds)}
     return own, facts | surroundings()
 
 
