@@ -4,7 +4,6 @@ from lit_knn.callbacks.checkpoints import CheckpointByImages, LastCheckpoint
 from lit_knn.callbacks.estimator_error import EstimatorError
 from lit_knn.callbacks.fidelity import Fidelity, PixelFrechetDistance
 from lit_knn.callbacks.hybrid_sampling import HybridSampling
-from lit_knn.callbacks.hyperparameters import Hyperparameters
 from lit_knn.callbacks.mean_picture import MeanPicture
 from lit_knn.callbacks.memorisation import Memorisation
 from lit_knn.callbacks.network_agreement import NetworkAgreement
@@ -23,7 +22,6 @@ __all__ = [
     "EstimatorError",
     "Fidelity",
     "HybridSampling",
-    "Hyperparameters",
     "LastCheckpoint",
     "MeanPicture",
     "Memorisation",

@@ -12,9 +12,8 @@ from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, NonFiniteLossError
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.checkpoints import is_end_of_training, make_folder, read_training
 from lit_knn.runs.interruption import stop_signal
-from lit_knn.runs.run import is_end_of_training, make_folder
 
 
 class StepCheckpoint(Checkpoint):

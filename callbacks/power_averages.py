@@ -14,9 +14,8 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.power_averages import TrackedAverages, checked_lengths, make_snapshot
-from lit_knn.runs.checkpoints import WholeCheckpointIO
+from lit_knn.runs.checkpoints import WholeCheckpointIO, is_end_of_training, make_folder
 from lit_knn.runs.folder import SNAPSHOTS_FOLDER
-from lit_knn.runs.run import is_end_of_training, make_folder
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from main import main
-from tests.command_lines import TINY
+from tests.command_lines import DEMO, TINY
 from tests.ranks import run_main, run_torchrun
+from tests.toys import pixels
 
 ROOT = Path(__file__).parent.parent
 
@@ -100,6 +102,28 @@ def test_two_processes_train_an_edm_model_on_half_of_the_images_each(tmp_path):
     assert list(tmp_path.rglob("last.ckpt"))
 
 
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (["--data.path", "fewer.npy"], "images 150, and rank 0 with 160"),
+        (["--data.path", "others.npy"], "data "),
+        (["--data.batch_size", "16"], "batch_size 16, and rank 0 with 32"),
+        (["--model.estimator", "STF", "--model.estimator.n", "8"], "estimator STF, and rank 0 with KNN"),
+        (["--model.lr", "0.1"], "lr 0.1, and rank 0 with 0.003"),
+    ],
+)
+def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step(last, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images = pixels(160, (1, 8, 8)).numpy()
+    for name, array in {"images": images, "fewer": images[:150], "others": images[::-1]}.items():
+        np.save(f"{name}.npy", array)
+    data = ["--data", "Arrays", "--data.path", "images.npy"]
+    done = run_main(["fit", "-c", DEMO, *data, *TINY], ranks=2, check=False, last=last)
+    assert 0 not in done.codes
+    assert f"error: rank 1 trains with {said}" in done.stderr
+    assert not list(tmp_path.rglob("last.ckpt"))
+
+
 def test_torchrun_trains_the_demo(tmp_path):
     command = ["fit", "-c", ROOT / "configs/demo.yaml", "-c", ROOT / "tests/tiny.yaml", "--trainer.devices", "2"]
     command += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--model.net.channels", "8"]
@@ -148,6 +172,7 @@ def test_the_first_process_of_another_machine_says_what_that_machine_lacks(monke
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rank_zero_only, "rank", 2)
+    monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(SystemExit):
         main(["fit", "-c", str(ROOT / "configs" / "demo.yaml"), "--data", "ImageFiles", "--data.path", "no.zip"])
@@ -161,6 +186,7 @@ def test_a_process_that_fails_alone_says_why(first_goes_on, monkeypatch, tmp_pat
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rank_zero_only, "rank", 3)
+    monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "3")
     parents = [7, 7 if first_goes_on else 1]
     monkeypatch.setattr(os, "getppid", lambda: parents.pop(0))
@@ -168,6 +194,19 @@ def test_a_process_that_fails_alone_says_why(first_goes_on, monkeypatch, tmp_pat
         main(["fit", "-c", str(ROOT / "configs" / "demo.yaml"), "--data", "ImageFiles", "--data.path", "no.zip"])
     said = "error: rank 3: data.path=no.zip: no.zip does not exist" in capsys.readouterr().err.splitlines()
     assert said is first_goes_on
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
+def test_a_rank_that_is_left_in_the_environment_of_a_single_process_is_not_its_own(name, monkeypatch, tmp_path):
+    from pytorch_lightning.utilities import rank_zero_only
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # Lightning sets it when it is imported.
+    main(["fit", "-c", DEMO, *TINY])
+    (run,) = Path("runs/demo").iterdir()
+    assert {"config.yaml", "run.json"} < {path.name for path in run.iterdir()}
+    assert list(run.glob("events.out.tfevents.*"))
 
 
 def test_two_processes_measure_what_one_does(tmp_path):

@@ -47,7 +47,6 @@ TRAINING = {
     "CheckpointByImages": {"every_n_images": 32},
     "PowerAverages": {"every_n_images": 32},
     "NetworkSpeed": {"compile": False},  # The stand-in cannot compile.
-    "Hyperparameters": {},
     "StepProgressBar": {},
 }
 # Like NetworkAgreement, which takes the same path on a GPU, but for its comparison of sizes.

@@ -11,7 +11,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from lit_knn.runs.hyperparameters import of_options
+from lit_knn.commands.cli.save_config import flat
 from main import main
 from tests.command_lines import DEMO, ROOT, TINY
 
@@ -84,7 +84,7 @@ def test_options_are_plain_values():
     part = {"class_path": "lit_knn.nets.UNet", "init_args": {"multipliers": [1, 2], "attention": None, "flag": True}}
     options = {"model": {"class_path": "mine.Model", "init_args": {"net": part, "lr": 0.1}}, "trainer": {}}
     expected = {"model": "mine.Model", "net": "UNet", "net.multipliers": "[1, 2]", "net.flag": True, "lr": 0.1}
-    assert of_options(options) == expected
+    assert flat(options) == expected
 
 
 def test_wandb_gets_pictures_and_options(monkeypatch):

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_knn.callbacks import SampleGrid
 from lit_knn.commands.report import main as report
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
-from lit_knn.runs.folder import RunFolder, choose_folder, folder_of_name, next_version, version_stem
+from lit_knn.runs.folder import RunFolder, choose_folder, next_version, version_stem
 from lit_knn.runs.record import read_record
 from main import main
 
@@ -162,14 +161,21 @@ def test_no_earlier_configuration_is_replaced(tmp_path):
     assert [path.read_text() for path in run.earlier("config.yaml")] == ["config_1.yaml", "config.yaml"]
 
 
-@pytest.mark.parametrize("place", ["~", "$PLACE"])
-def test_the_folder_of_a_run_is_that_of_its_tensorboard_files(place, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", [TENSORBOARD, CSV])
+def test_a_home_is_expanded_once_for_the_logger_and_the_run(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PLACE", str(tmp_path / "place"))
-    arguments = {"save_dir": f"{place}/runs", "name": "x"}
-    for kind, written in ((TENSORBOARD, TensorBoardLogger), (CSV, CSVLogger)):
-        options = {"default_root_dir": "runs", "logger": logger(kind, **arguments)}
-        assert folder_of_name(options) / "version_0" == Path(written(**arguments, version=0).log_dir)
+    monkeypatch.setenv("PLACE", "place")
+    fit(1, *options("home", logger(kind, save_dir="~/$PLACE", name="x")))
+    (run,) = (tmp_path / "home" / "place" / "x").iterdir()
+    assert {"run.json", "metrics.csv" if kind == CSV else "config.yaml"} <= {path.name for path in run.iterdir()}
+    assert not Path("~").exists()
+
+
+def test_a_dangling_link_as_the_folder_of_runs_is_refused(capsys):
+    Path("runs").symlink_to("nowhere")
+    with pytest.raises(SystemExit):
+        fit(1)
+    assert "runs" in capsys.readouterr().err
 
 
 def test_two_loggers_share_the_folder_and_a_resumed_table_has_all_rows():
@@ -226,12 +232,6 @@ def test_the_number_is_above_those_of_the_same_name(tmp_path):
     assert (next_version(tmp_path, "stf"), next_version(tmp_path, "knn")) == ("stf_11", "knn_0")
 
 
-def test_the_number_is_new_in_the_folders_of_all_loggers(tmp_path):
-    (tmp_path / "b" / "ict_3").mkdir(parents=True)
-    loggers = [logger(CSV, save_dir=str(tmp_path), name="a"), logger(CSV, save_dir=str(tmp_path), name="b")]
-    assert choose_folder({"default_root_dir": None, "logger": loggers}, MODEL).path == tmp_path / "a" / "ict_4"
-
-
 def test_runs_that_start_together_get_folders_of_their_own(tmp_path):
     options = {"default_root_dir": str(tmp_path), "logger": True}
     start = threading.Barrier(16)
@@ -259,7 +259,7 @@ def test_a_refused_run_leaves_no_folder():
 
 def test_a_run_that_fails_later_keeps_its_files(monkeypatch):
     monkeypatch.setattr(SampleGrid, "on_validation_epoch_end", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit):
         fit(4)
     assert (RUN / "config.yaml").exists()
     assert read_rows(RUN / "fidelity.csv")

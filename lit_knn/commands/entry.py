@@ -14,7 +14,7 @@ DEBUG = "--debug"
 # These modules have parsers of their own, and print their errors. `prepare` imports no torch.
 ALONE = {
     "prepare": "lit_knn.commands.prepare",
-    "convert": "lit_knn.sampling.loading",
+    "convert": "lit_knn.commands.convert",
     "referee": "lit_knn.commands.referee",
 }
 # `cli` parses the other commands, or hands them on.

@@ -23,7 +23,7 @@ from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
 from lit_knn.runs.interruption import Interruption
-from lit_knn.runs.resumption import RUN_KEY, Bookkeeping, check_same_run, describe_run, repair_progress
+from lit_knn.runs.resumption import RUN_KEY, check_ranks, check_same_run, describe_run, repair_progress
 from lit_knn.runs.run import find_reference
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.loading import prefix_of
@@ -114,12 +114,11 @@ class EstimatorTraining(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Average the weights during training; validation and checkpoints use the averaged weights.
 
-        The other two callbacks count the batches, and end the run between two batches if it is interrupted.
+        The other callback counts the batches, and ends the run between two batches if it is interrupted.
         """
         if self.trainer.state.fn != "fit":
             return []
-        averaging = Averaging(self.trainer.strategy.root_device, self.average_decay)
-        return [averaging, Bookkeeping(), Interruption()]
+        return [Averaging(self.trainer.strategy.root_device, self.average_decay), Interruption()]
 
     def setup(self, stage: str) -> None:
         """Bind the estimator to the data's reference set, on the device of the run, and try the net on one image.
@@ -266,7 +265,14 @@ class EstimatorTraining(pl.LightningModule):
     # Logging
 
     def on_fit_start(self) -> None:
-        """Start the clock. Note the optimiser's options before Lightning loads those of a checkpoint."""
+        """Check that all ranks run the same, and start the clock.
+
+        Note the optimiser's options before Lightning loads those of a checkpoint.
+        """
+        estimator = getattr(self.estimator, "estimator", self.estimator)  # `class_conditional` wraps an estimator.
+        options = {**self.hparams, **{f"estimator.{name}": value for name, value in estimator.settings().items()}}
+        plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
+        check_ranks({**describe_run(self.trainer, self), "estimator": type(estimator).__name__, **plain})
         self.monitor.restart()
         self.checks = DeferredChecks()
         self._given_options = [

@@ -1,8 +1,10 @@
 """Writes and reads the checkpoints of a training: whole files, checked before they are used."""
 
+import os
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
@@ -82,3 +84,19 @@ def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
         if not value.isfinite().all():
             raise InputError(f"{path} has weights that are not finite: {name}")
     return checkpoint
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of checkpoints; raise InputError if it cannot be made or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: no folder of checkpoints can be made: {first_line(error)}") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder}: checkpoints cannot be written there")
+
+
+def is_end_of_training(trainer: pl.Trainer) -> bool:
+    """Tell whether this step is the last one that the options ask for."""
+    last_batch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+    return trainer.global_step == trainer.max_steps or last_batch

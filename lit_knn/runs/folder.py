@@ -140,51 +140,48 @@ class RunFolder:
             InputError: no checkpoint was found, or a configuration is missing or wrong.
         """
         own = self.path / CHECKPOINTS if folder is None else Path(folder)
-        found = kept_in(own)
-        if folder is None:
-            found = {**self._kept_before(None), **found}
+        found = self._kept(CHECKPOINTS) if folder is None else kept_in(own)
         if not found:
             raise InputError(
                 f"{own} has no checkpoint that lit_knn.callbacks.CheckpointByImages kept (images_seen=N.ckpt); "
                 "add that callback to the training"
             )
-        last = _end_of_training(own / LAST_NAME, max_steps)
-        if last is not None:
-            found.setdefault(last, own / LAST_NAME)
+        last = own / LAST_NAME
+        if max_steps > 0 and last.is_file():
+            try:
+                end = read_training(last)
+                if end["global_step"] >= max_steps:
+                    found.setdefault(int(end["images_seen"]), last)
+            except InputError as error:
+                rank_zero_warn(f"{error}; it is left out")
         return dict(sorted(found.items()))
 
     def kept_snapshots(self) -> dict[int, Path]:
         """Find the snapshots of averages of this run and of those that it was resumed from, by the images seen.
 
         Raises:
-            InputError: there is none, or a configuration is missing or wrong.
+            InputError: there is none, or a configuration is wrong.
         """
-        self.config()
-        own = self.path / SNAPSHOTS_FOLDER
-        found = {**self._kept_before(SNAPSHOTS_FOLDER), **kept_in(own)}
+        found = self._kept(SNAPSHOTS_FOLDER)
         if not found:
             raise InputError(
-                f"{own} has no snapshots of averages, which lit_knn.callbacks.PowerAverages writes; add that callback "
-                "to the training"
+                f"{self.path / SNAPSHOTS_FOLDER} has no snapshots of averages, which lit_knn.callbacks.PowerAverages "
+                "writes; add that callback to the training"
             )
-        return dict(sorted(found.items()))
+        return found
 
-    def _kept_before(self, folder: str | None) -> dict[int, Path]:
-        """Find what the earlier folders kept up to the point where this run went on.
-
-        Args:
-            folder: name of the folder in that of each run; None for the folder of the checkpoint that was resumed from.
-        """
-        found: dict[int, Path] = {}
+    def _kept(self, name: str) -> dict[int, Path]:
+        """Find what the run kept in its folder NAME, and the earlier folders up to where it went on; ascending."""
+        found = kept_in(self.path / name)
         for start, run in self.before():
             try:
                 until = read_training(start).get("images_seen", 0)
             except InputError as error:
                 rank_zero_warn(f"the run was resumed from {error}; what was kept before it is missing")
                 break
-            kept = kept_in(start.parent if folder is None else run.path / folder)
-            found = {seen: path for seen, path in kept.items() if seen <= until} | found
-        return found
+            earlier = {seen: path for seen, path in kept_in(run.path / name).items() if seen <= until}
+            found = {**earlier, **found}
+        return dict(sorted(found.items()))
 
     # Writing
 
@@ -235,11 +232,16 @@ def folder_of_name(trainer: Mapping[str, Any]) -> Path:
     Args:
         trainer: the options of the trainer, with `logger` and `default_root_dir`.
     """
-    files = _file_loggers(trainer)
-    if files:
-        return _folder_of(files[0], trainer)
-    options = next((logger.get("init_args") or {} for logger in _loggers(trainer)), {})
-    return _root(trainer) / next((str(options.get(name)) for name in NAMES if options.get(name)), DEFAULT_NAME)
+    root = trainer["default_root_dir"] or "."
+    for options in _loggers(trainer, FILE_LOGGERS):
+        return expanded(options.get("save_dir") or root) / (options.get("name", DEFAULT_NAME) or "")
+    options = next(iter(_loggers(trainer)), {})
+    return expanded(root) / next((str(options.get(name)) for name in NAMES if options.get(name)), DEFAULT_NAME)
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Replace `~` and `$NAME` in a path, as TensorBoard's logger does; the CSV logger does not."""
+    return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 def choose_folder(trainer: Mapping[str, Any], model: Mapping[str, Any], resumed_from: str | None = None) -> RunFolder:
@@ -259,31 +261,30 @@ def choose_folder(trainer: Mapping[str, Any], model: Mapping[str, Any], resumed_
         InputError: the logger's version is not the name of a folder.
     """
     parent = folder_of_name(trainer)
-    missing = tuple(path for path in (parent, *parent.parents) if not path.exists())
-    loggers = _file_loggers(trainer)
-    given = next((v for logger in loggers if (v := (logger.get("init_args") or {}).get("version")) is not None), None)
-    if given is not None:
-        version = given if isinstance(given, str) else f"version_{given}"
+    given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]
+    version = None
+    if given:
+        version = given[0] if isinstance(given[0], str) else f"version_{given[0]}"
         if version in ("", "..") or Path(version).name != version:
             raise InputError(f"trainer.logger.version must be the name of a folder, got {version!r:.80}")
-        folder = parent / version
-        made = () if folder.exists() else (folder, *missing)
-        if is_first_process():
-            folder.mkdir(parents=True, exist_ok=True)
-        return RunFolder(folder, made)
-    if resumed_from is not None:
+    elif resumed_from is not None:
         run = RunFolder(Path(resumed_from).parent.parent)
         here = (run.path / CONFIG_NAME).is_file() and run.path.resolve().parent == parent.resolve()
         if here and Path(resumed_from) == run.path / CHECKPOINTS / LAST_NAME and run.trained(model):
-            return RunFolder(parent / run.path.resolve().name)
-    others = [_folder_of(logger, trainer) for logger in loggers]
+            version = run.path.resolve().name
     while True:
-        folder = parent / next_version(parent, version_stem(model), *others)
+        folder = parent / (version or next_version(parent, version_stem(model)))
         if not is_first_process():
             return RunFolder(folder)
-        with contextlib.suppress(FileExistsError):  # Another run may have just made it.
-            folder.mkdir(parents=True)
-            return RunFolder(folder, (folder, *missing))
+        made = tuple(path for path in (folder, *folder.parents) if not path.exists())
+        parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=version is not None)
+            return RunFolder(folder, made)
+        except FileExistsError:
+            if version is not None:
+                raise  # It is a file.
+            # Another run has just made it.
 
 
 def newest_checkpoint(
@@ -338,11 +339,10 @@ def version_stem(model: Mapping[str, Any]) -> str:
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
 
 
-def next_version(parent: Path, stem: str, *others: Path) -> str:
-    """Return `stem_N` with the first number above those of the folders in `parent` and in those of other loggers."""
-    pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
-    names = (path.name for folder in {parent, *others} if folder.is_dir() for path in folder.iterdir())
-    numbers = [int(match[1]) for match in map(pattern.fullmatch, names) if match]
+def next_version(parent: Path, stem: str) -> str:
+    """Return `stem_N` with the first number above those of the folders in `parent`."""
+    names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
+    numbers = [int(match[1]) for name in names if (match := re.fullmatch(rf"{re.escape(stem)}_(\d+)", name))]
     return f"{stem}_{max(numbers, default=-1) + 1}"
 
 
@@ -352,44 +352,13 @@ def is_first_process() -> bool:
     return rank_zero_only.rank == 0 and node == "0"  # type: ignore[attr-defined]
 
 
-def _loggers(trainer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _loggers(trainer: Mapping[str, Any], kinds: tuple[type, ...] = (object,)) -> list[Mapping[str, Any]]:
+    """Return the arguments of the loggers of some kinds."""
     given = trainer["logger"]
-    return [logger for logger in (given if isinstance(given, list) else [given]) if hasattr(logger, "get")]
-
-
-def _file_loggers(trainer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the options of the loggers that write into NAME/VERSION."""
-    return [logger for logger in _loggers(trainer) if _is_a(logger, FILE_LOGGERS)]
-
-
-def _folder_of(logger: Mapping[str, Any], trainer: Mapping[str, Any]) -> Path:
-    """Return the folder in which a TensorBoard or CSV logger has its versions."""
-    options = logger.get("init_args") or {}
-    folder = Path(options.get("save_dir") or _root(trainer)) / (options.get("name", DEFAULT_NAME) or "")
-    # TensorBoard's logger replaces `~` and `$NAME` in its folder, and the CSV logger does not.
-    return Path(os.path.expandvars(folder)).expanduser() if _is_a(logger, TensorBoardLogger) else folder
-
-
-def _root(trainer: Mapping[str, Any]) -> Path:
-    return Path(trainer["default_root_dir"] or ".").expanduser()
-
-
-def _is_a(logger: Mapping[str, Any], kinds: type | tuple[type, ...]) -> bool:
-    path = logger.get("class_path")
-    return path is not None and issubclass(pkgutil.resolve_name(path), kinds)
+    loggers = [each for each in (given if isinstance(given, list) else [given]) if hasattr(each, "get")]
+    chosen = [each for each in loggers if issubclass(pkgutil.resolve_name(each["class_path"]), kinds)]
+    return [each.get("init_args") or {} for each in chosen]
 
 
 def _estimator(model: Mapping[str, Any]) -> Any:
     return (model.get("init_args") or {}).get("estimator")
-
-
-def _end_of_training(path: Path, max_steps: int) -> int | None:
-    """Return the images seen in the checkpoint at `path`; None if it cannot be read or training was not finished."""
-    if max_steps < 1 or not path.is_file():
-        return None
-    try:
-        checkpoint = read_training(path)
-    except InputError as error:
-        rank_zero_warn(f"{error}; it is left out")
-        return None
-    return int(checkpoint["images_seen"]) if checkpoint["global_step"] >= max_steps else None

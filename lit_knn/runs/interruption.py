@@ -81,8 +81,9 @@ class Interruption(pl.Callback):
         group, self._group = self._group, None
         leave(group)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Agree with the other ranks whether to stop. Callbacks that save checkpoints come after this one."""
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Count the batch, and agree with the other ranks whether to stop; checkpoints are saved after that."""
+        pl_module.finish_batch()
         if trainer.global_step == self._step:
             return  # Gradients without their step would be lost.
         self._step = trainer.global_step

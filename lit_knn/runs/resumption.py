@@ -8,6 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
+from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError
 from lit_knn.runs.checkpoints import BATCH_PROGRESS, read_training
 from lit_knn.runs.run import find_reference
@@ -26,14 +27,6 @@ MUST_AGREE = {
 }
 # So many digits tell data sets apart.
 HASH_DIGITS = 16
-
-
-class Bookkeeping(pl.Callback):
-    """Tells the module when a batch is done, before callbacks save checkpoints and after those that measure."""
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Count the batch."""
-        pl_module.finish_batch()
 
 
 def check_fit(
@@ -112,6 +105,17 @@ def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> Non
             raise InputError(
                 f"the checkpoint is of a run with {what} {before[name]}, not {now[name]}; with another value its "
                 "batches and noise would not continue: give the same, or start a new run"
+            )
+
+
+def check_ranks(own: dict[str, Any]) -> None:
+    """Raise InputError if another rank describes its run in another way. Every rank must call it."""
+    first, *others = in_every_process(lambda: own)
+    for rank, other in enumerate(others, 1):
+        for name in (name for name in {**first, **other} if first.get(name) != other.get(name)):
+            raise InputError(
+                f"rank {rank} trains with {name} {other.get(name)}, and rank 0 with {first.get(name)}: give all "
+                "processes the same options and data"
             )
 
 

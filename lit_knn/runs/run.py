@@ -1,16 +1,13 @@
-"""Helpers for modules and callbacks: the data of a run, its end, folders of checkpoints, and progress bars."""
+"""Helpers for modules and callbacks: the data of a run, and progress bars."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError
 from lit_knn.common.progress import progress_bar
 from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.reference import ReferenceSet
@@ -59,22 +56,6 @@ def decoded(trainer: pl.Trainer, samples: Tensor) -> Tensor:
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise InputError(f"{type(autoencoder).__name__}: decode must return {len(samples)} images, got {got}")
     return images.to(samples.device, torch.float32)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder of checkpoints; raise InputError if it cannot be made or written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: no folder of checkpoints can be made: {first_line(error)}") from error
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"{folder}: checkpoints cannot be written there")
-
-
-def is_end_of_training(trainer: pl.Trainer) -> bool:
-    """Tell whether this step is the last one that the options ask for."""
-    last_batch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-    return trainer.global_step == trainer.max_steps or last_batch
 
 
 def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:

@@ -3,10 +3,9 @@
 `lit-knn convert in.pkl out.safetensors` converts a published EDM pickle.
 """
 
-import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -295,15 +294,3 @@ def convert(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -
     model = load(in_path)
     write_exported(out_path, model)
     return model
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Convert one file on the command line."""
-    parser = argparse.ArgumentParser(
-        prog="lit-knn convert",
-        description="Convert a published EDM network (.pkl) to safetensors, executing none of its code.",
-    )
-    parser.add_argument("input", help="the published .pkl file")
-    parser.add_argument("output", help="the .safetensors file to write; must not exist")
-    options = parser.parse_args(args)
-    print(f"{convert(options.input, options.output)!r} -> {options.output}")

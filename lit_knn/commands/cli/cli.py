@@ -14,11 +14,11 @@ from typing import Any
 import pytorch_lightning as pl
 import yaml
 from pytorch_lightning.callbacks import ProgressBar
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from lit_knn.callbacks import Hyperparameters, LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
+from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands import average, export, report
 from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options, with_joined_negatives
 from lit_knn.commands.cli.config_files import check_files_exist
@@ -29,17 +29,18 @@ from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.option_help import Parser
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.quiet import quiet
+from lit_knn.commands.cli.save_config import SaveConfig
 from lit_knn.commands.cli.trainer_options import check_learning_rate, check_processes, check_trainer_options, explain
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, is_lost, one_line, prefixed
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
-    CONFIG_NAME,
     DEFAULT_NAME,
     FILE_LOGGERS,
     METRICS_NAME,
     RunFolder,
     choose_folder,
+    expanded,
     is_first_process,
     newest_checkpoint,
 )
@@ -70,6 +71,9 @@ PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 # Lightning also seeds NumPy, whose seeds have 32 bits.
 LARGEST_SEED = 2**32 - 1
 DEBUG_HELP = "--debug: also show the traceback of an error"
+
+# Launchers tell the number of processes by these variables.
+SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "JSM_NAMESPACE_SIZE")
 
 # Each rank has its own loss, and only the ranks that are left know of a lost one.
 ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
@@ -236,10 +240,8 @@ class CLI(LightningCLI):
         for kind in {type(callback) for callback in callbacks} & {RunRecord, RunSummary, *OF_EVERY_RUN.values()}:
             options_of = {made: f"; its options are --{name}.…" for name, made in OF_EVERY_RUN.items()}
             raise InputError(f"trainer.callbacks: each run has a {kind.__name__} already{options_of.get(kind, '')}")
-        if self.subcommand in ("fit", "validate") and options["enable_autolog_hparams"] is not False:
-            # Lightning's own logging of hyperparameters knows neither estimator nor net.
-            callbacks = [*callbacks, Hyperparameters(as_dict(self.config)[self.subcommand])]
-            kwargs = {"enable_autolog_hparams": False, **kwargs}
+        # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
+        kwargs = {"enable_autolog_hparams": False, **kwargs}
         if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
             folder = self._run.path
             kwargs = {"logger": TensorBoardLogger(folder.parents[1], DEFAULT_NAME, folder.name), **kwargs}
@@ -265,26 +267,9 @@ class CLI(LightningCLI):
     def _make_logger(self, kind: type, *args: Any, version: Any = None, **options: Any) -> Any:
         """Make a TensorBoard or CSV logger; without a version of its own it has that of the run."""
         assert self._run is not None
+        if options.get("save_dir"):
+            options["save_dir"] = str(expanded(options["save_dir"]))
         return construct(kind, *args, version=self._run.path.name if version is None else version, **options)
-
-
-class SaveConfig(SaveConfigCallback):
-    """Saves `config.yaml` in the run's folder; that of an earlier part of the run there becomes `config_N.yaml`.
-
-    A command that measures in the folder of a run saves `config_validate.yaml` or `config_predict.yaml` instead.
-    """
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Save the configuration; one that says the same as the earlier one replaces it."""
-        run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
-        saves, earlier = not self.already_saved and trainer.is_global_zero, None
-        if stage != "fit" and (run.path / CONFIG_NAME).is_file():
-            self.config_filename = f"config_{trainer.state.fn.value}.yaml"  # type: ignore[union-attr]
-        elif saves:
-            earlier = run.keep_earlier(CONFIG_NAME)
-        super().setup(trainer, pl_module, stage)
-        if earlier is not None and earlier.read_bytes() == (run.path / CONFIG_NAME).read_bytes():
-            earlier.unlink()
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
@@ -345,6 +330,8 @@ def main(args: Sequence[str]) -> None:
     # With their current folder in `sys.path`, users can name classes from its files.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    if all(os.environ.get(size, "1") == "1" for size in SIZES):
+        rank_zero_only.rank = 0  # type: ignore[attr-defined]  # Another launcher may have left its rank behind.
     try:
         if args and args[0] in FILE_COMMANDS:
             FILE_COMMANDS[args[0]](args[1:])

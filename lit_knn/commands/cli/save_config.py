@@ -1,0 +1,84 @@
+"""Saves the options of a run in its folder, and tells them to its loggers as one flat dictionary."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.cli import SaveConfigCallback
+from pytorch_lightning.loggers import TensorBoardLogger
+
+from lit_knn.commands.cli.arguments import as_dict
+from lit_knn.runs.folder import CONFIG_NAME, RunFolder
+
+Flat = dict[str, str | int | float | bool]
+
+# These options of the trainer change the result.
+OF_THE_TRAINER = ("max_steps", "precision", "accumulate_grad_batches")
+# These tell where a run computes and reads, not what. The seed of the data is that of the model.
+NOT_TOLD = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "data.seed"})
+
+
+class SaveConfig(SaveConfigCallback):
+    """Saves `config.yaml` in the run's folder; that of an earlier part of the run there becomes `config_N.yaml`.
+
+    A command that measures in the folder of a run saves `config_validate.yaml` or `config_predict.yaml` instead.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Save the configuration; one that says the same as the earlier one replaces it."""
+        run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
+        saves, earlier = not self.already_saved and trainer.is_global_zero, None
+        if stage != "fit" and (run.path / CONFIG_NAME).is_file():
+            self.config_filename = f"config_{trainer.state.fn.value}.yaml"  # type: ignore[union-attr]
+        elif saves:
+            earlier = run.keep_earlier(CONFIG_NAME)
+        super().setup(trainer, pl_module, stage)
+        if earlier is not None and earlier.read_bytes() == (run.path / CONFIG_NAME).read_bytes():
+            earlier.unlink()
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give every logger the options, with which it compares runs. Only the first rank calls this."""
+        options = as_dict(self.config)
+        if options["trainer"]["enable_autolog_hparams"] is False:
+            return
+        told = flat(options)
+        for logger in trainer.loggers:
+            if not isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(told)
+                continue
+            from torch.utils.tensorboard.summary import hparams
+
+            # Without these empty metrics, Lightning would log a metric of -1, and describe the options of all runs
+            # alike. TensorBoard then would not compare the runs by the options in which they differ.
+            logger.log_hyperparams(told, {})
+            for summary in hparams(told, {})[1:]:
+                logger.experiment.file_writer.add_summary(summary)
+
+
+def flat(options: Mapping[str, Any]) -> Flat:
+    """Flatten the parsed options of a command: `estimator`, `estimator.k`, `net.channels`, `lr`, `data.batch_size`.
+
+    A class is told by its name, and a list by its text. Options of null are left out: they stand for a default.
+    """
+    trainer, model = options["trainer"], options["model"]
+    told = {"model": model["class_path"], **(model.get("init_args") or {})}
+    told |= {name: options.get(name) for name in ("data", "optimizer", "lr_scheduler")}
+    told |= {name: trainer.get(name) for name in OF_THE_TRAINER}
+    pairs = (pair for name, value in told.items() for pair in _pairs(name, value))
+    return {name: value for name, value in pairs if name not in NOT_TOLD}
+
+
+def _pairs(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            yield from _pairs(name, value["class_path"])
+            value = value.get("init_args") or {}
+        for part, own in value.items():
+            yield from _pairs(f"{name}.{part}", own)
+    elif isinstance(value, str):
+        package, _, last = value.rpartition(".")
+        yield name, last if package.partition(".")[0] in ("lit_knn", "torch", "pytorch_lightning") else value
+    elif value is not None:
+        # A function is told by its name.
+        yield name, value if isinstance(value, (int, float)) else getattr(value, "__name__", str(value))
