@@ -83,7 +83,7 @@ def loaded(cache):
 @pytest.fixture
 def measured(loaded, cache):
     def rows(estimator, options=QUICK):
-        return referee(estimator, loaded.case, latents=32, options=replace(options, cache=cache))
+        return referee(estimator, loaded.case, options=replace(options, cache=cache, latents=32))
 
     return rows
 

@@ -71,9 +71,9 @@ def _run(args: list[str]) -> str:
     """Measure an estimator; return the main columns as a table, with the name above."""
     options = options_of(args)
     cache = None if options.cache is None else Path(options.cache)
-    how = Options(options.batch, options.repeats, options.threads, not options.no_memory, cache)
+    how = Options(options.batch, options.repeats, options.threads, not options.no_memory, cache, options.latents)
     try:
-        given = {name: options[name] for name in ("name", "index", "data", "output", "latents")}
+        given = {name: options[name] for name in ("name", "index", "data", "output")}
         rows = referee(options.estimator, options.case, **given, options=how, make=partial(_made, tuple(args)))
     except KeyboardInterrupt as error:
         print("stopped; the finished noise levels are in the table", file=sys.stderr)

@@ -43,6 +43,7 @@ class Options:
         threads: of the processor; None for all.
         memory: whether to measure memory, in another process.
         cache: folder where exact means are kept; None for ~/.cache/lit_knn/referee.
+        latents: use only the first so many latents, for a quick look; None for all.
 
     Raises:
         InputError: a number is out of range.
@@ -53,6 +54,7 @@ class Options:
     threads: int | None = None
     memory: bool = True
     cache: Path | None = None
+    latents: int | None = None
 
     def __post_init__(self) -> None:
         for option, least in (("batch", 1), ("repeats", 2), ("threads", 1)):
@@ -72,7 +74,6 @@ def referee(
     index: Index | None = None,
     data: Place | None = None,
     output: Place | None = None,
-    latents: int | None = None,
     options: Options = DEFAULTS,
     make: Make | None = None,
 ) -> Rows:
@@ -86,7 +87,6 @@ def referee(
         index: the index for the estimator's search; by default FAISS Flat.
         data: a copy of the images, for cases that need one.
         output: a CSV file. Each row is added to it as soon as it is known, so a failure at a later level loses none.
-        latents: use only the first so many latents, for a quick look.
         options: how to measure.
         make: makes the estimator and its index again, also in another process; by default they are copied.
 
@@ -101,7 +101,7 @@ def referee(
     entry = about(given, index, name)
     case = case_named(case) if isinstance(case, str) else case
     images, table = None if data is None else Path(data), None if output is None else Path(output)
-    loaded = load_case(case, images, latents, options.cache)
+    loaded = load_case(case, images, options.latents, options.cache)
     if table is not None:
         table.parent.mkdir(parents=True, exist_ok=True)
         with locked(table):  # It needs a folder that can be written to, which is known so before long work.
