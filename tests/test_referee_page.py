@@ -28,13 +28,8 @@ def row(name="KNN", t=1.0, mse=1e-4, time=1.0, **changes):
         | {"protocol": "1", "case": "digits", "data": "0123456789ab", "N": 1797, "d": 64, "name": name, "t": t}
         | {"settings": json.dumps(settings), "origin": "lit_knn", "cpu": "some CPU", "cores": 2, "memory_gb": 8}
         | {key: value for name, of in measured.items() for key, value in ((name, of), (f"{name}_se", of / 10))}
-        | {
-            "time_ratio": time,
-            "time_ratio_low": 0.9 * time,
-            "time_ratio_high": 1.2 * time,
-            "reference_ms": 2,
-            "ms": 2 * time,
-        }
+        | {"time_ratio": time, "time_ratio_low": 0.9 * time, "time_ratio_high": 1.2 * time}
+        | {"reference_ms": 2, "ms": 2 * time}
         | {"repeats_itself": "yes", "seeded": "yes", "needs_source": "no"}
         | {"latents": 64, "repeats": 4, "batch": 32, "threads": 2, "date": "2026-01-02"}
         | changes
@@ -71,13 +66,8 @@ def test_places_are_fronts_of_the_rest_and_incomplete_entries_come_last(tmp_path
     rows = [row("slow", mse=1e-5, time=9), row("fast", mse=1e-2, time=0.1), row("beaten", mse=1e-2, time=0.2)]
     rows += [row("beaten twice", mse=1e-2, time=0.3), row("failed", mse=math.nan, time=0.01)]
     order = ranked(results_of(tmp_path, rows))
-    assert [(r.entry.name, r.place) for r in order] == [
-        ("fast", 1),
-        ("slow", 1),
-        ("beaten", 2),
-        ("beaten twice", 3),
-        ("failed", None),
-    ]
+    assert [r.entry.name for r in order] == ["fast", "slow", "beaten", "beaten twice", "failed"]
+    assert [r.place for r in order] == [1, 1, 2, 3, None]
     assert [r.front for r in order] == [{1.0}, {1.0}, set(), set(), set()]
 
 
@@ -192,13 +182,8 @@ def test_the_page_holds_every_entry_escaped_and_is_complete(tmp_path):
     hostile = "<script>alert('*1*')</script> | $x$ `code`"
     rows = [row(name, t, mse, time) for t in (1.0, 5.0) for name, mse, time in (("KNN", 1e-3, 1), (hostile, 1e-4, 2))]
     for one in rows[1::2]:
-        one |= {
-            "origin": "adapter",
-            "note": "a | b\n<b>c</b>",
-            "settings": "{```}",
-            "certified_share": 0.9,
-            "repeats_itself": "no",
-        }
+        one |= {"origin": "adapter", "note": "a | b\n<b>c</b>", "settings": "{```}"}
+        one |= {"certified_share": 0.9, "repeats_itself": "no"}
     written = write_page([table(tmp_path / "results.csv", rows)], tmp_path / "out" / "page")
     assert [path.name for path in written] == ["page.md", "page.png", "page_over_t.png"]
     assert all(path.stat().st_size for path in written)
@@ -260,12 +245,8 @@ def test_pictures_have_a_panel_for_each_level_error_bars_and_the_front(tmp_path)
 
 def test_empty_columns_leave_pictures_and_pages_in_order(tmp_path):
     empty = dict.fromkeys(NUMBERS[1:], "")
-    rows = [
-        row("only one level", 1.0),
-        row("known", 1.0, time=2),
-        row("known", 5.0, time=2, time_ratio_low="", mse_se=""),
-    ]
-    rows += [row("nothing", 5.0) | empty]
+    rows = [row("only one level", 1.0), row("known", 1.0, time=2), row("nothing", 5.0) | empty]
+    rows += [row("known", 5.0, time=2, time_ratio_low="", mse_se="")]
     results = results_of(tmp_path, rows)
     entries = ranked(results)
     for figure in (error_against_time(results, entries), ratio_over_t(results, entries)):
@@ -276,12 +257,7 @@ def test_empty_columns_leave_pictures_and_pages_in_order(tmp_path):
 
 
 def test_what_is_unusual_is_said_in_words(tmp_path):
-    changes = {
-        "needs_source": "yes",
-        "batch_gap": "3e-4",
-        "small_t": "it has NaN",
-        "float16": "1e-4",
-    }
+    changes = {"needs_source": "yes", "batch_gap": "3e-4", "small_t": "it has NaN", "float16": "1e-4"}
     usual, strange = results_of(tmp_path, [row("usual", batch_gap="1e-15"), row("strange", **changes)]).entries
     assert content.unusual(usual) == []
     assert content.unusual(strange) == [

@@ -24,11 +24,11 @@ from lit_knn.index import Index, exact_index
 from lit_knn.referee import referee
 from lit_knn.referee.cases import CASES, case_named
 from lit_knn.referee.cases.loading import record_case, recorded
-from lit_knn.referee.entry import entry_of, with_own_files
+from lit_knn.referee.entry import with_own_files
 from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import Rows
 
-SHOWN = ("t", "mse", "mse_se", "bias_sq", "variance", "mse_ratio", "ms", "time_ratio", "ms_one", "certified_share")
+SHOWN = ("t", "mse", "mse_se", "bias_sq", "variance", "mse_ratio", "ms", "time_ratio", "certified_share")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -70,14 +70,11 @@ def main(args: Sequence[str] | None = None) -> None:
 def _run(args: list[str]) -> str:
     """Measure an estimator; return the main columns as a table, with the name above."""
     options = options_of(args)
-    estimator, index = options.estimator, options.index
-    entry = entry_of(estimator, index, options.name, partial(_made, tuple(args)))
     cache = None if options.cache is None else Path(options.cache)
-    how = Options(options.batch, options.repeats, options.threads, not options.no_memory, cache)
+    how = Options(options.batch, options.repeats, options.threads, not options.no_memory, cache, options.latents)
     try:
-        rows = referee(
-            entry, options.case, data=options.data, output=options.output, latents=options.latents, options=how
-        )
+        given = {name: options[name] for name in ("name", "index", "data", "output")}
+        rows = referee(options.estimator, options.case, **given, options=how, make=partial(_made, tuple(args)))
     except KeyboardInterrupt as error:
         print("stopped; the finished noise levels are in the table", file=sys.stderr)
         raise SystemExit(130) from error

@@ -12,9 +12,9 @@ from torch import Tensor
 from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.data.batches import ReferenceBatches, SeedBatches
-from lit_knn.data.split import split_rows
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
@@ -96,20 +96,15 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         self.reference: ReferenceSet | None = None
         self.held_out_reference: ReferenceSet | None = None
 
+    # True if the images stay on the disk, see `Stored`.
     mapped = False
-    """True if the images stay on the disk; pages are read when used, and the ranks of a machine share them."""
-
+    # Decodes samples for pictures and Fréchet distances; None if the samples are images themselves.
     autoencoder: Autoencoder | None = None
-    """Decodes samples for pictures and Fréchet distances; None if the samples are images themselves."""
-
+    # The images of encoded data, after `setup`; None if the reference sets have the images.
     image_reference: ReferenceSet | None = None
-    """The images of encoded training data, after `setup`; None if the reference set has the images."""
-
     held_out_image_reference: ReferenceSet | None = None
-    """The images of encoded held-out data."""
-
+    # Raises InputError if the file of the images was cut; None if they are in memory.
     check_file: Callable[[], None] | None = None
-    """Raises InputError if the file of the images was cut; None if they are in memory."""
 
     @abstractmethod
     def load(self) -> tuple[Images, Labels]:
@@ -130,7 +125,12 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     def setup(self, stage: str | None = None) -> None:
         """Load the data and make the reference set, once; refuse a too large batch size before training."""
         if self.reference is None:
-            self._check_parts()
+            part = "held_out" if self.held_out else "train_images"
+            if getattr(self, part) and (self.mapped or self.sharded):
+                kind = f"{type(self).__name__}, which maps its file" if self.mapped else "data.sharded=true"
+                raise InputError(
+                    f"data.{part}={getattr(self, part)} does not work with {kind}: prepare a file of the wanted images"
+                )
             images, labels = self._loaded()
             if self.sharded:
                 self.reference = self._shard(torch.as_tensor(images), labels)
@@ -140,35 +140,40 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if stage == "fit":
             self.train_dataloader()
 
-    def _check_parts(self) -> None:
-        """Refuse a part of images that are mapped or sharded, before they are read."""
-        name = "held_out" if self.held_out else "train_images"
-        if getattr(self, name) and (self.mapped or self.sharded):
-            kind = f"{type(self).__name__}, which maps its file" if self.mapped else "data.sharded=true"
-            raise InputError(
-                f"data.{name}={getattr(self, name)} does not work with {kind}: prepare a file of the wanted images"
-            )
-
     def sets(
         self, images: Images, labels: Labels, index: Index | None = None, sha256: str | None = None
     ) -> tuple[ReferenceSet, ReferenceSet | None]:
-        """Make the reference set, and that of the held-out images if there are any. Both keep the order of the data."""
+        """Make the reference set, and that of the held-out images if there are any. Both keep the order of the data.
+
+        The images are drawn in the same way at every call: a smaller number of training images is a part of a larger.
+        """
         if not self.held_out and self.train_images is None:
             return ReferenceSet(images, index, self.hflip, labels, sha256), None
-        training, held_out = split_rows(len(images), self.held_out, self.train_images)
+        N, wanted = len(images), self.held_out + (self.train_images or 1)
+        if wanted > N:
+            both = "" if self.train_images is None else f" and data.train_images={self.train_images}"
+            raise InputError(f"data.held_out={self.held_out}{both} needs at least {wanted} images, there are {N}")
+        order = torch.randperm(N, generator=keyed_generator("cpu", Stream.HELD_OUT, 0))
 
-        def part(rows: Tensor, index: Index | None) -> ReferenceSet:
+        def part(drawn: Tensor, index: Index | None) -> ReferenceSet:
+            rows = drawn.sort().values
             # NumPy would take a tensor of one row for a number.
             kept = None if labels is None else torch.as_tensor(labels)[rows]
             return ReferenceSet(torch.as_tensor(images)[rows], index, self.hflip, kept)
 
-        return part(training, index), part(held_out, None) if self.held_out else None
+        training = order[self.held_out : None if self.train_images is None else wanted]
+        return part(training, index), part(order[: self.held_out], None) if self.held_out else None
 
     def _loaded(self) -> tuple[Images, Labels]:
         """Call `load` on every rank. If one rank fails, all stop at once instead of waiting in the first collective."""
-        loaded: list[object] = []
+        loaded: list[Any] = []
         in_every_process(lambda: loaded.append(self.load()))
-        return _checked(type(self).__name__, loaded[0])
+        match loaded[0]:
+            case (np.ndarray() | Tensor() as images, np.ndarray() | Tensor() | None as labels):
+                return images, labels
+        got = [type(part).__name__ for part in loaded[0]] if isinstance(loaded[0], tuple) else type(loaded[0]).__name__
+        rule = "must return (images, labels), arrays or tensors, or None for labels"
+        raise InputError(f"{type(self).__name__}.load {rule}, got {got}")
 
     def _shard(self, images: Tensor, labels: Labels) -> ShardedReferenceSet:
         rank, world_size = self._rank_and_world_size()
@@ -177,14 +182,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         rows = shard_rows(len(images), rank, world_size)
         # A copy frees the memory of the other shards. A mapped file needs no copy, because it takes no memory.
         shard = images[rows] if self.mapped else images[rows].clone()
-        sha256 = self.sha256()
-        return ShardedReferenceSet(
-            shard,
-            self.index,
-            self.hflip,
-            None if labels is None else labels[rows],
-            None if sha256 is None else f"{sha256}, {rows}",
-        )
+        kept = None if labels is None else labels[rows]
+        sha256 = None if self.sha256() is None else f"{self.sha256()}, {rows}"
+        return ShardedReferenceSet(shard, self.index, self.hflip, kept, sha256)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move the images alone: with labels on the host, `ByClass` finds the rows of a class without waiting."""
@@ -234,15 +234,6 @@ def _batches_done(trainer: pl.Trainer) -> int:
     counted = getattr(trainer.lightning_module, "batches_done", None)
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total
     return progress.processed if counted is None else counted
-
-
-def _checked(owner: str, loaded: object) -> tuple[Images, Labels]:
-    """Return what a `load` of a user's data module gave, or raise InputError if it is no pair of images and labels."""
-    match loaded:
-        case (np.ndarray() | Tensor() as images, np.ndarray() | Tensor() | None as labels) if isinstance(loaded, tuple):
-            return images, labels
-    got = [type(part).__name__ for part in loaded] if isinstance(loaded, tuple) else type(loaded).__name__
-    raise InputError(f"{owner}.load must return (images, labels), arrays or tensors, or None for labels, got {got}")
 
 
 def check_at_least(least: int, **options: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import keyed_generator
 from lit_knn.data.array_files import array_file_shape, read_array_file
 from lit_knn.data.base import Images, Labels, ReferenceDataModule, Stored, check_at_least
@@ -178,7 +178,5 @@ class Arrays(ReferenceDataModule):
 
 def _read(reader: Callable[..., T], path: str, *options: Any) -> T:
     """Call `reader`; its errors also name the option `data.path`."""
-    try:
+    with prefixed(f"data.path={path}"):
         return reader(path, *options)
-    except InputError as error:
-        raise InputError(f"data.path={path}: {error}") from error

@@ -1,13 +1,10 @@
 """Entries: estimators of this project, of anybody's file, and plain callables."""
 
-import copy
 import importlib.util
 import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,12 +14,14 @@ from torch import Tensor
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.common.settings import RecordsArguments
 from lit_knn.estimators import Estimator
-from lit_knn.index import Index, exact_index
+from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 
 ADAPTERS = "lit_knn.referee.adapters"
 Mean = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 """(z, t, generator) -> mean: t is (B,) float32, and all randomness comes from the generator."""
+Make = Callable[[], tuple[Estimator, Index]]
+"""Makes an estimator, not yet bound, and the index for it."""
 # The files that `load_from_file` has loaded as modules of these names, as the user wrote them.
 _own_files: dict[str, str] = {}
 
@@ -63,44 +62,18 @@ class OwnCallable(Estimator):
         return self.call(z, t.flatten().float(), generator)
 
 
-Make = Callable[[], tuple[Estimator, Index]]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An estimator that is measured.
-
-    Attributes:
-        name: its name in the table.
-        settings: JSON: class path and arguments.
-        origin: "lit_knn", "own file" or "adapter".
-        note: what it really computes; may be empty.
-        make: makes the estimator, not yet bound, and the index for it.
-    """
-
-    name: str
-    settings: str
-    origin: str
-    note: str
-    make: Make
-
-
-def entry_of(
-    estimator: Estimator | Mean | type, index: Index | None = None, name: str | None = None, make: Make | None = None
-) -> Entry:
-    """Make an entry from an object: an estimator that is not bound, a callable, or a class that takes the images.
-
-    `make` makes the estimator and its index again, also in another process; by default they are copied.
-    """
-    made = estimator if isinstance(estimator, Estimator) else OwnCallable(estimator)
-    settings = _plain(made)
+def about(estimator: Estimator, index: Index | None = None, name: str | None = None) -> dict[str, str]:
+    """Return the columns about an entry: its name, its settings as JSON, where it is from, and what it computes."""
+    settings, module = _plain(estimator), type(estimator).__module__
     if index is not None:
         settings["index"] = _plain(index)
-    module, note = type(made).__module__, str(getattr(made, "referee_note", ""))
-    origin = "lit_knn" if module.startswith("lit_knn.") and not isinstance(made, OwnCallable) else "own file"
-    origin = "adapter" if module.startswith(ADAPTERS) else origin
-    copies: Make = partial(copy.deepcopy, (made, exact_index() if index is None else index))
-    return Entry(name or _name(settings), json.dumps(settings), origin, note, make or copies)
+    origin = "lit_knn" if module.startswith("lit_knn.") and not isinstance(estimator, OwnCallable) else "own file"
+    return {
+        "name": name or _name(settings),
+        "settings": json.dumps(settings),
+        "origin": "adapter" if module.startswith(ADAPTERS) else origin,
+        "note": str(getattr(estimator, "referee_note", "")),
+    }
 
 
 def _plain(value: Any) -> Any:

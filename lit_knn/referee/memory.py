@@ -13,11 +13,10 @@ from typing import Any
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.common.memory import process_bytes
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import Estimator
 from lit_knn.index import Index
 from lit_knn.referee.behaviour import Contestant
-from lit_knn.referee.cases import case_named
-from lit_knn.referee.entry import Entry
+from lit_knn.referee.cases import Case
+from lit_knn.referee.entry import Make
 from lit_knn.reference import ReferenceSet
 
 
@@ -34,21 +33,18 @@ def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
             raise InputError(f"{args[0]}: the process that measures its memory was killed") from error
 
 
-def memory_of(entry: Entry, case_name: str, data: Path | None, batch: int) -> int | str:
-    """Measure the peak memory in MiB in another process; empty if the entry cannot be sent there."""
+def memory_of(name: str, make: Make, case: Case, data: Path | None, batch: int) -> int | str:
+    """Measure the peak memory in MiB in another process; empty if the estimator cannot be sent there."""
     try:
-        pickle.dumps(entry.make)
+        pickle.dumps((make, case))
     except Exception as error:
-        warnings.warn(f"the memory of {entry.name} is not measured: {first_line(error)}", stacklevel=2)
+        warnings.warn(f"the memory of {name} is not measured: {first_line(error)}", stacklevel=2)
         return ""
-    return in_own_process(peak_mib, entry.name, entry.make, case_name, data, batch)
+    return in_own_process(peak_mib, name, make, case, data, batch)
 
 
-def peak_mib(
-    name: str, make: Callable[[], tuple[Estimator, Index]], case_name: str, data: Path | None, batch: int
-) -> int:
+def peak_mib(name: str, make: Make, case: Case, data: Path | None, batch: int) -> int:
     """Bind and call an estimator in this process; return the MiB that it took beyond the images (Linux)."""
-    case = case_named(case_name)
     reference = case.reference_set(data)
     x, noise = case.draw(reference, min(batch, case.latents))
     t = case.levels[len(case.levels) // 2]

@@ -1,5 +1,6 @@
 """The protocol: one estimator is measured on one case, in turns with the reference estimator, in one process."""
 
+import copy
 import os
 import time
 from collections.abc import Callable
@@ -23,15 +24,13 @@ from lit_knn.index.faiss_index import use_threads
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms, mean_and_error, share_and_error
 from lit_knn.metrics.measure import fixed_source, posterior_source
 from lit_knn.referee.behaviour import Contestant, behaviour, check_conduct
-from lit_knn.referee.cases import LoadedCase, case_named, load_case
-from lit_knn.referee.entry import Entry, Mean, entry_of
+from lit_knn.referee.cases import Case, LoadedCase, case_named, load_case
+from lit_knn.referee.entry import Make, Mean, OwnCallable, about
 from lit_knn.referee.memory import copy_of_set, memory_of
 from lit_knn.referee.table import COLUMNS, PROTOCOL, Rows, add_row, check_fits, surroundings
 
 Place = str | os.PathLike[str]
 BATCH = 128
-# One-image batches that are timed at each noise level.
-SINGLE = 16
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Options:
         threads: of the processor; None for all.
         memory: whether to measure memory, in another process.
         cache: folder where exact means are kept; None for ~/.cache/lit_knn/referee.
+        latents: use only the first so many latents, for a quick look; None for all.
 
     Raises:
         InputError: a number is out of range.
@@ -54,6 +54,7 @@ class Options:
     threads: int | None = None
     memory: bool = True
     cache: Path | None = None
+    latents: int | None = None
 
     def __post_init__(self) -> None:
         for option, least in (("batch", 1), ("repeats", 2), ("threads", 1)):
@@ -67,27 +68,27 @@ DEFAULTS = Options()
 
 
 def referee(
-    estimator: Entry | Estimator | Mean | type,
-    case: str,
+    estimator: Estimator | Mean | type,
+    case: Case | str,
     name: str | None = None,
     index: Index | None = None,
     data: Place | None = None,
     output: Place | None = None,
-    latents: int | None = None,
     options: Options = DEFAULTS,
+    make: Make | None = None,
 ) -> Rows:
     """Measure an estimator on a case.
 
     Args:
         estimator: an estimator that is not bound, a callable `(z, t, generator) -> mean`, or a class that is made from
-            the `ReferenceSet` and then called so; an `Entry` has its own name and index.
-        case: name of the case, such as "digits".
+            the `ReferenceSet` and then called so.
+        case: the case or its name, such as "digits".
         name: name in the table; by default class and arguments.
         index: the index for the estimator's search; by default FAISS Flat.
         data: a copy of the images, for cases that need one.
-        output: a CSV file that the rows are added to.
-        latents: use only the first so many latents, for a quick look.
+        output: a CSV file. Each row is added to it as soon as it is known, so a failure at a later level loses none.
         options: how to measure.
+        make: makes the estimator and its index again, also in another process; by default they are copied.
 
     Returns:
         One row for each noise level, with the columns of `table.COLUMNS`.
@@ -95,58 +96,46 @@ def referee(
     Raises:
         InputError: the estimator breaks a rule; data, case, or output do not fit.
     """
-    entry = estimator if isinstance(estimator, Entry) else entry_of(estimator, index, name)
-    path = None if data is None else Path(data)
-    loaded = load_case(case_named(case), path, latents, options.cache)
-    if output is None:
-        return run(entry, loaded, path, options)
-    table = Path(output)
-    table.parent.mkdir(parents=True, exist_ok=True)
-    with locked(table):  # It needs a folder that can be written to, which is known so before long work.
-        check_fits(table, case, loaded.reference.fingerprint()[:12])
-    return run(entry, loaded, path, options, partial(add_row, table))
-
-
-def run(
-    entry: Entry,
-    loaded: LoadedCase,
-    data: Path | None,
-    options: Options,
-    keep: Callable[[dict[str, Any]], None] = lambda row: None,
-) -> Rows:
-    """Measure an entry on a case: one row for each noise level.
-
-    `keep` gets each row as soon as it is known, so that a failure at a later level does not lose it.
-
-    Raises:
-        InputError: the estimator refuses the images, or breaks a rule of `check_conduct`.
-    """
-    case, latents = loaded.case, len(loaded.x)
-    batch, repeats = min(options.batch or BATCH, latents), options.repeats or case.repeats
+    given = estimator if isinstance(estimator, Estimator) else OwnCallable(estimator)
+    make = make or partial(copy.deepcopy, (given, exact_index() if index is None else index))
+    entry = about(given, index, name)
+    case = case_named(case) if isinstance(case, str) else case
+    images, table = None if data is None else Path(data), None if output is None else Path(output)
+    loaded = load_case(case, images, options.latents, options.cache)
+    if table is not None:
+        table.parent.mkdir(parents=True, exist_ok=True)
+        with locked(table):  # It needs a folder that can be written to, which is known so before long work.
+            check_fits(table, case.name, loaded.reference.fingerprint()[:12])
     if options.threads is not None:
         torch.set_num_threads(options.threads)
         use_threads(options.threads)
-    estimator, index = entry.make()
+    batch = min(options.batch or BATCH, len(loaded.x))
+    own, common = _made(entry["name"], make, loaded)
+    common |= entry | behaviour(own, loaded, batch) | {"batch": batch, "threads": torch.get_num_threads()}
+    common["peak_mib"] = memory_of(own.name, make, case, images, batch) if options.memory else ""
+    common["repeats"] = repeats = options.repeats or case.repeats
+    contest, rows = Contest(own, loaded, batch, repeats), []
+    with progress_bar(len(case.levels) * repeats * -(-len(loaded.x) // batch), own.name, " batches") as bar:
+        for t in case.levels:
+            rows.append(dict.fromkeys(COLUMNS, "") | common | contest.row(t, bar))
+            if table is not None:
+                add_row(table, rows[-1])
+    return rows
+
+
+def _made(name: str, make: Make, loaded: LoadedCase) -> tuple[Contestant, dict[str, Any]]:
+    """Make a contestant that obeys the rules, and the columns about it, its case and this machine."""
+    estimator, index = make()
     images, began = copy_of_set(loaded.reference, index), time.perf_counter()
-    own = Contestant.bound(entry.name, estimator, images)
+    own = Contestant.bound(name, estimator, images)
     # The first search builds the index.
     first = loaded.x[:1].float()
-    own.mean(first.clone(), case.levels[0], first.clone(), keyed_generator("cpu", case.seed))
+    own.mean(first.clone(), loaded.case.levels[0], first.clone(), keyed_generator("cpu", loaded.case.seed))
     seconds = time.perf_counter() - began
     check_conduct(own, loaded)
-    common = dict.fromkeys(COLUMNS, "") | surroundings() | behaviour(own, loaded, batch)
-    common |= {"protocol": PROTOCOL, "case": case.name, "data": loaded.reference.fingerprint()[:12], "N": case.N}
-    common |= {"d": images.d, "name": entry.name, "settings": entry.settings, "origin": entry.origin}
-    common |= {"note": entry.note, "latents": latents, "repeats": repeats, "batch": batch}
-    common |= {"threads": torch.get_num_threads(), "setup_seconds": _known(seconds)}
-    if options.memory:
-        common["peak_mib"] = memory_of(entry, case.name, data, batch)
-    contest, rows = Contest(own, loaded, batch, repeats), []
-    with progress_bar(len(case.levels) * repeats * -(-latents // batch), entry.name, " batches") as bar:
-        for t in case.levels:
-            rows.append(common | contest.row(t, bar))
-            keep(rows[-1])
-    return rows
+    facts = {"protocol": PROTOCOL, "case": loaded.case.name, "data": images.fingerprint()[:12], "N": images.N}
+    facts |= {"d": images.d, "latents": len(loaded.x), "setup_seconds": _known(seconds)}
+    return own, facts | surroundings()
 
 
 class Turns:
@@ -200,7 +189,7 @@ class Contest:
         """Measure one noise level."""
         z = self.loaded.z(t)
         own, plain = self._turns(z, t, bar)
-        row: dict[str, Any] = {"t": f"{t:g}", "exact_error": self.loaded.exact.errors[t], "ms_one": self._single(z, t)}
+        row: dict[str, Any] = {"t": f"{t:g}", "exact_error": self.loaded.exact.errors[t]}
         values = {
             "mse": mean_and_error(own.terms.mse),
             "bias_sq": mean_and_error(own.terms.bias_sq_corrected),
@@ -250,15 +239,6 @@ class Contest:
 
     def _generator(self, *key: int) -> torch.Generator:
         return keyed_generator("cpu", self.loaded.case.seed, *key, Stream.ESTIMATOR)
-
-    def _single(self, z: Tensor, t: float) -> float:
-        """Return the median of the milliseconds of a batch of one image. The first call is not counted."""
-        seconds = []
-        for i in (0, *range(min(SINGLE, len(z)))):
-            began = time.perf_counter()
-            self._call(self.own, z[i : i + 1], t, self.loaded.x[i : i + 1].float(), (0,))
-            seconds.append(time.perf_counter() - began)
-        return 1000 * median(seconds[1:])
 
     def _certificate(self, z: Tensor, t: float, mse: float) -> dict[str, Any]:
         """Compare the estimator's own estimate of its error with the true one."""

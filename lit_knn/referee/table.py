@@ -19,7 +19,7 @@ PROTOCOL = 1
 NUMBERS = (
     *("t", "mse", "mse_se", "bias_sq", "bias_sq_se", "variance", "variance_se", "score_mse", "score_mse_se"),
     *("mse_ratio", "mse_ratio_se", "exact_error"),
-    *("ms", "ms_low", "ms_high", "reference_ms", "time_ratio", "time_ratio_low", "time_ratio_high", "ms_one"),
+    *("ms", "ms_low", "ms_high", "reference_ms", "time_ratio", "time_ratio_low", "time_ratio_high"),
     *("setup_seconds", "peak_mib", "certified_mse", "certified_share", "certified_spread"),
 )
 """Columns that hold a number or nothing. The others hold text."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from lit_knn.common.errors import InputError
 from lit_knn.referee.table import MACHINE, NUMBERS, read_table
@@ -37,8 +38,7 @@ class Entry:
 
     def mean(self, column: str) -> float:
         """Return the mean of a column over the noise levels where it was measured; NaN if there is none."""
-        values = self.values(column)
-        return sum(values) / len(values) if values else math.nan
+        return fmean(self.values(column) or [math.nan])
 
     @property
     def name(self) -> str:
