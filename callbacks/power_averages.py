@@ -33,8 +33,8 @@ class PowerAverages(pl.Callback):
             memory of the device, in each checkpoint and in each snapshot.
         every_n_images: images between snapshots. 1/32 of the training or less keeps the error of lengths from 0.03 to
             0.20 at 1 %; the default is 1/40 of EDM's 200 million images.
-        dtype: type of float32 weights in snapshots. float16 halves the files; an average of many snapshots, of either
-            sign, multiplies its rounding, at 0.03 by about 10.
+        dtype: type of float32 weights in snapshots. float16 halves the files, but rounds. An average adds many
+            snapshots with weights of both signs, which enlarges the rounding error, about 10 times at length 0.03.
 
     Raises:
         InputError: an option is out of its range; at the start of a training, the checkpoint that it resumes from has

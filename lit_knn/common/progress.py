@@ -4,11 +4,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from lit_knn.common.distributed import rank_and_size
-
-if TYPE_CHECKING:  # The library needs torch and NumPy alone.
+if TYPE_CHECKING:  # The library needs torch and NumPy alone, and preparing images not even torch.
+    from torch import Tensor
     from tqdm import tqdm
 
 # In a log file, each refresh of the progress bar adds a line, so the bar is refreshed rarely.
@@ -28,6 +25,8 @@ def progress_bar(
     """
     from tqdm import tqdm
 
+    from lit_knn.common.distributed import rank_and_size
+
     shown = sys.stderr.isatty() if shown is None else shown
     shown = shown and rank_and_size()[0] == 0 and total is not None
     between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
@@ -35,7 +34,7 @@ def progress_bar(
     return tqdm(total=total, disable=not shown, delay=delay, **options)
 
 
-def with_progress(pieces: Iterable[Tensor], total: int, description: str) -> Iterator[Tensor]:
+def with_progress(pieces: "Iterable[Tensor]", total: int, description: str) -> "Iterator[Tensor]":
     """Yield the pieces while a bar on a terminal counts their rows, which are images. Without tqdm there is no bar."""
     try:
         bar = progress_bar(total, description, " images", delay=1.0)

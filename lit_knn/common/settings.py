@@ -51,12 +51,12 @@ def describe(thing: RecordsArguments) -> dict[str, Any]:
     that is not known here is never used again.
     """
     given, described = thing.given(), {name: _described(value) for name, value in thing.settings().items()}
-    for name, now in described.items():
+    for name in described.keys() & given.keys():  # A class may have settings of its own instead of its arguments.
         # An attribute may hold the default that None stands for, but it may also keep only a part of its argument.
-        if given[name] is not None and (passed := _described(given[name])) != now:
-            described[name] = {"now": now, "given": passed}
+        if given[name] is not None and (passed := _described(given[name])) != described[name]:
+            described[name] = {"now": described[name], "given": passed}
     # An object may hold a network although its constructor was given only the name of a file.
-    held = {name: part for name, part in vars(thing).items() if isinstance(part, nn.Module) and name not in given}
+    held = {name: part for name, part in vars(thing).items() if isinstance(part, nn.Module) and name not in described}
     described |= {name: _described(part) for name, part in held.items()}
     if thing._arguments is None or isinstance(thing, nn.Module):
         described["unknown"] = _unlike_any_other()

@@ -103,6 +103,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     # The images of encoded data, after `setup`; None if the reference sets have the images.
     image_reference: ReferenceSet | None = None
     held_out_image_reference: ReferenceSet | None = None
+    # The hash of the images' bytes, if `load` knows it without reading them.
+    sha256: str | None = None
     # Raises InputError if the file of the images was cut; None if they are in memory.
     check_file: Callable[[], None] | None = None
 
@@ -113,10 +115,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         Returns:
             Images, uint8 (N, C, H, W) or float (N, *shape) in model space, and labels, (N,) integers, or None.
         """
-
-    def sha256(self) -> str | None:
-        """Return the hash of the images' bytes, or None if it is unknown after `load` without reading the images."""
-        return None
 
     def stored(self) -> Stored | None:
         """Return the size and layout of the images, for the planner, or None if they are not known before `load`."""
@@ -135,7 +133,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             if self.sharded:
                 self.reference = self._shard(torch.as_tensor(images), labels)
             else:
-                self.reference, self.held_out_reference = self.sets(images, labels, self.index, self.sha256())
+                self.reference, self.held_out_reference = self.sets(images, labels, self.index, self.sha256)
             self.reference.watch(self.check_file)
         if stage == "fit":
             self.train_dataloader()
@@ -183,7 +181,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         # A copy frees the memory of the other shards. A mapped file needs no copy, because it takes no memory.
         shard = images[rows] if self.mapped else images[rows].clone()
         kept = None if labels is None else labels[rows]
-        sha256 = None if self.sha256() is None else f"{self.sha256()}, {rows}"
+        sha256 = None if self.sha256 is None else f"{self.sha256}, {rows}"
         return ShardedReferenceSet(shard, self.index, self.hflip, kept, sha256)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

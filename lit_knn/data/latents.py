@@ -52,10 +52,8 @@ class Latents(ReferenceDataModule):
             raise InputError("data.sharded=true does not work with Latents")
         check_at_least(1, encode_batch=encode_batch)
         for option in ("hflip", "sharded", "held_out", "train_images"):
-            if getattr(images, option):
-                raise InputError(
-                    f"data.images.{option}={getattr(images, option)} is not used: it is an option of Latents"
-                )
+            if given := getattr(images, option):
+                raise InputError(f"data.images.{option}={given} is not used: it is an option of Latents")
         self.images = images
         self.autoencoder = autoencoder
         self.path = path
@@ -83,7 +81,8 @@ class Latents(ReferenceDataModule):
             raise InputError(f"data.path={self.path} holds {len(latents)} latents for {images.N} images")
         ends = torch.tensor([0, images.N - 1])
         expected = encoded(self.autoencoder, images.gather(ends))
-        if expected.shape[1:] != latents.shape[1:] or not _close(latents[ends], expected):
+        alike = expected.shape[1:] == latents.shape[1:]
+        if not alike or (latents[ends] - expected).norm() > FILE_TOLERANCE * expected.norm():
             raise InputError(f"data.path={self.path}: its first and last latents are not those of the images")
         return latents
 
@@ -132,7 +131,3 @@ def _check_made(method: str, made: object, fits: bool, expected: str) -> None:
     # float64 latents may be too large for float32, in which they are used.
     if not torch.as_tensor(made, dtype=torch.float32).isfinite().all():
         raise InputError(f"{method} returned NaN or infinite values")
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).norm() <= FILE_TOLERANCE * other.norm())

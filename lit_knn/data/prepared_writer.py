@@ -19,17 +19,17 @@ import numpy as np
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
+from lit_knn.common.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
 from lit_knn.data.files import reading
 from lit_knn.data.image_files import check_same_size
 from lit_knn.data.image_source import Options, Source, open_source
 from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, npy_path, open_prepared
 
+RECORD_SUFFIX = f"{PARTIAL_SUFFIX}.json"
 # Images are written and recorded in blocks of this many bytes. An interruption loses at most one block.
 BLOCK_BYTES = 8 * 2**20
 # A block has an image for each thread, unless this takes more bytes.
 LARGEST_BLOCK_BYTES = 256 * 2**20
-# In a log file, each refresh of the progress bar adds a line, so the bar is refreshed rarely.
-SECONDS_BETWEEN_LINES_IN_A_FILE = 10.0
 
 
 def prepare(
@@ -59,9 +59,6 @@ def prepare(
             `out` that does not end in .npy, or that holds something else; another process that prepares `out`; a full
             disk.
     """
-    out = npy_path(out)
-    if workers is not None and workers < 1:
-        raise InputError(f"--workers must be at least 1, got {workers}")
     with open_source(source, options or Options()) as images:
         return write_prepared(images, out, workers, block_images)
 
@@ -70,17 +67,25 @@ def write_prepared(
     images: Source, out: str | os.PathLike[str], workers: int | None = None, block_images: int | None = None
 ) -> Description:
     """Write the images of any source; the arguments are those of `prepare`."""
-    out, workers = npy_path(out), workers or os.cpu_count() or 1
+    out = npy_path(out)
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
     labels = None if images.labels is None else images.labels.tolist()
     planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels)
     if out.exists():
         return _finished(out, planned)
-    image_bytes = math.prod(planned.shape[1:])
+    image_bytes, record_file = math.prod(planned.shape[1:]), _beside(out, RECORD_SUFFIX)
     block = block_images or max(BLOCK_BYTES // image_bytes, min(workers, LARGEST_BLOCK_BYTES // image_bytes), 1)
-    with _named_errors(out), _partial_file(out) as file:
-        header = _npy_header(planned.shape)
-        done = _images_done(out, file, len(header), planned)
-        _check_space(out, file, len(header) + math.prod(planned.shape))
+    start = io.BytesIO()
+    np.lib.format.write_array_header_1_0(start, {"descr": "|u1", "fortran_order": False, "shape": planned.shape})
+    header = start.getvalue()
+    with _partial_file(out) as file:
+        done = _images_done(record_file, file, len(header), planned)
+        missing = len(header) + math.prod(planned.shape) - 512 * os.fstat(file.fileno()).st_blocks
+        free = shutil.disk_usage(out.parent).free
+        if missing > free:
+            raise InputError(f"{out} needs {missing / 1e9:.2f} GB more, its disk has {free / 1e9:.2f} GB free")
         file.truncate(len(header) + done * image_bytes)
         file.seek(0)
         file.write(header)
@@ -91,7 +96,7 @@ def write_prepared(
             os.fsync(file.fileno())
             digest.update(pixels)
             done += len(pixels) // image_bytes
-            _write_json(_record_file(out), {"origin": images.origin, "done": done})
+            _write_json(record_file, {"origin": images.origin, "done": done})
         if images.changed():
             raise InputError(
                 f"{images.origin['source']} was changed while it was prepared: give the same command again"
@@ -99,15 +104,13 @@ def write_prepared(
         description = planned._replace(sha256=digest.hexdigest())
         # The .json comes first, so that a finished .npy file always has its description.
         _write_json(out.with_suffix(".json"), description._asdict())
-        os.replace(_partial_path(out), out)
-        _forget(out)
+        os.replace(_beside(out, PARTIAL_SUFFIX), out)
+        record_file.unlink(missing_ok=True)
         return description
 
 
-def _npy_header(shape: tuple[int, ...]) -> bytes:
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-    return file.getvalue()
+def _beside(out: Path, suffix: str) -> Path:
+    return out.with_name(out.name + suffix)
 
 
 def _same(found: Any, planned: dict[str, Any]) -> bool:
@@ -121,52 +124,33 @@ def _finished(out: Path, planned: Description) -> Description:
         raise InputError(
             f"{out} is there already, made of other images or in another way: delete both files, or name another"
         )
-    _forget(out)
+    _beside(out, RECORD_SUFFIX).unlink(missing_ok=True)
     return found
-
-
-def _partial_path(out: Path) -> Path:
-    return out.with_name(out.name + PARTIAL_SUFFIX)
-
-
-def _record_file(out: Path) -> Path:
-    return out.with_name(f"{out.name}{PARTIAL_SUFFIX}.json")
 
 
 @contextmanager
 def _partial_file(out: Path) -> Iterator[io.BufferedRandom]:
-    """Open the file that becomes `out`, locked for this process."""
-    path = _partial_path(out)
-    if out.with_suffix(".json").exists() and not path.exists():
-        raise InputError(f"{out.with_suffix('.json')} is there already: delete it, or name another .npy file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The system frees the lock when a process dies.
-        except BlockingIOError as error:
-            raise InputError(f"{out} is being prepared by another process") from error
-        if out.exists():  # This process has opened the finished file, or begun a new partial one.
-            path.unlink(missing_ok=True)
-            raise InputError(f"{out} has just been prepared by another process")
-        for written in (_record_file(out), out.with_suffix(".json")):
-            remove_partial(written)
-        yield file
-
-
-@contextmanager
-def _named_errors(out: Path) -> Iterator[None]:
-    """Turn a write error into a message that tells the user what to do."""
+    """Open the file that becomes `out`, locked for this process. A write error says what the user can do."""
+    path, description = _beside(out, PARTIAL_SUFFIX), out.with_suffix(".json")
+    if description.exists() and not path.exists():
+        raise InputError(f"{description} is there already: delete it, or name another .npy file")
     try:
-        yield
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The system frees the lock when a process dies.
+            except BlockingIOError as error:
+                raise InputError(f"{out} is being prepared by another process") from error
+            if out.exists():  # This process has opened the finished file, or begun a new partial one.
+                path.unlink(missing_ok=True)
+                raise InputError(f"{out} has just been prepared by another process")
+            for written in (_beside(out, RECORD_SUFFIX), description):
+                remove_partial(written)
+            yield file
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         kept = "; what is done is kept: make room and give the same command again" if full else ""
         raise InputError(f"{out} cannot be written: {error.strerror}{kept}") from error
-
-
-def _forget(out: Path) -> None:
-    _record_file(out).unlink(missing_ok=True)
-    remove_partial(_record_file(out))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -174,13 +158,13 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def _images_done(out: Path, file: io.BufferedRandom, header_bytes: int, planned: Description) -> int:
+def _images_done(record_file: Path, file: io.BufferedRandom, header_bytes: int, planned: Description) -> int:
     """Return the number of images that an interrupted preparation of the same images has written to `file`.
 
     If it cannot be continued, the file and its record are emptied. Otherwise an interruption at the first new block
     would leave this block under the record of the old images.
     """
-    record_file = _record_file(out)
+    out = str(record_file).removesuffix(RECORD_SUFFIX)
     if record_file.exists():
         with reading(record_file, advice="; delete it"):
             record = json.loads(record_file.read_text(encoding="utf-8"))
@@ -193,13 +177,6 @@ def _images_done(out: Path, file: io.BufferedRandom, header_bytes: int, planned:
         record_file.unlink()
     file.truncate(0)
     return 0
-
-
-def _check_space(out: Path, file: io.BufferedRandom, size: int) -> None:
-    missing = size - 512 * os.fstat(file.fileno()).st_blocks
-    free = shutil.disk_usage(out.parent).free
-    if missing > free:
-        raise InputError(f"{out} needs {missing / 1e9:.2f} GB more, its disk has {free / 1e9:.2f} GB free")
 
 
 def _blocks(images: Source, shape: tuple[int, ...], done: int, block: int, workers: int) -> Iterator[bytes]:
