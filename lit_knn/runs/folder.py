@@ -260,9 +260,8 @@ def choose_folder(trainer: Mapping[str, Any], model: Mapping[str, Any], resumed_
     Raises:
         InputError: the logger's version is not the name of a folder.
     """
-    parent = folder_of_name(trainer)
+    parent, version = folder_of_name(trainer), None
     given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]
-    version = None
     if given:
         version = given[0] if isinstance(given[0], str) else f"version_{given[0]}"
         if version in ("", "..") or Path(version).name != version:
@@ -281,10 +280,9 @@ def choose_folder(trainer: Mapping[str, Any], model: Mapping[str, Any], resumed_
         try:
             folder.mkdir(exist_ok=version is not None)
             return RunFolder(folder, made)
-        except FileExistsError:
+        except FileExistsError:  # Another run has just made it, or it is a file.
             if version is not None:
-                raise  # It is a file.
-            # Another run has just made it.
+                raise
 
 
 def newest_checkpoint(
