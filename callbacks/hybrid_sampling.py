@@ -1,6 +1,7 @@
 """Figure 5: samples of the probability flow, begun by an estimator and finished by a network or another estimator."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,9 @@ from lit_knn.figures import figure5, image_grid
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import check_at_least, check_names, check_not_empty, try_estimator
-from lit_knn.metrics.memorisation import MemorisationMetric, check_search
-from lit_knn.metrics.samples import draw_samples, measure_samples
+from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty
+from lit_knn.metrics.memorisation import MemorisationMetric, check_search, nearest_images
+from lit_knn.metrics.samples import draw_samples
 from lit_knn.modules import LitEstimator
 from lit_knn.sampling.samplers import hybrid_sigmas
 
@@ -105,7 +106,7 @@ class HybridSampling(Measurement):
         for option, estimator in parts.items():
             with prefixed(option):
                 estimator.check_levels(*grid.noise_range())
-            try_estimator(option, estimator, reference, grid.sigma_max)
+        bind_all(parts, reference, grid.sigma_max)
         check_search(reference)
         self._samples = HybridSamples(self.network, reference, self.num_steps, grid, self.seed)
         self._real = self.real_images(self.held_out)
@@ -132,19 +133,23 @@ class HybridSampling(Measurement):
             rank_zero_info(f"Results: {self._kept.path}\nPicture: {picture}")
 
     def _measure(self, method: str, t_switch: float, bar: tqdm) -> Row:
-        start = time.monotonic()
+        start, reference = time.monotonic(), self._samples.reference
+        memorisation = MemorisationMetric(self.threshold).to(reference.device)
 
-        def show(seeds: Tensor, samples: Tensor) -> None:
-            if seeds[0] == 0 and are_pictures(samples.shape[1:]):
-                name = f"{method}_t{t_switch:g}_{self._kept.hash_of(method)}.png"
-                grid, tag = image_grid(samples[:GRID_SAMPLES]), f"samples/{method}/t_switch={t_switch:g}"
-                self.save_picture(grid, self.folder / "samples" / name, tag)
-            bar.update(min(len(seeds) * self.trainer.world_size, bar.total - bar.n))
+        def drawn() -> Iterator[tuple[Tensor, Tensor]]:
+            draw = partial(self._samples.draw, self.estimators.get(method), t_switch)
+            for seeds, samples in draw_samples(draw, self.num_samples, self.batch_size):
+                memorisation.update(nearest_images(samples, reference))
+                if seeds[0] == 0 and are_pictures(samples.shape[1:]):
+                    name = f"{method}_t{t_switch:g}_{self._kept.hash_of(method)}.png"
+                    grid, tag = image_grid(samples[:GRID_SAMPLES]), f"samples/{method}/t_switch={t_switch:g}"
+                    self.save_picture(grid, self.folder / "samples" / name, tag)
+                bar.update(min(len(seeds) * self.trainer.world_size, bar.total - bar.n))
+                yield seeds, samples
 
-        draw = partial(self._samples.draw, self.estimators.get(method), t_switch)
-        drawn = draw_samples(draw, self.num_samples, self.batch_size)
-        options = (self.threshold, show, self.bar, self._real)
-        measured = measure_samples(drawn, self._samples.reference, self.distance, *options)
+        metric = self.distance.metric
+        distance = self.distance(self._real, drawn(), None, reference.device, self.bar)[metric]
+        measured = {metric: distance, **memorisation.compute()}
         row: Row = {"method": method, "t_switch": t_switch, **measured, "num_samples": self.num_samples}
         return row | {"num_steps": self.num_steps, "seed": self.seed, "seconds": round(time.monotonic() - start, 2)}
 

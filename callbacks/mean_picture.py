@@ -52,7 +52,8 @@ class MeanPicture(Measurement):
     def evaluate(self) -> None:
         """Compute the estimates on the first rank, and draw them."""
         # Every rank must bind the estimators, because one rank builds a cached index for all ranks.
-        bind_all(self.estimators, self.reference, max(self.levels))
+        named = {f"estimators.{name}": own for name, own in self.estimators.items()}
+        bind_all(named, self.reference, max(self.levels), source=True)
         if self.is_first:
             rows = mean_pictures(self.estimators, self.reference, self.levels, self.num_images, self.seed)
             for i in range(self.num_images):

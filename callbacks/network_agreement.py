@@ -11,22 +11,20 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
-from lit_knn.estimators import Estimator
+from lit_knn.estimators import Estimator, Exact
 from lit_knn.figures import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import check_at_least, noise_grid
+from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty, noise_grid
 from lit_knn.metrics.network_agreement import (
     GENERATED,
     HELD_OUT,
     IMAGES,
     TRAINING,
-    check_agreement,
     compare,
     image_sets,
     nearest,
     over_networks,
-    with_ideal,
 )
 from lit_knn.metrics.same_noise import SameNoise, same_noise
 from lit_knn.modules import LitEstimator
@@ -83,12 +81,19 @@ class NetworkAgreement(Measurement):
     ) -> None:
         check_at_least(1, batch_size=batch_size)
         check_at_least(0, num_latents=num_latents)
+        check_at_least(2, num_images=num_images)
+        check_not_empty(networks=networks)
+        check_names((*networks, *estimators))
+        # Samples are training images, with which every estimator is compared.
+        self.estimators = {**estimators, "Exact": estimators.get("Exact", Exact())}
+        for name in networks:
+            if name in self.estimators:
+                raise InputError(f"the network {name!r} has the name of an estimator")
         self.noise_levels = noise_grid(noise_levels, t_min, t_max)
         self.images = list(IMAGES) if images is None else images
         if not self.images or not set(self.images) <= set(IMAGES):
             raise InputError(f"images must be some of {', '.join(IMAGES)}, got {self.images}")
         self.networks = networks
-        self.estimators = with_ideal(estimators)
         self.folder = Path(folder)
         self.num_images = num_images
         self.num_latents = num_latents
@@ -101,7 +106,12 @@ class NetworkAgreement(Measurement):
             with prefixed("images has held_out"):
                 held_out = self.held_out_images().to(self.device)
         steps, grid = module.hparams.sampling_steps, module.grid
-        check_agreement(self.estimators, self.networks, reference, held_out, self.num_images, grid.sigma_max)
+        for kind, images in (("training", reference), ("held-out", held_out)):
+            if images is not None and self.num_images > images.N:
+                raise InputError(f"num_images={self.num_images} is more than the {images.N} {kind} images")
+        parts = {f"networks.{name}": network for name, network in self.networks.items()}
+        parts |= {f"estimators.{name}": own for name, own in self.estimators.items()}
+        bind_all(parts, reference, grid.sigma_max)
         self._sampler = SameNoise(reference, steps, grid, self.batch_size, self.seed, module.process)
         self._real = {TRAINING: reference if TRAINING in self.images else None, HELD_OUT: held_out}
         columns = {"estimator": str, "network": str, "images": str, "t": float, **COLUMNS}
@@ -116,12 +126,10 @@ class NetworkAgreement(Measurement):
         generated = self._sampler.kept(samples_folder, self.networks, max(num_generated, self.num_latents), self.bar)
         samples = self._sampler.kept(samples_folder, self.estimators, self.num_latents, self.bar)
         sets = image_sets(self.networks, self._real, generated if num_generated else {})
-        rows, total = [], self.num_images * len(sets) * len(self.noise_levels) * len(self.estimators)
+        total = self.num_images * len(sets) * len(self.noise_levels) * len(self.estimators)
         with self.bar(total, "Network agreement", " estimates", leave=True) as bar:
             options = (self.num_images, self._sampler, bar.update, self._kept.find)
-            for row in compare(self.estimators, sets, self.noise_levels, *options):
-                self._kept.add(row)
-                rows.append(row)
+            rows = [self._kept.add(row) for row in compare(self.estimators, sets, self.noise_levels, *options)]
         if self.is_first:
             self._show(rows, samples, generated)
 

@@ -15,15 +15,9 @@ from lit_knn.estimators import Estimator
 from lit_knn.figures import size_calibration
 from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
+from lit_knn.metrics.latents import bind_all, check_at_least, check_not_empty
 from lit_knn.metrics.same_noise import SameNoise
-from lit_knn.metrics.size_calibration import (
-    FIRST_SEED,
-    best_sizes,
-    calibration_curve,
-    check_calibration,
-    compare_sizes,
-    sized,
-)
+from lit_knn.metrics.size_calibration import FIRST_SEED, best_sizes, calibration_curve, compare_sizes, sized
 from lit_knn.modules import LitEstimator
 
 NAME = "size_calibration"
@@ -32,8 +26,8 @@ NAME = "size_calibration"
 class SizeCalibration(Measurement):
     """At validation, find the patch size for each noise level whose mean is nearest to the mean of trained networks.
 
-    The rule is that of `lit_knn.metrics.size_calibration.calibrated_sizes`: the least MSE at latents on the networks'
-    own sampling trajectories, at the levels of the sampler of the model `LitEstimator`.
+    The rule is that of `lit_knn.metrics.size_calibration`: the least MSE at latents on the networks' own sampling
+    trajectories, at the levels of the sampler of the model `LitEstimator`.
 
     The run's folder gets `calibrated.yaml`, the estimator with the table {t: size}, ready as a config; the calibration
     curve, `size_calibration.csv`; and its picture. Finished comparisons are kept in `folder`, and a run of the same
@@ -54,6 +48,8 @@ class SizeCalibration(Measurement):
     def __init__(
         self, networks: dict[str, Estimator], estimator: Estimator, sizes: list[int], folder: str, num_latents: int = 20
     ) -> None:
+        check_not_empty(networks=networks)
+        check_at_least(2, num_latents=num_latents)
         self.made = sized(estimator, sizes)
         self.networks = networks
         self.estimator = estimator
@@ -64,7 +60,8 @@ class SizeCalibration(Measurement):
         """Check all settings and find the finished comparisons, before any long work."""
         module, reference = self.module, self.reference.to(self.device)
         steps, grid = module.hparams.sampling_steps, module.grid
-        check_calibration(self.made, self.networks, reference, self.num_latents, grid.sigma_max)
+        parts = {f"networks.{name}": network for name, network in self.networks.items()}
+        bind_all(parts | {f"sizes: {size}": own for size, own in self.made.items()}, reference, grid.sigma_max)
         self._source = SameNoise(reference, steps, grid, self.num_latents, self.seed, module.process)
         shared = {"first_seed": FIRST_SEED, **self._source.settings()}
         settings = {
@@ -77,11 +74,10 @@ class SizeCalibration(Measurement):
 
     def evaluate(self) -> None:
         """Compare what is not finished. Every rank makes all comparisons, and the first one writes."""
-        rows, total = [], len(self.networks) * len(self.made) * self._source.num_steps * self.num_latents
+        total = len(self.networks) * len(self.made) * self._source.num_steps * self.num_latents
         with self.bar(total, "Size calibration", " estimates", leave=True) as bar:
-            for row in compare_sizes(self.made, self.networks, self._source, bar.update, self._kept.find):
-                self._kept.add(row)
-                rows.append(row)
+            found = compare_sizes(self.made, self.networks, self._source, bar.update, self._kept.find)
+            rows = [self._kept.add(row) for row in found]
         if self.is_first:
             self._show(rows)
 

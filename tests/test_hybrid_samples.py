@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from lit_knn.metrics import FidelityMeasure, Pixels
 from lit_knn.metrics.hybrid import HybridSamples
-from lit_knn.metrics.samples import draw_samples, measure_samples
+from lit_knn.metrics.samples import draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
@@ -85,15 +84,3 @@ def test_each_batch_has_seeds_of_its_own():
     given = [(seeds.tolist(), images) for seeds, images in draw_samples(lambda seeds: seeds + 100, 7, 3)]
     assert [seeds for seeds, _ in given] == [[0, 1, 2], [3, 4, 5], [6]]
     assert [images.tolist() for _, images in given] == [[100, 101, 102], [103, 104, 105], [106]]
-
-
-@pytest.mark.parametrize(("threshold", "copied"), [(1 / 3, 0.25), (0.6, 0.75), (0.9, 1.0)])
-def test_samples_are_measured_with_the_threshold_of_the_options(threshold, copied):
-    # On the line of whole numbers the ratios are 1/9, 1/2, 1/2 and 4/5.4.
-    reference = ReferenceSet(torch.arange(20.0).reshape(20, 1))
-    places = torch.tensor([[3.1], [5 + 1 / 3], [9 - 1 / 3], [11.4255319]])
-    distance = FidelityMeasure(Pixels())
-    distance.prepare(reference, 4)
-    measured = measure_samples(draw_samples(lambda seeds: places[seeds], 4, 3), reference, distance, threshold)
-    assert measured["copied_fraction"] == copied
-    assert measured["mean_nearest_distance"] == pytest.approx((0.1 + 2 / 3 + 0.4255319) / 4, rel=1e-4)

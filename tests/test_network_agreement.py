@@ -1,4 +1,4 @@
-"""Agreement of estimators with trained networks: the measures, the library function and the callback."""
+"""Agreement of estimators with trained networks: the measures and the callback."""
 
 import csv
 from pathlib import Path
@@ -10,14 +10,13 @@ import yaml
 from PIL import Image
 from sklearn.metrics import r2_score
 
+from lit_knn.callbacks import NetworkAgreement
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import Estimator, Exact, Network, OneSample, PatchPosterior, Wiener
-from lit_knn.metrics import network_agreement
+from lit_knn.estimators import Estimator, Exact, PatchPosterior, Wiener
 from lit_knn.metrics.agreement import agreement
 from lit_knn.metrics.latents import NoisyLatents
-from lit_knn.metrics.network_agreement import nearest, over_networks
-from lit_knn.metrics.same_noise import SameNoise
-from lit_knn.nets import UNet
+from lit_knn.metrics.network_agreement import compare, image_sets, nearest, over_networks
+from lit_knn.metrics.same_noise import SameNoise, same_noise
 from lit_knn.reference import ReferenceSet
 from main import main
 from tests.networks import write_own
@@ -27,6 +26,8 @@ ROOT = Path(__file__).parent.parent
 RUN = str(ROOT / "configs" / "figure5" / "digits.yaml")
 SMALL_UNET = {"channels": 8, "multipliers": [1, 2], "blocks": 1}
 NET = {"class_path": "lit_knn.nets.UNet", "init_args": {"in_channels": 1, **SMALL_UNET}}
+COLOUR = {"class_path": "lit_knn.nets.UNet", "init_args": {"in_channels": 3, **SMALL_UNET}}
+ONE_SAMPLE = {"class_path": "lit_knn.estimators.OneSample"}
 
 
 def network(path="one.ckpt", net=NET):
@@ -91,10 +92,12 @@ class Scaled(Estimator):
 def test_a_network_that_equals_an_estimator_agrees_wholly():
     reference, held_out = (ReferenceSet(pixels(n, (1, 6, 6))) for n in (30, 20))
     networks = {"itself": Exact().bind(reference), "darker": Scaled(-0.25)}
-    estimators = {"Wiener": Wiener(r=4)}
+    estimators = {"Wiener": Wiener(r=4).bind(reference), "Exact": networks["itself"]}
+    networks["darker"].bind(reference)
     sampler = SameNoise(reference, num_steps=4, batch_size=10)
-    options = {"held_out": held_out, "num_images": 16, "sampler": sampler}
-    rows, same = network_agreement(estimators, networks, reference, [0.2, 2.0], **options)
+    generated, samples = ({name: sampler.draw(p, 16) for name, p in parts.items()} for parts in (networks, estimators))
+    sets = image_sets(networks, {"training": reference, "held_out": held_out}, generated)
+    rows, same = list(compare(estimators, sets, [0.2, 2.0], 16, sampler)), same_noise(samples, generated)
     kinds = {(row["estimator"], row["network"], row["images"], row["t"]) for row in rows}
     images = ("training", "held_out", "generated")
     assert kinds == {(e, n, i, t) for e in ("Wiener", "Exact") for n in networks for i in images for t in (0.2, 2.0)}
@@ -139,6 +142,7 @@ def _files():
     np.save("images.npy", pixels(80, (1, 8, 8)).numpy())
     write_own("one.ckpt")
     write_own("two.ckpt", seed=1)
+    write_own("colour.ckpt", image_channels=3)
 
 
 def table(path="results/network_agreement.csv"):
@@ -200,6 +204,12 @@ def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_agai
         ({"held_out": 0}, ["held_out", "data.held_out"]),
         ({"images": ["imagined"]}, ["imagined", "training, held_out, generated"]),
         ({"networks": {"one": network(net={**NET, "init_args": {**NET["init_args"], "channels": 4}})}}, ["one.ckpt"]),
+        ({"num_images": 21}, ["num_images=21 is more than the 20 held-out images"]),
+        (
+            {"networks": {"colour": network("colour.ckpt", COLOUR)}},
+            ["networks.colour cannot be used", "(1, 8, 8)"],
+        ),
+        ({"estimators": {"source": ONE_SAMPLE}}, ["estimators.source cannot be used", "x_source"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
@@ -217,23 +227,12 @@ def test_bad_input_ends_in_one_line_before_long_work(options, words, calls, caps
     ("change", "words"),
     [
         ({"networks": {}}, "networks is empty"),
-        ({"num_images": 21}, "num_images=21 is more than the 20 held-out images"),
         ({"num_images": 1}, "num_images must be at least 2, got 1"),
         ({"networks": {"Wiener": Wiener()}}, "the network 'Wiener' has the name of an estimator"),
         ({"networks": {"a/b": Wiener()}}, "letters, digits .* 'a/b'"),
-        ({"networks": {"other": "colour.ckpt"}}, r"networks.other cannot be used on images \(1, 6, 6\)"),
-        ({"estimators": {"one": OneSample()}}, "estimators.one cannot be used .* x_source"),
     ],
 )
-def test_sets_and_networks_that_do_not_fit_are_refused(change, words):
-    if "other" in change.get("networks", {}):
-        change = {"networks": {"other": Network(write_own("colour.ckpt", image_channels=3), UNet(3, **SMALL_UNET))}}
-    reference, held_out = (ReferenceSet(pixels(n, (1, 6, 6))) for n in (30, 20))
-    options = {
-        "networks": {"net": Exact().bind(reference)},
-        "estimators": {"Wiener": Wiener()},
-        "num_images": 20,
-        **change,
-    }
+def test_options_that_do_not_fit_are_refused(change, words):
+    options = {"networks": {"net": Exact()}, "estimators": {"Wiener": Wiener()}, "noise_levels": [1.0], **change}
     with pytest.raises(InputError, match=words):
-        network_agreement(reference=reference, held_out=held_out, noise_levels=[1.0], **options)
+        NetworkAgreement(folder="results", **options)

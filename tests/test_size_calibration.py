@@ -1,4 +1,4 @@
-"""Calibration of patch sizes to a network: the library function and the callback."""
+"""Calibration of patch sizes to a network."""
 
 from pathlib import Path
 
@@ -8,11 +8,12 @@ import torch
 import yaml
 from PIL import Image
 
+from lit_knn.callbacks import SizeCalibration
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Exact, Network, PatchPosterior
 from lit_knn.metrics.same_noise import SameNoise
-from lit_knn.metrics.size_calibration import calibrated_sizes, trajectories
+from lit_knn.metrics.size_calibration import best_sizes, compare_sizes, sized, trajectories
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
@@ -39,13 +40,18 @@ def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def calibrated(estimator, networks, sizes, source):
+    made = {size: own.bind(source.reference) for size, own in sized(estimator, sizes).items()}
+    rows = list(compare_sizes(made, networks, source))
+    return best_sizes(rows), rows
+
+
 @pytest.mark.parametrize("kind", [PatchPosterior])
 def test_the_sizes_of_a_network_that_is_the_estimator_are_found(kind):
     reference = ReferenceSet(pixels(12, (1, 6, 6)))
     network = PatchPosterior({0.05: 3, 5.0: 5}).bind(reference)  # The two levels meet at t = 0.5.
     grid = NoiseGrid(sigma_min=0.1, sigma_max=2.0)
-    options = {"num_latents": 4, "num_steps": 5, "grid": grid}
-    sizes, rows = calibrated_sizes(kind(6), {"own": network}, reference, [1, 3, 5], **options)
+    sizes, rows = calibrated(kind(6), {"own": network}, [1, 3, 5], SameNoise(reference, 5, grid, 4))
     assert sizes == {t: 3 if t < 0.5 else 5 for t in grid.descending(5).tolist()}
     assert {3, 5} == set(sizes.values())
     assert len(rows) == 5 * 3
@@ -81,8 +87,8 @@ def test_latents_are_on_the_trajectories_of_the_network_and_not_those_of_samples
 def test_networks_share_one_table():
     reference = ReferenceSet(pixels(12, (1, 6, 6)))
     networks = {str(size): PatchPosterior(size).bind(reference) for size in (2, 4)}
-    options = {"num_latents": 4, "num_steps": 3, "grid": NoiseGrid(sigma_min=0.2, sigma_max=2.0)}
-    sizes, rows = calibrated_sizes(PatchPosterior(), networks, reference, [1, 2, 3, 4], **options)
+    source = SameNoise(reference, 3, NoiseGrid(sigma_min=0.2, sigma_max=2.0), 4)
+    sizes, rows = calibrated(PatchPosterior(), networks, [1, 2, 3, 4], source)
     for t, size in sizes.items():
         totals = {p: sum(row["mse"] for row in rows if (row["t"], row["size"]) == (t, p)) for p in (1, 2, 3, 4)}
         assert totals[size] == min(totals.values())
@@ -97,14 +103,12 @@ def test_networks_share_one_table():
     ],
 )
 def test_bad_sizes_are_refused(estimator, sizes, words):
-    reference = ReferenceSet(pixels(12, (1, 6, 6)))
     with pytest.raises(InputError, match=words):
-        calibrated_sizes(estimator, {"own": Exact().bind(reference)}, reference, sizes)
-    exact = {"own": Exact().bind(reference)}
+        SizeCalibration({"own": Exact()}, estimator, sizes, "results")
     with pytest.raises(InputError, match="num_latents must be at least 2, got 1"):
-        calibrated_sizes(PatchPosterior(3), exact, reference, [3], num_latents=1)
+        SizeCalibration({"own": Exact()}, PatchPosterior(3), [3], "results", num_latents=1)
     with pytest.raises(InputError, match="networks is empty"):
-        calibrated_sizes(PatchPosterior(3), {}, reference, [3])
+        SizeCalibration({}, PatchPosterior(3), [3], "results")
 
 
 def arguments(**options):
@@ -128,14 +132,9 @@ def test_a_run_writes_an_estimator_and_the_next_run_uses_its_comparisons(monkeyp
     assert len(curve) == 4 * 2
     assert np.asarray(Image.open(folder / "size_calibration.png").convert("L")).std() > 5
     config = yaml.safe_load((folder / "calibrated.yaml").read_text())
-    expected, _ = calibrated_sizes(
-        PatchPosterior(),
-        {"one": Network("one.ckpt", _net())},
-        ReferenceSet(torch.from_numpy(np.load("images.npy"))),
-        [1, 3],
-        num_latents=3,
-        num_steps=4,
-    )
+    source = SameNoise(ReferenceSet(torch.from_numpy(np.load("images.npy"))), 4, batch_size=3)
+    network = Network("one.ckpt", _net())
+    expected, _ = calibrated(PatchPosterior(), {"one": network}, [1, 3], source)
     assert config["init_args"]["size"] == expected
     # A run takes the file, with other sizes; the comparisons of size 3 are at hand.
     seen, original = [], PatchPosterior.posterior_mean

@@ -6,7 +6,6 @@ from lit_knn.metrics.fidelity import frechet_distance
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.metrics.mean_pictures import mean_pictures
 from lit_knn.metrics.memorisation import is_copied, memorisation, nearest_images
-from lit_knn.metrics.network_agreement import network_agreement
 
 __all__ = [
     "DINOv2",
@@ -22,5 +21,4 @@ __all__ = [
     "mean_pictures",
     "memorisation",
     "nearest_images",
-    "network_agreement",
 ]

@@ -117,7 +117,9 @@ class ErrorCurve:
             Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d. Quantities that an estimator lacks are "".
         """
         self.check(reference)
-        bind_all(self.estimators, reference, max(self.noise_levels), self.class_conditional)
+        named = {f"estimators.{name}": own for name, own in self.estimators.items()}
+        labels = reference.labels[:1] if self.class_conditional and reference.labels is not None else None
+        bind_all(named, reference, max(self.noise_levels), source=True, labels=labels)
         latents = NoisyLatents(reference, self.num_z, seed)
         for level, t in enumerate(self.noise_levels):
             means = self._measure_level(latents, level, advance)

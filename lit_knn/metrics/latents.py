@@ -78,28 +78,27 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def bind_all(
-    estimators: Mapping[str, Estimator], reference: ReferenceSet, t: float, class_conditional: bool = False
+    options: Mapping[str, Estimator],
+    reference: ReferenceSet,
+    t: float,
+    source: bool = False,
+    labels: Tensor | None = None,
 ) -> None:
-    """Bind the estimators that need a reference set, and call each of them at noise level t, by `try_estimator`."""
-    labels = reference.labels[:1] if class_conditional and reference.labels is not None else None
-    for name, estimator in estimators.items():
-        try_estimator(f"estimators.{name}", estimator, reference, t, source=True, labels=labels)
+    """Bind the estimators that need a reference set, and call each at noise level t, before any long work.
 
-
-def try_estimator(
-    option: str, own: Estimator, reference: ReferenceSet, t: float, source: bool = False, labels: Tensor | None = None
-) -> None:
-    """Bind an estimator and call it, before any long work; with `source`, it gets an `x_source`; `labels` is (1,)."""
-    if own.needs_reference:
-        with prefixed(option):
-            own.bind(reference)
-    z = torch.zeros(1, *reference.shape, device=reference.device)
-    given = z, t, z if source else None
-    try:
-        means = [own.posterior_mean(*given, labels=labels) for _ in range(2 if own.deterministic else 1)]
-    except (ValueError, RuntimeError, TypeError, IndexError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error
-    # Its variance would not be measured.
-    if not torch.equal(means[0], means[-1]):
-        raise InputError(f"{option}: {type(own).__name__} says that it is deterministic, but two calls differ")
+    The keys are the names of the options, for errors. With `source` they get an `x_source`; `labels` is (1,).
+    """
+    for option, own in options.items():
+        if own.needs_reference:
+            with prefixed(option):
+                own.bind(reference)
+        z = torch.zeros(1, *reference.shape, device=reference.device)
+        given = {"x_source": z if source else None, "labels": labels}
+        try:
+            means = [own.posterior_mean(z, t, **given) for _ in range(2 if own.deterministic else 1)]
+        except (ValueError, RuntimeError, TypeError, IndexError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error
+        # Its variance would not be measured.
+        if not torch.equal(means[0], means[-1]):
+            raise InputError(f"{option}: {type(own).__name__} says that it is deterministic, but two calls differ")

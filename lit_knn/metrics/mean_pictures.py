@@ -26,7 +26,8 @@ def mean_pictures(
         The rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z / sqrt(1 + t²), the exact
         mean, and each estimate of it.
     """
-    bind_all(estimators, reference, max(noise_levels))
+    named = {f"estimators.{name}": own for name, own in estimators.items()}
+    bind_all(named, reference, max(noise_levels), source=True)
     latents = NoisyLatents(reference, num_images, seed)
     exact = Exact().bind(reference)
     rows: dict[str, list[Tensor]] = {"$z$": [], "true mean": [], **{name: [] for name in estimators}}

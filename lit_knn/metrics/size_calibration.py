@@ -1,4 +1,10 @@
-"""The size of an estimator's patches at each noise level at which its mean is nearest to that of trained networks."""
+"""The size of an estimator's patches at each noise level at which its mean is nearest to that of trained networks.
+
+At each level of the sampler it is the size of least MSE of the posterior mean, averaged over latents z and networks. z
+are on the networks' own sampling trajectories, which start from other noise than `SameNoise`. Of equal sizes the first
+counts. Kamb and Ganguli (arXiv 2412.20292, `scales_calibration.py`) take for each z the size whose score has the
+largest cosine with the network's, and then the median over z.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,16 +13,12 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.common.progress import progress_bar
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import mean_and_error
-from lit_knn.metrics.latents import check_at_least, check_not_empty, try_estimator
 from lit_knn.metrics.same_noise import SameNoise
-from lit_knn.reference import ReferenceSet
-from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
-from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 
 # The seeds of calibration begin here: the latents of samples and of `SameNoise`, 0, 1, …, stay for evaluation.
 FIRST_SEED = 10_000_000
@@ -30,40 +32,6 @@ class Visited(NamedTuple):
     mean: Tensor
 
 
-def calibrated_sizes(
-    estimator: Estimator,
-    networks: Mapping[str, Estimator],
-    reference: ReferenceSet,
-    sizes: Sequence[int],
-    *,
-    num_latents: int = 20,
-    num_steps: int = 18,
-    grid: NoiseGrid = EDM_GRID,
-    seed: int = 0,
-) -> tuple[dict[float, int], list[Row]]:
-    """Find for each noise level the size whose posterior mean is nearest to that of networks.
-
-    The rule: at each level of the sampler, the size of least MSE of the posterior mean, averaged over latents z and
-    networks. z are on the networks' own sampling trajectories, which start from other noise than `SameNoise`. Of equal
-    sizes the first counts. Kamb and Ganguli (arXiv 2412.20292, `scales_calibration.py`) take for each z the size whose
-    score has the largest cosine with the network's, and then the median over z.
-
-    The estimator has an argument `size`, such as `PatchPosterior`; its own size is ignored. Each of the networks, by
-    name, makes `num_latents` trajectories through `num_steps` levels of the grid of EDM's sampler. `seed` is the first
-    part of the key of an estimator's draws.
-
-    Returns:
-        The table {t: size}, for the argument `size`; and the rows of `compare_sizes`.
-    """
-    made = sized(estimator, sizes)
-    check_calibration(made, networks, reference, num_latents, grid.sigma_max)
-    source = SameNoise(reference, num_steps, grid, num_latents, seed)
-    total = len(networks) * num_latents * num_steps * len(sizes)
-    with progress_bar(total, "Size calibration", " estimates") as bar:
-        rows = list(compare_sizes(made, networks, source, bar.update))
-    return best_sizes(rows), rows
-
-
 def sized(estimator: Estimator, sizes: Sequence[int]) -> dict[int, Estimator]:
     """Make an estimator of each size; its other settings stay. It must have an argument `size`."""
     given = estimator.given()
@@ -73,22 +41,6 @@ def sized(estimator: Estimator, sizes: Sequence[int]) -> dict[int, Estimator]:
         raise InputError(f"sizes must be different numbers, at least one, got {list(sizes)}")
     with prefixed("sizes"):
         return {size: type(estimator)(**{**given, "size": size}) for size in sizes}
-
-
-def check_calibration(
-    made: Mapping[int, Estimator],
-    networks: Mapping[str, Estimator],
-    reference: ReferenceSet,
-    num_latents: int,
-    t: float,
-) -> None:
-    """Bind each size, and call each network and size at noise level t, before any long work."""
-    check_not_empty(networks=networks)
-    check_at_least(2, num_latents=num_latents)
-    for name, network in networks.items():
-        try_estimator(f"networks.{name}", network, reference, t)
-    for size, estimator in made.items():
-        try_estimator(f"sizes: {size}", estimator, reference, t)
 
 
 @torch.no_grad()
