@@ -52,15 +52,13 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         seed: sets the order of the images in each epoch; at least 0.
         predict_samples: number of samples that `predict` generates, over all devices, with the seeds 0, 1, 2, ...
         val_images: number of images for validation, over all devices, drawn once; all images if there are fewer.
-        sharded: split the images and their index over the devices. This divides the memory by the number of devices.
-            The devices search for each other, and sending takes time; see the README. With exact search the estimates
-            stay the same. Each device indexes its own images with the settings of `index`: an inverted file has the
-            same number of lists for fewer images, and each device searches `nprobe` of them.
-        held_out: number of images that are kept out of the training data and of the reference set. They are drawn once,
-            the same for every seed, so that networks of several seeds compare. After `setup` they are
-            `held_out_reference`, and `validate` gives the model batches of them.
-        train_images: number of images to train on, of those that are not held out; null for all. More images include
-            those of a smaller number, for every seed.
+        sharded: split the images and their index over the devices, which divides the memory by their number and takes
+            time for sending; see the README. With exact search the estimates stay the same. Each device indexes its own
+            images: an inverted file has as many lists for fewer images, and each device searches `nprobe` of them.
+        held_out: number of images that are kept out of the training data and of the reference set, the same for every
+            seed. After `setup` they are `held_out_reference`, and `validate` gives the model batches of them.
+        train_images: number of images to train on, of those that are not held out, the same for every seed; null for
+            all. More images include those of a smaller number.
 
     Raises:
         InputError: batch_size, predict_samples, val_images or train_images < 1, held_out < 0, or seed < 0; at `setup`,

@@ -73,8 +73,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
     """Open a folder or zip of images.
 
     Raises:
-        InputError: a path that does not exist or is neither; a folder that cannot be read; a zip that has a name twice;
-            no images.
+        InputError: a path that is neither; a folder that cannot be read; a zip that has a name twice; no images.
     """
     path = existing(path)
     if path.is_dir():

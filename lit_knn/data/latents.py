@@ -8,8 +8,9 @@ from torch import Tensor
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.progress import with_progress
 from lit_knn.data.array_files import read_array_file
-from lit_knn.data.autoencoders import Autoencoder, fit_sample
+from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.data.base import Images, Labels, ReferenceDataModule, check_at_least
+from lit_knn.index.pca import sample_size
 from lit_knn.reference import ReferenceSet
 
 # The latents in a file may come from another device or precision than those that they are compared with.
@@ -68,7 +69,9 @@ class Latents(ReferenceDataModule):
         images, labels = self.images.load()
         whole = ReferenceSet(images)
         with prefixed(type(self.autoencoder).__name__):
-            fit(self.autoencoder, whole)
+            # It learns from all images, or from so many evenly spaced ones as 128 MB hold.
+            learned = sample_size(whole.N, whole.d, min(whole.N, whole.d))
+            self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
             latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
             _check_decoder(self.autoencoder, latents[:2], whole.shape)
         self.image_reference, self.held_out_image_reference = self.sets(images, None)
@@ -85,11 +88,6 @@ class Latents(ReferenceDataModule):
         if not alike or (latents[ends] - expected).norm() > FILE_TOLERANCE * expected.norm():
             raise InputError(f"data.path={self.path}: its first and last latents are not those of the images")
         return latents
-
-
-def fit(autoencoder: Autoencoder, images: ReferenceSet) -> None:
-    """Let an autoencoder learn from the images, or from a part of them if they are many."""
-    autoencoder.fit(images.gather(fit_sample(images.N, images.d)))
 
 
 def encode_images(images: ReferenceSet, autoencoder: Autoencoder, batch_size: int = 256) -> Tensor:

@@ -118,8 +118,7 @@ class ImageFiles(ReferenceDataModule):
 class Prepared(ReferenceDataModule):
     """Images in an .npy file that `lit-knn prepare` wrote, with its .json. They may be larger than memory.
 
-    The file is mapped: pages are read when used, stay in memory while there is room, and are shared by the ranks of a
-    machine. With a GPU, the images are copied to it.
+    The ranks of a machine share the pages that they read. With a GPU, the images are copied to it.
 
     Args:
         path: the .npy file.
