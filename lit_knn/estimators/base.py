@@ -58,7 +58,7 @@ class Estimator(RecordsArguments, ABC):
     """Estimates the posterior mean E[x|z,t] (Eq. 8, eq:posterior_mean), and with it the score (Eq. 5).
 
     An estimator is a plain object, not a module, because it has no state to learn or to save. A subclass implements
-    `_posterior_mean` and sets the flags whose defaults are wrong for it. See `docs/extending.md`.
+    `_posterior_mean` and sets the flags that differ from the defaults. See `docs/extending.md`.
     """
 
     needs_reference = True
@@ -93,13 +93,13 @@ class Estimator(RecordsArguments, ABC):
 
     @abstractmethod
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
-        """Hook for `posterior_mean` that a subclass implements. Its arguments are checked, and it may overwrite them.
+        """Hook for `posterior_mean` that a subclass implements. The hook may overwrite its checked arguments.
 
         Draws without the generator are reproducible, too, because PyTorch's own generator is seeded from the caller's
         generator.
 
         Args:
-            z: (B, *shape), on the device of the set; B >= 1, but B may be 0 on sharded sets.
+            z: (B, *shape), on the device of the set; B >= 1, or B >= 0 on sharded sets.
             t: (B, 1, …, 1), float64, in the shape of `z`.
             x_source: (B, *shape) or None; always None unless `uses_source`.
             generator: source of all randomness, or None; always None if `deterministic`.

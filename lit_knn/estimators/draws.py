@@ -168,7 +168,7 @@ def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None
     sizes = [n] * B if ids.is_cuda else used[order].tolist()
     budget = GATHER_BYTES * (GPU_FACTOR if ids.is_cuda else 1) // (4 * reference.d)
     start = 0
-    # Yield once even when empty, so that callers can join what they get.
+    # Yield once even when empty, so that callers can join the results.
     while start < B or start == 0:
         stop = min(start + 1, B)
         while stop < B and sizes[stop] <= 2 * sizes[start] and (stop + 1 - start) * sizes[stop] <= budget:
@@ -187,7 +187,7 @@ def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws
     `ids` is (B, n); `log_factor` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
     """
     if ids.is_cuda:
-        # A GPU reads a repeated image from its cache, faster than it finds the repetitions.
+        # A GPU rereads an image from its cache, which is faster than finding the repetitions.
         return Draws(ids=ids, log_factor=log_factor, of_posterior=of_posterior)
     ids, order = ids.sort(1)
     new = torch.ones_like(ids, dtype=torch.bool)

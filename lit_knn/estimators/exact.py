@@ -15,7 +15,7 @@ from lit_knn.theory.warp import Warp
 
 # Nearest images of each z that may be computed again in float64. At small t only these matter.
 NEAREST = 32
-# float32 rounds a score by about this share of the terms that make it up.
+# float32 rounds a score by about this share of the sum of its absolute terms.
 ROUNDING = 2.0**-21
 # An image is computed again in float64 if its share of the posterior, times the rounding of its log-likelihood, exceeds
 # this number. The number bounds the squared error by 1e-5 · rounding · variance of the posterior.

@@ -37,8 +37,8 @@ class KNN(NeighbourEstimator):
 
     It is biased, O(1/n). Its variance is at most Z_q/p_t(z) times the variance of `MonteCarlo` (Theorem 4.1). The
     search may be approximate: likelihoods of the draws are exact, and missed images belong to the flat tail, so the
-    estimate is consistent as n → ∞. At small t and finite n it can be far off if the search misses likely images (an
-    `IVF` index with a low nprobe), because the tail is hardly ever drawn.
+    estimate is consistent as n → ∞. At small t and finite n the estimate can be far off if the search misses likely
+    images (an `IVF` index with a low nprobe), because the tail is hardly ever drawn.
 
     At small t the likeliest image is the source of z, which training knows. With `include_source`, the source becomes
     a neighbour if the search missed it and it is nearer than the farthest one found. Unlike in STF, the source is
@@ -50,8 +50,8 @@ class KNN(NeighbourEstimator):
             2048.
         n: draws per z; null for the paper's 256.
         include_source: also propose `x_source`, if it is given and in the set. This costs one more search for a single
-            neighbour: it is cheap if the index has lists, but as expensive as the first search (and useless) if the
-            index is exact.
+            neighbour. The search is cheap if the index has lists. If the index is exact, it is as expensive as the
+            first search, and useless.
 
     Raises:
         InputError: k < 1, n < 1; at `bind`, k > N.
@@ -83,7 +83,7 @@ class KNN(NeighbourEstimator):
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = self._exact_sq_dist(z, source)
         found = ids >= 0
-        # Do not add a source that is farther than all neighbours, because it would lower the tail.
+        # Do not add a source that is farther than all neighbours, because this source would lower the tail.
         farthest = torch.where(found, sq_dist, -torch.inf).amax(1, keepdim=True)
         nearer = (source_sq_dist < farthest) | ~found.any(1, keepdim=True)
         missed = (source >= 0) & (ids != source).all(1, keepdim=True) & nearer

@@ -74,11 +74,11 @@ def power_spectrum(x: Tensor) -> Tensor:
 def extent(spectrum: Tensor, t: float) -> int:
     """Find the odd edge, in pixels, of the Wiener filter's window at noise level t for a `power_spectrum`.
 
-    For a stationary field of spectrum S, the filter G = S/(S + t²) has the least squared error of all linear filters,
-    mean over frequencies of S·t²/(S + t²). Cut to a window of p×p pixels, the filter G_p adds the error
+    For a stationary field of spectrum S, the filter G = S/(S + t²) has the least squared error of all linear filters:
+    the mean over frequencies of S·t²/(S + t²). Cut to a window of p×p pixels, the filter G_p adds the error
     mean((S + t²)·|G − G_p|²). The best filter of one pixel has the error v·t²/(v + t²), with the variance v. The gain
-    of G is the difference between its error and this error. The extent is the smallest odd p for which G_p keeps
-    `KEPT_GAIN` of the gain, at most 2·max(H, W) − 1.
+    of G is the difference between the errors of G and this filter. The extent is the smallest odd p for which G_p
+    keeps `KEPT_GAIN` of the gain, at most 2·max(H, W) − 1.
     """
     noise = t * t
     total = spectrum + noise

@@ -20,13 +20,13 @@ from lit_knn.theory.stratified import stratified_draws
 from lit_knn.theory.warp import Warp
 
 # Images that together have less than this share of the proposal are left out. They hold the same share of the posterior
-# on average. The squared error of leaving them out is at most this share times a squared distance in the data.
+# on average. Leaving out these images adds a squared error of at most this share times a squared distance in the data.
 NEGLIGIBLE_SHARE = 1e-8
-# Minimum number of latents per piece. With fewer, reading the coordinates takes longer than multiplying them.
+# Minimum number of latents per piece. With fewer latents, reading the coordinates takes longer than multiplying them.
 MIN_ROWS = 32
 # Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
 LEAST_NOISE = 1e-30
-# This divisor replaces 0 where the numerator is 0 too. A smaller one would be rounded to 0 on some processors.
+# This divisor replaces 0 where the numerator is also 0. Some processors would round a smaller number to 0.
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -41,7 +41,7 @@ class SubspaceDraws(Draws):
 class SubspaceKNN(DrawingEstimator):
     """SNIS (Eq. 11) whose proposal is the posterior given P'z over all images. The proposal's exact mean corrects it.
 
-    The r leading principal components of an image are y = P'(x − mean). The posterior of the images given P'z alone,
+    The r leading principal components of an image are y = P'(x − mean). The posterior of the images given only P'z,
     q_i ∝ exp(−‖P'(z − mean) − y_i‖²/2t²), costs a product of r dimensions instead of d, and so does the mean of y under
     q. The most probable of the n gathered images are kept; the others are drawn from the rest of q in proportion to q.
     All are weighted by exact likelihood over q. A control variate then subtracts the known effect of the drawing on the
@@ -102,7 +102,7 @@ class SubspaceKNN(DrawingEstimator):
             for rows, images, weights in self._weighted(draws, z, t, warp)
         )
         mean, excess = in_order(parts, len(z))
-        # Use one product for all rows, because P is large and reading it for a few rows at a time would be slow.
+        # Use one product for all rows, because P is large: reading P again for every few rows would be slow.
         return mean - self._projection().components.expand(excess).view(mean.shape)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
@@ -122,7 +122,7 @@ class SubspaceKNN(DrawingEstimator):
         generator: Generator | None,
         negligible_share: float = NEGLIGIBLE_SHARE,
     ) -> SubspaceDraws:
-        """Choose the images of each z from the posterior given P'z alone."""
+        """Choose the images of each z from the posterior given only P'z."""
         projection = self._projection()
         y = projection.components.project(z)
         # The largest array of a piece is (b, N) in float32. Use few pieces, because each reads all coordinates twice.

@@ -16,7 +16,7 @@ from lit_knn.reference import ReferenceSet
 class Switched(Estimator):
     """Estimates with `below` if the noise level is less than `t`, otherwise with `above`.
 
-    Its bias and variance at each noise level are those of the part in use. `bind` binds copies of the parts. Below the
+    At each noise level it has the bias and variance of the part in use. `bind` binds copies of the parts. Below the
     switch a cheap part such as `OneSample` may be enough, because there the posterior is nearly one image.
 
     On a CPU each part estimates its own rows. On a GPU each part estimates all rows, and the device selects the

@@ -25,7 +25,7 @@ class IndexCache:
         self._read = read
 
     def get(self, vectors: Vectors, label: dict[str, Any], build: Callable[[Vectors], Any]) -> Any:
-        """Return the index from the folder. If it is not there, build and keep it.
+        """Return the index from the folder. If the folder does not have it, build the index and keep it.
 
         If all processes of a distributed run share the vectors, each process must call this. One process of each
         machine computes the fingerprint and builds; the others map the file. `label` holds everything else that
@@ -58,7 +58,7 @@ class IndexCache:
         return index
 
     def _get(self, path: Path, build: Callable[[], Any]) -> tuple[Any, bool]:
-        """Return the index, and whether it is in the file."""
+        """Return the index, and whether the file holds it."""
         with locked(path):  # A second run waits here, and then finds the index of the first.
             if not path.exists():
                 index = build()

@@ -31,7 +31,7 @@ from lit_knn.index.cache import IndexCache
 KIND = re.compile(r"(?:PCA([1-9][0-9]*),)?(?:IVF([1-9][0-9]*),)?(Flat|SQ8)")
 # FAISS trains k-means on at most this many points per list, and discards the others.
 TRAINING_POINTS_PER_LIST = 256
-# Quantisers and principal components learn from at most this many images.
+# FAISS trains quantisers and principal components on at most this many images.
 TRAINING_POINTS = 50_000
 # Maximum bytes of the training points in float32. Without this limit, the points of ImageNet would take more memory
 # than the index.

@@ -69,7 +69,7 @@ def stored(chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]) -
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Compute float32 products in full precision inside the block. It also works as a decorator.
+    """Compute float32 products in full precision inside the block. Also a decorator.
 
     `torch.set_float32_matmul_precision("high")`, which Lightning advises on GPUs, rounds the factors of float32
     products to TF32, and "medium" may round them to bfloat16, on CPUs too. Scores of images need all digits of float32.

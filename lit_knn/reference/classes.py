@@ -11,7 +11,7 @@ from lit_knn.reference.reference_set import ReferenceSet
 
 
 class ClassSets(Mapping[int, ReferenceSet]):
-    """One reference set per class, by ascending label. Each set is made when it is first used.
+    """One reference set per class, by ascending label. A set is made at its first use.
 
     The images of a class are a view if they are consecutive, as in data sorted by class. Otherwise they are copied, and
     all classes together take as much memory as the set itself. Each class has its own index, with the settings of the

@@ -35,7 +35,7 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
 def projection_of(reference: ReferenceSet, r: int, dtype: torch.dtype = torch.float32) -> Projection:
     """Project all N images to r principal components of type `dtype`. With shards, each rank projects its own images.
 
-    It shows a progress bar.
+    A progress bar shows the work.
     """
     components, part = components_of(reference, r), reference.local
 

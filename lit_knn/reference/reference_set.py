@@ -101,8 +101,8 @@ class ReferenceSet:
     def cached(self, key: Hashable, make: Callable[[], T], moves: bool = False) -> T:
         """Return the result of `make`, computed once.
 
-        A move of the images to another device discards the result. With `moves`, it calls the method `to` of the result
-        instead.
+        A move of the images to another device discards the result. With `moves`, the set keeps the result and calls
+        `result.to(device)` instead.
         """
         cache = self._moving if moves else self._cache
         if key not in cache:
@@ -164,9 +164,9 @@ class ReferenceSet:
         return hashlib.sha256(what.encode()).hexdigest()
 
     def build_index(self, k: int = 1) -> None:
-        """Build the neighbour index if it is not built yet. On a terminal it shows a progress bar.
+        """Build the neighbour index if it is not built yet. A terminal shows a progress bar.
 
-        In a distributed run every process must call it if the index is kept in a cache.
+        In a distributed run, every process must call this method if the index has a cache.
 
         Args:
             k: number of neighbours of later searches; an impossible number raises InputError before the build.
@@ -213,7 +213,7 @@ class ReferenceSet:
         return self._nearest(z, k)
 
     def locate(self, x: Tensor) -> Tensor:
-        """Find the ids (B,) of images (B, *shape). An image that is not in the set gets −1 or the id of a near one."""
+        """Find the ids (B,) of images (B, *shape). An image outside the set gets −1 or the id of a near image."""
         self._prepare_search(x, 1)
         return self._nearest(x, 1, stored=True)[1][:, 0]
 
@@ -249,7 +249,7 @@ class ReferenceSet:
         if ids.dtype not in (torch.int64, torch.int32):
             raise InputError(f"ids must be int64, got {ids.dtype}")
         if ids.numel():
-            # Both ends come from the GPU in one transfer.
+            # One transfer copies both values from the GPU.
             low, high = torch.stack(ids.aminmax()).tolist()
             if low < 0 or high >= self.N:
                 bad = low if low < 0 else high
@@ -261,7 +261,7 @@ class ReferenceSet:
         return images_of(self.rows(slice(None)), self.hflip, ids)
 
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
-        """Return a set that holds the images of `ids`, and their ids in that set. It gathers without other ranks."""
+        """Return a set that holds the images of `ids`, and their ids in that set. That set needs no other ranks."""
         return self, ids
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:

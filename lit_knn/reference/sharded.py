@@ -26,8 +26,8 @@ class ShardedReferenceSet(ReferenceSet):
     settings: each list then holds fewer images, and every shard searches `nprobe` lists.
 
     Ids count through the shards in the order of the ranks. All ranks must call `search`, `gather` and every estimator
-    equally often and in the same order, with any number of rows, even none. With R ranks, B latents of its own and
-    m = min(k, N/R), a rank sends:
+    equally often and in the same order, with any number of rows, even none. With R ranks, B latents on each rank and m
+    = min(k, N/R), a rank sends:
 
     - `search`, for each z and each other rank: 4·d bytes (z), and 12·m bytes (neighbours for a z of the other rank);
     - `fetch`, `gather`: 8 bytes for each different image that another rank holds. That rank sends the stored image: d

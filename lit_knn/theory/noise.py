@@ -219,7 +219,7 @@ def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process 
 
 
 def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Callable[..., Tensor]:
-    """Turn a posterior mean of the EDM process into one of `process` (appendix, alg:general_estimator).
+    """Turn a posterior mean of the EDM process into a posterior mean of `process` (appendix, alg:general_estimator).
 
     E[x|z,t] under `process` is the EDM mean at z / s(t) and noise level σ(t). So every estimator and denoiser works
     under every process: `under_process(estimator.posterior_mean, VP())`.
@@ -229,7 +229,7 @@ def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Ca
         process: the noise process.
 
     Returns:
-        A function (z (B, *shape), t (B,) or scalar, ...) -> E[x|z,t] (B, *shape). It passes further arguments
+        A function (z (B, *shape), t (B,) or scalar, ...) -> E[x|z,t] (B, *shape). The function passes further arguments
         (`x_source`, `generator`) on unchanged.
     """
 

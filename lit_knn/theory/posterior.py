@@ -48,7 +48,7 @@ def cross_sq_dist(z: Tensor, x: Tensor) -> Tensor:
 def unnormalised_log_likelihood(sq_dist: Tensor, t: Tensor | float) -> Tensor:
     """log p_t(z|x) without the Gaussian's constant: −‖z − x‖² / 2t², (B, n) float64 (line 2 of Algorithm 1).
 
-    The constant is the same for all x, so posteriors, proposals and importance weights do not need it.
+    The constant is the same for all x, so posteriors, proposals and importance weights do not need this constant.
 
     Args:
         sq_dist: (B, n), squared L2, model space.

@@ -75,7 +75,7 @@ def stratified_draws(
     # Reject columns of probability 0. Rounding can select them, and an underflowed rest has only such columns. A kept
     # place also counts as used.
     sampled = (is_used > is_kept) & (drawn_q > 0)
-    # A row that draws nothing gets NaN or infinity here, and does not use it.
+    # A row that draws nothing gets NaN or infinity here, but does not use this value.
     log_drawn = (cdf.total / num_drawn).log() - drawn_q.log_()
     log_correction = torch.where(sampled, log_drawn, -math.inf).masked_fill_(is_kept, 0.0)
     return StratifiedDraws(torch.where(is_kept, top, drawn), log_correction, sampled, rest)
@@ -92,7 +92,7 @@ def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
 
 
 def num_sure(q_top: Tensor) -> Tensor:
-    """Count the largest probabilities that n draws without repetition are sure to contain, (B,), at most n − 1.
+    """Count the largest probabilities that n draws without repetition always contain: (B,), at most n − 1.
 
     n − i + 1 places are left for the i-th probability and all smaller ones. The i-th image is sure if its share of
     these places is at least 1.

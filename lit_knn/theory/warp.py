@@ -53,7 +53,7 @@ class Warp(NamedTuple):
         centred = x_source - mean.reshape(x_source.shape[1:])
         pair = centred, self.apply(centred)
         before, after = (part.flatten(1).square().sum(1, dtype=torch.float64) for part in pair)
-        # The share is undefined if the source equals the mean, or if A maps both to one image.
+        # The share is undefined if the source equals the mean, or if A maps both to the same image.
         share = torch.where((before > 0) & (after > 0), after / before, 1.0)
         noise = self.adjoint(z - self.apply(x_source))
         query = x_source + noise / share.to(noise.dtype).reshape(-1, *[1] * (z.ndim - 1))
