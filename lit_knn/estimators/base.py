@@ -227,7 +227,7 @@ class Estimator(RecordsArguments, ABC):
         """Estimate the score ∇ log p_t(z), Eq. 5 (eq:clean_score), under any noise process (ap:general_diffusion).
 
         For z = s(t)·(x + σ(t)·ε) the score is (s·μ − z) / (s·σ)², where μ is the posterior mean at z/s and noise level
-        σ. `t` is the time of `process`, by default the paper's, σ(t) = t and s(t) = 1. The other arguments and the
+        σ. `t` is the time of `process`, by default EDM, σ(t) = t and s(t) = 1. The other arguments and the
         result are those of `posterior_mean`.
 
         Raises:

@@ -46,7 +46,7 @@ class PCALocality(Estimator):
     have similar masks. All z of one noise level share a pass, so a batch with many noise levels is slow.
 
     Args:
-        threshold: share of a row's largest weight below which a pixel is left out, from 0 to 1. 0 keeps all pixels,
+        threshold: pixels below this share of the row's largest weight are left out; from 0 to 1. 0 keeps all pixels,
             which gives the posterior mean over whole images (`Exact`). The public code takes 0.02, and 0.05 for
             CIFAR-10.
 

@@ -23,7 +23,7 @@ def product_dtype(reference: ReferenceSet, z: Tensor, t: Tensor | float, terms: 
     """
     own = z.flatten(1).double()
     values = own.abs().max(), torch.linalg.vector_norm(own, dim=1).max(), own.new_ones(())
-    # The only values that are read from a GPU.
+    # No other values are read from a GPU.
     largest, norm, precision = (torch.stack(values) / t / t).tolist()
     latents = min(terms * largest, math.sqrt(terms) * norm)
     size = reference.largest * (latents + terms * reference.largest * precision)

@@ -1,4 +1,4 @@
-"""Number types of products that find or propose images, and float32 products in full precision."""
+"""Number types of the products in searches and proposals, and float32 products in full precision."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -69,7 +69,7 @@ def stored(chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]) -
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Compute float32 products in full precision inside the block. Also a decorator.
+    """Compute float32 products in full precision inside the block. It is also a decorator.
 
     `torch.set_float32_matmul_precision("high")`, which Lightning advises on GPUs, rounds the factors of float32
     products to TF32, and "medium" may round them to bfloat16, on CPUs too. Scores of images need all digits of float32.

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 LEAST_EXPONENT = -86.0
 # exp(LEAST_EXPONENT) is below this value in any rounding.
 LEAST_VALUE = math.exp(LEAST_EXPONENT) * (1 + 1e-5)
-# Minimum block size of a cumulative sum. Smaller blocks save no time.
+# Minimum block size of a cumulative sum. Smaller blocks do not save time.
 LEAST_BLOCK = 4
 
 

@@ -1,4 +1,4 @@
-"""Affine warps of images: augmentation as a linear map, one for each item of a batch."""
+"""Affine warps of images: an augmentation that is a linear map, with one map for each item of a batch."""
 
 from typing import NamedTuple
 
