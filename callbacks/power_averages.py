@@ -12,8 +12,8 @@ from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.metrics.latents import check_at_least
+from lit_knn.modules.averaging import TrackedAverages, checked_lengths, make_snapshot
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.modules.power_averages import TrackedAverages, checked_lengths, make_snapshot
 from lit_knn.runs.checkpoints import WholeCheckpointIO, is_end_of_training, make_folder
 from lit_knn.runs.folder import SNAPSHOTS_FOLDER
 

@@ -160,8 +160,9 @@ class RunFolder:
         """Find the snapshots of averages of this run and of those that it was resumed from, by the images seen.
 
         Raises:
-            InputError: there is none, or a configuration is wrong.
+            InputError: there is none, or a configuration is missing or wrong.
         """
+        self.config()  # Refuse a folder that is none of a run, before it gets averages.
         found = self._kept(SNAPSHOTS_FOLDER)
         if not found:
             raise InputError(
