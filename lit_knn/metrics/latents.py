@@ -93,9 +93,9 @@ def bind_all(
             with prefixed(option):
                 own.bind(reference)
         z = torch.zeros(1, *reference.shape, device=reference.device)
-        given = {"x_source": z if source else None, "labels": labels}
+        x = z if source else None
         try:
-            means = [own.posterior_mean(z, t, **given) for _ in range(2 if own.deterministic else 1)]
+            means = [own.posterior_mean(z, t, x_source=x, labels=labels) for _ in range(2 if own.deterministic else 1)]
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
             raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error
