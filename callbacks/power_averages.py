@@ -12,8 +12,8 @@ from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.metrics.latents import check_at_least
+from lit_knn.modules.averaging import TrackedAverages, checked_lengths, make_snapshot
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.modules.power_averages import TrackedAverages, checked_lengths, make_snapshot
 from lit_knn.runs.checkpoints import WholeCheckpointIO, is_end_of_training, make_folder
 from lit_knn.runs.folder import SNAPSHOTS_FOLDER
 
@@ -33,8 +33,8 @@ class PowerAverages(pl.Callback):
             memory of the device, in each checkpoint and in each snapshot.
         every_n_images: images between snapshots. 1/32 of the training or less keeps the error of lengths from 0.03 to
             0.20 at 1 %; the default is 1/40 of EDM's 200 million images.
-        dtype: type of float32 weights in snapshots. float16 halves the files; an average of many snapshots, of either
-            sign, multiplies its rounding, at 0.03 by about 10.
+        dtype: type of float32 weights in snapshots. float16 halves the files, but rounds. An average adds many
+            snapshots with weights of both signs, which enlarges the rounding error, about 10 times at length 0.03.
 
     Raises:
         InputError: an option is out of its range; at the start of a training, the checkpoint that it resumes from has

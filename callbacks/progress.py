@@ -1,6 +1,7 @@
 """Show one progress bar over the whole run."""
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytorch_lightning as pl
@@ -49,9 +50,9 @@ class StepProgressBar(TQDMProgressBar):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Close the bars on the screen, so that the message of the error gets a line of its own."""
-        for bar in (self._val_progress_bar, self._predict_progress_bar, self._train_progress_bar):
-            if bar is not None:
-                bar.close()
+        for name in ("val_progress_bar", "predict_progress_bar", "train_progress_bar"):
+            with suppress(TypeError):  # The run has no such bar.
+                getattr(self, name).close()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep counting steps; the bar does not start again at each epoch."""

@@ -24,7 +24,7 @@ class RunRecord(pl.Callback):
 
     `config.yaml` beside it has the settings. The file is written at the start, at each checkpoint, at the end, and when
     the run is interrupted or fails. `lit-knn report RUN...` compares runs. `lit-knn fit` always adds this
-    callback. After ten steps it prints what a step takes, without validations and checkpoints.
+    callback. After ten steps it prints the time of a step, without validations and checkpoints.
     """
 
     _warm = TrainingTime()
@@ -51,7 +51,7 @@ class RunRecord(pl.Callback):
         self._first_step = self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        """Print what a step takes, measured in the first ones but those that warm up, and what the whole run takes."""
+        """Print the time of a step, measured after the warm-up steps, and the time of the whole run."""
         if trainer.global_step == self._step or not isinstance(pl_module, EstimatorTraining):
             return
         self._step = trainer.global_step

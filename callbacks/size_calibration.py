@@ -30,7 +30,7 @@ NAME = "size_calibration"
 
 
 class SizeCalibration(Measurement):
-    """At validation, find for each noise level the size whose posterior mean is nearest to that of trained networks.
+    """At validation, find the patch size for each noise level whose mean is nearest to the mean of trained networks.
 
     The rule is that of `lit_knn.metrics.size_calibration.calibrated_sizes`: the least MSE at latents on the networks'
     own sampling trajectories, at the levels of the sampler of the model `LitEstimator`.

@@ -11,7 +11,7 @@ from lit_knn.data import Stored
 from lit_knn.estimators import Estimator
 from tests.config_files import CONFIGS, RUNS, resolved
 
-ON_GPUS = [path for path in RUNS if resolved(path)["trainer"]["accelerator"] != "cpu"]
+ON_GPUS = [path for path in RUNS if resolved(path)["trainer"].get("accelerator") != "cpu"]
 # Data that are not at hand: CelebA, ImageNet, and as many images of one's own as ImageNet has.
 SIZES = {"data/celeba64.npy": (202_599, 3, 64, 64), "data/imagenet64.npy": (1_281_167, 3, 64, 64)}
 OWN = SIZES["data/imagenet64.npy"]
@@ -50,7 +50,7 @@ def test_a_run_searches_on_a_gpu_and_on_a_cpu_at_its_real_size(path):
     stored = data.stored() if size is None else Stored(size, mapped=True)
     for device in (CPU, GPU):
         held, _ = estimator_parts(estimators, data, stored, device)
-        assert all(part.known for part in held)
+        assert all(part.counted for part in held)
         # Half of a large GPU is left for the network.
         assert sum(part.bytes for part in held) + math.prod(stored.shape) < 40e9
     assert estimators or path.stem == "published"

@@ -179,6 +179,4 @@ def test_processes_that_are_no_flows_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main(["fit", "--model", "LitFlow", "--model.process", "nonsense", "--data", "Digits"])
-    said = capsys.readouterr().err
-    assert "--model.process" in said
-    assert "known by name: EDM, LinearInterpolant, VP" in said
+    assert "--model.process" in capsys.readouterr().err

@@ -170,7 +170,7 @@ def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_agai
             return original(self, numbers, t)
 
         patch.setattr(NoisyLatents, "batch", stop)
-        with pytest.raises(AssertionError):
+        with pytest.raises(SystemExit):
             main(arguments())
     rows = table()
     keys = {(row["estimator"], row["network"], row["images"], row["t"]) for row in rows}
@@ -184,7 +184,7 @@ def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_agai
     assert table()[: len(rows)] == rows
     assert len(table()) == 3 * 2 * 3 * 2
     assert "nearest" in caplog.text
-    folder = Path("runs/figure5_digits/estimator_1")
+    (folder,) = Path("runs/figure5_digits").glob("estimator_*")  # the first run had no result of its own
     assert {row["network"] for row in table(folder / "same_noise.csv")} == {"one", "two"}
     assert {row["num_networks"] for row in table(folder / "network_agreement.csv") if row["images"] != "generated"} == {
         "2"

@@ -8,7 +8,7 @@ from torch import nn
 
 from lit_knn.commands.average import Profile, fit, inner_product
 from lit_knn.common.errors import InputError
-from lit_knn.modules.power_averages import TrackedAverages, exponent, relative_length
+from lit_knn.modules.averaging import TrackedAverages, exponent, relative_length
 
 LENGTHS = [0.01, 0.05, 0.1, 0.2, 12**-0.5]
 TRACKED = (0.05, 0.1)

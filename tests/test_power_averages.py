@@ -17,7 +17,7 @@ from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Network
-from lit_knn.modules.power_averages import exponent
+from lit_knn.modules.averaging import exponent
 from lit_knn.runs.folder import RunFolder
 from main import main
 from tests.command_lines import ROOT, refusal_of

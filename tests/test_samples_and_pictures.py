@@ -311,7 +311,7 @@ class Echo(SimpleNamespace):
 
     needs_reference = deterministic = False
 
-    def posterior_mean(self, z, t, **options):
+    def posterior_mean(self, z, t, x_source=None, **options):
         return z
 
 

@@ -27,7 +27,7 @@ Batches: TypeAlias = int | Share
 class Trainer(pl.Trainer):
     """Lightning's trainer; it can also plan a run, and measure the kept checkpoints of a run.
 
-    Its checkpoints are whole files, checked when read.
+    Its checkpoints are whole files, checked when read. Only the command line locks the folder of a run.
 
     Args:
         limit_train_batches: how much of each training epoch to use: `10` is 10 batches, and `0.1` a tenth.
@@ -65,7 +65,7 @@ class Trainer(pl.Trainer):
         self.callbacks = [EndAtSigterm(), *self.callbacks]  # type: ignore[has-type]
         # With several ranks, Lightning reads signals on the GPU before each batch, and so waits for it. `Interruption`
         # does the same on the CPU.
-        self.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
+        self.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def write_into(self, folder: Path) -> None:
         """Make this folder that of the run; call it before the run begins."""
@@ -152,7 +152,3 @@ class Trainer(pl.Trainer):
         self.predict(model, datamodule=datamodule, return_predictions=False)
         if best.damaged:
             raise InputError(f"{len(best.damaged)} checkpoint(s) are not measured: {'; '.join(best.damaged)}")
-
-
-def _do_nothing() -> None:
-    pass

@@ -41,7 +41,7 @@ class RecordsArguments:
     def settings(self) -> dict[str, Any]:
         """Return the constructor's arguments with the current values of the attributes of the same names, if any."""
         # Only attributes of the object count, because a class attribute does not hold the constructor's argument.
-        return {name: vars(self).get(name, value) for name, value in self.given().items()}
+        return {name: getattr(self, name) if name in vars(self) else value for name, value in self.given().items()}
 
 
 def describe(thing: RecordsArguments) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
 
-import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.index.pca import PrincipalComponents, principal_components, sample_size
+from lit_knn.index.pca import PrincipalComponents, principal_components
 from lit_knn.index.precision import full_float32
 
 
@@ -77,9 +76,3 @@ class PCA(Autoencoder):
         if self._components is None:
             raise InputError("PCA: encode and decode need fit(images) first")
         return self._components
-
-
-def fit_sample(N: int, d: int) -> Tensor:
-    """Return the rows of the images that `Autoencoder.fit` gets: all, or so many evenly spaced ones as 128 MB hold."""
-    m = sample_size(N, d, min(N, d))
-    return torch.linspace(0, N - 1, m).long()

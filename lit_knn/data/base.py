@@ -52,15 +52,13 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         seed: sets the order of the images in each epoch; at least 0.
         predict_samples: number of samples that `predict` generates, over all devices, with the seeds 0, 1, 2, ...
         val_images: number of images for validation, over all devices, drawn once; all images if there are fewer.
-        sharded: split the images and their index over the devices. This divides the memory by the number of devices.
-            The devices search for each other, and sending takes time; see the README. With exact search the estimates
-            stay the same. Each device indexes its own images with the settings of `index`: an inverted file has the
-            same number of lists for fewer images, and each device searches `nprobe` of them.
-        held_out: number of images that are kept out of the training data and of the reference set. They are drawn once,
-            the same for every seed, so that networks of several seeds compare. After `setup` they are
-            `held_out_reference`, and `validate` gives the model batches of them.
-        train_images: number of images to train on, of those that are not held out; null for all. More images include
-            those of a smaller number, for every seed.
+        sharded: split the images and their index over the devices, which divides the memory by their number and takes
+            time for sending; see the README. With exact search the estimates stay the same. Each device indexes its own
+            images: an inverted file has as many lists for fewer images, and each device searches `nprobe` of them.
+        held_out: number of images that are kept out of the training data and of the reference set, the same for every
+            seed. After `setup` they are `held_out_reference`, and `validate` gives the model batches of them.
+        train_images: number of images to train on, of those that are not held out, the same for every seed; null for
+            all. More images include those of a smaller number.
 
     Raises:
         InputError: batch_size, predict_samples, val_images or train_images < 1, held_out < 0, or seed < 0; at `setup`,
@@ -103,6 +101,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     # The images of encoded data, after `setup`; None if the reference sets have the images.
     image_reference: ReferenceSet | None = None
     held_out_image_reference: ReferenceSet | None = None
+    # The hash of the images' bytes, if `load` knows it without reading them.
+    sha256: str | None = None
     # Raises InputError if the file of the images was cut; None if they are in memory.
     check_file: Callable[[], None] | None = None
 
@@ -113,10 +113,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         Returns:
             Images, uint8 (N, C, H, W) or float (N, *shape) in model space, and labels, (N,) integers, or None.
         """
-
-    def sha256(self) -> str | None:
-        """Return the hash of the images' bytes, or None if it is unknown after `load` without reading the images."""
-        return None
 
     def stored(self) -> Stored | None:
         """Return the size and layout of the images, for the planner, or None if they are not known before `load`."""
@@ -135,7 +131,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             if self.sharded:
                 self.reference = self._shard(torch.as_tensor(images), labels)
             else:
-                self.reference, self.held_out_reference = self.sets(images, labels, self.index, self.sha256())
+                self.reference, self.held_out_reference = self.sets(images, labels, self.index, self.sha256)
             self.reference.watch(self.check_file)
         if stage == "fit":
             self.train_dataloader()
@@ -183,7 +179,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         # A copy frees the memory of the other shards. A mapped file needs no copy, because it takes no memory.
         shard = images[rows] if self.mapped else images[rows].clone()
         kept = None if labels is None else labels[rows]
-        sha256 = None if self.sha256() is None else f"{self.sha256()}, {rows}"
+        sha256 = None if self.sha256 is None else f"{self.sha256}, {rows}"
         return ShardedReferenceSet(shard, self.index, self.hflip, kept, sha256)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

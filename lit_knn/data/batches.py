@@ -34,8 +34,7 @@ class ReferenceBatches:
             called when the first batch of an iteration is drawn.
 
     Raises:
-        InputError: too few images: fewer than one batch on every rank, or without `shuffle` fewer
-            than one image on every rank.
+        InputError: fewer images than one batch on every rank, or without `shuffle` than one image on every rank.
     """
 
     def __init__(
@@ -59,13 +58,11 @@ class ReferenceBatches:
         N = reference.N if shuffle or num_images is None else min(num_images, reference.N)
         unit = self._global_batch_size if shuffle else world_size
         self._num_ids = N - N % unit
-        if self._num_ids == 0 and shuffle:
-            raise InputError(
-                f"data.batch_size={batch_size} on {world_size} device(s) needs {self._global_batch_size} images, the "
-                f"reference set has {N}"
-            )
         if self._num_ids == 0:
-            raise InputError(f"{N} image(s) cannot be split over {world_size} devices")
+            needs = (
+                f"data.batch_size={batch_size} on {world_size} device(s) needs {unit} images, the reference set has {N}"
+            )
+            raise InputError(needs if shuffle else f"{N} image(s) cannot be split over {world_size} devices")
 
     def __len__(self) -> int:
         """Number of batches in one epoch on each rank."""
@@ -74,26 +71,22 @@ class ReferenceBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         # A generator calls `batches_done` at the first batch. At iter() it is too early: Lightning has not yet
         # corrected the progress that it loads from a checkpoint.
+        labels = self.reference.labels
         epoch, first = divmod(self._batches_done(), len(self))
         for batches in (range(first, len(self)), range(first)):
             order = self._order(epoch)
             # One copy for an epoch, because a copy for each batch would wait for the GPU.
             on_device = moved(order, self.reference.device)
             for batch_idx in batches:
-                yield self._gather(order, on_device, batch_idx)
+                start = batch_idx * self._global_batch_size
+                own = slice(start + self.rank, start + self._global_batch_size, self.world_size)
+                x = self.reference.take(on_device[own].to(self.reference.device))
+                yield x, None if labels is None else labels[order[own]]
             epoch += 1
 
     def _order(self, epoch: int) -> Tensor:
         key = (Stream.TRAINING_ORDER, self.seed, epoch) if self.shuffle else (Stream.VALIDATION_ORDER, self.seed)
         return torch.randperm(self.reference.N, generator=keyed_generator("cpu", *key))[: self._num_ids]
-
-    def _gather(self, order: Tensor, on_device: Tensor, batch_idx: int) -> tuple[Tensor, Tensor | None]:
-        start = batch_idx * self._global_batch_size
-        own = slice(start + self.rank, start + self._global_batch_size, self.world_size)
-        labels = self.reference.labels
-        return self.reference.take(on_device[own].to(self.reference.device)), None if labels is None else labels[
-            order[own]
-        ]
 
     def state_dict(self) -> dict[str, int]:
         """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""

@@ -73,12 +73,20 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
     """Open a folder or zip of images.
 
     Raises:
-        InputError: a path that does not exist or is neither; a folder that cannot be read; a zip that has a name twice;
-            no images.
+        InputError: a path that is neither; a folder that cannot be read; a zip that has a name twice; no images.
     """
     path = existing(path)
     if path.is_dir():
-        yield _files(path, _folder_names(path), lambda name: _read_file(path / name), lambda name: _stamp(path / name))
+
+        def content(name: str) -> bytes:
+            _check_size(path / name, existing(path / name).stat().st_size)
+            return (path / name).read_bytes()
+
+        def stamp(name: str) -> str:
+            status = (path / name).stat()
+            return f"{status.st_size}\t{status.st_mtime_ns}"
+
+        yield _files(path, _folder_names(path), content, stamp)
         return
     if path.suffix.lower() != ".zip":
         raise InputError(f"{path} is neither a folder nor a .zip file")
@@ -86,7 +94,13 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
         archive = zipfile.ZipFile(path)
     with archive:
         found = entries(archive)
-        yield _files(path, list(found), lambda name: _read_entry(archive, found[name]), lambda name: _crc(found[name]))
+
+        def unpacked(name: str) -> bytes:
+            _check_size(f"{path}: {found[name].filename}", found[name].file_size)
+            with open_entry(archive, found[name]) as file:
+                return file.read()
+
+        yield _files(path, list(found), unpacked, lambda name: f"{found[name].file_size}\t{found[name].CRC}")
 
 
 def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -141,30 +155,11 @@ def _folder_names(path: Path) -> list[str]:
     return names
 
 
-def _stamp(path: Path) -> str:
-    status = path.stat()
-    return f"{status.st_size}\t{status.st_mtime_ns}"
-
-
-def _crc(entry: zipfile.ZipInfo) -> str:
-    return f"{entry.file_size}\t{entry.CRC}"
-
-
-def _read_file(path: Path) -> bytes:
-    _check_size(path, existing(path).stat().st_size)
-    return path.read_bytes()
-
-
-def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    _check_size(f"{archive.filename}: {entry.filename}", entry.file_size)
-    with open_entry(archive, entry) as file:
-        return file.read()
-
-
 def _check_size(file: object, size: int) -> None:
     if size > MAX_FILE_BYTES:
-        where = printable(str(file))
-        raise InputError(f"{where} has {size:,} bytes, an image or a list of labels at most {MAX_FILE_BYTES:,}")
+        raise InputError(
+            f"{printable(str(file))} has {size:,} bytes, an image or a list of labels at most {MAX_FILE_BYTES:,}"
+        )
 
 
 def check_memory(path: Path, needed: int, what: str) -> None:

@@ -35,9 +35,19 @@ def read_image_files(
             size or number of channels, or that is neither RGB, palette nor 8-bit grayscale; labels that do not match,
             or folders that are no classes.
     """
+    from tqdm import tqdm
+
     with opened(path) as files:
-        labels = image_labels(files, labels_from_folders)
-        return _read_images(files), labels
+        labels, names = image_labels(files, labels_from_folders), files.images
+        first = decode(files, names[0])
+        check_memory(files.path, len(names) * first.size, f"{len(names):,} images of {_size(first.shape)}")
+        images = np.empty((len(names), *first.shape), np.uint8)
+        bar = tqdm(names, desc=f"Reading {files.path.name}", unit=" images", disable=None, leave=False)
+        for i, name in enumerate(bar):
+            image = decode(files, name)
+            check_same_size(names[0], first.shape, name, image.shape)
+            images[i] = image
+    return images, labels
 
 
 def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
@@ -50,31 +60,16 @@ def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
         return len(files.images), *decode(files, files.images[0]).shape
 
 
-def _read_images(files: Files) -> np.ndarray:
-    from tqdm import tqdm
-
-    path, names = files.path, files.images
-    first = decode(files, names[0])
-    check_memory(path, len(names) * first.size, f"{len(names):,} images of {describe_size(first.shape)}")
-    images = np.empty((len(names), *first.shape), np.uint8)
-    for i, name in enumerate(tqdm(names, desc=f"Reading {path.name}", unit=" images", disable=None, leave=False)):
-        image = decode(files, name)
-        check_same_size(names[0], first.shape, name, image.shape)
-        images[i] = image
-    return images
-
-
 def check_same_size(first: str, shape: tuple[int, ...], name: str, other: tuple[int, ...]) -> None:
     """Refuse the image `name` of shape `other`, (C, H, W), if the image `first` has another `shape`."""
     if other != shape:
         raise InputError(
-            f"all images must have one size and number of channels, but {printable(first)} is {describe_size(shape)} "
-            f"and {printable(name)} is {describe_size(other)}; lit-knn prepare makes them alike with --size and --rgb"
+            f"all images must have one size and number of channels, but {printable(first)} is {_size(shape)} "
+            f"and {printable(name)} is {_size(other)}; lit-knn prepare makes them alike with --size and --rgb"
         )
 
 
-def describe_size(shape: tuple[int, ...]) -> str:
-    """Describe the shape of an image (C, H, W) in words: width, height and channels."""
+def _size(shape: tuple[int, ...]) -> str:
     channels, height, width = shape
     return f"{width}x{height} with {channels} channel{'s' if channels > 1 else ''}"
 

@@ -67,8 +67,8 @@ class Source(NamedTuple):
         names: one for each image, for messages.
         read: (i) -> image i, (C, H, W) uint8, changed by the options; safe to call from several threads.
         labels: (N,) int64, or None.
-        origin: a description of the images that JSON can write: the name of the `source`, the `options`, and a
-            `fingerprint`, which changes with any image, any label and their order.
+        origin: for JSON: the name of the `source`, the `options`, and a `fingerprint`, which changes with any image,
+            any label and their order.
         changed: tells whether the fingerprint is another one by now.
     """
 
@@ -84,8 +84,7 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
     """Open the images that are to be prepared.
 
     Args:
-        path: a .zip file or a folder of images in EDM's layout, see `read_image_files`; or a folder that holds
-            `cifar-10-batches-py`: then the training images are used.
+        path: see `read_image_files`; or a folder with `cifar-10-batches-py`, of which the training images are used.
         options: the changes made to each image.
 
     Raises:
@@ -95,8 +94,13 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
     if (path / CIFAR10_FOLDER).is_dir():
         yield _cifar10(path, options)
         return
+
+    def labels_and_origin(files: Files) -> tuple[np.ndarray | None, dict[str, Any]]:
+        labels = image_labels(files, options.labels_from_folders)
+        return labels, _origin(path, options, (f"{name}\t{files.stamp(name)}" for name in files.images), labels)
+
     with opened(path) as files:
-        labels, origin = _labels_and_origin(files, options)
+        labels, origin = labels_and_origin(files)
 
         def image(i: int) -> np.ndarray:
             name = files.images[i]
@@ -104,15 +108,10 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
 
         def changed() -> bool:
             with suppress(InputError, OSError), opened(path) as now:
-                return _labels_and_origin(now, options)[1] != origin
+                return labels_and_origin(now)[1] != origin
             return True
 
         yield Source(files.images, image, labels, origin, changed)
-
-
-def _labels_and_origin(files: Files, options: Options) -> tuple[np.ndarray | None, dict[str, Any]]:
-    labels = image_labels(files, options.labels_from_folders)
-    return labels, _origin(files.path, options, (f"{name}\t{files.stamp(name)}" for name in files.images), labels)
 
 
 def _cifar10(path: Path, options: Options) -> Source:

@@ -8,8 +8,9 @@ from torch import Tensor
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.progress import with_progress
 from lit_knn.data.array_files import read_array_file
-from lit_knn.data.autoencoders import Autoencoder, fit_sample
+from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.data.base import Images, Labels, ReferenceDataModule, check_at_least
+from lit_knn.index.pca import sample_size
 from lit_knn.reference import ReferenceSet
 
 # The latents in a file may come from another device or precision than those that they are compared with.
@@ -52,10 +53,8 @@ class Latents(ReferenceDataModule):
             raise InputError("data.sharded=true does not work with Latents")
         check_at_least(1, encode_batch=encode_batch)
         for option in ("hflip", "sharded", "held_out", "train_images"):
-            if getattr(images, option):
-                raise InputError(
-                    f"data.images.{option}={getattr(images, option)} is not used: it is an option of Latents"
-                )
+            if given := getattr(images, option):
+                raise InputError(f"data.images.{option}={given} is not used: it is an option of Latents")
         self.images = images
         self.autoencoder = autoencoder
         self.path = path
@@ -70,7 +69,9 @@ class Latents(ReferenceDataModule):
         images, labels = self.images.load()
         whole = ReferenceSet(images)
         with prefixed(type(self.autoencoder).__name__):
-            fit(self.autoencoder, whole)
+            # It learns from all images, or from so many evenly spaced ones as 128 MB hold.
+            learned = sample_size(whole.N, whole.d, min(whole.N, whole.d))
+            self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
             latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
             _check_decoder(self.autoencoder, latents[:2], whole.shape)
         self.image_reference, self.held_out_image_reference = self.sets(images, None)
@@ -83,14 +84,10 @@ class Latents(ReferenceDataModule):
             raise InputError(f"data.path={self.path} holds {len(latents)} latents for {images.N} images")
         ends = torch.tensor([0, images.N - 1])
         expected = encoded(self.autoencoder, images.gather(ends))
-        if expected.shape[1:] != latents.shape[1:] or not _close(latents[ends], expected):
+        alike = expected.shape[1:] == latents.shape[1:]
+        if not alike or (latents[ends] - expected).norm() > FILE_TOLERANCE * expected.norm():
             raise InputError(f"data.path={self.path}: its first and last latents are not those of the images")
         return latents
-
-
-def fit(autoencoder: Autoencoder, images: ReferenceSet) -> None:
-    """Let an autoencoder learn from the images, or from a part of them if they are many."""
-    autoencoder.fit(images.gather(fit_sample(images.N, images.d)))
 
 
 def encode_images(images: ReferenceSet, autoencoder: Autoencoder, batch_size: int = 256) -> Tensor:
@@ -132,7 +129,3 @@ def _check_made(method: str, made: object, fits: bool, expected: str) -> None:
     # float64 latents may be too large for float32, in which they are used.
     if not torch.as_tensor(made, dtype=torch.float32).isfinite().all():
         raise InputError(f"{method} returned NaN or infinite values")
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).norm() <= FILE_TOLERANCE * other.norm())

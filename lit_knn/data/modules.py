@@ -83,18 +83,18 @@ class CIFAR10(ReferenceDataModule):
         try:
             return TorchvisionCIFAR10(self.root, train=True, download=download)
         except (RuntimeError, OSError) as error:
-            if download:
-                raise InputError(f"CIFAR-10 could not be downloaded to data.root={self.root}: {error}") from error
-            raise InputError(
+            message = (
                 f"data.root={self.root} has no intact cifar-10-batches-py; put it there or set data.download to true"
-            ) from error
+            )
+            if download:
+                message = f"CIFAR-10 could not be downloaded to data.root={self.root}: {error}"
+            raise InputError(message) from error
 
 
 class ImageFiles(ReferenceDataModule):
-    """PNG and JPEG files in a zip or a folder, in the layout of EDM's data sets.
+    """PNG and JPEG files of one size, RGB or grayscale, in a zip or a folder, in the layout of EDM's data sets.
 
-    All images have the same size and are RGB or grayscale. Labels come from `dataset.json` at the root of the zip or
-    folder, if there is one: {"labels": [["00000/img00000.png", 6], ...]}; or from the folders of the images.
+    Labels come from `dataset.json` at the root, if there is one: {"labels": [["00000/img00000.png", 6], ...]}.
 
     Args:
         path: the .zip file or the folder.
@@ -118,8 +118,7 @@ class ImageFiles(ReferenceDataModule):
 class Prepared(ReferenceDataModule):
     """Images in an .npy file that `lit-knn prepare` wrote, with its .json. They may be larger than memory.
 
-    The file is mapped: pages are read when used, stay in memory while there is room, and are shared by the ranks of a
-    machine. With a GPU, the images are copied to it.
+    The ranks of a machine share the pages that they read. With a GPU, the images are copied to it.
 
     Args:
         path: the .npy file.
@@ -130,16 +129,11 @@ class Prepared(ReferenceDataModule):
     def __init__(self, path: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.path = path
-        self._sha256: str | None = None
 
     def load(self) -> tuple[Images, Labels]:
         prepared = _read(read_prepared, self.path)
-        self._sha256, self.check_file = prepared.sha256, prepared.check_file
+        self.sha256, self.check_file = prepared.sha256, prepared.check_file
         return prepared.images, prepared.labels
-
-    def sha256(self) -> str | None:
-        """The hash is in the .json."""
-        return self._sha256
 
     def stored(self) -> Stored:
         prepared = _read(read_prepared, self.path)

@@ -44,8 +44,7 @@ class PreparedImages(NamedTuple):
     """Prepared images that are open for reading.
 
     Attributes:
-        images: (N, C, H, W), uint8, read-only. It is memory-mapped: the system reads a page when it is used, and the
-            processes of a machine share the pages.
+        images: (N, C, H, W), uint8, read-only, memory-mapped: the processes of a machine share the pages that they use.
         labels: (N,), int64, in memory, or None.
         sha256: hash of the pixels.
         check_file: raises InputError if the file has become shorter. Reading pixels that are gone ends the process.
@@ -76,10 +75,19 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
     path = npy_path(path)
     pixels, description = open_prepared(path)
     labels = None if description.labels is None else np.array(description.labels)
+    # The open file stays the mapped one, even if another file gets its name.
+    file = path.open("rb")
+    length = os.fstat(file.fileno()).st_size
+
+    def check_file() -> None:
+        now = os.fstat(file.fileno()).st_size
+        if now < length:
+            raise InputError(f"{path} was cut from {length} to {now} bytes while it is in use{AGAIN}")
+
     with warnings.catch_warnings():
         # A writable mapping would reserve as much memory as the size of the file.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return PreparedImages(torch.from_numpy(pixels), labels, description.sha256, _length_check(path))
+        return PreparedImages(torch.from_numpy(pixels), labels, description.sha256, check_file)
 
 
 def verify(path: str | os.PathLike[str]) -> Description:
@@ -95,19 +103,6 @@ def verify(path: str | os.PathLike[str]) -> Description:
         if hashlib.file_digest(file, "sha256").hexdigest() != description.sha256:
             raise InputError(f"{path} is damaged: its pixels are not what was prepared{AGAIN}")
     return description
-
-
-def _length_check(path: Path) -> Callable[[], None]:
-    # The open file stays the mapped one, even if another file gets its name.
-    file = path.open("rb")
-    length = os.fstat(file.fileno()).st_size
-
-    def check() -> None:
-        now = os.fstat(file.fileno()).st_size
-        if now < length:
-            raise InputError(f"{path} was cut from {length} to {now} bytes while it is in use{AGAIN}")
-
-    return check
 
 
 def open_prepared(path: Path) -> tuple[np.memmap, Description]:

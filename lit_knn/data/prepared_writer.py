@@ -55,9 +55,8 @@ def prepare(
         The content of the `.json` file.
 
     Raises:
-        InputError: a bad source or image; a source that changes meanwhile; images that differ in size or channels; an
-            `out` that does not end in .npy, or that holds something else; another process that prepares `out`; a full
-            disk.
+        InputError: a bad source or image; a source that changes meanwhile; images that differ in size or channels; a
+            full disk; an `out` that does not end in .npy, holds something else, or is prepared by another process.
     """
     with open_source(source, options or Options()) as images:
         return write_prepared(images, out, workers, block_images)

@@ -1,4 +1,4 @@
-"""The contract of a score estimator: a subclass implements one method, this file checks and derives the rest."""
+"""The contract of a score estimator: a subclass implements one method, and this file does the rest."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
 from lit_knn.theory.posterior import score_from_mean
 from lit_knn.theory.warp import Warp
 
-# Noise levels outside float32's range cannot have made latents in float32.
+# Latents in float32 cannot have a noise level outside the range of float32.
 LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
@@ -43,7 +43,7 @@ class Query(NamedTuple):
     x_source: Tensor | None = None  # (B, *shape), the clean x of each z
     generator: Generator | None = None  # source of all randomness; None stands for PyTorch's own
     labels: Tensor | None = None  # (B,), int64, the class of each z, on the CPU or with `z`
-    warp: Warp | None = None  # B maps of images, if the mean of warped images is asked for
+    warp: Warp | None = None  # B maps of images, for the mean of warped images
 
     def rows(self, rows: Tensor) -> "Query":
         """Select the items `rows`, (b,) int64, on the CPU or with `z`."""
@@ -58,30 +58,30 @@ class Estimator(RecordsArguments, ABC):
     """Estimates the posterior mean E[x|z,t] (Eq. 8, eq:posterior_mean), and with it the score (Eq. 5).
 
     An estimator is a plain object, not a module, because it has no state to learn or to save. A subclass implements
-    `_posterior_mean` and sets the flags whose defaults are wrong for it. See `docs/extending.md`.
+    `_posterior_mean` and sets the flags that differ from the defaults. See `docs/extending.md`.
     """
 
     needs_reference = True
-    """Tells whether `bind` must be called before use."""
+    """Whether the estimator needs `bind` before use."""
 
     deterministic = False
-    """Tells whether equal z, t and x_source always give equal estimates. The hook then gets no generator."""
+    """Whether equal z, t and x_source always give equal estimates. The hook then gets no generator."""
 
     uses_source = False
-    """Tells whether the estimate depends on `x_source`. Otherwise the hook gets None in its place."""
+    """Whether the estimate depends on `x_source`. If not, the hook gets None for `x_source`."""
 
     takes_labels = False
-    """Tells whether `posterior_mean` takes labels. `ByClass` lets any other estimator take them."""
+    """Whether `posterior_mean` takes labels. `ByClass` adds labels to any other estimator."""
 
     num_classes = 0
     """Number of classes that the estimator knows without a reference set, as a network does; 0 for none."""
 
     shardable = False
-    """Tells whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
+    """Whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
 
     A shardable estimator accesses the set only through `search`, `gather`, `take`, `fetch` and `over_shards`. It calls
-    them equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its own
-    code may do otherwise: it sets the flag itself.
+    them equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its code
+    may break these rules. It must set the flag itself.
     """
 
     _reference: ReferenceSet | None = None
@@ -93,13 +93,13 @@ class Estimator(RecordsArguments, ABC):
 
     @abstractmethod
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
-        """Hook for `posterior_mean` that a subclass implements. Its arguments are checked, and it may overwrite them.
+        """Hook for `posterior_mean` that a subclass implements. The hook may overwrite its checked arguments.
 
-        Whatever it draws without the generator repeats all the same, because PyTorch's own generator is then seeded
-        from the caller's.
+        Draws without the generator are reproducible, too, because PyTorch's own generator is seeded from the caller's
+        generator.
 
         Args:
-            z: (B, *shape), on the device of the set; B >= 1, but B may be 0 on sharded sets.
+            z: (B, *shape), on the device of the set; B >= 1, or B >= 0 on sharded sets.
             t: (B, 1, …, 1), float64, in the shape of `z`.
             x_source: (B, *shape) or None; always None unless `uses_source`.
             generator: source of all randomness, or None; always None if `deterministic`.
@@ -128,21 +128,21 @@ class Estimator(RecordsArguments, ABC):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
         """Predict the memory that the estimator will hold on `device`, for N images of dimension d, or None if unknown.
 
-        N counts mirrored images and those of other ranks; `pixels` tells that the images are uint8.
+        N includes mirrored images and the images of other ranks. `pixels` is true if the images are uint8.
         """
         return None
 
     @property
     def can_warp(self) -> bool:
-        """Tells whether `warped_mean` works: true if a subclass implements `_warped_mean`."""
+        """Whether `warped_mean` works: true if a subclass implements `_warped_mean`."""
         return type(self)._warped_mean is not Estimator._warped_mean
 
     def by_class(self, wrap: "Callable[[Estimator], Estimator]") -> "Estimator":
-        """Return this estimator with `wrap` around what averages over images whatever their class."""
+        """Return this estimator, with `wrap` around each part that averages over the images of all classes."""
         return self if self.takes_labels or not self.needs_reference else wrap(self)
 
     def check_levels(self, lowest: float, highest: float) -> None:
-        """Raise InputError if a level of the estimator's own (`Switched`) is outside those of a run."""
+        """Raise InputError if the estimator itself has a noise level (`Switched`) outside the levels of a run."""
 
     @property
     def reference(self) -> ReferenceSet:
@@ -174,8 +174,8 @@ class Estimator(RecordsArguments, ABC):
             (B, *shape), in the dtype of `z`.
 
         Raises:
-            InputError: a wrong shape, device or value, also of what the hook returns; `bind` was not called; `x_source`
-                or labels are missing though the estimator needs them; labels are unknown or not supported.
+            InputError: a wrong shape, device or value of an argument or of the hook's result; `bind` was not called;
+                `x_source` or labels are missing though the estimator needs them; labels are unknown or not supported.
         """
         return self._answer(self._checked(z, t, x_source, generator, labels))
 
@@ -226,9 +226,9 @@ class Estimator(RecordsArguments, ABC):
     ) -> Tensor:
         """Estimate the score ∇ log p_t(z), Eq. 5 (eq:clean_score), under any noise process (ap:general_diffusion).
 
-        For z = s(t)·(x + σ(t)·ε) it is (s·μ − z) / (s·σ)², where μ is the posterior mean at z/s and noise level σ.
-        `t` is the time of `process`, by default the paper's, σ(t) = t and s(t) = 1. The other arguments and the result
-        are those of `posterior_mean`.
+        For z = s(t)·(x + σ(t)·ε) the score is (s·μ − z) / (s·σ)², where μ is the posterior mean at z/s and noise level
+        σ. `t` is the time of `process`, by default EDM, σ(t) = t and s(t) = 1. The other arguments and the
+        result are those of `posterior_mean`.
 
         Raises:
             InputError: as `posterior_mean`; the process has no finite noise level above 0 at t.
@@ -245,16 +245,16 @@ class Estimator(RecordsArguments, ABC):
         return score_from_mean(mean.double(), z.double(), t, process).to(z.dtype)
 
     def mean_of(self, query: Query) -> Tensor:
-        """Compute the mean for checked arguments, whatever the labels.
+        """Compute the mean for checked arguments. This method ignores labels.
 
-        Estimators that take labels override it, and those that wrap others, which they ask for the mean of their part.
+        Estimators that take labels override it. Wrappers override it, too, and call `mean_of` of their parts.
         """
         # The hook may overwrite its arguments.
         z, t = query.z.clone(), query.t.clone()
         wanted = query.x_source if self.uses_source or query.warp is not None else None
         source = None if wanted is None else wanted.clone()
         generator = None if self.deterministic else query.generator
-        # For no latents, as on a rank that only answers for its shard, nothing is drawn, and no number is used up.
+        # Without latents, as on a rank that only answers for its shard, do not advance the generator.
         with following(generator if len(z) else None):
             if query.warp is None:
                 mean = self._posterior_mean(z, t, source, generator)
@@ -271,7 +271,7 @@ class Estimator(RecordsArguments, ABC):
             return self.mean_of(query)
 
     def _asked_with_others(self) -> bool:
-        """Tells whether other ranks wait for this rank's part of the set, even if its own batch is empty."""
+        """Return whether other ranks wait for this rank's part of the set, even if the batch of this rank is empty."""
         return self.needs_reference and self.reference.sharded
 
     def _checked(
@@ -315,13 +315,13 @@ class Estimator(RecordsArguments, ABC):
         return Query(z, t.expand(len(z), *[1] * (z.ndim - 1)), x_source, generator, labels)
 
     def _check_values(self, z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
-        """Refuse values that no mean can be computed from. On a GPU, a training step only notes them."""
+        """Refuse values for which there is no mean. On a GPU, a training step postpones the error."""
         if t.numel() == 0:
             return
         name, low_high = type(self).__name__, torch.aminmax(t)
         sizes = [_size(part) for part in (z, x_source) if part is not None]
         values = torch.stack([*low_high, *sizes])
-        # A comparison with NaN is false. Numbers stay on the CPU, so nothing is copied to a GPU.
+        # A comparison with NaN is false. The limits are plain numbers, so nothing is copied to a GPU.
         fits = [values[0] >= LEAST_T, values[1] <= MOST_T, *(size <= LARGEST_VALUE for size in sizes)]
 
         def failure(check: int, value: float, where: str) -> InputError:
@@ -337,12 +337,12 @@ class Estimator(RecordsArguments, ABC):
         refuse(f"{name}: values", ~torch.stack(fits), lambda: values, failure)
 
     def _checked_mean(self, mean: Tensor, z: Tensor) -> Tensor:
-        """Return what a hook computed for `z`, in its dtype. It must be finite, and like z in shape and device."""
+        """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`."""
         name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
         got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
         if got != wanted:
             raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
-        # Outside a training step, a GPU does not wait for this check: the next call finds the value.
+        # Outside a training step, skip this check on a GPU, because it would wait. The next call refuses the value.
         if not mean.is_cuda or deferring(mean.device):
             size = _size(mean).reshape(1)
             message = f"{name}: the estimate of the posterior mean is not finite"

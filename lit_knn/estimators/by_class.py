@@ -24,8 +24,8 @@ class ByClass(Estimator):
 
     Args:
         estimator: the estimator to wrap; it is copied.
-        unlabelled: also estimate E[x|z,t], over all images, where the label is `NO_CLASS`, as training with label
-            dropout needs. `bind` then binds one more copy, to the whole set, with an index of all images.
+        unlabelled: also estimate E[x|z,t], over all images, for the label `NO_CLASS`. Training with label dropout needs
+            this. `bind` then binds one more copy, to the whole set, with an index of all images.
 
     Attributes:
         parts: the copies by label; filled by `bind`.
@@ -49,7 +49,7 @@ class ByClass(Estimator):
         return self.estimator.can_warp
 
     def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
-        """Return this estimator; wrap its own one anew if it has no answer for an item without a class."""
+        """Return this estimator if it is `unlabelled`. Otherwise wrap the inner estimator anew."""
         return self if self.unlabelled else wrap(self.estimator)
 
     def check_levels(self, lowest: float, highest: float) -> None:
@@ -95,9 +95,9 @@ class ByClass(Estimator):
 
 
 def class_conditional(estimator: Estimator, unlabelled: bool = False) -> Estimator:
-    """Return an estimator over the images of one class; with `unlabelled` also for items without a class.
+    """Make an estimator average over the images of each item's class. For `unlabelled`, see `ByClass`.
 
-    What takes labels itself, or averages over no images, stays as it is.
+    Estimators that take labels themselves, or that average over no images, stay unchanged.
     """
     return estimator.by_class(lambda part: ByClass(part, unlabelled))
 

@@ -14,7 +14,7 @@ DEFAULT_K, DEFAULT_N = 2048, 256
 DEFAULT_R = 512
 
 Limit = Callable[[int, int], tuple[int, str]]
-"""(N, d) -> the upper limit of a count for N images of dimension d, and a text that tells what it is."""
+"""(N, d) -> the upper limit of a count for N images of dimension d, and a text that describes it."""
 
 
 def of_images(N: int, d: int) -> tuple[int, str]:
@@ -30,8 +30,8 @@ def of_components(N: int, d: int) -> tuple[int, str]:
 class Count:
     """Descriptor for an estimator option that counts images or components.
 
-    Reading it from an estimator gives the number in effect: the given number, or else the default, reduced to the limit
-    of the bound reference set. Set it to a number, or to None for the default.
+    Reading the option from an estimator gives the number in effect: the given number, or else the default, reduced to
+    the limit of the bound reference set. Set the option to a number, or to None for the default.
 
     Args:
         default: the number if none is given.

@@ -34,7 +34,7 @@ class Draws:
             likelihood; −inf at unused places.
         source: (B, *shape), one more image per z, placed before the drawn images; or None.
         copies: (B, p), float64, number of independent draws that a place stands for; None if always 1.
-        of_posterior: whether the images are draws from the posterior; then the weights are the factor alone.
+        of_posterior: whether the images are draws from the posterior; then the weights are only the factor.
     """
 
     ids: Tensor
@@ -51,8 +51,8 @@ class Certificate(NamedTuple):
         mean: (B, *shape), the estimate of the posterior mean.
         effective_sample_size: (B,), float64, 1 / Σ w_i², between 1 and n.
         largest_weight: (B,), float64, max w_i.
-        sq_error: (B,), float64, estimated squared error per dimension. It cannot see images that were not drawn: if one
-            draw has all the weight, it is 0. It is infinite if the estimator cannot estimate the error.
+        sq_error: (B,), float64, estimated squared error per dimension. Images that were not drawn do not count: if one
+            draw has all the weight, the estimate is 0. It is infinite if the estimator cannot estimate the error.
     """
 
     mean: Tensor
@@ -68,7 +68,7 @@ class DrawingEstimator(Estimator):
     """Number of images drawn for each z. Images may repeat, so n may exceed the size of the set."""
 
     searches = False
-    """Tells whether the draws come from the proposal of near images, Eq. 13 (eq:proposal)."""
+    """Whether the draws come from the proposal of near images, Eq. 13 (eq:proposal)."""
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
         """Build the proposal for z (B, *shape) at t (B,), if the estimator `searches`."""
@@ -115,7 +115,7 @@ class DrawingEstimator(Estimator):
         return warp.apply(self._mean(draws, z, t, warp).to(x_source.dtype))
 
     def _mean(self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
-        """Average the drawn images with their weights, (B, *shape); with `warp`, with those of the warped images."""
+        """Average the drawn images with their weights, (B, *shape). `warp` changes the weights, not the images."""
         parts = self._weighted(draws, z, t, warp)
         return in_order(((rows, (images.mean(weights),)) for rows, images, weights in parts), len(z))[0]
 
@@ -146,29 +146,29 @@ class DrawingEstimator(Estimator):
 def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None) -> Iterator[tuple[Tensor, Images]]:
     """Yield rows (b,) and their images, in bounded memory, in any order.
 
-    Rows with similar numbers of used places go together. A GPU takes unused places, too, because the host would wait
-    for their number. A sharded set first fetches all images at once, each one once.
+    Each piece has rows with similar numbers of used places. On a GPU, unused places are gathered, too, because the host
+    would wait for their number. A sharded set first fetches all images at once, each image once.
     """
     ids, B, n = draws.ids, *draws.ids.shape
     place = torch.arange(n, device=ids.device)
     is_used = draws.log_factor[:, draws.log_factor.shape[1] - n :] > -torch.inf
     used = (is_used * (place + 1)).amax(1) if n else ids.new_zeros(B)
     if reference.sharded:
-        # The first image of a row is fetched anyway.
+        # Unused places get the first image of the row, which is fetched anyway.
         ids = torch.where(place < used.unsqueeze(1), ids, ids[:, :1])
     local, ids = reference.fetch(ids)
     if warp is None and stays_stored(local):
         yield torch.arange(B, device=ids.device), Stored(local, ids, draws.source)
         return
     if not ids.is_cuda:
-        # The C library gives memory back as soon as twice the largest array freed so far is free. New pages for each
-        # piece would take as long as the sums. So a larger array, which is never touched, is freed first.
+        # The C library returns memory to the system once the free memory exceeds twice the largest array freed so far.
+        # New pages for each piece would take as long as the sums. So free a larger array first, without writing to it.
         torch.empty(6 * GATHER_BYTES, dtype=torch.uint8)
     order = used.argsort()
     sizes = [n] * B if ids.is_cuda else used[order].tolist()
     budget = GATHER_BYTES * (GPU_FACTOR if ids.is_cuda else 1) // (4 * reference.d)
     start = 0
-    # Yield once even when empty, so that callers can join what they get.
+    # Yield once even when empty, so that callers can join the results.
     while start < B or start == 0:
         stop = min(start + 1, B)
         while stop < B and sizes[stop] <= 2 * sizes[start] and (stop + 1 - start) * sizes[stop] <= budget:
@@ -182,12 +182,12 @@ def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None
 
 
 def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws:
-    """Merge repeated images of independent draws, to gather each only once. At small t all draws are one image.
+    """Merge repeated images of independent draws, to gather each image once. At small t all draws are the same image.
 
     `ids` is (B, n); `log_factor` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
     """
     if ids.is_cuda:
-        # A GPU reads a repeated image from its cache, faster than it finds the repetitions.
+        # A GPU rereads an image from its cache, which is faster than finding the repetitions.
         return Draws(ids=ids, log_factor=log_factor, of_posterior=of_posterior)
     ids, order = ids.sort(1)
     new = torch.ones_like(ids, dtype=torch.bool)
@@ -202,7 +202,7 @@ def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> T
     """Estimate the squared error per dimension of the mean of independent draws: (B,), float64.
 
     It is the variance of Eq. 12 (eq:SNIS_Var), with the weights of the draws in place of the posterior. `single` is the
-    weight of one of the draws that a place stands for; `weights`, `single` are (B, p), `mean` is (B, *shape).
+    weight of a single draw at each place. `weights` and `single` are (B, p), `mean` is (B, *shape).
     """
     sq_weights = weights * single
     # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a
@@ -213,9 +213,9 @@ def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> T
 
 
 def in_order(parts: Iterable[tuple[Tensor, tuple[Tensor, ...]]], count: int) -> list[Tensor]:
-    """Put the results of parts of `count` rows into the order of the rows, each part as soon as it comes.
+    """Put the results of parts into the order of all `count` rows, each part as soon as it comes.
 
-    Kept parts would lie between the gathered images in memory, which then takes new pages for each piece.
+    Parts that wait would lie between the gathered images in memory, and each piece would need new pages.
     """
     results: list[Tensor] = []
     for rows, columns in parts:

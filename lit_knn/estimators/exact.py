@@ -15,36 +15,38 @@ from lit_knn.theory.warp import Warp
 
 # Nearest images of each z that may be computed again in float64. At small t only these matter.
 NEAREST = 32
-# float32 rounds a score by about this share of the terms that make it up.
+# float32 rounds a score by about this share of the sum of its absolute terms.
 ROUNDING = 2.0**-21
 # An image is computed again in float64 if its share of the posterior, times the rounding of its log-likelihood, exceeds
-# this number. It bounds the squared error by 1e-5 · rounding · variance of the posterior.
+# this number. The number bounds the squared error by 1e-5 · rounding · variance of the posterior.
 TOLERANCE = 1e-5
-# The images that are left out of the mean of a z have less than this share of its posterior, all together.
+# All images that are left out of a mean have less than this share of the posterior together.
 LEFT_OUT = 1e-8
-# float32 adds up this many terms, and float64 adds up these sums.
+# float32 adds up this many terms, and float64 adds up the sums.
 TERMS = 1024
-# If more than this share of the images is left, all are multiplied, because choosing takes time, too.
+# If more than this share of the images is left, multiply all images, because choosing takes time, too.
 MANY = 0.9
-# Bytes of images per product, which fit a CPU's cache, and most images per product, because float32 sums them.
+# Bytes of images per product, which fit a CPU's cache, and maximum number of images per product, because float32 sums
+# them.
 CHUNK_BYTES, CHUNK = 3 * 2**20, {"cpu": 512, "cuda": 8192}
 # Bytes for the float32 scores of one group of latents on a CPU, and the minimum number of latents per group, because
-# every group reads all images twice. A GPU takes several work arrays.
+# every group reads all images twice. On a GPU the scores take several work arrays.
 SCORE_BYTES, MIN_LATENTS, GPU_SCORE_ARRAYS = 64 * 2**20, 64, 4
-# Latents of the batch for which plans count the scores of a GPU.
+# Memory plans for a GPU count the scores of this many latents.
 PLANNED_LATENTS = 1024
-# Bounds of 1/t² in float32. Beyond them only the best image is likely, or all images are equally likely. Weights below
-# e^LEAST_LOG would be denormal numbers, which are slow.
+# Upper bound of 1/t² in float32. Above it only the best image is likely. Weights below e^LEAST_LOG would be denormal
+# numbers, which are slow.
 MOST_FACTOR, LEAST_LOG = 1e37, -80.0
 
 
 class Exact(Estimator):
     """E[x|z,t] over all N images, Eq. 8 (eq:posterior_mean): no bias and no variance, cost O(N·d) per z.
 
-    It multiplies in float32, and computes in float64 again what float32 does not hold: at small t the distances to the
-    nearest images, or to all where more than 32 images share the posterior. Its squared error per dimension is far
-    below 1e-9 of the set's variance. A GPU cannot choose without waiting: it computes the nearest 32 images of each z
-    again, and a set of floats in float64. Memory stays bounded for any B and N, apart from the norms of the images.
+    It multiplies in float32. In float64 it repeats the distances that float32 cannot hold at small t: to the nearest
+    images, or to all images if more than 32 share the posterior. Its squared error per dimension is far below 1e-9 of
+    the set's variance. On a GPU the CPU would have to wait for the choice, so `Exact` always repeats the nearest 32
+    images of each z, and computes a set of floats entirely in float64. Memory stays bounded for any B and N, apart from
+    the norms of the images.
     """
 
     deterministic = True
@@ -75,7 +77,7 @@ class Exact(Estimator):
 def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None) -> tuple[Tensor, Tensor]:
     """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), for z (B, *shape) at t (B,). The memory does not grow with B or N.
 
-    With `warp`, B maps A, the likelihoods use A x, but the mean is still over x.
+    `warp` holds B maps A: the likelihoods then use A x, but the mean is still over x.
 
     Returns:
         The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.
@@ -107,7 +109,7 @@ def _stream(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None) ->
 
 
 def exact_sums(part: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `float_sums` by products in float32, with repairs where their rounding could be seen."""
+    """Compute `float_sums` by products in float32, and repeat in float64 where their rounding matters."""
     if z.dtype == torch.float64 or (z.is_cuda and part.images.dtype != torch.uint8):
         return float_sums(part, z, t)
     group = score_bytes(part.N, z.device) // (4 * part.N)
@@ -146,7 +148,7 @@ class _Centred:
         self.half_sq_norms = part.cached("half squared norms", self._half_sq_norms)
 
     def chunks(self, ids: Tensor | None = None) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """Yield rows and their c, (n, d), of all stored images or of ascending `ids`. The next c may overwrite it."""
+        """Yield rows and their c, (n, d), of all stored images or of ascending `ids`. The next step may overwrite c."""
         every = (slice(i, i + self.step) for i in range(0, len(self.part.images), self.step))
         # New memory for each piece would cost more time than the conversion.
         buffer = torch.empty(self.step, self.part.d, dtype=self.dtype, device=self.part.device)
@@ -155,7 +157,7 @@ class _Centred:
             yield rows, stored if self.centre is None else buffer[: len(stored)].copy_(stored).sub_(self.centre)
 
     def _is_far_from_0(self) -> bool:
-        """Tells whether the mean has more than half of the images' squared norms. Else centring gains little."""
+        """Return whether the mean has more than half of the images' squared norms. Otherwise centring gains little."""
         some = self.part.rows(slice(0, 1024)).flatten(1)
         return bool(some.square().sum(1).mean() < 2 * self.part.mean().square().sum())
 
@@ -171,7 +173,7 @@ def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]
     scores = _scores(images, centred.float().div_(images.unit))
     best, near = scores.topk(min(NEAREST, N), dim=1)
     rounding = ROUNDING * (best.abs().amax(1, keepdim=True) + 2 * images.half_sq_norms.amax()) / noise
-    # An image may be more likely than it looks, by twice the rounding.
+    # The true log-likelihood of an image may be higher by twice the rounding.
     needed = torch.log_softmax(best / noise, dim=1) > (TOLERANCE / rounding).log() - 2 * rounding
     if z.is_cuda:
         needed.fill_(True)
@@ -189,7 +191,7 @@ def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]
     mean = mean.add_(images.offset * total_rest.reshape(column)).div_(total.reshape(column))
     log_normaliser = (maximum + total.log()).squeeze(1)
     if not z.is_cuda and N > NEAREST and needed[:, -1].any():
-        # More images may need it than were computed again.
+        # More images than the `NEAREST` may need float64.
         rows = needed[:, -1].nonzero().squeeze(1)
         mean[rows], log_normaliser[rows] = float_sums(images.part, z[rows], t[rows])
     return mean, log_normaliser
@@ -210,7 +212,7 @@ def _scores(images: _Centred, u: Tensor) -> Tensor:
 def _nearest(
     part: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor, needed: Tensor, log_top: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum the weights w of the `needed` images, (b, k), from differences z − x in float64. They come first in a row.
+    """Sum the weights w of the `needed` images, (b, k), which come first in a row. z − x is in float64.
 
     Returns:
         The logarithm of the likelihood that has weight 1, (b, 1), at least `log_top`; Σ w, (b, 1); Σ w x, (b, d).
@@ -232,10 +234,10 @@ def _nearest(
 
 
 def _weighted_sum(images: _Centred, log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ w, (b, 1), and Σ w c, (b, d), float64, over all images that weigh. `log_weights` is (b, N)."""
+    """Return Σ w, (b, 1), and Σ w c, (b, d), float64, over all images that matter. `log_weights` is (b, N)."""
     stored, b, device, ids = len(images.half_sq_norms), len(log_weights), log_weights.device, None
     halves = log_weights.unflatten(1, (-1, stored)).unbind(1)
-    if device.type != "cuda":  # It would wait for the count.
+    if device.type != "cuda":  # A GPU would wait for the count.
         weighs = log_weights.amax(0) > math.log(LEFT_OUT / images.part.N)
         ids = weighs.unflatten(0, (-1, stored)).any(0).nonzero().squeeze(1)
         ids = None if len(ids) > MANY * stored else ids
@@ -258,7 +260,7 @@ def _weighted_sum(images: _Centred, log_weights: Tensor) -> tuple[Tensor, Tensor
 
 
 def add_product(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
-    """Add rows @ matrix to `total`; all are float32, or the matrix is bfloat16."""
+    """Add rows @ matrix to `total`. All three are float32, but the matrix may also be bfloat16."""
     if matrix.dtype == torch.float32:
         total.addmm_(rows, matrix)
         return
@@ -269,7 +271,7 @@ def add_product(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
 
 
 def score_bytes(N: int, device: torch.device) -> int:
-    """Return the most bytes of the scores of one group of latents and N images."""
+    """Return the maximum bytes of the scores of one group of latents and N images."""
     most = SCORE_BYTES if device.type == "cpu" else GPU_SCORE_ARRAYS * work_bytes(device)
     return max(most, 4 * N * MIN_LATENTS)
 

@@ -1,4 +1,4 @@
-"""The nearest-neighbour estimator, Algorithm 1 of the paper, and the mean over the nearest images alone."""
+"""The nearest-neighbour estimator, Algorithm 1 of the paper, and the mean over only the nearest images."""
 
 from typing import Self
 
@@ -37,20 +37,21 @@ class KNN(NeighbourEstimator):
 
     It is biased, O(1/n). Its variance is at most Z_q/p_t(z) times the variance of `MonteCarlo` (Theorem 4.1). The
     search may be approximate: likelihoods of the draws are exact, and missed images belong to the flat tail, so the
-    estimate is consistent as n → ∞. At small t and finite n it can be far off if the search misses likely images (an
-    `IVF` index with a low nprobe), because the tail is hardly ever drawn.
+    estimate is consistent as n → ∞. At small t and finite n the estimate can be far off if the search misses likely
+    images (an `IVF` index with a low nprobe), because the tail is hardly ever drawn.
 
     At small t the likeliest image is the source of z, which training knows. With `include_source`, the source becomes
-    a neighbour if the search missed it and it is nearer than the farthest one found. Unlike in STF it is weighted by
-    p/q like any other draw, so the estimate stays consistent. With exact search nothing changes, to the last bit.
+    a neighbour if the search missed it and it is nearer than the farthest one found. Unlike in STF, the source is
+    weighted by p/q like any other draw, so the estimate stays consistent. With exact search, this option does not
+    change any bit of the result.
 
     Args:
         k: neighbours searched per z; null for the paper's 2048, or N if that is less. FAISS on a GPU finds at most
             2048.
         n: draws per z; null for the paper's 256.
         include_source: also propose `x_source`, if it is given and in the set. This costs one more search for a single
-            neighbour: it is cheap if the index has lists, but as expensive as the first search (and useless) if the
-            index is exact.
+            neighbour. The search is cheap if the index has lists. If the index is exact, it is as expensive as the
+            first search, and useless.
 
     Raises:
         InputError: k < 1, n < 1; at `bind`, k > N.
@@ -78,11 +79,11 @@ class KNN(NeighbourEstimator):
         return merged(ids, -log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the source of each z as one more neighbour. If the source is not needed, add a missing one (id −1)."""
+        """Add the source of each z as one more neighbour. If it is not needed, add a missing neighbour (id −1)."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = self._exact_sq_dist(z, source)
         found = ids >= 0
-        # A source beyond all neighbours is not added, because as the farthest neighbour it would lower the tail.
+        # Do not add a source that is farther than all neighbours, because this source would lower the tail.
         farthest = torch.where(found, sq_dist, -torch.inf).amax(1, keepdim=True)
         nearer = (source_sq_dist < farthest) | ~found.any(1, keepdim=True)
         missed = (source >= 0) & (ids != source).all(1, keepdim=True) & nearer
@@ -98,10 +99,10 @@ class KNN(NeighbourEstimator):
 class TopK(NeighbourEstimator):
     """The posterior mean (Eq. 8, eq:posterior_mean) over the k nearest images of each z, as if there were no others.
 
-    It is deterministic and as biased as the weight of the images beyond the k nearest: nearly exact at small t, where
-    few images have weight, and the plain mean of k near images as t → ∞. It is a baseline for `KNN`, which also draws
-    from the other images. At k = N it is the exact mean. An approximate index may find other images or fewer, and then
-    the mean is over those that it finds.
+    It is deterministic. Its bias comes from the weight of the other images. At small t few images have weight, so it is
+    nearly exact. As t → ∞ it is the plain mean of k near images. It is a baseline for `KNN`, which also draws from the
+    other images. At k = N it is the exact mean. If an approximate index finds other images, or fewer, the mean is over
+    the images that it finds.
 
     Args:
         k: images per z; null for 256, or N if that is less.
@@ -125,11 +126,11 @@ class TopK(NeighbourEstimator):
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         _, ids = self.reference.search(z, self.k)
-        # An approximate index marks places that it could not fill by −1.
+        # An approximate index marks empty places by −1.
         log_factor = torch.zeros_like(ids, dtype=torch.float64).masked_fill_(ids < 0, -torch.inf)
         return Draws(ids=ids.clamp(min=0), log_factor=log_factor)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
         certificate = super()._certify(z, t, x_source, generator)
-        # The error is that of the images that are left out, which no draw tells.
+        # The error comes from the images that are left out, and the draws do not show it.
         return certificate._replace(sq_error=torch.full_like(certificate.sq_error, torch.inf))

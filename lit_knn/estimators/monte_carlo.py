@@ -13,8 +13,8 @@ from lit_knn.theory.warp import Warp
 class MonteCarlo(DrawingEstimator):
     """μ̂ = (1/n) Σ x_i with x_i drawn from the exact posterior: Eq. 9 (eq:simple_mc).
 
-    It is unbiased, with variance Var(x|z)/n. It costs more than `Exact`, because its products are in float64: it is a
-    yardstick for other sampling estimators.
+    It is unbiased, with variance Var(x|z)/n. It costs more than `Exact`, because its products are in float64. It is a
+    reference for other sampling estimators.
 
     Args:
         n: draws per z; null for 256.

@@ -15,7 +15,7 @@ from lit_knn.sampling.loading import load_network
 
 
 class Network(Estimator):
-    """Estimates E[x|z,σ] by the denoiser D(z, σ) of a trained EDM or flow network: biased and deterministic.
+    """Estimates E[x|z,σ] with the denoiser D(z, σ) of a trained EDM or flow network: biased and deterministic.
 
     It needs no reference set and no randomness. Class-conditional networks take `labels`; without labels, or with the
     label `NO_CLASS`, they run unconditionally.

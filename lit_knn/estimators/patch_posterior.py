@@ -17,9 +17,9 @@ from lit_knn.reference.streaming import work_bytes
 
 Axis = list[int]
 
-# Latents of one pass over the images. With more of them, few images fit the cache at a time.
+# Maximum latents of one pass over the images. With more latents, only few images fit the cache at a time.
 ITEMS = 128
-# Running sums of one batch, at most, in bytes. Another batch reads all images again.
+# Maximum bytes of the running sums of one batch. Each further batch reads all images again.
 STATE_BYTES = 512 * 2**20
 
 
@@ -28,14 +28,14 @@ class PatchPosterior(Estimator):
 
     Each p×p window of z has its own posterior over the N images, softmax(−‖z_w − x_w‖²/2t²). Windows overlap, and each
     pixel is the average of the posterior means of the windows that hold it (Niedoba et al. 2024, arXiv 2411.19339). A
-    window of the whole image gives `Exact`. It reads the images twice. The cost is that of about 3·N·C·p products and
-    6·N·log₂ p additions per window. It is deterministic.
+    window of the whole image gives `Exact`. The estimator is deterministic and reads the images twice. It costs about
+    3·N·C·p products and 6·N·log₂ p additions per window.
 
     Args:
-        size: edge p of the windows in pixels; or a table {noise level: edge}, of which the level nearest in log t
-            counts; null for a table that `bind` computes from the covariance (`patch_sizes`). An edge
-            between H and W is cut to the shorter side.
-        stride: distance between windows in pixels. The last window of an axis ends at its border.
+        size: edge p of the windows in pixels; or a table {noise level: edge}, from which each t takes the level nearest
+            in log t; null for a table that `bind` computes from the covariance (`patch_sizes`). An edge between H and W
+            is cut to the shorter side.
+        stride: distance between windows in pixels. The last window of an axis ends at the border.
 
     Raises:
         InputError: size or stride below 1, a level that is not above 0; at `bind`, a size above max(H, W), a stride
@@ -52,7 +52,7 @@ class PatchPosterior(Estimator):
 
     @property
     def sizes_in_use(self) -> dict[float, int]:
-        """The size of each noise level, known after `bind`. Between two levels, the nearest in log t counts."""
+        """The size of each noise level, known after `bind`. Other levels take the size of the nearest one in log t."""
         return dict(self._table)
 
     def bind(self, reference: ReferenceSet) -> Self:
@@ -87,20 +87,20 @@ class PatchPosterior(Estimator):
         return mean
 
     def _sizes_at(self, t: Tensor) -> list[int]:
-        """Return the size for each noise level. One size for all levels needs no value from the GPU."""
+        """Return the size for each noise level. If all levels have one size, no value is read from the GPU."""
         if len(self._table) == 1:
             return [*self._table.values()] * len(t)
         return [self._table[min(self._table, key=lambda own: abs(math.log(own / level)))] for level in t.tolist()]
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
-        """Estimate the mean with patches of one size. Returns float64, like z in shape."""
+        """Estimate the mean with patches of one size. Returns float64, in the shape of z."""
         channels, height, width = self.reference.shape
         rows, columns = self._starts(size)
         h, w = min(size, height), min(size, width)
         dtype = product_dtype(self.reference, z, t.min(), h * w * channels)
         windows = _Windows(scaled_latents(images_last(z), t, dtype), rows, h, w)
-        # Each window has its own normaliser. A first pass over the images finds them. Then the weights of all windows
-        # that hold a pixel can be added before they are multiplied with it, in place of all windows' values.
+        # Each window has its own normaliser, and a first pass over the images finds it. So the second pass can add the
+        # weights of all windows that hold a pixel, and multiply the pixel once by their sum.
         maxima = torch.full((len(columns), len(rows), len(z), 1), -torch.inf, dtype=dtype, device=z.device)
         normalisers = torch.zeros_like(maxima, dtype=torch.float64)
         for x in self._chunks(len(z)):
@@ -123,7 +123,7 @@ class PatchPosterior(Estimator):
         return total.unflatten(1, (width, channels)).permute(3, 2, 0, 1) / count.to(z.device)
 
     def _chunks(self, items: int) -> Iterator[Tensor]:
-        """Stream images (H, W, C, n), as many as keep the log weights of a column of windows in the cache."""
+        """Stream images (H, W, C, n), with n such that the log weights of a column of windows fit the cache."""
         channels, height, width = self.reference.shape
         floats = max(8 * height * items, height * width * (channels + 1))
         for _, x in self.reference.chunks(max(work_bytes(self.reference.device) // (8 * floats), 1)):
@@ -150,7 +150,7 @@ def _windows_at(starts: Axis, size: int, length: int) -> Tensor:
 
 
 class _Windows:
-    """The h × w windows of `scaled_latents`, one column of them at a time; `rows` are their first rows."""
+    """The h × w windows of `scaled_latents`, one column of windows at a time; `rows` are the windows' first rows."""
 
     def __init__(self, queries: Tensor, rows: Axis, h: int, w: int) -> None:
         self.queries, self.rows, self.h, self.w = queries, rows, h, w
@@ -204,7 +204,7 @@ def sliding_sums(x: Tensor, size: int) -> Tensor:
     """Sum over windows along the first axis: (n, *) to (n − size + 1, *), row i is the sum of x[i : i + size].
 
     Sums of 1, 2, 4 ... rows are added: about 2·log₂(size) additions for each row. Nothing is subtracted, so no digits
-    cancel, and the rounding grows with log₂(size) alone.
+    cancel, and the rounding grows only with log₂(size).
     """
     count = len(x) - size + 1
     total, start, span = None, 0, 1

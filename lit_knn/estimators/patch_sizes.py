@@ -13,11 +13,11 @@ from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators.counts import check_count
 from lit_knn.reference import ReferenceSet
 
-# The spectrum of images is smooth: 2,000 images give its extents.
+# The spectrum of images is smooth, so 2,000 images are enough to find the sizes.
 SPECTRUM_IMAGES = 2000
 # Noise levels of the computed table, relative to the data's standard deviation.
 LEVELS_PER_DECADE, DECADES = 6, 3
-# Share of the filter's gain over a filter of single pixels that its window keeps.
+# A window must keep this share of the filter's gain over a filter of single pixels.
 KEPT_GAIN = 0.9
 
 
@@ -43,12 +43,12 @@ def sizes_of(reference: ReferenceSet) -> dict[float, int]:
     largest = max(reference.shape[1:])
     deviation = spectrum.mean((1, 2)).mean().sqrt().item()
     if deviation == 0:
-        # Images without variation: every patch has the same mean, and the whole image is the cheapest one.
+        # The images do not vary, so every size gives the same mean. The whole image is the cheapest patch.
         return {1.0: largest}
     steps = range(-DECADES * LEVELS_PER_DECADE, DECADES * LEVELS_PER_DECADE + 1)
     levels = [deviation * 10 ** (step / LEVELS_PER_DECADE) for step in steps]
-    # At levels far below the spectrum, an ever wider filter gains ever less. Less noise never asks for a larger patch.
-    # A window wider than the image gains little, and the whole image is cheaper.
+    # Less noise never needs a larger patch: far below the spectrum, wider filters gain almost nothing. A window wider
+    # than the image gains little, and the whole image is cheaper.
     wanted = [min(extent(spectrum, level), largest) for level in levels]
     sizes = list(accumulate(reversed(wanted), min, initial=largest))[:0:-1]
     return dict(zip(levels, sizes, strict=True))
@@ -57,9 +57,9 @@ def sizes_of(reference: ReferenceSet) -> dict[float, int]:
 def power_spectrum(x: Tensor) -> Tensor:
     """Estimate the power spectrum of centred images (N, C, H, W) in the principal axes of their colours, (C, 2H, 2W).
 
-    It is the Fourier transform of the autocovariance, averaged over positions; its mean over frequencies is the
-    variance of a pixel in that axis. Zero padding to twice the size keeps opposite borders apart, and dividing by H·W
-    for all shifts keeps the spectrum positive. All is float64.
+    The spectrum is the Fourier transform of the autocovariance, averaged over positions. The mean over frequencies is
+    the variance of a pixel in each axis. Zero padding to twice the size keeps opposite borders apart, and dividing by
+    H·W for all shifts keeps the spectrum positive. All is float64.
     """
     n, channels, height, width = x.shape
     colours = torch.einsum("nchw,ndhw->cd", x, x) / (n * height * width)
@@ -72,13 +72,13 @@ def power_spectrum(x: Tensor) -> Tensor:
 
 
 def extent(spectrum: Tensor, t: float) -> int:
-    """Find the window of the Wiener filter at noise level t for a `power_spectrum`: its odd edge in pixels.
+    """Find the odd edge, in pixels, of the Wiener filter's window at noise level t for a `power_spectrum`.
 
-    For a stationary field of spectrum S, the filter G = S/(S + t²) has the least squared error of all linear filters,
-    mean over frequencies of S·t²/(S + t²). The filter that is cut to a window of p×p pixels, G_p, has the error
-    mean((S + t²)·|G − G_p|²) more. The best filter of one pixel has the error v·t²/(v + t²), v the variance. The
-    extent is the least odd p whose cut filter keeps `KEPT_GAIN` of the difference between the two, at most
-    2·max(H, W) − 1.
+    For a stationary field of spectrum S, the filter G = S/(S + t²) has the least squared error of all linear filters:
+    the mean over frequencies of S·t²/(S + t²). Cut to a window of p×p pixels, the filter G_p adds the error
+    mean((S + t²)·|G − G_p|²). The best filter of one pixel has the error v·t²/(v + t²), with the variance v. The gain
+    of G is the difference between the errors of G and this filter. The extent is the smallest odd p for which G_p
+    keeps `KEPT_GAIN` of the gain, at most 2·max(H, W) − 1.
     """
     noise = t * t
     total = spectrum + noise

@@ -1,4 +1,4 @@
-"""The posterior mean of each pixel in the part of the image that the data's covariance relates to it."""
+"""The posterior mean of each pixel, given the pixels that the data's covariance relates to it."""
 
 import math
 from typing import NamedTuple, Self
@@ -13,8 +13,8 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import covariance_of
 from lit_knn.reference.streaming import work_bytes
 
-# Neighbouring pixels see nearly the same pixels. A tile of SIDE x SIDE pixels shares the products of what all of them
-# see. Only what some of them see is multiplied for each pixel.
+# Neighbouring pixels see nearly the same pixels. A tile of SIDE x SIDE pixels shares one product over the pixels that
+# all of them see. Pixels that only some of them see are multiplied separately.
 SIDE = 4
 
 
@@ -30,23 +30,23 @@ class Tile(NamedTuple):
 class PCALocality(Estimator):
     """The posterior mean of each pixel, given the pixels that the Wiener filter uses for it.
 
-    Row p of W(t) = C(C + t²I)⁻¹, with the covariance C of the data, tells how much the best linear denoiser uses each
-    pixel of z for pixel p. The mask M_p holds the pixels whose weight is at least `threshold` times the largest of the
-    row. μ̂_p = Σ_n w_pn·x_np with w_pn ∝ exp(−Σ_{q ∈ M_p} (z_q − x_nq)²/2t²), over all N images: the analytical
+    Row p of W(t) = C(C + t²I)⁻¹, with the covariance C of the data, shows how much the best linear denoiser uses each
+    pixel of z for pixel p. The mask M_p holds the pixels whose weight is at least `threshold` times the row's largest
+    weight. μ̂_p = Σ_n w_pn·x_np with w_pn ∝ exp(−Σ_{q ∈ M_p} (z_q − x_nq)²/2t²), over all N images: the analytical
     denoiser of Lukoianov et al. (arXiv:2509.09672). Different pixels may follow different images, so samples are not
-    copies. It is deterministic; its bias against the posterior mean over whole images is what makes it generalise.
+    copies. It is deterministic. Its bias against the posterior mean over whole images makes it generalise.
 
-    Two things differ from the public code (Analytic Diffusion Studio). Its softmax is averaged over batches of images,
-    and depends on their size; this one is over the whole set. Its threshold is a share of the largest of all weights
-    W_pq/W_qq, so that one pixel that is nearly constant can empty all masks. A share of each row's largest weight
-    needs no such division. `docs/analytic.md` compares both.
+    Two things differ from the public code (Analytic Diffusion Studio). The public softmax is averaged over batches of
+    images and depends on the batch size; ours is over the whole set. The public threshold is a share of the largest of
+    all weights W_pq/W_qq, so one nearly constant pixel can empty all masks. Our threshold, a share of each row's
+    largest weight, needs no such division. `docs/analytic.md` compares both.
 
     Cost: at `bind`, the covariance and its decomposition, which the set keeps (8·d² bytes); at each noise level, a
     product of d × d matrices for the filter; for each z up to N·d² multiplications, fewer where neighbouring pixels
-    have similar masks. All z of one noise level share a pass, so noise levels that all differ are slow.
+    have similar masks. All z of one noise level share a pass, so a batch with many noise levels is slow.
 
     Args:
-        threshold: share of a row's largest weight below which a pixel is left out, from 0 to 1. 0 keeps all pixels,
+        threshold: pixels below this share of the row's largest weight are left out; from 0 to 1. 0 keeps all pixels,
             which gives the posterior mean over whole images (`Exact`). The public code takes 0.02, and 0.05 for
             CIFAR-10.
 
@@ -79,8 +79,8 @@ class PCALocality(Estimator):
         return weights >= self.threshold * weights.amax(1, keepdim=True)
 
     def _tiles(self, t: float) -> "list[Tile]":
-        """Return the masks as tiles. Those of the last level are kept, because samplers repeat it."""
-        # Read once: another thread may put another level there.
+        """Return the masks as tiles. The tiles of the last level are kept, because samplers repeat a level."""
+        # Read the attribute once, because another thread may replace it.
         last = self._last
         if last is None or last[:2] != (t, self.reference.device):
             last = t, self.reference.device, tiles_of(self.masks(t), self.reference.shape)
@@ -116,9 +116,8 @@ def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile])
     """Compute the posterior mean of each pixel p given the pixels of its mask M_p, over all N images.
 
     μ_p = Σ_n w_pn·x_np with w_pn ∝ exp(−Σ_{q ∈ M_p} (z_q − x_nq)² / 2t²). The squares of z are the same for all n, so
-    they cancel. What is left are products: Σ z_q·x_nq/t² − Σ x_nq²/2t². A running maximum, normaliser and weighted sum
-    for each z and pixel bound the memory. `tiles` hold the masks of all d pixels; z is (B, d), the result (B, d)
-    float64.
+    they cancel. Only products remain: Σ z_q·x_nq/t² − Σ x_nq²/2t². A running maximum, normaliser and weighted sum for
+    each z and pixel bound the memory. `tiles` hold the masks of all d pixels; z is (B, d), the result (B, d) float64.
     """
     terms = max(len(tile.common) + len(tile.others) for tile in tiles)
     dtype = product_dtype(reference, z, t, terms)
@@ -149,8 +148,8 @@ def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile])
 def _log_weights(tile: Tile, z: Tensor, x: Tensor, half_squares: Tensor, work: Tensor) -> Tensor:
     """Compute the log weights, (g, B, c), of c images x (d, c) for the pixels of a tile, except for a constant.
 
-    `z` (B, d) is divided by t², `half_squares` is x²/2t², and `work` is memory for g·B·c numbers or more: new memory at
-    each use would cost a CPU a fifth of the product.
+    `z` (B, d) is divided by t², `half_squares` is x²/2t², and `work` is memory for at least g·B·c numbers. On a CPU,
+    new memory at each use would cost a fifth of the product's time.
     """
     masks, g = tile.masks.to(x.dtype), len(tile.pixels)
     # Every mask contains `common`: (B, c), without the rest.

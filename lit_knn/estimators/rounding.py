@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lit_knn.reference import ReferenceSet
 
-# Most rounding error of a log weight in float32. Where more is possible, the products are in float64.
+# Maximum rounding error of a log weight in float32. If more is possible, the products are in float64.
 MOST_ROUNDING = 1e-4
 # Smallest log weight relative to the largest. Where exp or a product underflows, a CPU is 10 to 30 times slower.
 LEAST_LOG_WEIGHT = -80.0
@@ -16,14 +16,14 @@ LEAST_LOG_WEIGHT = -80.0
 def product_dtype(reference: ReferenceSet, z: Tensor, t: Tensor | float, terms: int) -> torch.dtype:
     """Return float32 or float64, for products of latents z (B, *) and images that sum up `terms` pixels.
 
-    `t` is the lowest noise level. Σ|z_q·x_q| over the terms is at most max|x|·Σ|z_q|, and Σ|z_q| is at most
-    terms·max|z|, and √terms·‖z‖ (Cauchy). An addition rounds by eps/2 of its partial sum at most, and errors of both
-    signs cancel. On CIFAR-10 the largest error of a log weight was 0.2 to 0.9 of eps/2·`size` where rows of pixels are
-    added pairwise (`sliding_sums`), and up to 2 in one product.
+    `t` is the lowest noise level. Σ|z_q·x_q| over the terms is at most max|x|·Σ|z_q|, and Σ|z_q| is at most the smaller
+    of terms·max|z| and √terms·‖z‖ (Cauchy). An addition rounds by at most eps/2 of its partial sum, and errors of both
+    signs cancel. On CIFAR-10 the largest error of a log weight was 0.2 to 0.9 times eps/2·`size` with pairwise sums of
+    pixel rows (`sliding_sums`), and up to 2 times with one product.
     """
     own = z.flatten(1).double()
     values = own.abs().max(), torch.linalg.vector_norm(own, dim=1).max(), own.new_ones(())
-    # The only values that are read from a GPU.
+    # No other values are read from a GPU.
     largest, norm, precision = (torch.stack(values) / t / t).tolist()
     latents = min(terms * largest, math.sqrt(terms) * norm)
     size = reference.largest * (latents + terms * reference.largest * precision)

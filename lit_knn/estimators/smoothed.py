@@ -19,12 +19,12 @@ class Smoothed(Estimator):
     """The mean of another estimator over a Gaussian neighbourhood of z: E_η[μ(z + width·η, t)] with η ~ N(0, I).
 
     This is the smoothed score of closed-form diffusion models (Scarvelis et al., arXiv:2310.12395). At small t the
-    exact mean jumps from image to image. The smoothed one is an average of the images near z, so samples of it are
-    averages of near images, not copies. `docs/analytic.md` tells how the paper's σ relates to `width`.
+    exact mean jumps from image to image. The smoothed mean averages the images near z, so its samples are averages of
+    near images, not copies. `docs/analytic.md` relates the paper's σ to `width`.
 
-    n draws of η estimate the expectation without bias. They come in pairs η, −η (antithetic), so that every part of μ
-    that is odd about z cancels: one pair is exact for a linear μ. If n is odd, the last draw has no partner. It costs n
-    times as much as the estimator.
+    n draws of η estimate the expectation without bias. They come in pairs η, −η (antithetic), so that the odd part of μ
+    about z cancels: one pair is exact for a linear μ. If n is odd, the last draw has no partner. The cost is n times
+    the cost of the estimator.
 
     Args:
         estimator: the estimator to average; it is copied.
@@ -64,7 +64,7 @@ class Smoothed(Estimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """Nothing is held besides what the averaged estimator holds."""
+        """Only the averaged estimator holds memory."""
         return self.estimator.holds(N, d, pixels, device)
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:

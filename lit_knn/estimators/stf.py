@@ -10,7 +10,7 @@ from lit_knn.estimators.draws import DrawingEstimator, Draws
 class UniformSNIS(DrawingEstimator):
     """Eq. 11 (eq:SNIS_estimator) with q = 1/N, the μ̂_U of Theorem 4.2 (thm:knn_vs_stf).
 
-    It is biased, O(1/n). It is useless at small t, where n random images rarely include likely ones.
+    It is biased, O(1/n). It is useless at small t, where n random images rarely include a likely image.
 
     Args:
         n: draws per z; null for 256.

@@ -20,19 +20,19 @@ from lit_knn.theory.stratified import stratified_draws
 from lit_knn.theory.warp import Warp
 
 # Images that together have less than this share of the proposal are left out. They hold the same share of the posterior
-# on average. The squared error of leaving them out is at most this share times a squared distance in the data.
+# on average. Leaving out these images adds a squared error of at most this share times a squared distance in the data.
 NEGLIGIBLE_SHARE = 1e-8
-# Minimum number of latents per piece. With fewer, reading the coordinates takes longer than multiplying them.
+# Minimum number of latents per piece. With fewer latents, reading the coordinates takes longer than multiplying them.
 MIN_ROWS = 32
 # Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
 LEAST_NOISE = 1e-30
-# This divisor replaces 0 where the numerator is 0 too. A smaller one would be rounded to 0 on some processors.
+# This divisor replaces 0 where the numerator is also 0. Some processors would round a smaller number to 0.
 TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubspaceDraws(Draws):
-    """`Draws` of which some are from the rest of the proposal, after its most probable images."""
+    """`Draws` that keep the most probable images and draw others from the rest of the proposal."""
 
     sampled: Tensor  # (B, n), bool, which images are draws from the rest; the others are kept
     rest_mean: Tensor  # (B, r), float32, the exact E_q[y] over the rest
@@ -41,11 +41,11 @@ class SubspaceDraws(Draws):
 class SubspaceKNN(DrawingEstimator):
     """SNIS (Eq. 11) whose proposal is the posterior given P'z over all images. The proposal's exact mean corrects it.
 
-    The r leading principal components of an image are y = P'(x − mean). The posterior of the images given P'z alone,
-    q_i ∝ exp(−‖P'(z − mean) − y_i‖²/2t²), costs a product of r dimensions instead of d, and so does its mean of y.
-    Of n gathered images, the most probable are kept and the others are drawn from the rest of q in proportion to q.
-    All are weighted by exact likelihood over q. A control variate then subtracts the known effect of the drawing on
-    the mean of y: π·P(mean of the drawn y − E_q[y]), both over the rest, where π is the rest's estimated posterior
+    The r leading principal components of an image are y = P'(x − mean). The posterior of the images given only P'z,
+    q_i ∝ exp(−‖P'(z − mean) − y_i‖²/2t²), costs a product of r dimensions instead of d, and so does the mean of y under
+    q. The most probable of the n gathered images are kept; the others are drawn from the rest of q in proportion to q.
+    All are weighted by exact likelihood over q. A control variate then subtracts the known effect of the drawing on the
+    mean of y: π·P(mean of the drawn y − E_q[y]). Both means are over the rest, and π is the rest's estimated posterior
     share.
 
     The sampled part is biased, O(1/n), and consistent. The estimate is exact if n images hold the whole posterior, or
@@ -54,7 +54,7 @@ class SubspaceKNN(DrawingEstimator):
     Args:
         r: principal components; null for 512, or min(N, d) if that is less. A larger r lowers the error and takes
             longer.
-        n: most images gathered per z; null for 256, or N if that is less. If fewer hold the whole posterior, only
+        n: maximum images gathered per z; null for 256, or N if that is less. If fewer hold the whole posterior, only
             these are gathered.
         compute: type of the two products: `float32`, `bfloat16`, or `auto` for the fastest type of the device.
 
@@ -95,14 +95,14 @@ class SubspaceKNN(DrawingEstimator):
         return warp.apply(self._mean(draws, z, t, warp).to(x_source.dtype))
 
     def _mean(self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
-        # A mean of float32 images in float64 would differ from its certificate's.
+        # With float32 images, a float64 mean would differ from the mean of the certificate.
         wide = torch.promote_types(z.dtype, torch.float32)
         parts = (
             (rows, (images.mean(weights).to(wide), self._excess(weights, draws, rows)))
             for rows, images, weights in self._weighted(draws, z, t, warp)
         )
         mean, excess = in_order(parts, len(z))
-        # Use one product for all rows, because P is large and reading it for a few rows at a time would be slow.
+        # Use one product for all rows, because P is large: reading P again for every few rows would be slow.
         return mean - self._projection().components.expand(excess).view(mean.shape)
 
     def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
@@ -122,7 +122,7 @@ class SubspaceKNN(DrawingEstimator):
         generator: Generator | None,
         negligible_share: float = NEGLIGIBLE_SHARE,
     ) -> SubspaceDraws:
-        """Choose the images of each z from the posterior given P'z alone."""
+        """Choose the images of each z from the posterior given only P'z."""
         projection = self._projection()
         y = projection.components.project(z)
         # The largest array of a piece is (b, N) in float32. Use few pieces, because each reads all coordinates twice.
@@ -154,7 +154,7 @@ class SubspaceKNN(DrawingEstimator):
     def _rest_mean(self, rest: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
         """Average the coordinates (N, r) over the rest of each row that draws from it: (B, r); 0 for the other rows."""
         some = sampled.any(1)
-        # The number of these rows is not known to the host of a GPU.
+        # The host of a GPU does not know the number of these rows.
         if coordinates.is_cuda or some.all():
             return _mean_of_rest(rest, coordinates)
         mean = coordinates.new_zeros(len(some), coordinates.shape[1], dtype=torch.float32)
@@ -163,7 +163,7 @@ class SubspaceKNN(DrawingEstimator):
         return mean
 
     def _excess(self, weights: Tensor, draws: Draws, rows: Tensor) -> Tensor:
-        """Return the known error of the mean of y that the choice of drawn images causes: (b, r), float32."""
+        """Return the known error that the drawing causes in the mean of y: (b, r), float32."""
         assert isinstance(draws, SubspaceDraws)
         ids, sampled = (part[rows, : weights.shape[1]] for part in (draws.ids, draws.sampled))
         mean = _sums_of_drawn(ids, sampled, self._projection().coordinates)
@@ -197,7 +197,7 @@ class SubspaceKNN(DrawingEstimator):
         # c around its mean, so |Σc|²/s is subtracted.
         total = (images.deviation(weights, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
-        # Rounding may make a sum of squares negative, because it is expanded.
+        # The sum of squares is expanded, so rounding may make it negative.
         variance = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), squares).clamp(min=0)
         return variance / self.reference.d
 
@@ -213,7 +213,7 @@ def _sums_of_drawn(ids: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
 def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
     """Average the coordinates (N, r) over each row's rest (B, N): (B, r), 0 for an empty rest. Overwrites `rest`.
 
-    All rows share one product. No row may hold a NaN, because on some processors it would spread to other rows.
+    All rows share one product. No row may hold a NaN, because on some processors a NaN spreads to other rows.
     """
     # Each row is divided by its largest value. Otherwise bfloat16 might round all values of a tiny row to 0.
     largest, dtype = rest.amax(1, keepdim=True).clamp_(min=TINY), coordinates.dtype

@@ -1,4 +1,4 @@
-"""An estimator that is switched by the noise level."""
+"""An estimator that switches between two others by the noise level."""
 
 import math
 from collections.abc import Callable
@@ -14,13 +14,14 @@ from lit_knn.reference import ReferenceSet
 
 
 class Switched(Estimator):
-    """Estimates by `below` where the noise level is less than `t`, and by `above` where it is `t` or more.
+    """Estimates with `below` if the noise level is less than `t`, otherwise with `above`.
 
-    Its bias and variance at each noise level are those of the part in use. `bind` binds copies of the parts. Below the
-    switch a cheap part such as `OneSample` may do, because there the posterior is nearly one image.
+    At each noise level it has the bias and variance of the part in use. `bind` binds copies of the parts. Below the
+    switch a cheap part such as `OneSample` may be enough, because there the posterior is nearly one image.
 
-    On a CPU each part estimates its own rows. On a GPU each part estimates all rows, and the result is selected on the
-    device: to count the rows of a part, the CPU would have to wait. A call there takes as long as both parts together.
+    On a CPU each part estimates its own rows. On a GPU each part estimates all rows, and the device selects the
+    results, because the CPU would have to wait to count the rows of a part. A call on a GPU takes as long as both parts
+    together.
 
     Args:
         below: estimator of the lower noise levels.
@@ -85,7 +86,7 @@ class Switched(Estimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """Arrays of the same name are shared by the parts."""
+        """The parts share arrays of the same name."""
         below, above = (part.holds(N, d, pixels, device) for part in self.parts)
         if below is None or above is None:
             return None

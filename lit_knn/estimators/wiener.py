@@ -51,7 +51,7 @@ class Wiener(Estimator):
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         p = components_of(self.reference, self.r)
-        # In float32, a small t² would be 0, and 0/0 where the images do not vary.
+        # Keep float64: in float32 a small t² would be 0, and the ratio 0/0 if the images do not vary.
         noise = t.reshape(-1, 1).square()
         centred = z.flatten(1).float() - p.mean
         y = centred @ p.basis

@@ -124,9 +124,9 @@ def figure4(runs: Sequence[TrainingCurve]) -> Figure:
 
 
 def varied(runs: Sequence[TrainingCurve], option: str) -> list[TrainingCurve]:
-    """Select the runs that differ in `option`, "k" or "n", alone.
+    """Select the runs that differ only in `option`, "k" or "n".
 
-    The other option has its most common value, the larger one in a tie.
+    All these runs have the same value of the other option: the most common one. In a tie it is the larger one.
     """
     searching = [run for run in runs if run.k is not None]
     other = "n" if option == "k" else "k"

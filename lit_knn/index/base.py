@@ -21,15 +21,15 @@ class Vectors(NamedTuple):
     fingerprint: Callable[[], str]
     """Returns a name that only these vectors have; may take seconds."""
     shared: bool = True
-    """Tells whether all processes of a distributed run build from these vectors."""
+    """Whether all processes of a distributed run build from these vectors."""
 
 
 class Index(RecordsArguments, ABC):
     """Finds near neighbours, in squared L2 distance, among the vectors of `build`.
 
     An index may be approximate and may return fewer than k neighbours. Estimators stay consistent as n → ∞, because
-    they compute the likelihood of the images that they use. At finite n, a search that misses likely images costs
-    error: the missed images are in the tail of the proposal, which is seldom drawn at small t.
+    they compute exact likelihoods of the images that they use. At finite n, a search that misses likely images
+    increases the error: the missed images are in the tail of the proposal, and tail draws are rare at small t.
 
     `build` assigns new attributes and changes nothing in place. So `copy.copy` of an unbuilt index makes an
     independent index with the same settings.
@@ -47,7 +47,7 @@ class Index(RecordsArguments, ABC):
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """Raise InputError for settings that cannot work, before any long work.
 
-        They are to find k of N vectors of dimension d on `device`; None is the CPU.
+        The index is to find k of N vectors of dimension d on `device`; None means the CPU.
         """
         return
 
@@ -65,7 +65,7 @@ class Index(RecordsArguments, ABC):
         """
 
     def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Search with k = 1 for queries that are among the vectors. An index may find such queries with less effort."""
+        """Search with k = 1 for queries that equal stored vectors. An index may override this with a faster search."""
         return self.search(queries, 1)
 
     @abstractmethod
@@ -77,10 +77,10 @@ class Index(RecordsArguments, ABC):
         return None
 
     def build_bytes(self, N: int, d: int) -> int:
-        """Predict the additional bytes that are needed during the build."""
+        """Predict the additional bytes that the build needs."""
         return 0
 
 
 def numbered(device: torch.device | str) -> torch.device:
-    """Return the device with its number, so that devices can be compared: "cuda" is the current one."""
+    """Return the device with its number, so that devices can be compared. "cuda" means the current GPU."""
     return torch.empty(0, device=device).device

@@ -1,4 +1,4 @@
-"""Keeps built indexes on disk. Each file is complete or absent, and its name is a hash of all that it depends on."""
+"""Keeps built indexes on disk. Each file is complete or absent. A file's name is a hash of all its inputs."""
 
 import hashlib
 import json
@@ -15,21 +15,21 @@ from lit_knn.index.base import Vectors
 
 
 class IndexCache:
-    """A folder of built indexes, made if missing; a leading ~ is the user's home. `read` may map the file."""
+    """A folder of built indexes, made if missing. A leading ~ means the user's home. `read` may map the file."""
 
     def __init__(self, folder: str, write: Callable[[Any, BinaryIO], None], read: Callable[[Path], Any]) -> None:
-        if not folder:  # It would mean the working directory.
+        if not folder:  # An empty path would mean the working directory.
             raise InputError("cache_dir is empty: name a folder, or give null for no cache")
         self.folder = Path(folder).expanduser()
         self._write = write
         self._read = read
 
     def get(self, vectors: Vectors, label: dict[str, Any], build: Callable[[Vectors], Any]) -> Any:
-        """Return the index from the folder. If it is not there, build and keep it.
+        """Return the index from the folder. If the folder does not have it, build the index and keep it.
 
-        If all processes of a distributed run share the vectors, each of them must call this: one of each machine asks
-        for their fingerprint and builds, the others map its file. `label` holds everything else that the file depends
-        on, with its `factory`.
+        If all processes of a distributed run share the vectors, each process must call this. One process of each
+        machine computes the fingerprint and builds; the others map the file. `label` holds everything else that
+        determines the file, including `factory`.
 
         Raises:
             InputError: the folder cannot be made, or another process failed.
@@ -38,7 +38,7 @@ class IndexCache:
 
         def lead() -> Path | None:
             nonlocal index
-            # The folder is made inside `lead`, so that its error stops the other processes, too.
+            # Make the folder inside `lead`, so that an error also stops the other processes.
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -58,7 +58,7 @@ class IndexCache:
         return index
 
     def _get(self, path: Path, build: Callable[[], Any]) -> tuple[Any, bool]:
-        """Return the index, and whether it is in the file."""
+        """Return the index, and whether the file holds it."""
         with locked(path):  # A second run waits here, and then finds the index of the first.
             if not path.exists():
                 index = build()

@@ -1,15 +1,15 @@
 """Neighbour search by FAISS (Johnson et al. 2019), as in the paper. Only this file imports faiss.
 
-FAISS ends the process where a limit of its GPU kernels is broken, so we check each limit first. The limits come from
-the sources of FAISS 1.15, of `faiss/gpu` where no other folder is named:
+FAISS ends the process if a call breaks a limit of its GPU kernels, so we check each limit first. The limits come from
+the sources of FAISS 1.15. Files without a folder are in `faiss/gpu`:
 
 - `GpuCloner.cpp` copies `Flat`, `IVF<c>,Flat` and `IVF<c>,SQ8`. A transform in front would stay on the CPU, so we apply
   principal components ourselves, in PyTorch.
 - k and nprobe are at most 2,048 (`utils/DeviceDefs.cuh`, GPU_MAX_SELECTION_K).
 - A kernel that searches lists (`impl/IVFInterleaved.cuh`) keeps the neighbours in shared memory: 12 bytes each, in
-  four lists (two for k > 1,024) of the next larger width. Codes with a range for each dimension put 8·d bytes of
-  ranges beside them. FAISS never asks for more than the default of 48 KiB, on any GPU, and calls `abort()` when the
-  kernel does not start (issues 3207 and 4509). So d = 3,072 allows k <= 512, and no d allows more.
+  four lists (two for k > 1,024) of the next larger width. Codes with a range for each dimension add 8·d bytes of
+  ranges. FAISS never requests more than the default of 48 KiB, on any GPU, and calls `abort()` if the kernel does not
+  start (issues 3207 and 4509). So with ranges, d = 3,072 allows k <= 512, and a smaller d does not allow more.
 - `contrib/torch_utils.py` orders FAISS's work after PyTorch's on the stream of the *current* device.
 """
 
@@ -29,24 +29,26 @@ from lit_knn.index.base import Index, Vectors, numbered
 from lit_knn.index.cache import IndexCache
 
 KIND = re.compile(r"(?:PCA([1-9][0-9]*),)?(?:IVF([1-9][0-9]*),)?(Flat|SQ8)")
-# FAISS trains k-means on at most this many points per list, and discards more.
+# FAISS trains k-means on at most this many points per list, and discards the others.
 TRAINING_POINTS_PER_LIST = 256
-# Quantisers and principal components learn from at most this many images.
+# FAISS trains quantisers and principal components on at most this many images.
 TRAINING_POINTS = 50_000
-# Limit of the training points, which are float32. Without it, ImageNet's would take more memory than the index.
+# Maximum bytes of the training points in float32. Without this limit, the points of ImageNet would take more memory
+# than the index.
 TRAINING_BYTES = 2 * 2**30
-# Vectors are added about this many bytes at a time.
+# Approximate bytes of the vectors that are added to the index at a time.
 CHUNK_BYTES = 64 * 2**20
 # Number of rows that are checked at a time. The results of so few rows stay in the processor's cache.
 CHECKED_ROWS = 64
 # Tolerance in grey levels. It is above the largest rounding error of a pixel in float32.
 PIXEL_TOLERANCE = 1e-3
-# FAISS decodes p to minimum + range · (p + 1/2) / 255, so that code p stands for p / 127.5 − 1. FAISS's own pixel
-# codes, `SQ8_direct`, do not work in lists: there FAISS codes differences from the centre, which are no pixels.
+# FAISS decodes p to minimum + range · (p + 1/2) / 255. With these values, code p stands for p / 127.5 − 1. FAISS's own
+# pixel codes, `SQ8_direct`, do not work in lists, because there FAISS codes differences from the centre, which are not
+# pixels.
 PIXEL_MINIMUM, PIXEL_RANGE = -1 - 0.5 / 127.5, 2.0
 MAX_SELECTION = 2048
 SHARED_BYTES = 48 * 1024
-# Lengths of the lists of neighbours that FAISS's kernels have.
+# FAISS has a kernel for each of these lengths of the list of neighbours.
 WIDTHS = (1, 32, 64, 128, 256, 512, 1024, 2048)
 # FAISS reserves this much memory on a large GPU by default.
 SCRATCH_MIB = 1536
@@ -61,16 +63,16 @@ class FaissIndex(Index):
 
     Args:
         factory: `Flat` (exact, 4 bytes a dimension), `SQ8` (8-bit, a quarter of the memory), `IVF<c>,Flat` or
-            `IVF<c>,SQ8` (c lists, `nprobe` of them searched); and `PCA<r>,` before any of these, which searches r
-            principal components and adds the query's squared distance from the subspace.
-        nprobe: lists searched per query, for IVF only. The default searches 1/50 of them, about the share of the
-            paper (25 of 1788 on CelebA, 100 of 4527 on ImageNet).
+            `IVF<c>,SQ8` (c lists, of which `nprobe` are searched). `PCA<r>,` before any of these searches r principal
+            components and adds the query's squared distance from the subspace.
+        nprobe: lists searched per query, for IVF only. By default 1/50 of the lists, about the share of the paper (25
+            of 1788 on CelebA, 100 of 4527 on ImageNet).
         lossless: make the 256 codes of `SQ8` and `IVF<c>,SQ8` the 256 values of a pixel, so that uint8 images keep
-            every digit. By default FAISS spreads the codes over the range of each dimension; with lists, over the
-            range of its difference from the centre of the list. On a GPU, lossless codes in lists work for any d and
-            k <= 2048, others only for few neighbours.
+            every digit. By default FAISS spreads the codes over the range of each dimension (with lists, over the range
+            of the differences from the list's centre). On a GPU, lossless codes in lists work for any d and k <= 2048;
+            other codes work only for few neighbours.
         cache_dir: folder that keeps built indexes. A later run with the same images, `factory` and `lossless` maps the
-            file instead of building, and all processes of a machine share its memory. null builds in each process.
+            file instead of building, and all processes of a machine share this memory. With null, each process builds.
         gpu_float16: on a GPU, hold the vectors of `Flat` and the centres of lists in half precision.
         gpu_scratch_mib: on a GPU, memory in MiB that FAISS reserves for intermediate results; null for FAISS's own
             choice, about 1.5 GiB.
@@ -78,8 +80,8 @@ class FaissIndex(Index):
     Raises:
         InputError: another factory, `nprobe` without lists or outside [1, c], `lossless` with another factory,
             gpu_scratch_mib < 0, an empty cache_dir; at `check`, more lists or components than there are vectors or
-            dimensions, what FAISS cannot do on the device; at `build`, a cache_dir that cannot be made, and `lossless`
-            with values that are not pixels.
+            dimensions, or a search that FAISS cannot do on the device; at `build`, a cache_dir that cannot be made, or
+            `lossless` with values that are not pixels.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class FaissIndex(Index):
             step = faiss.downcast_VectorTransform(index.chain.at(0))
             centre, rows = (torch.from_numpy(faiss.vector_to_array(part)) for part in (step.mean, step.A))
             self._components = centre, rows.reshape(step.d_out, step.d_in)
-            self._whole, index = index, faiss.downcast_index(index.index)  # The whole owns its part.
+            self._whole, index = index, faiss.downcast_index(index.index)  # The outer index owns the inner one.
         if self._lists:
             index.nprobe = self._probes
         self._index = index
@@ -173,10 +175,10 @@ class FaissIndex(Index):
             if (enough := lists.cp.min_points_per_centroid) * self._lists > N:
                 advice = f"FAISS advises {enough} or more for each list, so at most {max(N // enough, 1)} lists"
                 warnings.warn(f"{N} images are few for factory={self.factory!r}: {advice}", stacklevel=2)
-            lists.cp.min_points_per_centroid = 1  # FAISS would warn at each clustering, in its own terms.
+            lists.cp.min_points_per_centroid = 1  # Otherwise FAISS itself warns at each clustering.
             lists.by_residual = lists.by_residual and not self.lossless
         if self.lossless:
-            # All dimensions share one range: the kernels for GPUs then need no shared memory for ranges.
+            # All dimensions share one range, so that GPU kernels need no shared memory for ranges.
             index.sq.qtype = faiss.ScalarQuantizer.QT_8bit_uniform
             index.sq.set_derived_sizes()
         if not index.is_trained:
@@ -223,9 +225,10 @@ class FaissIndex(Index):
             self._index.nprobe = self._probes
 
     def _project(self, queries: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return the queries in the components, and the squared length of what these drop: (B, 1).
+        """Return the queries in the components, and their squared distances from the subspace, (B, 1).
 
-        FAISS's distances lack this part. KNN mixes them with exact ones, beside which all others would seem too near.
+        FAISS's distances lack this second part. `KNN` mixes FAISS's distances with exact ones. Without the second part,
+        FAISS's would be too small.
         """
         if not self._components:
             return queries, 0.0
@@ -252,7 +255,7 @@ class FaissIndex(Index):
         self._device, self._components = device, tuple(part.to(device) for part in self._components)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
-        """Predict the bytes of the index; on a GPU, with FAISS's scratch memory."""
+        """Predict the bytes of the index. On a GPU they include FAISS's scratch memory."""
         m = self._r or d
         held = N * (m * (1 if self._is_sq8 else 4) + 8 * bool(self._lists)) + 4 * m * self._lists
         if device.type == "cpu":  # FAISS also keeps the components that it does not use.
@@ -262,10 +265,10 @@ class FaissIndex(Index):
         return held // halved + 4 * d * (self._r + 1) * bool(self._r) + scratch * 2**20
 
     def build_bytes(self, N: int, d: int) -> int:
-        """Count the training points, in float32 and as stored, or the vectors being added.
+        """Count the training points, in float32 and as stored, or the added vectors, if these take more.
 
         With lists, FAISS also copies the training points, to code their differences from the centres. Without lists,
-        it copies the codes each time their array grows.
+        FAISS copies the codes each time it enlarges their array.
         """
         growth = 0 if self._lists else N * (self._r or d) * (1 if self._is_sq8 else 4)
         if self.factory == "Flat":
@@ -279,7 +282,7 @@ class FaissIndex(Index):
 
 
 def import_faiss() -> Any:
-    """Import faiss, so that every index takes and returns torch tensors; raise InputError if it does not load."""
+    """Import faiss with its support for torch tensors. Raises InputError if faiss does not load."""
     try:
         import faiss
         import faiss.contrib.torch_utils  # Every index then takes and returns torch tensors, on their device.
@@ -295,7 +298,7 @@ def use_threads(number: int) -> None:
 
 @cache
 def _resources(scratch_mib: int | None, device_number: int) -> Any:
-    """Return GPU resources for all indexes of one GPU. Otherwise each of 1000 classes would reserve memory."""
+    """Return the GPU resources that all indexes of one GPU share. Else each of 1000 classes would reserve memory."""
     resources = import_faiss().StandardGpuResources()
     if scratch_mib is not None:
         resources.setTempMemory(scratch_mib * 2**20)
@@ -303,7 +306,7 @@ def _resources(scratch_mib: int | None, device_number: int) -> Any:
 
 
 def _write(index: Any, file: BinaryIO) -> None:
-    # Python writes the file, because FAISS ignores a disk that is full when it closes a file.
+    # Python writes the file, because FAISS does not notice a full disk when it closes a file.
     faiss = import_faiss()
     faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 2**20))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lit_knn.common.rng import keyed_default_rng
 from lit_knn.index.precision import full_float32, stored
 
-# Bytes of the subset of images that gives the components. Components must be orthonormal but need not be optimal.
+# The components come from a subset of the images of this many bytes. They must be orthonormal but need not be optimal.
 SAMPLE_BYTES = 128 * 2**20
 OVERSAMPLING = 32
 
@@ -20,7 +20,7 @@ class PrincipalComponents(NamedTuple):
     mean: Tensor  # (d,), mean of all images
     basis: Tensor  # (d, r), P, orthonormal columns, leading components first
     variances: Tensor  # (r,), variance about `mean` along each component, over the sampled images
-    residual_variance: float  # mean of this variance over the d − r other directions; 0 if r = d
+    residual_variance: float  # mean variance along the d − r other directions; 0 if r = d
 
     def project(self, z: Tensor) -> Tensor:
         """Compute P'(z − mean): (B, *shape) to (B, r), float32."""
@@ -38,7 +38,7 @@ class PrincipalComponents(NamedTuple):
 class Projection(NamedTuple):
     """All N images in principal components, y_i = P'(x_i − mean), rounded to the type of the products.
 
-    The rounded values define a valid distribution over the images if they are used throughout.
+    The rounded values define a valid distribution over the images if every step uses them.
     """
 
     components: PrincipalComponents

@@ -1,4 +1,4 @@
-"""Number types of products that find or propose images, and float32 products in full precision."""
+"""Number types of the products in searches and proposals, and float32 products in full precision."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -16,14 +16,14 @@ _inside: list[Callable[[], object]] = []
 
 
 def check_compute(owner: str, compute: str) -> str:
-    """Return `compute`, or raise InputError, which names the class `owner`, unless it is one of `TYPES`."""
+    """Return `compute` if it is one of `TYPES`. Otherwise raise an InputError that names the class `owner`."""
     if compute not in TYPES:
         raise InputError(f"{owner}: compute={compute!r} must be one of {', '.join(TYPES)}")
     return compute
 
 
 def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype:
-    """Find the type that a checked option `compute` means on a device; `auto` is the fastest that is native there.
+    """Return the type that the checked option `compute` means on a device. `auto` means the fastest native type.
 
     Raises:
         InputError: the device does not multiply the type natively.
@@ -37,9 +37,9 @@ def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype
 
 
 def is_native(dtype: torch.dtype, device: torch.device) -> bool:
-    """Tells whether a device has instructions that multiply float32 or bfloat16.
+    """Return whether a device has instructions that multiply float32 or bfloat16.
 
-    On a machine without a GPU, which may plan a run for another one, a CUDA device counts as a current GPU.
+    A machine without a GPU may plan a run for another machine. There a CUDA device counts as a current GPU.
     """
     if dtype == torch.float32:
         return True
@@ -49,7 +49,7 @@ def is_native(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b in float32 for matrices of one type. On CUDA the result is never rounded to that type."""
+    """Return a @ b in float32 for matrices of one type. On CUDA the result is never rounded to their type."""
     if a.dtype == torch.float32 or not a.is_cuda:
         return (a @ b).float()
     return torch.mm(a, b, out_dtype=torch.float32)
@@ -69,13 +69,13 @@ def stored(chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]) -
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Compute float32 products in full precision inside the block. It also works as a decorator.
+    """Compute float32 products in full precision inside the block. It is also a decorator.
 
     `torch.set_float32_matmul_precision("high")`, which Lightning advises on GPUs, rounds the factors of float32
-    products to TF32, and "medium" may round them to bfloat16, on CPUs too. Scores of images have no digits to spare.
+    products to TF32, and "medium" may round them to bfloat16, on CPUs too. Scores of images need all digits of float32.
 
-    The setting belongs to the process and lives on the host, so nothing waits for the device. The last thread that
-    leaves restores it.
+    The setting belongs to the process, and changing it does not wait for the device. The last thread that leaves the
+    block restores it.
     """
     with _lock:
         _inside.append(_inside[0] if _inside else _set_highest())
@@ -93,7 +93,8 @@ def _set_highest() -> Callable[[], object]:
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:
-        # The process has set `fp32_precision` of single backends (since PyTorch 2.9), which shuts the older functions.
+        # The process has set `fp32_precision` of single backends (since PyTorch 2.9), which disables the older
+        # functions.
         return _set_backends("ieee", "ieee")
     torch.set_float32_matmul_precision("highest")
     return lambda: torch.set_float32_matmul_precision(before)

@@ -13,13 +13,13 @@ from lit_knn.index.faiss_index import FaissIndex
 from lit_knn.index.pca import principal_components, project_images, sample_size
 from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32, stored
 
-# On a CPU, the scores of one chunk in float32 take about this many bytes, and so do the vectors converted at a time.
+# Approximate bytes, on a CPU, of the float32 scores of one chunk, and also of the vectors that are converted at a time.
 # The operating system would allocate larger arrays anew at each use, which is slow.
 SCORE_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 # Pixel p is p/127.5 − 1 in model space. In units of 1/127.5 this is the code p − 128 plus 1/2.
 PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
-# Number of rows that are coded at a time. So few rows stay in the processor's cache.
+# Number of rows that are coded at a time. Few rows stay in the processor's cache.
 CHECKED_ROWS = 64
 # Tolerance in codes. It is above the largest rounding error of a pixel in float32.
 PIXEL_TOLERANCE = 1e-3
@@ -28,7 +28,7 @@ PIXEL_TOLERANCE = 1e-3
 class TorchIndex(Index):
     """Searches all dimensions, held in 8 bits: a quarter of the memory of FAISS's `Flat`, without loss for pixels.
 
-    It multiplies all N vectors with each query, chunk by chunk, on their device. k has no limit.
+    It multiplies all N vectors with each query, chunk by chunk, on the device of the vectors. k has no limit.
 
     The search is approximate: `bfloat16` rounds the query to 8 bits, and floats are held in 8 bits. `search_recall` of
     `callbacks.EstimatorError` measures the loss. Estimators compute the likelihood of the images that they use, so
@@ -102,7 +102,7 @@ class TorchIndex(Index):
 class FlatIndex(TorchIndex):
     """Searches all dimensions of all vectors in float32, as FAISS's `Flat` does, without FAISS.
 
-    The search is exact but for the rounding of float32. The vectors take 4 bytes a dimension.
+    The search is exact except for the rounding of float32. The vectors take 4 bytes a dimension.
     """
 
     def __init__(self) -> None:
@@ -118,9 +118,9 @@ class FlatIndex(TorchIndex):
 class SubspaceIndex(TorchIndex):
     """Searches r principal components, held in the number type of the products.
 
-    The search is approximate: a distance is the one within the subspace plus the query's squared distance from the
-    subspace, which is the same for all vectors. Noise is isotropic and images are not, so the dropped directions hold
-    mostly noise.
+    The search is approximate. A distance is the squared distance within the subspace, plus the query's squared distance
+    from the subspace. The second part is the same for all vectors. Noise is isotropic and images are not, so the
+    dropped directions hold mostly noise.
 
     Args:
         r: number of principal components, 1 <= r <= min(N, d).
@@ -166,10 +166,9 @@ class SubspaceIndex(TorchIndex):
 
 
 def exact_index() -> Index:
-    """Make the index of a reference set that was given none: `FaissIndex("Flat")` where FAISS is installed.
+    """Make the default index of a reference set: `FaissIndex("Flat")` if FAISS is installed, else `FlatIndex`.
 
-    Elsewhere it is `FlatIndex`. Both find the exact neighbours, so that results differ by rounding alone. Settings
-    and tables name the class of the index.
+    Both find the exact neighbours, so results differ only by rounding. Settings and tables name the class of the index.
     """
     return FaissIndex("Flat") if is_installed("faiss") else FlatIndex()
 
@@ -179,7 +178,7 @@ def _score_bytes(u: Tensor) -> int:
 
 
 def _units(chunks: Iterable[Tensor]) -> tuple[float, float]:
-    """Return scale and offset of the 8-bit codes of vectors: those of pixels, which lose nothing, if all are pixels."""
+    """Return scale and offset of the 8-bit codes of vectors. The codes lose nothing if all values are pixels."""
     largest, are_pixels = 0.0, True
     for x in chunks:
         largest = max(largest, x.abs().max().item())

@@ -24,7 +24,7 @@ class Conditioning:
 
     Attributes:
         num_classes: the network's number of classes, 0 if it is unconditional.
-        drops_labels: whether the network is trained without classes, too.
+        drops_labels: whether training hides some of the labels, as guidance needs.
 
     Raises:
         InputError: `class_conditional` does not fit the network, or the network has no class `sampling_class`;
@@ -72,7 +72,7 @@ class Conditioning:
         check_guidance(guidance, self.num_classes, self.drops_labels)
 
     def take_over(self, description: object, trains: bool) -> None:
-        """Take over whether the network of a checkpoint was trained without classes, too.
+        """Take over from a checkpoint whether its training hid some of the labels.
 
         Args:
             description: the checkpoint's description of its model; None if it has none.

@@ -39,14 +39,12 @@ Rows = list[dict[str, Any]]
 
 def surroundings() -> dict[str, Any]:
     """Return the columns about programs, machine and date."""
-    packages = package_versions()
-    faiss = [name for name in ("faiss-gpu", "faiss-cpu") if name in packages]
-    memory = machine_bytes()
+    packages, memory = package_versions(), machine_bytes()
     return {
         "python": platform.python_version(),
         "torch": packages.get("torch", ""),
         "numpy": packages.get("numpy", ""),
-        "faiss": packages[faiss[0]] if faiss else "",
+        "faiss": packages.get("faiss-gpu") or packages.get("faiss-cpu", ""),
         "lit_knn": revision() or packages.get("lit-knn", ""),
         "cpu": processor_name(),
         "cores": os.cpu_count(),

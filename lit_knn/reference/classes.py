@@ -11,11 +11,11 @@ from lit_knn.reference.reference_set import ReferenceSet
 
 
 class ClassSets(Mapping[int, ReferenceSet]):
-    """One reference set per class, by ascending label. Each set is made when it is first used.
+    """One reference set per class, by ascending label. A set is made at its first use.
 
-    The images of a class are a view if they follow each other, as in data sorted by class. Otherwise they are copied,
-    so that all classes together take as much memory as the set itself. Each class has its own index, with the settings
-    of the set's index.
+    The images of a class are a view if they are consecutive, as in data sorted by class. Otherwise they are copied, and
+    all classes together take as much memory as the set itself. Each class has its own index, with the settings of the
+    set's index.
     """
 
     def __init__(self, reference: ReferenceSet, labels: Tensor) -> None:
@@ -36,18 +36,18 @@ class ClassSets(Mapping[int, ReferenceSet]):
         return len(self._rows)
 
     def ids_of(self, label: int, ids: Tensor) -> Tensor:
-        """Turn ids in the set of a class into ids in the whole set, of any shape."""
+        """Convert ids in the set of a class, of any shape, to ids in the whole set."""
         return torch.where(self._labels == label)[0].to(ids.device)[ids]
 
     def to(self, device: torch.device) -> None:
-        """Move the sets that exist. The whole set must have moved before."""
+        """Move the sets that exist. The caller must move the whole set first."""
         for label, made in self._sets.items():
             made.to(device)
             if isinstance(rows := self._rows[label], slice):
                 made.images = self._reference.images[rows]  # A view uses no memory of its own.
 
     def _sha256(self, rows: Tensor | slice) -> str | None:
-        """Hash these rows by the given hash of all images, without reading images. None if no hash was given."""
+        """Derive the hash of these rows from the given hash of all images, without reading images, or return None."""
         given = self._reference.given_sha256
         if given is None:
             return None
@@ -56,7 +56,7 @@ class ClassSets(Mapping[int, ReferenceSet]):
 
 
 def classes_of(reference: ReferenceSet) -> ClassSets:
-    """Return the images of each class as a reference set, by label. The set keeps them, and they move with it.
+    """Return one reference set per class, by label. The whole set keeps these sets and moves them to its device.
 
     Raises:
         InputError: the set has no labels, or is sharded.
@@ -83,5 +83,5 @@ def _as_slice(rows: Tensor) -> Tensor | slice:
 
 
 def lie_together(labels: Tensor) -> bool:
-    """Tells whether the rows of each label are consecutive in `labels` (B,)."""
+    """Return whether the rows of each label are consecutive in `labels` (B,)."""
     return len(labels.unique_consecutive()) == len(labels.unique())

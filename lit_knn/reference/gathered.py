@@ -1,4 +1,4 @@
-"""Drawn images of a batch: gathered in pieces that fit a processor's cache, or on CUDA read where they are stored."""
+"""Drawn images of a batch: gathered in pieces that fit a processor's cache, or read in place on CUDA."""
 
 import functools
 import importlib.util
@@ -15,7 +15,7 @@ from lit_knn.theory.warp import Warp
 
 
 class Gathered(NamedTuple):
-    """Drawn images that were gathered."""
+    """Drawn images that were copied from the set."""
 
     x: Tensor  # (b, p, *shape), float32, the images of each row
     warp: Warp | None = None  # maps that are applied to the images before distances are measured
@@ -39,7 +39,7 @@ class Gathered(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Drawn images that stay in a local set on CUDA, where each method reads every one of them once."""
+    """Drawn images that stay in a local set on CUDA. Each method reads every image once."""
 
     reference: ReferenceSet
     ids: Tensor  # (b, n), the images of each row
@@ -77,7 +77,7 @@ Images = Gathered | Stored
 
 
 def stays_stored(reference: ReferenceSet) -> bool:
-    """Tells whether drawn images are read in place: on CUDA, where PyTorch's compiler has Triton."""
+    """Return whether drawn images are read in place: on CUDA, if PyTorch's compiler has Triton."""
     return reference.device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 

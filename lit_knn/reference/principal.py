@@ -15,7 +15,8 @@ from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
 def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
     """Compute the r leading principal components from a seeded subset of the images (or of the first rank's shard).
 
-    A rank on another kind of processor rounds differently, and may find some components mirrored or turned.
+    All ranks use the components of the first rank, because other kinds of processors round differently and may find
+    mirrored or rotated components.
     """
     if not 1 <= r <= min(reference.N, reference.d):
         raise InputError(f"r={r} must be between 1 and min(N, d) = min({reference.N}, {reference.d})")
@@ -34,7 +35,7 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
 def projection_of(reference: ReferenceSet, r: int, dtype: torch.dtype = torch.float32) -> Projection:
     """Project all N images to r principal components of type `dtype`. With shards, each rank projects its own images.
 
-    It shows a progress bar.
+    A progress bar shows the work.
     """
     components, part = components_of(reference, r), reference.local
 
@@ -48,7 +49,7 @@ def projection_of(reference: ReferenceSet, r: int, dtype: torch.dtype = torch.fl
 
 
 class Covariance(NamedTuple):
-    """The covariance C = P·Λ·P' of all N images, mirrored ones included, divided by N; r = min(N, d)."""
+    """The covariance C = P·Λ·P' of all N images, mirrored ones included, with divisor N; r = min(N, d)."""
 
     variances: Tensor  # (r,), Λ, float64
     basis: Tensor  # (d, r), P, float64, orthonormal columns
@@ -76,5 +77,5 @@ def _covariance(reference: ReferenceSet) -> Covariance:
     for x in chunks:
         products.addmm_(x.T, x)
     variances, basis = torch.linalg.eigh(products / reference.N)
-    # A variance is not negative, but rounding may make it so.
+    # Rounding may make a variance negative.
     return Covariance(variances.clamp(min=0), basis)

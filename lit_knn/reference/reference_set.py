@@ -1,4 +1,4 @@
-"""The reference set: the data set D an estimator averages over, in memory or mapped, with its neighbour index."""
+"""The reference set: the data set D that an estimator averages over, in memory or mapped, with its neighbour index."""
 
 import copy
 import hashlib
@@ -26,7 +26,7 @@ LARGEST_VALUE = 1e15
 class ReferenceSet:
     """Images (or any vectors), stored once in their own type and gathered as float32 in model space.
 
-    Modules share it: `copy.deepcopy` of a module that holds it keeps the same object.
+    Modules share one set: `copy.deepcopy` of a module keeps the same set object.
 
     Args:
         images: uint8 (N, C, H, W), whose pixel p becomes p / 127.5 − 1; or float (N, *shape), which is stored as
@@ -37,7 +37,7 @@ class ReferenceSet:
         hflip: also count the mirror image (last axis flipped) of every image, without storing it: id i + N/2 is the
             mirror of image i, and a search queries z and its mirror.
         labels: (N,) integer class labels, or None.
-        sha256: hash of the bytes of `images`, if known; `fingerprint` then need not read them all.
+        sha256: hash of the bytes of `images`, if known; `fingerprint` then does not read the images.
 
     Attributes:
         images: the images that this process stores.
@@ -45,14 +45,14 @@ class ReferenceSet:
         shape: shape of one image.
         d: flattened dimension.
         labels: (N,) int64, mirrored ones included, always on the CPU; or None.
-        largest: largest absolute value of the images in model space, at most.
+        largest: upper bound of the absolute values of the images in model space.
         index_built: whether the index is built.
-        label: the common class of all images, in a set of one class.
-        told: options that have caused a warning already; the sets of all classes share them.
+        label: the class of all images, in a set of one class; otherwise None.
+        told: options that have already caused a warning; all classes share them.
     """
 
     sharded = False
-    """Tells whether each rank holds only a part of the images."""
+    """Whether each rank holds only a part of the images."""
 
     label: int | None = None
 
@@ -66,7 +66,7 @@ class ReferenceSet:
     ) -> None:
         images = torch.as_tensor(images)
         _check_images(images, hflip)
-        # A float64 value may be too large for float32.
+        # Check values after the conversion, because a float64 value may be too large for float32.
         self.images = images if images.dtype == torch.uint8 else images.float()
         self.largest = _largest_value(self.images)
         self.hflip = hflip
@@ -90,7 +90,7 @@ class ReferenceSet:
 
     @property
     def local(self) -> "ReferenceSet":
-        """The part of this process, an ordinary set; a whole set is its own part."""
+        """The part that this process holds, an ordinary set. A whole set is its own part."""
         return self
 
     @property
@@ -101,8 +101,8 @@ class ReferenceSet:
     def cached(self, key: Hashable, make: Callable[[], T], moves: bool = False) -> T:
         """Return the result of `make`, computed once.
 
-        It is computed again after the images have moved to another device; or, if it `moves`, its method `to` is called
-        with this device.
+        A move of the images to another device discards the result. With `moves`, the set keeps the result and calls
+        `result.to(device)` instead.
         """
         cache = self._moving if moves else self._cache
         if key not in cache:
@@ -110,7 +110,7 @@ class ReferenceSet:
         return cache[key]
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the images and the index to `device`. Where they are already, nothing happens. Returns self."""
+        """Move the images and the index to `device`, unless they are there already. Returns self."""
         device = numbered(device)
         if self.device != device:
             self._move(device)
@@ -121,25 +121,25 @@ class ReferenceSet:
 
     def _move(self, device: torch.device) -> None:
         if device.type != self.device.type:
-            self._check_file = None  # The images are copied, so that the file is not needed any more.
+            self._check_file = None  # The images are copied, so the file is no longer needed.
         if self.index_built:
             self.index.to(device)
         self.images = self.images.to(device)
 
     def watch(self, check_file: Callable[[], None] | None) -> None:
-        """Call `check_file` before images are read, as long as they are mapped from a file; see `read_prepared`."""
+        """Call `check_file` before each read of images, while they are mapped from a file; see `read_prepared`."""
         self.local._check_file = check_file
 
     def rows(self, rows: Tensor | slice) -> Tensor:
-        """Return images that this process stores, in their stored type; raise InputError if their file was cut."""
+        """Return images that this process stores, in their stored type. Raises InputError if the file was cut."""
         if self._check_file is not None:
             self._check_file()
         return self.images[rows]
 
     def subset(self, rows: Tensor | slice, label: int, sha256: str | None = None) -> "ReferenceSet":
-        """Make a set of some stored images of one class, with its own index in the same settings.
+        """Make a set of some stored images of one class, with an index of its own and the same settings.
 
-        `rows` are on the CPU; a slice makes a view; `sha256` is a hash that only the images of these rows have.
+        `rows` are on the CPU. A slice makes a view. `sha256` is a hash that only the images of these rows have.
         """
         images = self.rows(rows)
         labels = torch.full((len(images),), label)
@@ -164,12 +164,12 @@ class ReferenceSet:
         return hashlib.sha256(what.encode()).hexdigest()
 
     def build_index(self, k: int = 1) -> None:
-        """Build the neighbour index, if that was not done before, with a progress bar on a terminal.
+        """Build the neighbour index if it is not built yet. A terminal shows a progress bar.
 
-        In a distributed run every process must call it if the index is kept in a cache.
+        In a distributed run, every process must call this method if the index has a cache.
 
         Args:
-            k: number of neighbours of later searches; an impossible one is refused before the build.
+            k: number of neighbours of later searches; an impossible number raises InputError before the build.
         """
         if not self.index_built:
             self._build_index(k)
@@ -194,7 +194,7 @@ class ReferenceSet:
         self.index.to(self.device)
 
     def try_search(self, k: int) -> None:
-        """Build the neighbour index and search once, so that settings it refuses are told before any long work."""
+        """Build the neighbour index and search once, so that impossible settings raise InputError early."""
         self.build_index(k)
         self.search(torch.zeros(1, *self.shape, device=self.device), k)
 
@@ -213,7 +213,7 @@ class ReferenceSet:
         return self._nearest(z, k)
 
     def locate(self, x: Tensor) -> Tensor:
-        """Find the ids (B,) of images (B, *shape). An image that is not in the set gets −1 or the id of a near one."""
+        """Find the ids (B,) of images (B, *shape). An image outside the set gets −1 or the id of a near image."""
         self._prepare_search(x, 1)
         return self._nearest(x, 1, stored=True)[1][:, 0]
 
@@ -226,7 +226,7 @@ class ReferenceSet:
 
     @full_float32()
     def _nearest(self, z: Tensor, k: int, stored: bool = False) -> tuple[Tensor, Tensor]:
-        """Find the k nearest images, mirrored ones included; `stored` tells that z are images of the set and k is 1."""
+        """Find the k nearest images, mirrored ones included; `stored` means that z are images of the set and k = 1."""
 
         def find(queries: Tensor) -> tuple[Tensor, Tensor]:
             return self.index.locate(queries) if stored else self.index.search(queries, min(k, len(self.images)))
@@ -249,7 +249,7 @@ class ReferenceSet:
         if ids.dtype not in (torch.int64, torch.int32):
             raise InputError(f"ids must be int64, got {ids.dtype}")
         if ids.numel():
-            # Both ends come from the GPU in one transfer.
+            # One transfer copies both values from the GPU.
             low, high = torch.stack(ids.aminmax()).tolist()
             if low < 0 or high >= self.N:
                 bad = low if low < 0 else high
@@ -257,18 +257,18 @@ class ReferenceSet:
         return self.take(ids)
 
     def take(self, ids: Tensor) -> Tensor:
-        """Gather images like `gather`, but trust that the ids are in [0, N), so that nothing waits for the GPU."""
+        """Gather images like `gather`, but do not check that ids are in [0, N), because the check waits for the GPU."""
         return images_of(self.rows(slice(None)), self.hflip, ids)
 
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
-        """Return a local set with the images of `ids`, and their ids in it. This set gathers without other ranks."""
+        """Return a set that holds the images of `ids`, and their ids in that set. That set needs no other ranks."""
         return self, ids
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
         """Stream all N images by ascending id. Yields the first id and the images (c, *shape), float32, model space.
 
         Args:
-            rows: images per chunk, at most.
+            rows: maximum number of images per chunk.
             mirrored: with hflip, stream the mirror images, too, after all others.
         """
         stored = len(self.images)
@@ -278,7 +278,7 @@ class ReferenceSet:
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Stream the images of process `rank`, when `ranks` processes split all images. Each image belongs to one rank.
+        """Stream the share of process `rank` when `ranks` processes split all images. Each image belongs to one rank.
 
         `rows` and `mirrored` are those of `chunks`.
 
@@ -352,7 +352,7 @@ def _check_images(images: Tensor, hflip: bool) -> None:
 
 
 def _largest_value(images: Tensor) -> float:
-    """Return the largest absolute value in model space, at most; refuse floats that are not finite or too large."""
+    """Return an upper bound of absolute values in model space. Refuse floats that are not finite or too large."""
     if images.dtype == torch.uint8:
         return 1.0
     largest = torch.stack(images.aminmax()).abs().max().item()
@@ -373,7 +373,7 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
         raise InputError(f"labels must have shape ({stored},), one for each image, got {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(f"labels must be integers, got {labels.dtype}")
-    # int64 holds the labels, so that a larger uint64 would become negative.
+    # The labels become int64, in which a larger uint64 is negative.
     labels = labels.long()
     if (labels < 0).any():
         raise InputError(f"labels must be from 0 to 2^63 - 1, got {labels[labels < 0][0].item()} as int64")

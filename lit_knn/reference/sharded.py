@@ -22,23 +22,22 @@ def shard_rows(N: int, rank: int, size: int) -> slice:
 class ShardedReferenceSet(ReferenceSet):
     """A reference set split over the ranks. Each rank holds and searches one shard; estimators see the whole set.
 
-    Exact search finds the same images as in the whole set. An approximate index is built for each shard with the same
-    settings: its lists then serve fewer images, and `nprobe` lists are searched in each shard.
+    Exact search finds the same images as in the whole set. Each shard builds an approximate index with the same
+    settings: each list then holds fewer images, and every shard searches `nprobe` lists.
 
     Ids count through the shards in the order of the ranks. All ranks must call `search`, `gather` and every estimator
-    equally often and in the same order, with any number of rows, even none. With R ranks, B latents of its own and
-    m = min(k, N/R), a rank sends:
+    equally often and in the same order, with any number of rows, even none. With R ranks, B latents on each rank and m
+    = min(k, N/R), a rank sends:
 
-    - `search`: 4·d bytes (z) and 12·m bytes (the neighbours it found for a z of theirs), for each z and each other
-      rank;
+    - `search`, for each z and each other rank: 4·d bytes (z), and 12·m bytes (neighbours for a z of the other rank);
     - `fetch`, `gather`: 8 bytes for each different image that another rank holds. That rank sends the stored image: d
-      bytes of uint8, 4·d of float32. An estimator fetches its n draws for all z at once and holds them meanwhile: at
-      most B·n images, and far fewer at small t, where most draws are one image;
-    - `Exact`: (4·d + 8) bytes (z and t) and 8·d + 8 bytes (the mean over the shard, and the logarithm of its
-      normaliser) for each z and each other rank.
+      bytes of uint8, 4·d of float32. An estimator fetches the n draws of all z at once and holds these images: at most
+      B·n, and far fewer at small t, where most draws repeat one image;
+    - `Exact`, for each z and each other rank: 4·d + 8 bytes (z and t), and 8·d + 8 bytes (the mean over the shard and
+      the logarithm of the normaliser).
 
-    Each of these calls is three collectives: the number of rows, the queries, and the answers. A GPU waits once in
-    `search`, for the number of rows, and a second time in `fetch`, for the number of different images.
+    Each of these calls runs three collectives: the number of rows, the queries, and the answers. With a GPU, `search`
+    waits once, for the number of rows; `fetch` waits twice, also for the number of different images.
 
     Every rank holds the projected coordinates of all images, N·r values.
 
@@ -64,7 +63,7 @@ class ShardedReferenceSet(ReferenceSet):
         sha256: str | None = None,
     ) -> None:
         super().__init__(images, index, hflip, labels, sha256)
-        # The shard is an ordinary set of the same images, which counts them alone.
+        # The shard is an ordinary set of the images of this rank only.
         self._local = ReferenceSet(self.images, self.index, hflip, labels, sha256)
         self._local._index_shared = False
         self.exchange = Exchange()
@@ -106,7 +105,7 @@ class ShardedReferenceSet(ReferenceSet):
         self._bounds = self._bounds.to(device)
 
     def fingerprint(self, mirrored: bool = True) -> str:
-        """Hash the images of all ranks, so that every rank must call it."""
+        """Hash the images of all ranks. Every rank must call it."""
         own = partial(self.local.fingerprint, mirrored)
         parts = self.cached(("fingerprints", mirrored), lambda: in_every_process(own))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
@@ -163,7 +162,7 @@ class ShardedReferenceSet(ReferenceSet):
             yield int(ids[0]), self.take(ids)
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Stream the images of this rank, so that none are sent and no rank waits."""
+        """Stream the images that this rank holds, so that no rank sends images or waits."""
         for start, x in self.local.chunks(rows, mirrored):
             yield self._to_global(torch.arange(start, start + len(x), device=self.device)), x
 
@@ -171,7 +170,7 @@ class ShardedReferenceSet(ReferenceSet):
         return self.exchange.sum(self.local.sum())
 
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
-        """Give `function` the shard of its rank and the queries of all ranks. Answers go back: (ranks, B, ...)."""
+        """Evaluate `function` on each rank's shard for the queries of all ranks. Returns (ranks, B, ...)."""
         ranks, own = self.exchange.size, len(queries[0])
         sent, received = self.exchange.agree_on_rows(torch.full((ranks,), own, device=queries[0].device))
         gathered = self.exchange.move(packed(queries).repeat(ranks, 1), sent, received)

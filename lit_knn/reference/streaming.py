@@ -9,14 +9,15 @@ from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.theory.warp import Warp
 
-# Most bytes of one float64 work array on a CPU. The operating system gives new memory for larger arrays at each use,
-# and writing to new pages costs more than the products. A GPU keeps its memory and is fastest with long kernels.
+# Maximum bytes of one float64 work array on a CPU. The operating system gives new memory for larger arrays at each use,
+# and writing to new pages costs more than the products. On a GPU, PyTorch keeps freed memory, and long kernels are
+# fastest.
 WORK_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 
 
 def work_bytes(device: torch.device) -> int:
-    """Return the most bytes of one work array on `device`."""
+    """Return the maximum bytes of one work array on `device`."""
     return WORK_BYTES if device.type == "cpu" else WORK_BYTES * GPU_FACTOR
 
 
@@ -28,7 +29,7 @@ def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
 
 
 def all_sq_dist(reference: ReferenceSet, z: Tensor, warp: Warp | None = None) -> Tensor:
-    """Compute ‖z − x‖² of `stream_sq_dist` for all images: (B, N) float64. See `batches_of` to limit its memory."""
+    """Compute ‖z − x‖² to all images by `stream_sq_dist`: (B, N) float64. Use `batches_of` to limit the memory."""
     sq_dist = torch.empty(len(z), reference.N, dtype=torch.float64, device=z.device)
     for ids, _, chunk in stream_sq_dist(reference, z, warp):
         sq_dist[:, ids] = chunk
@@ -40,8 +41,8 @@ def stream_sq_dist(
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield slices of ids, their images (c, d) float32, and ‖z − x‖² (B, c) float64 from latents z (B, *shape).
 
-    B is at most a few thousand, see `batches_of`. With `warp`, B maps A, the distances are from z to A x, and every
-    image is resampled B times.
+    B is at most a few thousand, see `batches_of`. `warp` holds B maps A. The distances are then from z to A x, and
+    every image is resampled B times.
     """
     if warp is None:
         flat = z.flatten(1).double()

@@ -160,8 +160,9 @@ class RunFolder:
         """Find the snapshots of averages of this run and of those that it was resumed from, by the images seen.
 
         Raises:
-            InputError: there is none, or a configuration is wrong.
+            InputError: there is none, or a configuration is missing or wrong.
         """
+        self.config()  # Refuse a folder that is none of a run, before it gets averages.
         found = self._kept(SNAPSHOTS_FOLDER)
         if not found:
             raise InputError(
@@ -260,9 +261,8 @@ def choose_folder(trainer: Mapping[str, Any], model: Mapping[str, Any], resumed_
     Raises:
         InputError: the logger's version is not the name of a folder.
     """
-    parent = folder_of_name(trainer)
+    parent, version = folder_of_name(trainer), None
     given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]
-    version = None
     if given:
         version = given[0] if isinstance(given[0], str) else f"version_{given[0]}"
         if version in ("", "..") or Path(version).name != version:
@@ -281,10 +281,9 @@ def choose_folder(trainer: Mapping[str, Any], model: Mapping[str, Any], resumed_
         try:
             folder.mkdir(exist_ok=version is not None)
             return RunFolder(folder, made)
-        except FileExistsError:
+        except FileExistsError:  # Another run has just made it, or it is a file.
             if version is not None:
-                raise  # It is a file.
-            # Another run has just made it.
+                raise
 
 
 def newest_checkpoint(

@@ -71,15 +71,12 @@ class Interruption(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Close the group of processes that agree on signals."""
-        self._close_group()
+        group, self._group = self._group, None
+        leave(group)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Close the group, too, if the run fails or is interrupted."""
-        self._close_group()
-
-    def _close_group(self) -> None:
-        group, self._group = self._group, None
-        leave(group)
+        self.teardown(trainer, pl_module, "fit")
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Count the batch, and agree with the other ranks whether to stop; checkpoints are saved after that."""
@@ -97,16 +94,11 @@ class Interruption(pl.Callback):
         if self.stops:
             raise self._interrupted(self.stops)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End the run before a validation, which the resumed run does not make up for."""
-        if self.stops:
-            raise self._interrupted(self.stops)
-
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let a signal end the run at once from now on, because the checkpoint before the validation is saved."""
         self._ends_at_once = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if self._ends_at_once and self._noted:
-            raise self._interrupted(self._noted)
+        if self._ends_at_once and (self.stops or self._noted):
+            raise self._interrupted(self.stops or self._noted)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let a signal wait again, because checkpoints are saved now, and then training goes on."""

@@ -1,7 +1,7 @@
 """Theorems 4.1 (thm:knn_bound) and 4.2 (thm:knn_vs_stf): variance bounds of the nearest-neighbour estimator.
 
-The bounds concern traces of the asymptotic covariance, Eq. 12 (eq:SNIS_Var). They take p_t(z) as the plain sum of the
-likelihoods over the data set; with the 1/N of Eq. 1, Theorem 4.2 would not hold. All functions enumerate the N images
+The bounds concern traces of the asymptotic covariance, Eq. 12 (eq:SNIS_Var). Here p_t(z) is the plain sum of the
+likelihoods over the data set. With the 1/N of Eq. 1, Theorem 4.2 would not hold. All functions enumerate the N images
 in log space, so nothing underflows at small t.
 """
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 
-# Number of bisection steps. With so many, float64 resolves times down to 1e-14.
+# Number of bisection steps. They are enough to find times down to 1e-14 in float64.
 BISECTIONS = 100
-# Number of times that the search for a noise level may double the latest time, from 1 to about 1e30.
+# The search for a noise level doubles the latest time at most this often, from 1 to about 1e30.
 DOUBLINGS = 100
 
 
@@ -28,7 +28,7 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
         like: (B, *shape).
     """
     if isinstance(t, Real):
-        # Filling the device's memory does not wait for the device. A copy from the CPU would.
+        # `torch.full` does not wait for the device. A copy from the CPU would wait.
         return torch.full((), t, dtype=torch.float64, device=like.device)
     if not isinstance(t, Tensor):
         raise InputError(f"t must be a number or a tensor, got {t!r}")
@@ -39,10 +39,10 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
 
 
 class Process(ABC):
-    """A noise process, given by its scale s(t) and its noise level σ(t), increasing from σ(0) = 0.
+    """A noise process with the scale s(t) and the noise level σ(t). σ increases from σ(0) = 0.
 
-    A subclass implements `sigma` and `scale`. The base class computes their derivatives and the inverse of σ from
-    them. Subclasses override these with closed forms, which are faster and lose no digits at the ends.
+    A subclass implements `sigma` and `scale`. The base class computes the derivatives of both and the inverse of σ.
+    Subclasses override these methods with closed forms, which are faster and lose no digits at the ends.
 
     The forward likelihood is p_t(z|x) = N(z; s(t)·x, s(t)²σ(t)²·I) (eq:general_forward). All methods work elementwise
     on float tensors of any shape. A dot marks the derivative with respect to t.
@@ -65,7 +65,7 @@ class Process(ABC):
         return _derivative(self.scale, t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """Find the time at which σ(t) equals `sigma`, by bisection in float64. InputError if there is none."""
+        """Find the time t with σ(t) = `sigma`, by bisection in float64. Raises InputError if there is no such time."""
         wanted = sigma.double()
         low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
         for _ in range(DOUBLINGS):
@@ -84,7 +84,7 @@ class Process(ABC):
         return self.scale(t) * self.sigma(t)
 
     def mean_of_velocity(self, z: Tensor, t: Tensor, velocity: Tensor) -> Tensor:
-        """Return the posterior mean μ whose velocity is given: the inverse of `velocity` at the same z and t."""
+        """Return the posterior mean μ that has the given velocity. This inverts `velocity` at the same z and t."""
         s = self.scale(t)
         drift = self.scale_derivative(t) / s * z
         return (z - self.sigma(t) / self.sigma_derivative(t) * (velocity - drift)) / s
@@ -219,7 +219,7 @@ def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process 
 
 
 def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Callable[..., Tensor]:
-    """Turn a posterior mean of the EDM process into one of `process` (appendix, alg:general_estimator).
+    """Turn a posterior mean of the EDM process into a posterior mean of `process` (appendix, alg:general_estimator).
 
     E[x|z,t] under `process` is the EDM mean at z / s(t) and noise level σ(t). So every estimator and denoiser works
     under every process: `under_process(estimator.posterior_mean, VP())`.
@@ -229,7 +229,7 @@ def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Ca
         process: the noise process.
 
     Returns:
-        A function (z (B, *shape), t (B,) or scalar, ...) -> E[x|z,t] (B, *shape). It passes further arguments
+        A function (z (B, *shape), t (B,) or scalar, ...) -> E[x|z,t] (B, *shape). The function passes further arguments
         (`x_source`, `generator`) on unchanged.
     """
 

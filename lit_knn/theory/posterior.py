@@ -23,7 +23,7 @@ def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
         x: (B, n, *shape), n candidates of each z.
     """
     difference = (x - z.unsqueeze(1)).flatten(2)
-    # Every weight depends on this sum. In float32 alone it would lose a digit or two, so float64 adds the blocks.
+    # Every weight depends on this sum. A pure float32 sum would lose a digit or two, so float64 adds the blocks.
     whole = difference.shape[2] // TERMS_PER_SUM * TERMS_PER_SUM
     blocks = torch.linalg.vector_norm(difference[..., :whole].unflatten(2, (-1, TERMS_PER_SUM)), dim=3)
     rest = torch.linalg.vector_norm(difference[..., whole:], dim=2)
@@ -48,7 +48,7 @@ def cross_sq_dist(z: Tensor, x: Tensor) -> Tensor:
 def unnormalised_log_likelihood(sq_dist: Tensor, t: Tensor | float) -> Tensor:
     """log p_t(z|x) without the Gaussian's constant: −‖z − x‖² / 2t², (B, n) float64 (line 2 of Algorithm 1).
 
-    The constant is the same for all x, so posteriors, proposals and importance weights do not need it.
+    The constant is the same for all x, so posteriors, proposals and importance weights do not need this constant.
 
     Args:
         sq_dist: (B, n), squared L2, model space.

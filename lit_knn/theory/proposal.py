@@ -56,7 +56,7 @@ def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int |
     """
     missing = ids < 0
     log_neighbour = unnormalised_log_likelihood(sq_dist, t).masked_fill_(missing, -math.inf)
-    # A missing neighbour counts as likelihood 1 here, so it is the farthest only if none was found.
+    # A missing neighbour counts as likelihood 1 here, so it sets the minimum only if no neighbour was found.
     log_tail = log_neighbour.masked_fill(missing, 0.0).amin(1, keepdim=True)
     tail_size = missing.sum(1, keepdim=True, dtype=torch.float64).add_(N - ids.shape[1])
     log_Zq = torch.logaddexp(torch.logsumexp(log_neighbour, dim=1, keepdim=True), log_tail + tail_size.log())
@@ -101,7 +101,7 @@ def sample_proposal(proposal: Proposal, n: int, generator: Generator | None = No
 def _ids_of(proposal: Proposal, column: Tensor, tail_share: Tensor) -> Tensor:
     """Return the ids of columns (B, n) of `log_q_padded`, (B, n).
 
-    `tail_share` (B, n), in [0, 1), is the relative position of a draw from the tail in the tail sorted by id. If the
+    `tail_share` (B, n), in [0, 1), is the relative position of a tail draw, when the tail is sorted by id. If the
     neighbours' sorted ids are s_0 < s_1 < …, the r-th tail image has id r + j, where j counts the neighbours with
     s_j − j ≤ r.
     """

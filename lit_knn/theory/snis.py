@@ -22,7 +22,7 @@ def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
 
     x_c is the image with the largest weight. Rounding errors then scale with the spread of the images, not with their
     size: the mean of copies of one image is that image, to the last bit. The result is (B, *shape), float64. Only the
-    last sum is in float64, because float32 would round it relative to x_c.
+        last sum is in float64, because float32 would lose small deviations from x_c.
 
     Args:
         weights: (B, n), rows sum to 1.

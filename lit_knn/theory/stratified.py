@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-# Smaller exponents count as −∞. float32 could not hold the results with all digits, and processors take up to 20 times
-# longer for them.
+# Smaller exponents count as −∞. float32 cannot hold their results with all digits, and processors are up to 20 times
+# slower with such results.
 LEAST_EXPONENT = -86.0
 # exp(LEAST_EXPONENT) is below this value in any rounding.
 LEAST_VALUE = math.exp(LEAST_EXPONENT) * (1 + 1e-5)
-# Smaller blocks of a cumulative sum do not pay.
+# Minimum block size of a cumulative sum. Smaller blocks do not save time.
 LEAST_BLOCK = 4
 
 
@@ -41,10 +41,10 @@ def stratified_draws(
 ) -> StratifiedDraws:
     """Represent each row's distribution by n weighted images.
 
-    The most probable images, those that n draws without repetition are sure to contain, are kept; their weights are
-    their probabilities. Systematic sampling spreads the other places evenly over the rest in proportion to probability,
-    and each of s such places weighs 1/s of the rest's mass. So the expected base weight of every image is its
-    probability. If fewer than n images hold all but a negligible part of the mass, only these are used.
+    The most probable images are kept: those that n draws without repetition always contain. Their weights are their
+    probabilities. Systematic sampling fills the other s places from the rest, in proportion to probability. Each of
+    these places weighs 1/s of the rest's mass. So the expected base weight of every image is its probability. If fewer
+    than n images hold all but a negligible part of the mass, only these are used.
 
     Args:
         log_q: (B, N), float32, log-probabilities up to a constant per row. Overwritten.
@@ -72,29 +72,30 @@ def stratified_draws(
     # Unused and kept places have heights outside the distribution.
     drawn = cdf.columns((u + place).sub_(kept.unsqueeze(1)).div_(num_drawn).mul_(cdf.total))
     drawn_q = rest.gather(1, drawn).double()
-    # Reject columns of probability 0: rounding can hit them, and an underflowed rest has only such columns. Kept places
-    # are used, too.
+    # Reject columns of probability 0. Rounding can select them, and an underflowed rest has only such columns. A kept
+    # place also counts as used.
     sampled = (is_used > is_kept) & (drawn_q > 0)
-    # A row that draws nothing gets NaN or infinity here, and does not use it.
+    # A row that draws nothing gets NaN or infinity here, but does not use this value.
     log_drawn = (cdf.total / num_drawn).log() - drawn_q.log_()
     log_correction = torch.where(sampled, log_drawn, -math.inf).masked_fill_(is_kept, 0.0)
     return StratifiedDraws(torch.where(is_kept, top, drawn), log_correction, sampled, rest)
 
 
 def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
-    """Count the largest probabilities that together hold all but a negligible part: (B,), n if all n hold less."""
-    # Bound the mass after each place by the later places, plus N times the last place for all images outside the n.
+    """Count the largest probabilities that together hold all but a negligible part: (B,); n if all n hold less."""
+    # Bound the mass after each place: the later places, plus N times the last place for all images outside the n.
     bound = log_top[:, -1:] + math.log(N)
-    # The last place comes first here.
+    # Sum in reverse order: the last place comes first.
     later = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1)
     # Each further place leaves out less, so the places that leave out too much come first.
     return (later[:, 1:] >= log_negligible.unsqueeze(1)).sum(1).add_(1)
 
 
 def num_sure(q_top: Tensor) -> Tensor:
-    """Count the largest probabilities that n draws without repetition are sure to contain, (B,), at most n − 1.
+    """Count the largest probabilities that n draws without repetition always contain: (B,), at most n − 1.
 
-    n − i + 1 places are left for the i-th and all smaller ones. The i-th is sure if its share of them is at least 1.
+    n − i + 1 places are left for the i-th probability and all smaller ones. The i-th image is sure if its share of
+    these places is at least 1.
     """
     n = q_top.shape[1]
     left = 1 - q_top.cumsum(1) + q_top
@@ -103,13 +104,13 @@ def num_sure(q_top: Tensor) -> Tensor:
 
 
 class Cumulated:
-    """The cumulative sum of rows of values, known after each block of neighbouring columns.
+    """The cumulative sum of rows of values, stored after each block of neighbouring columns.
 
-    To find n heights among N columns, it looks at about √(N·n) blocks, and then at the columns of n blocks.
+    A search for n heights among N columns reads about √(N·n) block sums, and then the columns of n blocks.
 
     Args:
         values: (B, N), at least 0.
-        n: number of heights that will be searched in each row, for the size of the blocks.
+        n: number of heights to search in each row. It sets the size of the blocks.
 
     Attributes:
         total: (B, 1), float64, the sum of each row.
@@ -120,7 +121,7 @@ class Cumulated:
         self.size = max(math.isqrt(N // n), 1)
         self.sums = values
         if self.size < LEAST_BLOCK:
-            # Blocks of short rows would not be worth the additional operations.
+            # In short rows, blocks cost more time than they save.
             self.size = 1
         else:
             whole = N // self.size * self.size
@@ -130,13 +131,13 @@ class Cumulated:
         self.total = self.cdf[:, -1:]
 
     def columns(self, heights: Tensor) -> Tensor:
-        """Find the first columns at which the sum exceeds `heights` (B, n), float64: (B, n)."""
+        """Find the first column whose cumulative sum exceeds each of `heights` (B, n), float64: (B, n)."""
         N = self.values.shape[1]
         block = torch.searchsorted(self.cdf, heights, right=True).clamp_(max=self.sums.shape[1] - 1)
         if self.size == 1:
             return block
         mass = self.sums.gather(1, block).double()
-        # Blocks are summed in the type of the values. A share of a block is safe from the rounding of its sum.
+        # The type of the values rounds the sum of a block. A share of the block does not depend on this rounding.
         share = (heights - self.cdf.gather(1, block) + mass) / mass
         columns = block.unsqueeze(2) * self.size + torch.arange(self.size, device=block.device)
         inside = self.values.gather(1, columns.clamp(max=N - 1).flatten(1)).view_as(columns) * (columns < N)

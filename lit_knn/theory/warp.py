@@ -1,4 +1,4 @@
-"""Affine warps of images: augmentation as a linear map, one for each item of a batch."""
+"""Affine warps of images: an augmentation that is a linear map, with one map for each item of a batch."""
 
 from typing import NamedTuple
 
@@ -36,13 +36,13 @@ class Warp(NamedTuple):
         return pull_back(images)[0]
 
     def query(self, z: Tensor, t: Tensor, x_source: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Find z' (B, C, H, W) and t' (B,) whose posterior over the plain set is near that of z over the warped set.
+        """Find z' (B, C, H, W) and t' (B,): their posterior over the plain set is near z's over the warped set.
 
         x_s is the source and Δ = x_i − x_s. Up to a constant, −‖z − A x_i‖²/2t² = (⟨A'(z − A x_s), Δ⟩ − ‖AΔ‖²/2)/t².
-        Only ‖AΔ‖² needs a resampling per image, so ρ‖Δ‖² replaces it. The share ρ = ‖A(x_s − m)‖²/‖x_s − m‖² tells how
-        much A keeps of the source's distance from the data mean m. The result is −‖z' − x_i‖²/2t'² with
-        z' = x_s + A'(z − A x_s)/ρ and t' = t/√ρ. The inverse map of z would find other images at small t, because
-        interpolation blurs the source.
+        Only ‖AΔ‖² needs a resampling per image, so ρ‖Δ‖² replaces it. A keeps the share ρ = ‖A(x_s − m)‖²/‖x_s − m‖² of
+        the source's squared distance from the data mean m. The result is −‖z' − x_i‖²/2t'² with
+        z' = x_s + A'(z − A x_s)/ρ and t' = t/√ρ. The inverse map, applied to z, would find other images at small t,
+        because interpolation blurs the source.
 
         Args:
             z: (B, C, H, W), made from A x_source.
@@ -53,7 +53,7 @@ class Warp(NamedTuple):
         centred = x_source - mean.reshape(x_source.shape[1:])
         pair = centred, self.apply(centred)
         before, after = (part.flatten(1).square().sum(1, dtype=torch.float64) for part in pair)
-        # The share is undefined if the source equals the mean, or if A maps both to one image.
+        # The share is undefined if the source equals the mean, or if A maps both to the same image.
         share = torch.where((before > 0) & (after > 0), after / before, 1.0)
         noise = self.adjoint(z - self.apply(x_source))
         query = x_source + noise / share.to(noise.dtype).reshape(-1, *[1] * (z.ndim - 1))
@@ -61,19 +61,19 @@ class Warp(NamedTuple):
 
 
 def flip(images: Tensor, flips: Tensor) -> Tensor:
-    """Mirror `images` (B, ..., H, W) along W where flips[:, 0] and along H where flips[:, 1]. Two calls cancel out."""
+    """Mirror `images` (B, ..., H, W) along W where flips[:, 0], and H where flips[:, 1]. A second call undoes this."""
     for column, axis in ((0, -1), (1, -2)):
         images = torch.where(flips[:, column].reshape(-1, *[1] * (images.ndim - 1)), images.flip(axis), images)
     return images
 
 
 def _resample(images: Tensor, theta: Tensor) -> Tensor:
-    """Interpolate bilinearly at the positions that `theta` (B, 2, 3) gives. All planes of an item share them."""
+    """Interpolate bilinearly at the positions that `theta` (B, 2, 3) gives. All planes of an item share these."""
     if len(images) == 0:
         return images  # affine_grid refuses an empty batch
-    # In half precision the positions would be off by a tenth of a pixel, and not every device could resample.
+    # In half precision the positions would be off by a tenth of a pixel, and some devices cannot resample.
     dtype = torch.promote_types(images.dtype, torch.float32)
-    # All planes of an item share its grid, which is computed once.
+    # Compute the grid once for all planes of an item.
     planes = images.flatten(1, -3).to(dtype)
     grid = F.affine_grid(theta.to(dtype), list(planes.shape), align_corners=False)
     result = F.grid_sample(planes, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

@@ -218,13 +218,6 @@ class CLI(LightningCLI):
         if self.subcommand not in (None, "plan", "best"):
             self._place()
 
-    def _dump_config(self) -> None:
-        """Keep the options as plain values, for the hyperparameters. Lightning's version checks all of them again."""
-        if not hasattr(self, "config_dump"):
-            dumped = self.parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True)
-            options = yaml.safe_load(dumped)
-            self.config_dump = options if self.subcommand is None else options[self.subcommand]
-
     def instantiate_classes(self) -> None:
         """Make all objects; `construct` tells why one cannot be made."""
         self.parser.add_instantiator(construct, object)
@@ -232,7 +225,7 @@ class CLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Show progress over the whole run, unless the options set another bar or no bar; record a training run."""
-        options = self._get(self.config_init, "trainer")
+        options = self.config_init.trainer if self.subcommand is None else self.config_init[self.subcommand].trainer
         callbacks = options["callbacks"] or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):

@@ -23,9 +23,13 @@ class Parser(LightningArgumentParser):
         own = "or your own: mine.Net of mine.py in this folder; see docs/extending.md"
         return NETWORKS.sub(("\n" + " " * 24).join(["classes:", *names, own]), super().format_help(*args, **kwargs))
 
-    def save(self, *args: Any, skip_validation: bool = True, **kwargs: Any) -> None:
+    def save(self, *args: Any, skip_none: bool = False, **kwargs: Any) -> None:
         """Save a configuration. It was checked when it was parsed, and a second check takes as long as parsing."""
-        super().save(*args, skip_validation=skip_validation, **kwargs)
+        super().save(*args, skip_unset=skip_none, skip_validation=True, **kwargs)
+
+    def dump(self, *args: Any, skip_none: bool = False, **kwargs: Any) -> str:
+        """Write a configuration as YAML, without a second check likewise; Lightning gives `skip_none` its old name."""
+        return super().dump(*args, **{"skip_unset": skip_none, "skip_validation": True, **kwargs})
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
         """Check values; for an option that the class does not have, add the nearest name to the error, or all."""

@@ -1,10 +1,8 @@
 """The equivariant local score of Kamb and Ganguli (github.com/Kambm/convolutional_diffusion)."""
 
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
@@ -14,14 +12,6 @@ from lit_knn.referee.adapters.ddpm import Loader, OneLevelAdapter, alpha_bar
 
 # Their code holds (latents · images · positions² · channels) float32: 16 images of 32x32 pixels need 0.1 GB per z.
 LOADER_BATCH = 16
-
-
-class LabelledLoader(Loader):
-    """Adds labels of 0, which their code moves to the device and does not use."""
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for x in super().__iter__():
-            yield x, torch.zeros(len(x))
 
 
 class KambEquivariant(OneLevelAdapter):
@@ -58,10 +48,10 @@ class KambEquivariant(OneLevelAdapter):
         self.loader_batch = loader_batch
 
     def _make(self) -> Any:
-        # Their data loader needs a data set with a length, but only its batches are read.
+        # Their data loader needs a data set with a length, but only its batches are read. The labels are not used.
         made = import_module("utils.idealscore").LocalEquivBordersScoreModule
         model = made([()], kernel_size=self.size, batch_size=self.loader_batch, schedule=lambda beta: beta)
-        model.trainloader = model.local_module.trainloader = LabelledLoader(self.reference, self.loader_batch)
+        model.trainloader = model.local_module.trainloader = Loader(self.reference, self.loader_batch, labelled=True)
         return model
 
     def _mean_at(self, z: Tensor, level: Tensor) -> Tensor:

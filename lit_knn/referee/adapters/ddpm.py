@@ -93,14 +93,17 @@ class OneLevelScheduler:
 
 
 class Loader:
-    """Batches of a reference set in model space, in order, as a PyTorch data loader without shuffling gives them."""
+    """Batches of a reference set in model space, in order, as a PyTorch data loader without shuffling gives them.
 
-    def __init__(self, reference: ReferenceSet, rows: int) -> None:
-        self.reference, self.rows = reference, rows
+    With `labelled`, each comes with labels of 0.
+    """
+
+    def __init__(self, reference: ReferenceSet, rows: int, labelled: bool = False) -> None:
+        self.reference, self.rows, self.labelled = reference, rows, labelled
 
     def __iter__(self) -> Iterator[Any]:
         for _, x in self.reference.chunks(self.rows):
-            yield x
+            yield (x, torch.zeros(len(x))) if self.labelled else x
 
 
 def _without_a_bar(iterable: Iterable[Any], **_: Any) -> Iterable[Any]:

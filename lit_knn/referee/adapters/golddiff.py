@@ -43,25 +43,24 @@ class GoldDiff(DDPMAdapter):
         rows: int | None = None,
     ) -> None:
         super().__init__(checkout)
-        for option, value in (("k_min", k_min), ("k_max", k_max)):
-            if value is not None:
-                check_count("GoldDiff", option, value)
         self.k_min, self.k_max = k_min, k_max
         self.low_res_dim, self.mask_threshold = low_res_dim, mask_threshold
         self.rows = rows
 
     def _make(self) -> Any:
         params = {
-            "k_min": self._share("k_min", self.k_min, MIN_SHARE),
-            "k_max": self._share("k_max", self.k_max, MAX_SHARE),
+            "k_min": self._share("k_min", MIN_SHARE),
+            "k_max": self._share("k_max", MAX_SHARE),
             "low_res_dim": self.low_res_dim,
             "mask_threshold": self.mask_threshold,
         }
         return self._trained(import_module("methods.ours").OursDenoiser, LOADER_BATCH, ["wiener_path"], params)
 
-    def _share(self, option: str, given: int | None, share: int) -> int:
-        """Return a given number of images, or N/share. Their code would take down a larger number than N."""
-        N = self.reference.N
-        if given is not None and given > N:
+    def _share(self, option: str, share: int) -> int:
+        """Return the given number of images, or N/share. Their code would take down a larger number than N."""
+        given, N = getattr(self, option), self.reference.N
+        if given is None:
+            return max(N // share, 1)
+        if check_count("GoldDiff", option, given) > N:
             raise InputError(f"GoldDiff: {option}={given} is more than the {N} images of the reference set")
-        return max(N // share, 1) if given is None else given
+        return given
